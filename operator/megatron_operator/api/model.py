@@ -1,0 +1,129 @@
+"""The model's architecture, in Megatron's own setting names (`--num-layers` is `numLayers`)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from megatron_operator.api.base import ApiModel
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class ModelSpec(ApiModel):
+    """Architecture. What is left out comes from the catalog's entry."""
+
+    num_layers: Positive | None = None
+    """Transformer layers."""
+    hidden_size: Positive | None = None
+    """Width of the residual stream."""
+    ffn_hidden_size: Positive | None = None
+    """Width of the dense feed-forward layers; Megatron's default is 4 x hiddenSize."""
+    num_attention_heads: Positive | None = None
+    """Query heads."""
+    num_query_groups: Positive | None = None
+    """Key/value heads (GQA). Left out: as many as query heads (MHA)."""
+    kv_channels: Positive | None = None
+    """Width of one head; default hiddenSize / numAttentionHeads."""
+    max_position_embeddings: Positive | None = None
+    """Longest position; at least seqLength."""
+    position_embedding_type: Literal["learned_absolute", "rope", "yarn", "none"] | None = None
+    """How positions are told."""
+    rotary_base: Positive | None = None
+    """Base (theta) of rotary embeddings."""
+    rotary_percent: Fraction | None = None
+    """Part of a head's width that is rotated."""
+    use_rope_scaling: bool | None = None
+    """Llama 3.1's scaling of rotary frequencies."""
+    rope_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    """Factor of `useRopeScaling`."""
+    normalization: Literal["LayerNorm", "RMSNorm"] | None = None
+    """Kind of normalization."""
+    norm_epsilon: Annotated[float, Field(gt=0)] | None = None
+    """Epsilon of the normalization."""
+    apply_layernorm_1p: bool | None = Field(default=None, alias="applyLayernorm1p")
+    """Weights of the normalization centred at zero."""
+    swiglu: bool | None = None
+    """Gated SiLU feed-forward layers."""
+    squared_relu: bool | None = None
+    """Squared ReLU feed-forward layers."""
+    disable_bias_linear: bool | None = None
+    """No bias in linear layers."""
+    add_qkv_bias: bool | None = None
+    """Bias in the QKV projection alone."""
+    qk_layernorm: bool | None = None
+    """Normalization of queries and keys."""
+    untie_embeddings_and_output_weights: bool | None = None
+    """Output layer with weights of its own."""
+    attention_dropout: Fraction | None = None
+    """Dropout of attention probabilities (Megatron's default is 0.1)."""
+    hidden_dropout: Fraction | None = None
+    """Dropout of the residual stream (Megatron's default is 0.1)."""
+    vocab_size: Positive | None = None
+    """Tokens of the vocabulary, unpadded."""
+    make_vocab_size_divisible_by: Positive | None = None
+    """The vocabulary is padded to a multiple of this times TP (Megatron's default is 128)."""
+    init_method_std: Annotated[float, Field(gt=0)] | None = None
+    """Standard deviation of the initial weights."""
+
+    num_experts: Positive | None = None
+    """Experts of an MoE layer."""
+    moe_layer_freq: str | None = None
+    """Which layers are MoE: a number n (every n-th) or a Python list such as `([0]*3+[1]*58)`."""
+    moe_ffn_hidden_size: Positive | None = None
+    """Width of one expert; default ffnHiddenSize."""
+    moe_shared_expert_intermediate_size: Positive | None = None
+    """Width of all shared experts together."""
+    moe_router_topk: Positive | None = None
+    """Experts a token goes to."""
+    moe_router_load_balancing_type: (
+        Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] | None
+    ) = None
+    """How the router keeps experts equally busy."""
+    moe_aux_loss_coeff: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the balancing loss (Megatron's default 0 means none)."""
+    moe_z_loss_coeff: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the router's z-loss."""
+    moe_router_score_function: Literal["softmax", "sigmoid"] | None = None
+    """How router logits become scores."""
+    moe_router_pre_softmax: bool | None = None
+    """Softmax before the choice of the top k."""
+    moe_router_enable_expert_bias: bool | None = None
+    """Balance without loss: a bias per expert, moved after each step."""
+    moe_router_bias_update_rate: Annotated[float, Field(gt=0)] | None = None
+    """Step of that bias."""
+    moe_router_num_groups: Positive | None = None
+    """Groups of experts for group-limited routing."""
+    moe_router_group_topk: Positive | None = None
+    """Groups that a token may go to."""
+    moe_router_topk_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    """Factor on the chosen scores."""
+    moe_router_dtype: Literal["fp32", "fp64"] | None = None
+    """Precision of the router."""
+    moe_grouped_gemm: bool | None = None
+    """All experts of a rank in one grouped matrix product."""
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] | None = None
+    """How tokens reach their experts."""
+    moe_permute_fusion: bool | None = None
+    """Fused permutation of tokens."""
+
+    multi_latent_attention: bool | None = None
+    """Multi-head latent attention (DeepSeek)."""
+    q_lora_rank: Positive | None = None
+    """Rank of the compressed query."""
+    kv_lora_rank: Positive | None = None
+    """Rank of the compressed key and value."""
+    qk_head_dim: Positive | None = None
+    """Width of a head's part without positions."""
+    qk_pos_emb_head_dim: Positive | None = None
+    """Width of a head's rotated part."""
+    v_head_dim: Positive | None = None
+    """Width of a value head."""
+    rope_type: Literal["rope", "yarn"] | None = None
+    """Rotary kind under MLA."""
+    no_rope_fusion: bool | None = None
+    """Rotary embedding without the fused kernel."""
+    mtp_num_layers: Positive | None = None
+    """Multi-token-prediction layers."""
+    mtp_loss_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    """Weight of the multi-token-prediction loss."""

@@ -1,0 +1,90 @@
+"""The platform file: what a cluster's owner says once for every recipe (`platform.yaml` of a ConfigMap)."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.model import Positive
+from megatron_operator.api.recipe import Quantity
+
+
+class Toleration(ApiModel):
+    """A Kubernetes toleration."""
+
+    key: str | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: int | None = None
+
+
+class PodResources(ApiModel):
+    """What a whole pod asks for beside its accelerators."""
+
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    """Without /dev/shm, which is added."""
+
+
+class AcceleratorProfile(ApiModel):
+    """One kind of accelerator node of this cluster."""
+
+    hardware: str | None = None
+    """The planner's name of the accelerator (`h100-sxm`); default the profile's own name."""
+    platform: Literal["gpu", "cpu"] = "gpu"
+    """`cpu` runs Megatron's loop without a GPU: for demos and tests."""
+    resource_name: str | None = "nvidia.com/gpu"
+    """Extended resource that pods ask for; null asks for none."""
+    per_node: Positive = 8
+    """Accelerators of one node."""
+    node_labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that a node of this kind has; they become required node affinity."""
+    tolerations: list[Toleration] = Field(default_factory=list)
+    """Taints that pods of this kind tolerate."""
+    topology: list[str] = Field(default_factory=list)
+    """Node labels from near to far within which a run's pods should lie."""
+    extra_resources: dict[str, Quantity] = Field(default_factory=dict)
+    """Further resources of a whole-node pod, such as `rdma/hca: 1` or `vpc.amazonaws.com/efa: 4`."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of trainer pods: NCCL settings and the like."""
+    resources: PodResources = PodResources()
+    """CPU and memory of a pod."""
+    shm_size: Quantity = "64Gi"
+    """Size of /dev/shm, counted in the memory request."""
+    image: str | None = None
+    """Trainer image; default the platform's."""
+
+
+class NamespaceLimit(ApiModel):
+    """What recipes of one namespace may ask for."""
+
+    max_accelerators: Positive | None = None
+    """Largest accelerator.count of one recipe."""
+    accelerator_types: list[str] | None = None
+    """Profiles that may be used; default all."""
+
+
+class CheckpointDefaults(ApiModel):
+    """The checkpoint claim of a recipe that says nothing about it."""
+
+    size: Quantity = "1Ti"
+    storage_class_name: str | None = None
+
+
+class PlatformConfig(ApiModel):
+    """What a cluster's owner knows and recipes need not say."""
+
+    accelerators: dict[str, AcceleratorProfile] = Field(default_factory=dict)
+    """Profiles by the name that recipes use."""
+    default_accelerator: str | None = None
+    """Profile of recipes that name none; default the only one."""
+    image: str | None = None
+    """Trainer image of profiles that name none."""
+    image_pull_secrets: list[str] = Field(default_factory=list)
+    checkpoint: CheckpointDefaults = CheckpointDefaults()
+    data_storage_class_name: str | None = None
+    queue: str | None = None
+    """Kueue local queue of recipes that name none."""
+    namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
+    """Limits by namespace; `*` holds for all others."""

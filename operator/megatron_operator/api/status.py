@@ -1,0 +1,116 @@
+"""`MegatronRecipe.status`: what is reported back. `plan` is the planner's answer, word for word."""
+
+from pydantic import Field
+
+from megatron_operator.api.base import ApiModel
+
+
+class MemoryPerGpu(ApiModel):
+    """Estimated bytes on the fullest GPU."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    other: int
+    total: int
+    capacity: int | None = None
+    """Memory of the accelerator; none for `cpu`."""
+
+
+class Expected(ApiModel):
+    """Estimated speed."""
+
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float
+    bubble: float
+    """Part of a step that pipeline stages wait."""
+
+
+class Plan(ApiModel):
+    """How the run lies on its accelerators. World = TP x PP x CP x DP; experts lie inside TP x CP x DP."""
+
+    world_size: int
+    nodes: int
+    """Pods: one a node."""
+    per_node: int
+    """Ranks and accelerators of one pod."""
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    virtual_pipeline_model_parallel_size: int | None = None
+    context_parallel_size: int
+    expert_model_parallel_size: int
+    expert_tensor_parallel_size: int
+    data_parallel_size: int
+    expert_data_parallel_size: int
+    sequence_parallel: bool
+    micro_batch_size: int
+    global_batch_size: int
+    """The largest one, under a ramp-up."""
+    gradient_accumulation: int
+    """Micro batches of one data-parallel rank in one iteration."""
+    train_iters: int | None = None
+    """Iterations of the whole run; none where a batch ramp-up makes them vary."""
+    train_samples: int | None = None
+    parameters: int
+    """Exact and unpadded, as model cards count."""
+    parameters_padded: int
+    """With the vocabulary padded as this layout does."""
+    active_parameters: int
+    """Parameters that one token meets (MoE)."""
+    flops_per_token: int
+    """Forward and backward, as Megatron counts."""
+    memory_per_gpu: MemoryPerGpu | None = None
+    expected: Expected | None = None
+    notes: list[str] = Field(default_factory=list)
+    """What was chosen or changed, and why."""
+
+
+class Progress(ApiModel):
+    """How far the run is, as its pods tell."""
+
+    iteration: int | None = None
+    train_iters: int | None = None
+    lm_loss: float | None = None
+    learning_rate: float | None = None
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    tflops_per_gpu: float | None = None
+    eta: str | None = None
+    """When the last iteration is expected, RFC 3339."""
+    display: str | None = None
+    """`iteration/trainIters`, for the printer column."""
+
+
+class CheckpointStatus(ApiModel):
+    """The newest checkpoint that pods report as whole."""
+
+    iteration: int | None = None
+    time: str | None = None
+
+
+class RecoveryStatus(ApiModel):
+    """What the run has survived."""
+
+    restarts: int = 0
+    """Restarts of any kind: pods replaced and gangs started anew."""
+    restarts_since_checkpoint: int = 0
+    """Of these, those that brought no new checkpoint: they count against maxRestarts."""
+    rank_restarts: int = 0
+    """Restarts of ranks inside pods that stayed."""
+    last_cause: str | None = None
+    lost_iterations: int = 0
+    """Iterations that were done again."""
+
+
+class RecipeCondition(ApiModel):
+    """A standard Kubernetes condition."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    last_transition_time: str
+    observed_generation: int | None = None

@@ -1,0 +1,143 @@
+"""Hyperparameters and parallelism, in Megatron's own setting names."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.model import Fraction, Positive
+
+Amount = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?[KMBT]?$")]
+"""A count with an optional suffix: K 1e3, M 1e6, B 1e9, T 1e12."""
+
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class TrainingSpec(ApiModel):
+    """Batch, length of the run, optimizer, learning rate, precision."""
+
+    seq_length: Positive | None = None
+    """Tokens of one sample."""
+    micro_batch_size: Positive | None = None
+    """Samples that one data-parallel rank computes at once."""
+    global_batch_size: Positive | None = None
+    """Samples of one iteration over all ranks."""
+    step_batch_size_schedule: str | None = None
+    """Batch ramp-up, `tokens:batch` pairs: `0:384 200B:768 400B:1152`. Excludes globalBatchSize."""
+    train_iters: Positive | None = None
+    """Length of the run in iterations."""
+    train_samples: Positive | None = None
+    """Length of the run in samples."""
+    train_tokens: Amount | None = None
+    """Length of the run in tokens (`15T`); carried into trainSamples or trainIters."""
+    optimizer: Literal["adam", "sgd", "muon", "dist_muon"] | None = None
+    """Optimizer; Megatron's adam is AdamW."""
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate."""
+    min_lr: NonNegative | None = None
+    """Learning rate at the end of the decay."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] | None = None
+    """Shape of the decay (Megatron's default is linear)."""
+    lr_warmup_iters: Annotated[int, Field(ge=0)] | None = None
+    """Warm-up in iterations; with trainIters only."""
+    lr_warmup_samples: Annotated[int, Field(ge=0)] | None = None
+    """Warm-up in samples; with trainSamples only."""
+    lr_warmup_fraction: Fraction | None = None
+    """Warm-up as a part of the decay; excludes the other two."""
+    lr_decay_iters: Positive | None = None
+    """Length of the decay in iterations; default trainIters."""
+    lr_decay_samples: Positive | None = None
+    """Length of the decay in samples; default trainSamples."""
+    lr_scaling: Literal["none", "linear", "sqrt"] | None = None
+    """How lr follows when globalBatchSize differs from the catalog's: not at all, in proportion, by its root."""
+    weight_decay: NonNegative | None = None
+    """Decoupled weight decay."""
+    clip_grad: NonNegative | None = None
+    """Largest global gradient norm."""
+    adam_beta1: Fraction | None = None
+    """Decay of Adam's first moment."""
+    adam_beta2: Fraction | None = None
+    """Decay of Adam's second moment (Megatron's default is 0.999)."""
+    adam_eps: Annotated[float, Field(gt=0)] | None = None
+    """Epsilon of Adam."""
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """Seed of weights, dropout and data order."""
+    eval_interval: Positive | None = None
+    """Iterations between two evaluations."""
+    eval_iters: Annotated[int, Field(ge=0)] | None = None
+    """Iterations of one evaluation; 0 evaluates never."""
+    log_interval: Positive | None = None
+    """Iterations between two lines of Megatron's log."""
+    bf16: bool | None = None
+    """BF16 parameters and activations."""
+    fp16: bool | None = None
+    """FP16 parameters and activations."""
+    fp8_format: Literal["hybrid", "e4m3"] | None = Field(default=None, alias="fp8Format")
+    """FP8 matrix products through Transformer Engine; needs Hopper or later and bf16."""
+    fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] | None = Field(
+        default=None, alias="fp8Recipe"
+    )
+    """How FP8 scales are found."""
+    fp8_amax_history_len: Positive | None = Field(default=None, alias="fp8AmaxHistoryLen")
+    """Steps that delayed scaling looks back."""
+    fp8_amax_compute_algo: Literal["max", "most_recent"] | None = Field(
+        default=None, alias="fp8AmaxComputeAlgo"
+    )
+    """What delayed scaling takes of them."""
+    fp8_param_gather: bool | None = Field(default=None, alias="fp8ParamGather")
+    """Parameters gathered in FP8."""
+    attention_softmax_in_fp32: bool | None = Field(default=None, alias="attentionSoftmaxInFp32")
+    """Softmax of attention in FP32."""
+    use_precision_aware_optimizer: bool | None = None
+    """Optimizer states in lower precision."""
+    attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] | None = None
+    """Kernel of attention."""
+    transformer_impl: Literal["local", "transformer_engine"] | None = None
+    """Which layers Megatron builds."""
+
+
+class ParallelismSpec(ApiModel):
+    """How the model lies on the GPUs. What is set is kept, the rest is planned."""
+
+    tensor_model_parallel_size: Positive | None = None
+    """TP: GPUs that share each layer; inside one NVLink domain."""
+    pipeline_model_parallel_size: Positive | None = None
+    """PP: stages that share the layers."""
+    num_virtual_stages_per_pipeline_rank: Positive | None = None
+    """VP: interleaved model chunks of each stage."""
+    context_parallel_size: Positive | None = None
+    """CP: GPUs that share each sequence."""
+    expert_model_parallel_size: Positive | None = None
+    """EP: GPUs that share the experts; lies inside TP x CP x DP."""
+    expert_tensor_parallel_size: Positive | None = None
+    """ETP: GPUs that share each expert (Megatron's default is TP)."""
+    sequence_parallel: bool | None = None
+    """SP: norms and dropouts split over the TP group."""
+    decoder_first_pipeline_num_layers: Positive | None = None
+    """Layers of the first stage, where stages are uneven."""
+    decoder_last_pipeline_num_layers: Positive | None = None
+    """Layers of the last stage, where stages are uneven."""
+    account_for_embedding_in_pipeline_split: bool | None = None
+    """Count the embedding as a layer in the split."""
+    account_for_loss_in_pipeline_split: bool | None = None
+    """Count the loss as a layer in the split."""
+    pipeline_model_parallel_layout: str | None = None
+    """Megatron's layout string (`Et*4|t*4|...|tmL`)."""
+    cp_comm_type: Literal["p2p", "a2a", "allgather", "a2a+p2p"] | None = None
+    """How context-parallel ranks exchange keys and values."""
+    use_distributed_optimizer: bool | None = None
+    """Optimizer states split over data-parallel ranks."""
+    overlap_grad_reduce: bool | None = None
+    """Gradient reduction behind the backward pass."""
+    overlap_param_gather: bool | None = None
+    """Parameter gathering behind the forward pass."""
+    tp_comm_overlap: bool | None = None
+    """Tensor-parallel communication behind computation; needs sequenceParallel."""
+    ddp_bucket_size: Positive | None = None
+    """Elements of one gradient bucket."""
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """What is computed again in the backward pass instead of kept."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """How full recomputation chooses layers."""
+    recompute_num_layers: Positive | None = None
+    """Layers per recomputed unit (uniform) or recomputed layers per stage (block)."""

@@ -1,0 +1,1 @@
+"""The recipe library: proven settings as data, and how a recipe is resolved against them."""
