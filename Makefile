@@ -1,0 +1,55 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+
+.PHONY: help
+help: ## Show what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
+
+.PHONY: demo
+demo: setup ## Start a cluster, train a tiny GPT on it, kill a pod, watch it come back
+	@$(PY) -m demo
+
+.PHONY: test
+test: setup-trainer ## All tests: lint, unit, Megatron's own checks, control plane, end to end
+	@scripts/test.sh
+
+.PHONY: setup
+setup: ## Make .venv (operator, CLI, local cluster, test tools)
+	@scripts/setup.sh
+
+.PHONY: setup-trainer
+setup-trainer: ## The same, with torch and megatron-core for the trainer's tests
+	@scripts/setup.sh trainer
+
+.PHONY: cluster-up
+cluster-up: setup ## Start the local two-node cluster with images, without the demo
+	@$(PY) -m localcluster up
+	@$(PY) -m localcluster images
+
+.PHONY: cluster-down
+cluster-down: ## Stop everything that was started; leaves no process, mount, cgroup, interface or rule
+	@if [ -x $(PY) ]; then $(PY) -m localcluster down; fi
+
+.PHONY: lint
+lint: setup ## ruff and mypy --strict
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+.PHONY: crds
+crds: setup ## Generate the CRD from the pydantic models
+	@$(PY) -m megatron_operator.api.crd crds/megatronrecipes.yaml
+	@cp crds/megatronrecipes.yaml charts/megatron-operator/crds/
+
+.PHONY: golden
+golden: setup ## Write the golden manifests anew; look at the diff
+	@$(PY) -m pytest -q tests/unit --update-golden
+
+.PHONY: lock
+lock: setup ## Compile the pinned requirements anew
+	@for name in operator dev; do \
+	  $(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
+	    -o requirements/$$name.txt requirements/$$name.in; done

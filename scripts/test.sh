@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# All layers of tests, cheap ones first; stops at the first that fails. Each says how long it took.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+
+layer() { # layer NAME COMMAND...
+    local name=$1 started=$SECONDS
+    shift
+    printf '\n=== %s\n' "$name"
+    "$@"
+    printf '=== %s: %d s\n' "$name" $((SECONDS - started))
+}
+
+layer "lint" make --no-print-directory lint
+layer "unit: no cluster" $python -m pytest -q tests/unit tests/refusals
+layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
+layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
+layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
+layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
+layer "e2e: kubelets, containers, training" $python -m pytest -q tests/e2e
