@@ -1,0 +1,76 @@
+"""What operator and trainer agree on. Standard library only; the operator has a twin, a test holds them equal."""
+
+from enum import IntEnum
+from typing import Final
+
+PLATFORM_ENV: Final = "MEGATRON_PLATFORM"
+RUN_ID_ENV: Final = "MEGATRON_RUN_ID"
+PROGRESS_PORT_ENV: Final = "MEGATRON_PROGRESS_PORT"
+MAX_RANK_RESTARTS_ENV: Final = "MEGATRON_MAX_RANK_RESTARTS"
+RENDEZVOUS_TIMEOUT_ENV: Final = "MEGATRON_RENDEZVOUS_TIMEOUT"
+REQUIRE_CHECKPOINT_ENV: Final = "MEGATRON_REQUIRE_CHECKPOINT"
+KEEP_CHECKPOINTS_ENV: Final = "MEGATRON_KEEP_CHECKPOINTS"
+TERMINATION_GRACE_ENV: Final = "MEGATRON_TERMINATION_GRACE"
+TERMINATION_LOG_ENV: Final = "MEGATRON_TERMINATION_LOG"
+
+DEFAULT_PROGRESS_PORT: Final = 8432
+PROGRESS_PORT_NAME: Final = "progress"
+DEFAULT_MAX_RANK_RESTARTS: Final = 3
+DEFAULT_RENDEZVOUS_TIMEOUT: Final = 600
+DEFAULT_TERMINATION_GRACE: Final = 25
+DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
+
+PROGRESS_SCHEMA: Final = 1
+PROGRESS_FILE: Final = "progress.jsonl"
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the pod. PyTorchJob's ExitCode policy fails the job on 1-127, replaces the pod from 128."""
+
+    OK = 0
+    USAGE = 64
+    BAD_DATA = 65
+    NO_CHECKPOINT = 66
+    LOSS_NOT_FINITE = 67
+    UNSUPPORTED = 69
+    INTERNAL = 70
+    WORKER_DIED = 138
+    PEER_LOST = 140
+    HANG = 142
+    TERMINATED = 143
+
+
+REASONS: Final[dict[ExitCode, str]] = {
+    ExitCode.OK: "Completed",
+    ExitCode.USAGE: "BadFlags",
+    ExitCode.BAD_DATA: "BadData",
+    ExitCode.NO_CHECKPOINT: "NoCheckpoint",
+    ExitCode.LOSS_NOT_FINITE: "LossNotFinite",
+    ExitCode.UNSUPPORTED: "Unsupported",
+    ExitCode.INTERNAL: "Internal",
+    ExitCode.WORKER_DIED: "WorkerDied",
+    ExitCode.PEER_LOST: "PeerLost",
+    ExitCode.HANG: "Hang",
+    ExitCode.TERMINATED: "Terminated",
+}
+
+PHASES: Final = (
+    "starting",
+    "rendezvous",
+    "loading",
+    "training",
+    "saving",
+    "evaluating",
+    "finished",
+    "failed",
+)
+
+TERMINATION_FIELDS: Final = (
+    "reason",
+    "message",
+    "nodeRank",
+    "rank",
+    "iteration",
+    "checkpointIteration",
+    "exitCode",
+)

@@ -1,0 +1,117 @@
+"""The cpu platform: Megatron's own training loop over gloo, without a GPU, for the demo and for tests."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+# Flag and value ("" for a switch) that this platform cannot do without, and why.
+REQUIRED: dict[str, tuple[str, str]] = {
+    "--transformer-impl": ("local", "Transformer Engine needs a GPU"),
+    "--distributed-backend": ("gloo", "NCCL needs a GPU"),
+    "--use-cpu-initialization": ("", "weights are made on the CPU"),
+    "--no-gradient-accumulation-fusion": ("", "the fused kernel needs a GPU"),
+    "--no-masked-softmax-fusion": ("", "the fused kernel needs a GPU"),
+    "--no-bias-gelu-fusion": ("", "torch.compile is off"),
+    "--no-bias-swiglu-fusion": ("", "torch.compile is off"),
+    "--no-bias-dropout-fusion": ("", "torch.compile is off"),
+    "--no-rope-fusion": ("", "the fused kernel needs Transformer Engine"),
+    "--no-persist-layer-norm": ("", "the fused kernel needs Apex"),
+}
+
+REFUSED: dict[str, str] = {
+    "--fp8-format": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
+    "--fp8-recipe": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
+    "--fp4-format": "FP4 needs Transformer Engine and a Blackwell GPU",
+    "--fp8-param-gather": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
+    "--sequence-parallel": "sequence parallelism needs Transformer Engine's norms: leave --sequence-parallel out",
+    "--tp-comm-overlap": "tensor-parallel communication overlap needs Transformer Engine: leave it out",
+    "--use-flash-attn": "Flash Attention needs a GPU: leave it out",
+    "--moe-grouped-gemm": "grouped GEMM needs a GPU: leave --moe-grouped-gemm out",
+    "--moe-permute-fusion": "the fused permutation needs Transformer Engine: leave --moe-permute-fusion out",
+    "--moe-enable-deepep": "DeepEP needs a GPU: leave it out",
+    "--use-megatron-fsdp": "Megatron FSDP needs a GPU: use --use-distributed-optimizer",
+    "--use-torch-fsdp2": "FSDP2 in Megatron needs a GPU: use --use-distributed-optimizer",
+    "--enable-cuda-graph": "a CPU has no CUDA graphs: leave --enable-cuda-graph out",
+    "--external-cuda-graph": "a CPU has no CUDA graphs: leave --external-cuda-graph out",
+    "--use-precision-aware-optimizer": "it needs Transformer Engine's FusedAdam: leave it out",
+    "--optimizer-cpu-offload": "the optimizer is on the CPU already: leave it out",
+    "--dataloader-inter-document-masking": "packed sequences need Transformer Engine: leave it out",
+    "--sft": "packed sequences need Transformer Engine: leave it out",
+    "--tp-comm-bootstrap-backend": "tensor-parallel communication overlap needs Transformer Engine: leave it out",
+    "--use-nccl-ub": "gloo has no NCCL user buffers: leave it out",
+}
+
+
+class Unsupported(Exception):
+    """The cpu platform cannot do what a flag asks for. The text names the flag, the reason and the mend."""
+
+
+def _value_after(argv: Sequence[str], flag: str) -> str | None:
+    """The value given to `flag`, as `--flag value` or `--flag=value`; the last one counts, as in argparse."""
+    found = None
+    for position, word in enumerate(argv):
+        if word == flag and position + 1 < len(argv):
+            found = argv[position + 1]
+        elif word.startswith(flag + "="):
+            found = word.removeprefix(flag + "=")
+    return found
+
+
+def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return Megatron's flags as this platform needs them, and the words that were added.
+
+    Raises Unsupported where a flag asks for what a CPU cannot do or contradicts a flag that it needs.
+    """
+    given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
+    refusals = [f"{flag}: {why}" for flag, why in REFUSED.items() if flag in given]
+    experts = _value_after(argv, "--expert-model-parallel-size")
+    dispatcher = _value_after(argv, "--moe-token-dispatcher-type")
+    if experts is not None and experts != "1" and dispatcher != "allgather":
+        refusals.append(
+            f"--expert-model-parallel-size {experts} with --moe-token-dispatcher-type {dispatcher or 'alltoall'}: "
+            "gloo cannot do its all-to-all; use 1, or the dispatcher allgather"
+        )
+    if (_value_after(argv, "--context-parallel-size") or "1") != "1":
+        refusals.append("--context-parallel-size: ring attention needs Transformer Engine; use 1")
+    added: list[str] = []
+    for flag, (value, why) in REQUIRED.items():
+        if flag not in given:
+            added += [flag, value] if value else [flag]
+        elif value and (found := _value_after(argv, flag)) != value:
+            refusals.append(f"{flag} {found}: {why}; set it to {value} or leave it out")
+    if refusals:
+        raise Unsupported("the cpu platform cannot do: " + "; ".join(refusals))
+    return [*argv, *added], added
+
+
+def install() -> None:
+    """Make this process ready to import Megatron without a GPU. Says so, once."""
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    from megatron_trainer.platform import cuda_stand_in
+
+    cuda_stand_in.install()
+
+    import megatron.core.datasets.utils
+    import megatron.core.optimizer
+    import megatron.core.optimizer.distrib_optimizer
+
+    from megatron_trainer.platform.adam import FusedAdamOnCpu
+
+    # The wheel ships the helpers built; the Makefile that compile_helpers() calls is not in it.
+    megatron.core.datasets.utils.compile_helpers = lambda: None
+    megatron.core.optimizer.Adam = FusedAdamOnCpu
+    megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
+    megatron.core.optimizer.distrib_optimizer.HAVE_APEX_OR_TE = True
+    megatron.core.optimizer.distrib_optimizer.USING_APEX_OPTIMIZER = True
+
+
+def announce(added: Sequence[str]) -> None:
+    """The first log line of a run without a GPU."""
+    print(
+        "megatron-train: platform cpu: NO GPU IS USED. A stand-in for torch.cuda runs Megatron's loop on the CPU "
+        f"over gloo; for demonstrations and tests only. Flags added: {' '.join(added) or 'none'}",
+        file=sys.stderr,
+        flush=True,
+    )

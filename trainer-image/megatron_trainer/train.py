@@ -1,0 +1,158 @@
+"""One rank: Megatron's own pretrain(), with its flags unchanged and its ways to end made plain.
+
+    RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m megatron_trainer.train FLAGS
+
+The launcher forks this from a warm parent; alone it runs the same, for debugging.
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.training import get_args, pretrain
+from megatron.training.argument_utils import (
+    gpt_config_from_args,
+    hybrid_config_from_args,
+    pretrain_cfg_container_from_args,
+)
+from megatron.training.arguments import parse_and_validate_args
+from megatron.training.utils import get_blend_and_blend_per_split
+
+from megatron_trainer import gpt
+from megatron_trainer.contract import ExitCode
+from megatron_trainer.observe import LossNotFinite, Observer
+from megatron_trainer.report import Reporter
+
+# Exit codes of Megatron's rerun state machine (megatron.core.rerun_state_machine).
+RESUME_TO_DISAMBIGUATE = 16
+FAILED_ON_RESULT_VALIDATION = 17
+
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "remote process exited or there was a network error",
+    "Connection was likely closed",
+    "recvValue failed",
+    "failed to recv",
+    "Timed out waiting",
+)
+
+
+class RankFailed(Exception):
+    """The rank ends with `code` for the reason that the text says."""
+
+    def __init__(self, code: ExitCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _refuse(_parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    raise RankFailed(ExitCode.USAGE, f"Megatron refuses the flags: {message}")
+
+
+def _where(error: BaseException) -> str:
+    """The text of an error, or the source line that raised it: many of Megatron's asserts carry no text."""
+    text = " ".join(str(error).split())
+    if text:
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].line or type(error).__name__ if frames else type(error).__name__
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """Let Megatron read and check its flags and build its tokenizer.
+
+    Raises RankFailed with USAGE where Megatron refuses a flag, BAD_DATA where the tokenizer or a data file is
+    missing.
+    """
+    sys.argv = ["megatron-train", *argv]
+    argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign,assignment]
+    try:
+        args = parse_and_validate_args(args_defaults={"tokenizer_type": "HuggingFaceTokenizer"})
+    except (FileNotFoundError, OSError) as error:
+        raise RankFailed(ExitCode.BAD_DATA, f"tokenizer: {_where(error)}") from error
+    except (AssertionError, ValueError, TypeError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise RankFailed(ExitCode.USAGE, f"Megatron refuses the flags: {_where(error)}") from error
+    _require_data(args)
+    return args
+
+
+def _require_data(args: Any) -> None:
+    if args.mock_data:
+        return
+    blend, per_split = get_blend_and_blend_per_split(args)
+    prefixes = [prefix for part in [blend, *(per_split or [])] if part for prefix in part[0]]
+    if not prefixes:
+        raise RankFailed(ExitCode.BAD_DATA, "no data: give --data-path (or --mock-data for random tokens)")
+    missing = [
+        str(path) for prefix in prefixes for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")) if not path.is_file()
+    ]
+    if missing:
+        raise RankFailed(ExitCode.BAD_DATA, f"--data-path: not found: {', '.join(missing)}")
+
+
+def _classify(error: BaseException) -> RankFailed:
+    if isinstance(error, RankFailed):
+        return error
+    if isinstance(error, LossNotFinite):
+        return RankFailed(ExitCode.LOSS_NOT_FINITE, str(error))
+    text = _where(error)
+    if "found NaN in local forward loss" in text or "found Inf in local forward loss" in text:
+        return RankFailed(ExitCode.LOSS_NOT_FINITE, text)
+    if any(sign in text for sign in _PEER_LOST):
+        return RankFailed(ExitCode.PEER_LOST, text)
+    return RankFailed(ExitCode.WORKER_DIED, f"{type(error).__name__}: {text}")
+
+
+def _run(argv: Sequence[str], reporter: Reporter) -> None:
+    args = parse(argv)
+    observer = Observer(reporter)
+    observer.install()
+    model = hybrid_config_from_args(args) if args.hybrid_layer_pattern else gpt_config_from_args(args)
+    try:
+        pretrain(
+            pretrain_cfg_container_from_args(args, model),
+            gpt.datasets,
+            ModelType.encoder_or_decoder,
+            gpt.forward_step,
+            get_embedding_ranks=gpt.embedding_ranks,
+        )
+    except SystemExit as end:
+        raise _early_end(end.code, observer.iteration) from end
+    reporter.send("finished", iteration=observer.iteration)
+
+
+def _early_end(code: object, iteration: int) -> RankFailed:
+    """Megatron leaves its loop by sys.exit: 0 for a signal, a time limit, an interval or a garbled tracker."""
+    if code == FAILED_ON_RESULT_VALIDATION:
+        return RankFailed(ExitCode.LOSS_NOT_FINITE, f"a result of iteration {iteration + 1} failed validation twice")
+    if code == RESUME_TO_DISAMBIGUATE:
+        return RankFailed(ExitCode.WORKER_DIED, f"iteration {iteration + 1}: Megatron asks to resume on other nodes")
+    if code in (None, 0):
+        trained = getattr(get_args(), "train_iters", None)
+        return RankFailed(ExitCode.TERMINATED, f"Megatron stopped at iteration {iteration} of {trained}")
+    return RankFailed(ExitCode.INTERNAL, f"Megatron ended with exit code {code} at iteration {iteration}")
+
+
+def run_rank(argv: Sequence[str]) -> int:
+    """Train as the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say. Returns the exit code."""
+    reporter = Reporter()
+    try:
+        _run(argv, reporter)
+    except BaseException as error:
+        failure = _classify(error)
+        if failure.code in (ExitCode.WORKER_DIED, ExitCode.INTERNAL):
+            traceback.print_exc()
+        print(f"megatron-train: rank {reporter.rank}: {failure}", file=sys.stderr, flush=True)
+        reporter.send("failed", exitCode=int(failure.code), message=str(failure)[:2000])
+        return int(failure.code)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    return int(ExitCode.OK)
