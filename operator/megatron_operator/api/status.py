@@ -82,6 +82,10 @@ class Progress(ApiModel):
     """When the last iteration is expected, RFC 3339."""
     display: str | None = None
     """`iteration/trainIters`, for the printer column."""
+    generation: int | None = None
+    """The pods' count of how often the ranks were started anew."""
+    time: str | None = None
+    """When the iteration was last seen to move, RFC 3339."""
 
 
 class CheckpointStatus(ApiModel):
@@ -89,6 +93,8 @@ class CheckpointStatus(ApiModel):
 
     iteration: int | None = None
     time: str | None = None
+    contract: dict[str, str] | None = None
+    """What a later start must not change to be able to load it: model shape, tokenizer, number formats."""
 
 
 class RecoveryStatus(ApiModel):
@@ -103,6 +109,21 @@ class RecoveryStatus(ApiModel):
     last_cause: str | None = None
     lost_iterations: int = 0
     """Iterations that were done again."""
+    checkpoint_iteration: int | None = None
+    """Newest checkpoint at the last restart; a newer one gives the budget back."""
+    last_restart_time: str | None = None
+    pods_as_of: str | None = None
+    """Creation of the youngest pod that was taken notice of; a younger one replaces a pod."""
+    restart_before: str | None = None
+    """Pods of the gang that were created until then are to be deleted."""
+
+
+class JobStatus(ApiModel):
+    """The training job that was made for this recipe."""
+
+    name: str
+    hash: str
+    """Of what was wanted; an equal one needs no other job."""
 
 
 class RecipeCondition(ApiModel):
@@ -114,3 +135,20 @@ class RecipeCondition(ApiModel):
     message: str
     last_transition_time: str
     observed_generation: int | None = None
+
+
+class MegatronRecipeStatus(ApiModel):
+    """What is reported back. Written by the operator alone; all that it must remember is here."""
+
+    phase: str | None = None
+    """Where the run is, in one word."""
+    observed_generation: int | None = None
+    """The generation of the spec that this status speaks of."""
+    plan: Plan | None = None
+    progress: Progress | None = None
+    checkpoint: CheckpointStatus | None = None
+    recovery: RecoveryStatus | None = None
+    job: JobStatus | None = None
+    prepared: str | None = None
+    """Hash of the preparation that is done."""
+    conditions: list[RecipeCondition] = Field(default_factory=list)
