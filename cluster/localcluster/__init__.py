@@ -1,0 +1,6 @@
+"""A real two-node Kubernetes on one Linux machine, without Docker."""
+
+from localcluster.cluster import Cluster
+from localcluster.errors import ClusterError, MissingRequirements
+
+__all__ = ["Cluster", "ClusterError", "MissingRequirements"]

@@ -1,0 +1,155 @@
+"""The cluster's programs, built from the Go modules pinned in `cluster/tools`.
+
+A program is rebuilt when its module's files, its build line or the Go version changed; a stale or deleted
+cache therefore costs time only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster.commands import run
+from localcluster.errors import ClusterError
+from localcluster.layout import Layout
+from localcluster.report import Report
+
+KUBERNETES = "v1.36.3"
+"""Also in tools/kubernetes/go.mod; a test holds both equal."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Go program: `package` built in the module `tools/<module>`."""
+
+    name: str
+    module: str
+    package: str
+    ldflags: str = "-s -w"
+
+
+def _kubernetes(name: str) -> Program:
+    version = "k8s.io/component-base/version"
+    major, minor, _ = KUBERNETES.removeprefix("v").split(".")
+    flags = (
+        f"-s -w -X {version}.gitVersion={KUBERNETES} -X {version}.gitMajor={major} "
+        f"-X {version}.gitMinor={minor} -X {version}.gitTreeState=clean"
+    )
+    return Program(name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", flags)
+
+
+PROGRAMS: dict[str, Program] = {
+    program.name: program
+    for program in (
+        _kubernetes("kube-apiserver"),
+        _kubernetes("kube-controller-manager"),
+        _kubernetes("kube-scheduler"),
+        _kubernetes("kubectl"),
+        Program("etcd", "kubernetes", "./etcd"),
+        Program(
+            "training-operator",
+            "training-operator",
+            "github.com/kubeflow/training-operator/cmd/training-operator.v1",
+        ),
+        Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        _kubernetes("kubelet"),
+        _kubernetes("kube-proxy"),
+        Program("coredns", "coredns", "."),
+        Program("registry", "registry", "."),
+        Program(
+            "local-path-provisioner",
+            "local-path-provisioner",
+            "github.com/rancher/local-path-provisioner",
+        ),
+        Program("helm", "helm", "helm.sh/helm/v3/cmd/helm"),
+        Program("kubeconform", "kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
+    )
+}
+
+CONTROL_PLANE = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "etcd",
+    "training-operator",
+    "kwok",
+)
+FULL = tuple(name for name in PROGRAMS if name != "kwok")
+STATIC = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
+"""Without C a program needs no file beside itself, so it is its own container image."""
+BY_PROFILE = {"control-plane": CONTROL_PLANE, "full": FULL}
+
+
+def go() -> str:
+    """The go command. Raises ClusterError when there is none."""
+    found = shutil.which("go")
+    if found is None:
+        raise ClusterError("the go command is missing: install Go 1.26 or later and put it on PATH")
+    return found
+
+
+def go_version() -> str:
+    return run([go(), "env", "GOVERSION"]).strip()
+
+
+def fingerprint(program: Program, tools: Path, toolchain: str) -> str:
+    """Hash of all that decides the binary: the module's files, the build line, the toolchain."""
+    digest = hashlib.sha256(repr((program, toolchain)).encode())
+    module = tools / program.module
+    for path in sorted(module.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(module).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+class Binaries:
+    """Builds programs into `.cluster/bin`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def _stamp(self, name: str) -> Path:
+        return self.layout.bin / f".{name}.fingerprint"
+
+    def stale(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` that are not built, or built from something else."""
+        toolchain = go_version()
+        result = []
+        for name in names:
+            stamp = self._stamp(name)
+            wanted = fingerprint(PROGRAMS[name], self.layout.tools, toolchain)
+            if not (self.layout.binary(name).exists() and stamp.exists() and stamp.read_text() == wanted):
+                result.append(name)
+        return result
+
+    def build(self, names: Sequence[str], report: Report) -> None:
+        """Build what is stale among `names`. Raises ClusterError with the compiler's words."""
+        stale = self.stale(names)
+        if not stale:
+            return
+        toolchain = go_version()
+        self.layout.bin.mkdir(parents=True, exist_ok=True)
+        for name in report.parts("build", stale):
+            program = PROGRAMS[name]
+            partial = self.layout.bin / f".{name}.partial"
+            run(
+                [go(), "build", "-trimpath", "-ldflags", program.ldflags, "-o", partial, program.package],
+                directory=self.layout.tools / program.module,
+                environment=STATIC,
+            )
+            # A running program's file may be replaced by a rename, not written to.
+            partial.rename(self.layout.binary(name))
+            self._stamp(name).write_text(fingerprint(program, self.layout.tools, toolchain))
+
+    def module_directory(self, module: str, path: str) -> Path:
+        """The source folder of Go module `path` as pinned in `tools/<module>`; it carries manifests."""
+        listed = run(
+            [go(), "list", "-m", "-f", "{{.Dir}}", path], directory=self.layout.tools / module
+        ).strip()
+        if not listed:
+            raise ClusterError(f"Go module {path} is not downloaded: run `go mod download` in {module}")
+        return Path(listed)

@@ -1,0 +1,49 @@
+"""`python -m localcluster`: up, down, status, images, kubeconfig."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from localcluster.cluster import Cluster
+from localcluster.errors import ClusterError, MissingRequirements
+from localcluster.layout import PROFILES
+
+FAILED, CANNOT_RUN_HERE = 1, 2
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(prog="localcluster", description=__doc__)
+    commands = result.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("up", "start the cluster; does nothing when it runs"),
+        ("down", "stop it and leave nothing behind"),
+        ("status", "say what runs"),
+        ("kubeconfig", "print the kubeconfig's path"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--profile", choices=PROFILES, default="full")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    cluster = Cluster(options.profile)
+    try:
+        if options.command == "up":
+            cluster.up()
+        elif options.command == "down":
+            cluster.down()
+        elif options.command == "kubeconfig":
+            print(cluster.kubeconfig)
+        elif options.command == "status":
+            for name, running in cluster.status().items():
+                print(f"{name:28} {'running' if running else 'stopped'}")
+    except MissingRequirements as error:
+        print(error, file=sys.stderr)
+        return CANNOT_RUN_HERE
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    return 0

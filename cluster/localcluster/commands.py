@@ -1,0 +1,43 @@
+"""Other programs, run to their end: their words become the error's words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from localcluster.errors import ClusterError
+
+
+def run(
+    words: Sequence[str | Path],
+    *,
+    stdin: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> str:
+    """Standard output of a command; `environment` is added to the caller's own.
+
+    Raises ClusterError with the command's last words when it fails or is not installed.
+    """
+    argv = [str(word) for word in words]
+    shown = " ".join(argv[:5])
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            cwd=directory,
+            env={**os.environ, **(environment or {})},
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ClusterError(f"the command {argv[0]} is not installed") from error
+    if done.returncode:
+        words_of_failure = (done.stderr.strip() or done.stdout.strip()).splitlines()[-20:]
+        raise ClusterError(
+            f"{shown} failed with exit code {done.returncode}:\n" + "\n".join(words_of_failure)
+        )
+    return done.stdout

@@ -1,0 +1,55 @@
+"""The cluster's own kubectl, called with the cluster's own kubeconfig."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from localcluster.commands import run
+from localcluster.layout import Layout
+
+# libyaml's parser where PyYAML has it: the training-operator's manifests are 3.7 MB.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Object = dict[str, Any]
+FIELD_MANAGER = "local-cluster"
+
+
+class Kubectl:
+    """kubectl of one profile. Every method raises ClusterError with kubectl's words when it fails."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def run(self, *words: str | Path, stdin: str | None = None) -> str:
+        # The machine's own proxy would be asked for the cluster's addresses too.
+        environment = {"KUBECONFIG": str(self.layout.kubeconfig), "NO_PROXY": "*", "no_proxy": "*"}
+        return run([self.layout.binary("kubectl"), *words], stdin=stdin, environment=environment)
+
+    def apply(self, objects: Iterable[Object]) -> None:
+        """Apply server-side: the training-operator's CRDs are too big for a last-applied annotation."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.run(
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            f"--field-manager={FIELD_MANAGER}",
+            "-f",
+            "-",
+            stdin=text,
+        )
+
+    def get(self, *words: str) -> Mapping[str, Any]:
+        result: Mapping[str, Any] = json.loads(self.run("get", *words, "-o", "json"))
+        return result
+
+    def exists(self, *words: str) -> bool:
+        return bool(self.run("get", *words, "--ignore-not-found", "-o", "name").strip())
+
+    def kustomize(self, directory: Path) -> list[Object]:
+        """The objects that a kustomization renders."""
+        text = self.run("kustomize", "--load-restrictor=LoadRestrictionsNone", directory)
+        return [document for document in yaml.load_all(text, Loader=LOADER) if document]

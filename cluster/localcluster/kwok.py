@@ -1,0 +1,48 @@
+"""KWOK: plays the kubelet of nodes that do not exist, by rules (Stage objects) that tests may change.
+
+Only nodes with the annotation `kwok.x-k8s.io/node: fake` are played; tests create them. The stages are
+objects in the API server, so `kubectl apply` of a Stage changes how pods live while the cluster runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localcluster.binaries import Binaries
+from localcluster.controlplane import ControlPlane
+from localcluster.kubectl import Kubectl
+from localcluster.report import Report
+
+MODULE = "sigs.k8s.io/kwok"
+NAME = "kwok"
+NODE_ANNOTATION = "kwok.x-k8s.io/node=fake"
+
+
+class Kwok:
+    """The kwok controller as a process of the host."""
+
+    def __init__(self, plane: ControlPlane, kubectl: Kubectl) -> None:
+        self.plane = plane
+        self.kubectl = kubectl
+
+    def argv(self) -> list[str | Path]:
+        return [
+            self.plane.layout.binary(NAME),
+            f"--kubeconfig={self.plane.layout.kubeconfig}",
+            f"--manage-nodes-with-annotation-selector={NODE_ANNOTATION}",
+            "--enable-crds=Stage",
+            "--node-ip=127.0.0.1",
+            f"--node-port={self.plane.ports.kwok}",
+            f"--server-address=127.0.0.1:{self.plane.ports.kwok}",
+        ]
+
+    def up(self, binaries: Binaries, report: Report) -> None:
+        if self.plane.processes.running(NAME):
+            return
+        with report.step("kwok, with its fast stages"):
+            source = binaries.module_directory(NAME, MODULE) / "kustomize"
+            self.kubectl.apply(self.kubectl.kustomize(source / "crd"))
+            names = ("stages.kwok.x-k8s.io",)
+            self.kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
+            self.kubectl.apply(self.kubectl.kustomize(source / "stage" / "fast"))
+            self.plane.processes.start(NAME, self.argv())

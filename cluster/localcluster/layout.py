@@ -1,0 +1,62 @@
+"""Where everything lies: one folder in the checkout, `.cluster`, holds all state and all caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster.errors import ClusterError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""The repository's root: this package is only ever installed editable, from a checkout."""
+
+PROFILES = ("full", "control-plane")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths of one profile."""
+
+    profile: str
+    checkout: Path = CHECKOUT
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise ClusterError(f"profile {self.profile!r} is unknown; one of: {', '.join(PROFILES)}")
+
+    @property
+    def root(self) -> Path:
+        return self.checkout / ".cluster"
+
+    @property
+    def home(self) -> Path:
+        """All state of this profile; `down` empties it."""
+        return self.root / self.profile
+
+    @property
+    def bin(self) -> Path:
+        return self.root / "bin"
+
+    @property
+    def cache(self) -> Path:
+        """Downloads and root file systems: faster when there, never needed."""
+        return self.root / "cache"
+
+    @property
+    def tools(self) -> Path:
+        return self.checkout / "cluster" / "tools"
+
+    @property
+    def pki(self) -> Path:
+        return self.home / "pki"
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.home / "kubeconfig"
+
+    def binary(self, name: str) -> Path:
+        return self.bin / name

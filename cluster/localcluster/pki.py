@@ -1,0 +1,137 @@
+"""Certificates and kubeconfig files, made with openssl. Keys are P-256: made in milliseconds."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster.commands import run
+
+DAYS = "3650"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What one certificate says: subject (common name, organisation) and the names it serves."""
+
+    name: str
+    common_name: str
+    organisation: str = ""
+    hosts: tuple[str, ...] = ()
+
+    def subject(self) -> str:
+        organisation = f"/O={self.organisation}" if self.organisation else ""
+        return f"{organisation}/CN={self.common_name}"
+
+    def extensions(self) -> str:
+        """The openssl extension file: usable by clients and servers, with subject alternative names."""
+        lines = [
+            "basicConstraints=critical,CA:FALSE",
+            "keyUsage=critical,digitalSignature,keyEncipherment",
+            "extendedKeyUsage=clientAuth,serverAuth",
+            "subjectKeyIdentifier=hash",
+            "authorityKeyIdentifier=keyid",
+        ]
+        if self.hosts:
+            names = [("IP:" if _is_address(host) else "DNS:") + host for host in self.hosts]
+            lines.append("subjectAltName=" + ",".join(names))
+        return "\n".join(lines) + "\n"
+
+
+def _is_address(host: str) -> bool:
+    return host.replace(".", "").isdigit() or ":" in host
+
+
+def _openssl(*words: str | Path) -> None:
+    run(["openssl", *words])
+
+
+class Authority:
+    """The cluster's certificate authority and what it signed, in one folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def certificate(self) -> Path:
+        return self.directory / "ca.crt"
+
+    def crt(self, name: str) -> Path:
+        return self.directory / f"{name}.crt"
+
+    def key(self, name: str) -> Path:
+        return self.directory / f"{name}.key"
+
+    def _new_key(self, name: str) -> Path:
+        path = self.key(name)
+        _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", path)
+        path.chmod(0o600)
+        return path
+
+    def create(self) -> None:
+        """Make the authority and the service-account signing key, unless they are there."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.certificate.exists():
+            return
+        account = self._new_key("service-account")
+        _openssl("pkey", "-in", account, "-pubout", "-out", self.directory / "service-account.pub")
+        key = self._new_key("ca")
+        # Written last: its presence says that all of it is there.
+        _openssl(
+            *("req", "-x509", "-new", "-key", key, "-days", DAYS, "-subj", "/CN=megatron-local-cluster"),
+            *("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"),
+            *("-out", self.certificate),
+        )
+
+    def sign(self, wanted: Certificate) -> None:
+        """Make key and certificate, unless a certificate with the same subject and names is there."""
+        stamp = self.directory / f"{wanted.name}.ext"
+        text = f"# {wanted.subject()}\n{wanted.extensions()}"
+        if stamp.exists() and stamp.read_text() == text:
+            return
+        key = self._new_key(wanted.name)
+        request = self.directory / f"{wanted.name}.csr"
+        extensions = self.directory / f"{wanted.name}.ext.partial"
+        extensions.write_text(text)
+        _openssl("req", "-new", "-key", key, "-subj", wanted.subject(), "-out", request)
+        _openssl(
+            *("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.key("ca")),
+            *("-CAcreateserial", "-days", DAYS, "-extfile", extensions, "-out", self.crt(wanted.name)),
+        )
+        request.unlink()
+        extensions.rename(stamp)
+
+    def kubeconfig(self, name: str, server: str, path: Path) -> None:
+        """Write a kubeconfig with the certificates of `name` inside it."""
+
+        def encoded(file: Path) -> str:
+            return base64.b64encode(file.read_bytes()).decode()
+
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {
+                    "name": "local",
+                    "cluster": {"server": server, "certificate-authority-data": encoded(self.certificate)},
+                }
+            ],
+            "users": [
+                {
+                    "name": name,
+                    "user": {
+                        "client-certificate-data": encoded(self.crt(name)),
+                        "client-key-data": encoded(self.key(name)),
+                    },
+                }
+            ],
+            "contexts": [{"name": "local", "context": {"cluster": "local", "user": name}}],
+            "current-context": "local",
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.touch(mode=0o600)
+        partial.write_text(json.dumps(config, indent=1))
+        partial.rename(path)

@@ -1,0 +1,196 @@
+"""Processes that outlive the command that started them, found again by pid, start time and boot.
+
+A pid alone can belong to somebody else by the time it is signalled, so a record holds also the start
+time in clock ticks after boot (field 22 of /proc/PID/stat) and the boot's id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from localcluster.errors import ClusterError
+
+OWNER_VARIABLE = "MEGATRON_LOCAL_CLUSTER"
+"""Set in each process we start, to the profile's folder: finds one that was started but not recorded."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One started process."""
+
+    name: str
+    pid: int
+    start_time: int
+    boot: str
+    argv: list[str]
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which `pid` began; None when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *fields = stat[stat.rindex(")") + 2 :].split()
+    return None if state in "ZX" else int(fields[18])
+
+
+def owned_pids(home: Path) -> list[int]:
+    """The pids of all live processes that carry our mark for `home`."""
+    mark = f"{OWNER_VARIABLE}={home}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment.split(b"\0"):
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until(
+    done: Callable[[], bool], seconds: float, what: str, alive: Callable[[], bool] | None = None
+) -> None:
+    """Poll `done` until it is true.
+
+    Raises ClusterError naming `what` after `seconds`, or at once when `alive` turns false.
+    """
+    deadline = time.monotonic() + seconds
+    while not done():
+        if alive is not None and not alive():
+            raise ClusterError(f"{what}: the process ended")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def http_ok(url: str, context: ssl.SSLContext | None = None) -> bool:
+    """Whether a GET is answered with 200 within two seconds, past any proxy: these are the cluster's own."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    try:
+        with opener.open(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+class Processes:
+    """The processes of one profile. Records lie in `home/processes`, output in `home/logs`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.records = home / "processes"
+        self.logs = home / "logs"
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def record(self, name: str) -> Record | None:
+        path = self.records / f"{name}.json"
+        try:
+            return Record(**json.loads(path.read_text()))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self.records.glob("*.json"))
+
+    def running(self, name: str) -> bool:
+        if (child := self._children.get(name)) is not None:
+            child.poll()
+        record = self.record(name)
+        return record is not None and record.boot == boot_id() and start_time(record.pid) == record.start_time
+
+    def argv(self, name: str) -> list[str] | None:
+        record = self.record(name)
+        return record.argv if record else None
+
+    def start(
+        self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
+    ) -> int:
+        """Start `argv` in a session of its own, unless it runs already. Returns the pid.
+
+        Raises ClusterError when the program cannot be executed.
+        """
+        if self.running(name) and (record := self.record(name)):
+            return record.pid
+        self.records.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        words = [str(word) for word in argv]
+        with (self.logs / f"{name}.log").open("ab") as log:
+            try:
+                child = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, **(environment or {}), OWNER_VARIABLE: str(self.home)},
+                )
+            except OSError as error:
+                raise ClusterError(f"{name}: cannot start {words[0]}: {error.strerror}") from error
+        began = start_time(child.pid)
+        if began is None:
+            raise ClusterError(f"{name} ended at once; its output is in {self.logs / name}.log")
+        record = Record(name, child.pid, began, boot_id(), words)
+        self._write(record)
+        self._children[name] = child
+        return child.pid
+
+    def _write(self, record: Record) -> None:
+        path = self.records / f"{record.name}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(record)))
+        partial.rename(path)
+
+    def kill(self, name: str) -> None:
+        """End the process as a crash would, and forget it. No error when it is gone."""
+        record = self.record(name)
+        if record is not None and self.running(name):
+            os.kill(record.pid, signal.SIGKILL)
+            wait_until(lambda: not self.running(name), 20, f"{name} to end")
+        self._children.pop(name, None)
+        (self.records / f"{name}.json").unlink(missing_ok=True)
+
+    def kill_all(self) -> None:
+        """Kill every recorded process at once, then any that carries our mark without a record."""
+        live = {record.pid for name in self.names() if self.running(name) and (record := self.record(name))}
+        pids = (live | set(owned_pids(self.home))) - {os.getpid()}
+        began = {pid: start_time(pid) for pid in pids}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+        def gone() -> bool:
+            for child in self._children.values():
+                child.poll()
+            return all(start_time(pid) != began[pid] or began[pid] is None for pid in pids)
+
+        wait_until(gone, 20, "all processes to end")
+        self._children.clear()
+        for name in self.names():
+            (self.records / f"{name}.json").unlink(missing_ok=True)
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The last lines of the process's output, for an error message."""
+        path = self.logs / f"{name}.log"
+        if not path.exists():
+            return ""
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,138 @@
+"""The Kubeflow training-operator, from the manifests that its Go module carries.
+
+In the full profile it runs in the cluster, its webhooks included. In the control-plane profile there is no
+kubelet to run it, so it is a process of the host, with the same role; its webhooks cannot be reached through
+a Service without a node, so there a webhook configuration with the same name matches nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from localcluster.binaries import Binaries
+from localcluster.controlplane import ControlPlane
+from localcluster.kubectl import Kubectl, Object
+from localcluster.processes import http_ok, wait_until
+from localcluster.report import Report
+
+MODULE = "github.com/kubeflow/training-operator"
+NAMESPACE = "kubeflow"
+NAME = "training-operator"
+CERTIFICATE_DIRECTORY = Path("/tmp/k8s-webhook-server/serving-certs")
+"""Fixed in the training-operator's own source."""
+FLAGS = (
+    "--enable-scheme=pytorchjob",
+    # Its own defaults (20, 30, 1) create two jobs a second, whatever the machine.
+    "--kube-api-qps=1000",
+    "--kube-api-burst=1000",
+    "--controller-threads=8",
+)
+
+
+def manifests(binaries: Binaries, kubectl: Kubectl) -> list[Object]:
+    """The stock standalone overlay."""
+    directory = binaries.module_directory("training-operator", MODULE)
+    return kubectl.kustomize(directory / "manifests" / "overlays" / "standalone")
+
+
+def only_pytorchjob(objects: Sequence[Object]) -> list[Object]:
+    """Leave out the five other job kinds, which FLAGS switch off: 3 MB of custom resources."""
+    return [
+        item
+        for item in objects
+        if item["kind"] != "CustomResourceDefinition" or item["spec"]["names"]["kind"] == "PyTorchJob"
+    ]
+
+
+def without_workload(objects: Sequence[Object]) -> list[Object]:
+    """For an operator that runs outside: no Deployment, no Service, webhooks that match nothing."""
+    result = []
+    for item in copy.deepcopy([item for item in objects if item["kind"] not in ("Deployment", "Service")]):
+        if item["kind"] == "ValidatingWebhookConfiguration":
+            for webhook in item["webhooks"]:
+                webhook["rules"] = []
+        result.append(item)
+    return result
+
+
+def in_cluster(
+    objects: Sequence[Object], image: str, init_image: str, node_selector: dict[str, str]
+) -> list[Object]:
+    """The overlay with our image, our flags and a place on a node that fault tests leave alone."""
+    result = copy.deepcopy(list(objects))
+    for item in result:
+        if item["kind"] != "Deployment":
+            continue
+        pod = item["spec"]["template"]["spec"]
+        pod["nodeSelector"] = node_selector
+        container = pod["containers"][0]
+        container["image"] = image
+        container["args"] = [*FLAGS, f"--pytorch-init-container-image={init_image}"]
+        container["readinessProbe"].update(initialDelaySeconds=1, periodSeconds=2)
+    return result
+
+
+class HostTrainingOperator:
+    """The training-operator as a process of the host."""
+
+    def __init__(self, plane: ControlPlane, kubectl: Kubectl) -> None:
+        self.plane = plane
+        self.kubectl = kubectl
+        # The webhook server reads its certificates below the temporary directory.
+        self.temporary = plane.layout.home / "tmp"
+
+    def argv(self) -> list[str | Path]:
+        ports = self.plane.ports
+        return [
+            self.plane.layout.binary(NAME),
+            *FLAGS,
+            f"--metrics-bind-address=127.0.0.1:{ports.training_operator_metrics}",
+            f"--health-probe-bind-address=127.0.0.1:{ports.training_operator_health}",
+            f"--webhook-server-port={ports.training_operator_webhook}",
+        ]
+
+    def install(self, binaries: Binaries) -> None:
+        """Its custom resources, role and the empty webhook, server-side."""
+        self.kubectl.apply(without_workload(only_pytorchjob(manifests(binaries, self.kubectl))))
+
+    def start(self) -> None:
+        """Start the process and wait until its controllers run."""
+        self._place_certificates()
+        environment = {
+            "KUBECONFIG": str(self.plane.component_kubeconfig(NAME)),
+            "MY_POD_NAMESPACE": NAMESPACE,
+            "TMPDIR": str(self.temporary),
+        }
+        self.plane.processes.start(NAME, self.argv(), environment)
+        wait_until(self._ready, 60, "training-operator ready", lambda: self.plane.processes.running(NAME))
+
+    def up(self, binaries: Binaries, report: Report) -> None:
+        if self.plane.processes.running(NAME):
+            return
+        with report.step("training-operator: its custom resources, then the process"):
+            self.install(binaries)
+            self.start()
+
+    def _place_certificates(self) -> None:
+        """In a pod the Secret is mounted. Nobody calls this process's webhooks: any pair does.
+
+        The certificate rotator looks for the files in one fixed place, the webhook server below TMPDIR.
+        """
+        authority = self.plane.authority
+        for directory in (self.temporary / "k8s-webhook-server" / "serving-certs", CERTIFICATE_DIRECTORY):
+            directory.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(authority.crt(NAME), directory / "tls.crt")
+            shutil.copyfile(authority.key(NAME), directory / "tls.key")
+
+    def remove_certificates(self) -> None:
+        """Undo what was placed outside of the profile's folder."""
+        shutil.rmtree(CERTIFICATE_DIRECTORY, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            CERTIFICATE_DIRECTORY.parent.rmdir()
+
+    def _ready(self) -> bool:
+        return http_ok(f"http://127.0.0.1:{self.plane.ports.training_operator_health}/readyz")

@@ -1,0 +1,22 @@
+// Command coredns is CoreDNS with the plugins that the cluster's Corefile names, and no others.
+package main
+
+import (
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/coremain"
+
+	_ "github.com/coredns/coredns/plugin/cache"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/forward"
+	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/loop"
+	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/reload"
+)
+
+func main() {
+	// A query walks the plugins in this order, whatever the Corefile's own.
+	dnsserver.Directives = []string{"bind", "ready", "reload", "health", "errors", "cache", "loop", "kubernetes", "forward"}
+	coremain.Run()
+}
