@@ -1,1 +1,8 @@
 """The recipe library: proven settings as data, and how a recipe is resolved against them."""
+
+from megatron_operator.catalog.entry import Correction, Entry, Layout
+from megatron_operator.catalog.library import Catalog, load
+from megatron_operator.catalog.resolve import resolve
+from megatron_operator.catalog.resolved import ResolvedRecipe
+
+__all__ = ["Catalog", "Correction", "Entry", "Layout", "ResolvedRecipe", "load", "resolve"]

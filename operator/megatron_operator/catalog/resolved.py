@@ -1,5 +1,7 @@
 """A recipe with everything filled in that can be known without planning."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
@@ -14,6 +16,8 @@ class ResolvedRecipe(ApiModel):
 
     recipe: str | None
     """The catalog entry, if one was named."""
+    engine: Literal["megatron", "bridge"] = "megatron"
+    """Whose training loop runs it."""
     model: ModelSpec
     training: TrainingSpec
     parallelism: ParallelismSpec

@@ -1,0 +1,83 @@
+"""What one entry of the catalog says."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.model import ModelSpec, Positive
+from megatron_operator.api.recipe import DataSpec
+from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+Text = Annotated[str, Field(min_length=1)]
+MegatronArgs = dict[str, str | int | float | bool | list[str | int | float]]
+Engine = Literal["megatron", "bridge"]
+
+
+class Correction(ApiModel):
+    """Where the source and Megatron disagree."""
+
+    says: Text
+    """What the source says."""
+    megatron: Text
+    """What the entry has instead."""
+    why: Text
+    """Why it has to be so."""
+
+
+class Layout(ApiModel):
+    """Settings published for one kind and number of accelerators."""
+
+    accelerators: Annotated[list[Text], Field(min_length=1)]
+    """Hardware names that it holds for."""
+    count: Positive
+    """World size: TP x PP x CP x DP."""
+    parallelism: ParallelismSpec = ParallelismSpec()
+    """Sizes, split and recomputation; over the entry's."""
+    training: TrainingSpec = TrainingSpec()
+    """Micro batch and whatever else this layout changes; over the entry's."""
+    source: Text
+    """Document, function or paper."""
+
+    @property
+    def title(self) -> str:
+        """`8 x h100-sxm`."""
+        return f"{self.count} x {'/'.join(self.accelerators)}"
+
+
+class Entry(ApiModel):
+    """A named recipe, with everything that it inherits filled in."""
+
+    name: Name
+    family: Name
+    aliases: list[Name] = Field(default_factory=list)
+    engine: Engine = "megatron"
+    """`megatron`: Megatron Core's own training loop; `bridge`: needs Megatron Bridge."""
+    modes: tuple[Literal["pretrain", "sft", "lora"], ...] = ("pretrain",)
+    description: Text
+    model: ModelSpec = ModelSpec()
+    training: TrainingSpec = TrainingSpec()
+    parallelism: ParallelismSpec = ParallelismSpec()
+    """What holds for every layout."""
+    data: DataSpec = DataSpec()
+    """Tokenizer, split and, where published, the mix."""
+    megatron_args: MegatronArgs = Field(default_factory=dict)
+    layouts: list[Layout] = Field(default_factory=list)
+    source: Text
+    """Where the numbers come from."""
+    corrections: list[Correction] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_layout_each(self) -> "Entry":
+        seen: set[tuple[str, int]] = set()
+        for layout in self.layouts:
+            for accelerator in layout.accelerators:
+                if (accelerator, layout.count) in seen:
+                    raise ValueError(f"two layouts for {layout.count} x {accelerator}; keep one")
+                seen.add((accelerator, layout.count))
+        return self
+
+    def layout_for(self, hardware: str, count: int) -> Layout | None:
+        """The published layout for exactly this hardware and count, if there is one."""
+        return next((x for x in self.layouts if x.count == count and hardware in x.accelerators), None)

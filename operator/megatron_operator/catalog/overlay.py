@@ -1,0 +1,60 @@
+"""Laying settings over settings: leaf by leaf, except where leaves only make sense together.
+
+Works on the wire form (camelCase dictionaries), so that `extends` in the catalog's files and a recipe over
+its entry follow one rule.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+Settings = Mapping[str, Any]
+
+SECTIONS: Final = ("model", "training", "parallelism", "data", "megatronArgs")
+
+_TOGETHER: Final[dict[str, tuple[frozenset[str], ...]]] = {
+    "training": (
+        frozenset({"trainIters", "trainSamples", "trainTokens"}),
+        frozenset({"lrWarmupIters", "lrWarmupSamples", "lrWarmupFraction"}),
+        frozenset({"lrDecayIters", "lrDecaySamples"}),
+        frozenset({"globalBatchSize", "stepBatchSizeSchedule"}),
+        frozenset({"bf16", "fp16"}),
+    ),
+    "parallelism": (frozenset({"recomputeGranularity", "recomputeMethod", "recomputeNumLayers"}),),
+    "data": (frozenset({"blend", "mockData", "prepare"}),),
+    "data.tokenizer": (frozenset({"tokenizerType", "tokenizerModel", "vocabFile", "mergeFile"}),),
+    "data.volume": (frozenset({"claimName", "size", "storageClassName", "accessMode"}),),
+}
+"""By section: alternatives and sets that stand or fall as one. Setting one of them drops the others below."""
+
+_NESTED: Final = {"data": frozenset({"tokenizer", "volume"})}
+
+
+def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
+    """`base` with `top` over it. A null in `top` takes the leaf away."""
+    merged = dict(base)
+    for group in _TOGETHER.get(section, ()):
+        if group & top.keys():
+            for leaf in group - top.keys():
+                merged.pop(leaf, None)
+    for leaf, value in top.items():
+        below = merged.get(leaf)
+        if value is None:
+            merged.pop(leaf, None)
+        elif leaf in _NESTED.get(section, ()) and isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[leaf] = overlay(f"{section}.{leaf}", below, value)
+        else:
+            merged[leaf] = value
+    return merged
+
+
+def fold(layers: Iterable[tuple[str, Settings]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """All layers, lowest first, as one, with the layer that each `section.leaf` came from."""
+    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    origins: dict[str, str] = {}
+    for label, layer in layers:
+        for section in SECTIONS:
+            top = layer.get(section) or {}
+            merged[section] = overlay(section, merged[section], top)
+            origins.update({f"{section}.{leaf}": label for leaf in top})
+    kept = {f"{section}.{leaf}" for section, leaves in merged.items() for leaf in leaves}
+    return merged, {path: label for path, label in origins.items() if path in kept}

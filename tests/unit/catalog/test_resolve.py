@@ -1,0 +1,248 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.catalog import ResolvedRecipe
+
+Resolve = Callable[..., ResolvedRecipe]
+Refusal = Callable[..., dict[str, str]]
+
+FULL: dict[str, Any] = {
+    "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "vocabSize": 1000},
+    "training": {"seqLength": 64, "lr": 1e-3, "globalBatchSize": 8, "trainIters": 10},
+}
+
+
+def test_the_recipe_is_over_the_layout_is_over_the_entry_and_origins_say_so(resolve: Resolve) -> None:
+    resolved = resolve(recipe="small-1", training={"lr": 5e-4})
+    assert resolved.training.lr == 5e-4
+    assert resolved.training.micro_batch_size == 2
+    assert resolved.model.num_layers == 4
+    assert resolved.origins["training.lr"] == "recipe"
+    assert resolved.origins["training.microBatchSize"] == "catalog small-1, layout 8 x h100-sxm"
+    assert resolved.origins["model.numLayers"] == "catalog small-1"
+    assert resolved.origins["training.evalInterval"] == "default"
+
+
+def test_false_turns_a_catalog_setting_off(resolve: Resolve) -> None:
+    assert (
+        resolve(recipe="small-1", parallelism={"sequenceParallel": False}).parallelism.sequence_parallel
+        is False
+    )
+
+
+def test_setting_one_recompute_field_replaces_the_layouts_recomputation(resolve: Resolve) -> None:
+    parallelism = resolve(recipe="small-1", parallelism={"recomputeGranularity": "selective"}).parallelism
+    assert parallelism.tensor_model_parallel_size == 2
+    assert parallelism.recompute_granularity == "selective"
+    assert parallelism.recompute_method is None
+    assert parallelism.recompute_num_layers is None
+
+
+def test_another_tokenizer_leaves_no_file_of_the_catalogs_behind(resolve: Resolve) -> None:
+    own = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/t"}
+    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": own}
+    tokenizer = resolve(recipe="small-1", data=data).data.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.wire() == own
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"accelerator": {"count": 16}}, "no published layout for 16 x h100-sxm (published: 8 x h100-sxm)"),
+        (
+            {"parallelism": {"pipelineModelParallelSize": 2}},
+            "parallelism.pipelineModelParallelSize is 2, not None",
+        ),
+        ({"model": {"numLayers": 8}}, "model.numLayers is 8, not 4"),
+        ({"training": {"seqLength": 64}}, "training.seqLength is 64, not 128"),
+        (
+            {"training": {"globalBatchSize": 12}},
+            "globalBatchSize 12 is no multiple of microBatchSize x DP = 8",
+        ),
+    ],
+)
+def test_a_layout_is_left_to_the_planner_when_its_ground_is_changed(
+    resolve: Resolve, change: dict[str, Any], reason: str
+) -> None:
+    resolved = resolve(recipe="small-1", **change)
+    assert resolved.training.micro_batch_size is None
+    assert resolved.parallelism.tensor_model_parallel_size is None
+    assert any(reason in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parallelism": {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 1}},
+        {"model": {"numLayers": 4, "hiddenDropout": 0.1}},
+        {"training": {"globalBatchSize": 64}},
+    ],
+)
+def test_a_layout_is_kept_under_changes_that_do_not_concern_it(
+    resolve: Resolve, change: dict[str, Any]
+) -> None:
+    resolved = resolve(recipe="small-1", **change)
+    assert resolved.parallelism.tensor_model_parallel_size == 2
+    assert any("layout for 8 x h100-sxm is used (a paper)" in note for note in resolved.notes)
+
+
+def test_a_recipe_without_a_catalog_entry_needs_its_fields_each_named(refusal: Refusal) -> None:
+    assert refusal().keys() == {
+        "spec.model.numLayers",
+        "spec.model.hiddenSize",
+        "spec.model.numAttentionHeads",
+        "spec.model.vocabSize",
+        "spec.training.seqLength",
+        "spec.training.lr",
+        "spec.training.globalBatchSize",
+        "spec.training.trainTokens",
+    }
+
+
+def test_a_full_recipe_needs_no_catalog_entry(resolve: Resolve) -> None:
+    resolved = resolve(**FULL)
+    assert resolved.recipe is None
+    assert resolved.model.max_position_embeddings == 64
+    assert resolved.data.split == "99,1,0"
+    assert resolved.checkpoint.save_interval == 500
+
+
+def test_sequences_longer_than_the_positions_are_refused(refusal: Refusal) -> None:
+    line = refusal(recipe="small-1", training={"seqLength": 256})["spec.training.seqLength"]
+    assert "256 is more than model.maxPositionEmbeddings 128; set seqLength to 128 or less" in line
+
+
+def test_all_reasons_are_told_at_once(refusal: Refusal) -> None:
+    found = refusal(recipe="nothing", accelerator={"type": "tpu", "count": 8})
+    assert found.keys() == {"spec.recipe", "spec.accelerator.type"}
+
+
+def test_an_unknown_accelerator_is_refused_with_those_there_are(refusal: Refusal) -> None:
+    line = refusal(recipe="small-1", accelerator={"type": "tpu", "count": 8})["spec.accelerator.type"]
+    assert "no accelerator 'tpu'; use one that it has: h100, laptop" in line
+
+
+def test_the_only_accelerator_is_the_default(resolve: Resolve, platform: PlatformConfig) -> None:
+    only = platform.model_copy(
+        update={"accelerators": {"laptop": platform.accelerators["laptop"]}, "default_accelerator": None}
+    )
+    assert resolve(recipe="small-1", platform=only).accelerator_type == "laptop"
+
+
+def test_several_accelerators_without_a_default_must_be_chosen_from(
+    refusal: Refusal, platform: PlatformConfig
+) -> None:
+    line = refusal(recipe="small-1", platform=platform.model_copy(update={"default_accelerator": None}))
+    assert "has no default (it has: h100, laptop); name one" in line["spec.accelerator.type"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (
+            {"team": {"maxAccelerators": 4}},
+            {"spec.accelerator.count": "8 are more than the 4 that namespace team may use"},
+        ),
+        (
+            {"*": {"acceleratorTypes": ["laptop"]}},
+            {"spec.accelerator.type": "namespace team may not use h100; use"},
+        ),
+        ({"team": {}, "*": {"maxAccelerators": 1}}, {}),
+        ({"other": {"maxAccelerators": 1}}, {}),
+    ],
+)
+def test_limits_of_the_namespace_hold(
+    resolve: Resolve, refusal: Refusal, platform: PlatformConfig, limits: dict[str, Any], said: dict[str, str]
+) -> None:
+    limited = PlatformConfig.model_validate(platform.wire() | {"namespaces": limits})
+    if not said:
+        assert resolve(recipe="small-1", platform=limited, namespace="team").accelerator_count == 8
+        return
+    found = refusal(recipe="small-1", platform=limited, namespace="team")
+    assert found.keys() == said.keys()
+    assert all(text in found[field] for field, text in said.items())
+
+
+def test_the_platform_fills_in_what_the_recipe_leaves_out(resolve: Resolve) -> None:
+    resolved = resolve(
+        recipe="small-1", data={"volume": {"size": "1Ti"}, "blend": [{"path": "a"}]}, env={"Y": "own"}
+    )
+    assert resolved.image == "registry/trainer:1"
+    assert resolved.per_node == 8
+    assert resolved.env == {"NCCL_X": "1", "Y": "own"}
+    assert resolved.scheduling.wire() == {"queue": "research", "topology": ["rack"]}
+    assert resolved.checkpoint.volume is not None
+    assert resolved.checkpoint.volume.wire() == {"size": "3Ti", "storageClassName": "fast"}
+    assert resolved.data.volume is not None
+    assert resolved.data.volume.storage_class_name == "bulk"
+    assert resolved.origins["checkpoint.volume"] == "platform"
+
+
+def test_an_existing_checkpoint_claim_gets_no_size_or_class(resolve: Resolve) -> None:
+    volume = resolve(recipe="small-1", checkpoint={"volume": {"claimName": "mine"}}).checkpoint.volume
+    assert volume is not None
+    assert volume.wire() == {"claimName": "mine"}
+
+
+def test_prepared_text_brings_its_dataset_tokenizer_and_vocabulary(resolve: Resolve) -> None:
+    prepare = {"source": "/text", "name": "books", "tokenizerVocabSize": 4096}
+    resolved = resolve(recipe="small-1", data={"volume": {"size": "1Gi"}, "prepare": prepare})
+    assert resolved.data.blend is not None
+    assert [part.path for part in resolved.data.blend] == ["books_text_document"]
+    assert resolved.data.tokenizer is not None
+    assert resolved.data.tokenizer.tokenizer_model == "/data/tokenizer"
+    assert resolved.model.vocab_size == 4096
+    assert any("vocabSize 1,000 becomes 4,096" in note for note in resolved.notes)
+
+
+def test_a_vocabulary_that_the_recipe_sets_is_kept_beside_prepared_text(resolve: Resolve) -> None:
+    data = {"volume": {"size": "1Gi"}, "prepare": {"source": "/text"}}
+    assert resolve(recipe="small-1", data=data, model={"vocabSize": 5000}).model.vocab_size == 5000
+
+
+def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
+    tokenizer = resolve(recipe="small-1").data.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.wire() == {"tokenizerType": "NullTokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({}, "spec.data"),
+        ({"mockData": False}, "spec.data"),
+        ({"blend": [{"path": "a"}]}, "spec.data.volume"),
+        ({"prepare": {"source": "/text"}}, "spec.data.volume"),
+    ],
+)
+def test_missing_data_is_refused_by_field(refusal: Refusal, data: dict[str, Any], field: str) -> None:
+    assert list(refusal(recipe="small-1", data=data)) == [field]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"training": {"fp8Format": "hybrid"}}, "spec.training.fp8Format"),
+        ({"parallelism": {"sequenceParallel": True}}, "spec.parallelism.sequenceParallel"),
+        ({"parallelism": {"contextParallelSize": 2}}, "spec.parallelism.contextParallelSize"),
+        ({"parallelism": {"expertModelParallelSize": 2}}, "spec.parallelism.expertModelParallelSize"),
+        ({"training": {"attentionBackend": "flash"}}, "spec.training.attentionBackend"),
+    ],
+)
+def test_without_a_gpu_what_cannot_be_done_is_refused_by_name(
+    refusal: Refusal, asked: dict[str, Any], field: str
+) -> None:
+    assert list(refusal(recipe="small-1", accelerator={"type": "laptop", "count": 2}, **asked)) == [field]
+
+
+def test_without_a_gpu_the_catalogs_kernels_give_way_with_a_note(resolve: Resolve, small: Any) -> None:
+    entry = small.get("small-1")
+    small._entries["small-1"] = entry.model_copy(
+        update={"model": entry.model.model_copy(update={"moe_grouped_gemm": True})}
+    )
+    resolved = resolve(recipe="small-1", accelerator={"type": "laptop", "count": 2})
+    assert resolved.model.moe_grouped_gemm is None
+    assert any("moeGroupedGemm True of the catalog is left out" in note for note in resolved.notes)
