@@ -46,6 +46,19 @@ class Plan(ApiModel):
     data_parallel_size: int
     expert_data_parallel_size: int
     sequence_parallel: bool
+    decoder_first_pipeline_num_layers: int | None = None
+    decoder_last_pipeline_num_layers: int | None = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    pipeline_model_parallel_layout: str | None = None
+    stage_layers: list[int]
+    """Transformer layers of each pipeline stage."""
+    use_distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    recompute_granularity: str | None = None
+    recompute_method: str | None = None
+    recompute_num_layers: int | None = None
     micro_batch_size: int
     global_batch_size: int
     """The largest one, under a ramp-up."""

@@ -1,0 +1,223 @@
+"""The model in numbers, with Megatron's defaults filled in (`megatron/training/arguments.py`, 0.19.2)."""
+
+import ast
+from dataclasses import dataclass
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Sizes of multi-head latent attention; `q_rank` none means an uncompressed query."""
+
+    q_rank: int | None
+    kv_rank: int
+    qk_dim: int
+    rope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What decides parameters, FLOPs and memory. Sizes in elements, counts in pieces."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    groups: int
+    head_dim: int
+    vocab: int
+    vocab_multiple: int
+    max_positions: int
+    gated: bool
+    bias: bool
+    qkv_bias: bool
+    norm_size: int
+    """Parameters of a normalization per hidden element: 1 RMSNorm, 2 LayerNorm."""
+    qk_norm: bool
+    tied: bool
+    learned_positions: bool
+    experts: int
+    expert_ffn: int
+    shared_ffn: int
+    topk: int
+    moe_layers: tuple[bool, ...]
+    """For each layer whether its feed-forward part is a mixture of experts."""
+    mtp_layers: int
+    latent: LatentAttention | None
+
+    @property
+    def is_moe(self) -> bool:
+        return any(self.moe_layers)
+
+    def padded_vocab(self, tp: int) -> int:
+        """Vocabulary as Megatron pads it: up to a multiple of `makeVocabSizeDivisibleBy` x TP."""
+        multiple = self.vocab_multiple * tp
+        return -(-self.vocab // multiple) * multiple
+
+
+def moe_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
+    """`--moe-layer-freq` as one truth value a layer.
+
+    A number n makes every n-th layer, from the first on, a mixture; a Python list of 0 and 1, built with `+`
+    and `*`, says it for each. Raises ValueError for anything else.
+    """
+    value = _evaluate(ast.parse(freq or "1", mode="eval").body)
+    if isinstance(value, int):
+        if value < 1:
+            raise ValueError(f"{value} is below 1")
+        return tuple(i % value == 0 for i in range(layers))
+    if len(value) != layers:
+        raise ValueError(f"it lists {len(value)} layers, the model has {layers}")
+    return tuple(bool(v) for v in value)
+
+
+def _evaluate(node: ast.expr) -> int | list[int]:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.List(elts=elements):
+            values = [_evaluate(element) for element in elements]
+            if all(isinstance(value, int) for value in values):
+                return [value for value in values if isinstance(value, int)]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            first, second = _evaluate(left), _evaluate(right)
+            if isinstance(first, list) and isinstance(second, list):
+                return first + second
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            first, second = _evaluate(left), _evaluate(right)
+            if isinstance(first, list) and isinstance(second, int) and len(first) * second <= 10_000:
+                return first * second
+    raise ValueError("it is neither a number nor a list of 0 and 1 such as ([0]*3+[1]*58)")
+
+
+_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
+
+
+def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | None:
+    """The model's numbers; none, with the reasons added to `errors`, when it is not whole."""
+    before = len(errors)
+    for name in _REQUIRED:
+        if getattr(model, name) is None:
+            field = ModelSpec.model_fields[name].alias
+            errors.append(
+                FieldError(f"spec.model.{field}", "is missing", "set it, or name a recipe that has it")
+            )
+    layers, hidden, heads, vocab = (
+        model.num_layers or 1,
+        model.hidden_size or 1,
+        model.num_attention_heads or 1,
+        model.vocab_size or 1,
+    )
+    if model.hidden_size and model.num_attention_heads and model.kv_channels is None and hidden % heads:
+        errors.append(
+            FieldError(
+                "spec.model.hiddenSize",
+                f"{hidden} is not divisible by numAttentionHeads {heads}",
+                "set kvChannels, or a hiddenSize that is a multiple of numAttentionHeads",
+            )
+        )
+    groups = model.num_query_groups or heads
+    if model.num_attention_heads and heads % groups:
+        errors.append(
+            FieldError(
+                "spec.model.numQueryGroups",
+                f"{groups} does not divide numAttentionHeads {heads}",
+                f"set a divisor of {heads}",
+            )
+        )
+    if model.squared_relu and model.swiglu:
+        errors.append(
+            FieldError("spec.model.squaredRelu", "is set together with swiglu", "set one of the two")
+        )
+    pattern: tuple[bool, ...] = (False,) * layers
+    if model.num_experts is not None:
+        pattern = _checked_pattern(model, layers, errors)
+        topk = model.moe_router_topk or 2
+        if topk > model.num_experts:
+            errors.append(
+                FieldError(
+                    "spec.model.moeRouterTopk",
+                    f"{topk} is above numExperts {model.num_experts}",
+                    f"set at most {model.num_experts}",
+                )
+            )
+    latent = _latent(model, errors)
+    if len(errors) > before:
+        return None
+    gated = bool(model.swiglu)
+    default_ffn = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    ffn = model.ffn_hidden_size or default_ffn
+    bias = not model.disable_bias_linear
+    return Architecture(
+        layers=layers,
+        hidden=hidden,
+        ffn=ffn,
+        heads=heads,
+        groups=groups,
+        head_dim=model.kv_channels or hidden // heads,
+        vocab=vocab,
+        vocab_multiple=model.make_vocab_size_divisible_by or 128,
+        max_positions=model.max_position_embeddings or 1,
+        gated=gated,
+        bias=bias,
+        qkv_bias=bias or bool(model.add_qkv_bias),
+        norm_size=1 if model.normalization == "RMSNorm" else 2,
+        qk_norm=bool(model.qk_layernorm),
+        tied=not model.untie_embeddings_and_output_weights,
+        learned_positions=model.position_embedding_type in (None, "learned_absolute"),
+        experts=model.num_experts or 0,
+        expert_ffn=model.moe_ffn_hidden_size or ffn,
+        shared_ffn=model.moe_shared_expert_intermediate_size or 0,
+        topk=model.moe_router_topk or 2,
+        moe_layers=pattern,
+        mtp_layers=model.mtp_num_layers or 0,
+        latent=latent,
+    )
+
+
+def _checked_pattern(model: ModelSpec, layers: int, errors: list[FieldError]) -> tuple[bool, ...]:
+    try:
+        return moe_pattern(model.moe_layer_freq, layers)
+    except (ValueError, SyntaxError) as problem:
+        reason = "it is no Python expression" if isinstance(problem, SyntaxError) else str(problem)
+        errors.append(
+            FieldError(
+                "spec.model.moeLayerFreq",
+                f"{model.moe_layer_freq!r}: {reason}",
+                f"set a number, or a list of {layers} values 0 (dense) or 1 (experts)",
+            )
+        )
+        return (True,) * layers
+
+
+def _latent(model: ModelSpec, errors: list[FieldError]) -> LatentAttention | None:
+    if not model.multi_latent_attention:
+        return None
+    sizes = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+    for name in sizes:
+        if getattr(model, name) is None:
+            errors.append(
+                FieldError(
+                    f"spec.model.{ModelSpec.model_fields[name].alias}",
+                    "is missing",
+                    "set it: multiLatentAttention needs kvLoraRank, qkHeadDim, qkPosEmbHeadDim and vHeadDim",
+                )
+            )
+    if model.num_query_groups is not None and model.num_query_groups != model.num_attention_heads:
+        errors.append(
+            FieldError(
+                "spec.model.numQueryGroups",
+                f"{model.num_query_groups} is set together with multiLatentAttention",
+                "leave one of the two out: latent attention has no query groups",
+            )
+        )
+    return LatentAttention(
+        q_rank=model.q_lora_rank,
+        kv_rank=model.kv_lora_rank or 0,
+        qk_dim=model.qk_head_dim or 0,
+        rope_dim=model.qk_pos_emb_head_dim or 0,
+        v_dim=model.v_head_dim or 0,
+    )

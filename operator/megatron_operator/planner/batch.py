@@ -1,0 +1,65 @@
+"""Global batches over a run, and how many iterations it lasts."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.training import TrainingSpec
+
+_SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def amount(text: str) -> int:
+    """`15T` as a whole number (K 1e3, M 1e6, B 1e9, T 1e12); raises ValueError for anything else."""
+    digits = text.rstrip("KMBT")
+    if len(text) - len(digits) > 1:
+        raise ValueError(f"{text!r} has more than one suffix")
+    return int(Fraction(digits) * _SUFFIX.get(text[-1:], 1))
+
+
+def ramp_up(text: str) -> tuple[tuple[int, int], ...]:
+    """`0:384 200B:768` as pairs of first token and batch, as `--step-batch-size-schedule` is read.
+
+    Raises ValueError when Megatron would refuse it.
+    """
+    steps = []
+    for part in text.replace(",", " ").split():
+        tokens, _, batch = part.partition(":")
+        if not batch.isdigit() or int(batch) < 1:
+            raise ValueError(f"{part!r} is no tokens:batch pair")
+        try:
+            steps.append((amount(tokens), int(batch)))
+        except (ValueError, ZeroDivisionError):
+            raise ValueError(f"{part!r} is no tokens:batch pair") from None
+    if not steps or steps[0][0] != 0:
+        raise ValueError("it does not begin at token 0")
+    if any(later <= earlier for (earlier, _), (later, _) in pairwise(steps)):
+        raise ValueError("its tokens do not rise")
+    return tuple(steps)
+
+
+def global_batches(training: TrainingSpec, errors: list[FieldError]) -> list[int]:
+    """All global batch sizes that the run will have, in order; empty with a reason in `errors`."""
+    text, path = training.step_batch_size_schedule, "spec.training.stepBatchSizeSchedule"
+    if text is None:
+        if training.global_batch_size is None:
+            errors.append(FieldError("spec.training.globalBatchSize", "is missing", "set it"))
+            return []
+        return [training.global_batch_size]
+    if training.global_batch_size is not None:
+        errors.append(FieldError(path, "is set together with globalBatchSize", "set one of the two"))
+        return []
+    try:
+        return [batch for _, batch in ramp_up(text)]
+    except ValueError as problem:
+        errors.append(FieldError(path, f"{text!r}: {problem}", "write pairs such as 0:384 200B:768"))
+        return []
+
+
+def iterations(training: TrainingSpec) -> int | None:
+    """Iterations of the whole run; none under a batch ramp-up, which makes them vary."""
+    if training.train_iters is not None:
+        return training.train_iters
+    if training.train_samples is None or training.global_batch_size is None:
+        return None
+    return training.train_samples // training.global_batch_size

@@ -1,0 +1,221 @@
+"""A layout in full, and every rule that Megatron or the hardware has for it.
+
+One set of rules checks what a user asks for and sorts out what the planner may choose.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.planner.architecture import Architecture
+from megatron_operator.planner.stages import StageSplit
+
+Recompute = Literal["full", "selective"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of every parallel group; no `split` where the layers cannot fill the stages."""
+
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    split: StageSplit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a layout has to agree with."""
+
+    a: Architecture
+    world: int
+    pod: int
+    """Ranks of one pod."""
+    seq_length: int
+    sequence_parallel: bool
+    """Whether tensor-parallel groups also split the sequence."""
+    cp_comm_type: str | None
+    local_layers: bool
+    """Layers built without Transformer Engine."""
+
+
+_P = "spec.parallelism."
+
+
+def layout_errors(layout: Layout, on: Setting) -> list[FieldError]:
+    """Everything that is wrong with the layout, each with its numbers and what to set instead."""
+    errors: list[FieldError] = []
+    _check_world(layout, on, errors)
+    _check_tensor(layout, on, errors)
+    _check_sequence(layout, on, errors)
+    _check_experts(layout, on, errors)
+    return errors
+
+
+def _divisors(number: int, most: int | None = None) -> str:
+    found = [str(d) for d in range(1, number + 1) if number % d == 0 and (most is None or d <= most)]
+    return ", ".join(found[:12])
+
+
+def _check_world(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
+    model_parallel = layout.tp * layout.pp * layout.cp
+    if on.world % model_parallel == 0:
+        return
+    largest = max(
+        ("tensorModelParallelSize", layout.tp),
+        ("pipelineModelParallelSize", layout.pp),
+        ("contextParallelSize", layout.cp),
+        key=lambda size: size[1],
+    )
+    whole = on.world // model_parallel * model_parallel
+    counts = f"{whole} or {whole + model_parallel}" if whole else f"{model_parallel}"
+    errors.append(
+        FieldError(
+            f"{_P}{largest[0]}",
+            f"TP {layout.tp} x PP {layout.pp} x CP {layout.cp} = {model_parallel} does not divide "
+            f"accelerator.count {on.world}",
+            f"set sizes whose product divides {on.world}, or accelerator.count to {counts}",
+        )
+    )
+
+
+def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
+    a, tp = on.a, layout.tp
+    field = f"{_P}tensorModelParallelSize"
+    if on.pod % tp:
+        errors.append(
+            FieldError(
+                field,
+                f"{tp} does not divide the {on.pod} accelerators of a pod: a TP group would leave its node",
+                f"set one of {_divisors(on.pod)}",
+            )
+        )
+    if a.heads % tp:
+        errors.append(
+            FieldError(
+                field,
+                f"{tp} does not divide numAttentionHeads {a.heads}",
+                f"set one of {_divisors(a.heads, on.pod)}",
+            )
+        )
+    if a.latent is None and a.groups % tp and tp % a.groups:
+        errors.append(
+            FieldError(
+                field,
+                f"{tp} is neither a divisor nor a multiple of numQueryGroups {a.groups}",
+                f"set one of {_divisors(a.groups, on.pod)}",
+            )
+        )
+    widths = {"ffnHiddenSize": a.ffn if not all(a.moe_layers) else 0}
+    widths["moeSharedExpertIntermediateSize"] = a.shared_ffn
+    for name, width in widths.items():
+        if width % tp:
+            errors.append(
+                FieldError(field, f"{tp} does not divide {name} {width}", f"set a divisor of {width}")
+            )
+
+
+def stages_error(layout: Layout, a: Architecture) -> FieldError:
+    field = f"{_P}pipelineModelParallelSize"
+    if layout.pp > a.layers:
+        return FieldError(field, f"PP {layout.pp} is above numLayers {a.layers}", f"set at most {a.layers}")
+    return FieldError(
+        field,
+        f"numLayers {a.layers} is not divisible by PP {layout.pp}",
+        f"set one of {_divisors(a.layers)}, or say the split with decoderFirst/LastPipelineNumLayers, "
+        "accountForEmbedding/LossInPipelineSplit or pipelineModelParallelLayout",
+    )
+
+
+def _check_sequence(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
+    a, cp, tp, seq = on.a, layout.cp, layout.tp, on.seq_length
+    field = f"{_P}contextParallelSize"
+    if cp > 1:
+        if on.local_layers:
+            errors.append(
+                FieldError(field, f"CP {cp} needs Transformer Engine, layers are local", "leave it out")
+            )
+        if seq % (2 * cp):
+            errors.append(
+                FieldError(
+                    field,
+                    f"seqLength {seq} is not divisible by 2 x CP {cp} = {2 * cp}",
+                    f"set a CP of which twice divides {seq}",
+                )
+            )
+        local_heads, local_groups = a.heads // tp, max(a.groups // tp, 1)
+        if on.cp_comm_type == "a2a" and (local_heads % cp or local_groups % cp):
+            errors.append(
+                FieldError(
+                    f"{_P}cpCommType",
+                    f"a2a deals {local_heads} heads and {local_groups} groups of a TP rank to CP {cp} ranks",
+                    "set p2p, or a CP that divides both",
+                )
+            )
+    if on.sequence_parallel and tp > 1 and seq % (cp * tp):
+        errors.append(
+            FieldError(
+                f"{_P}tensorModelParallelSize",
+                f"sequence parallelism splits seqLength {seq} over CP {cp} x TP {tp} = {cp * tp} ranks",
+                f"set a seqLength that is a multiple of {cp * tp}",
+            )
+        )
+
+
+def _check_experts(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
+    a, ep, etp = on.a, layout.ep, layout.etp
+    field = f"{_P}expertModelParallelSize"
+    if not a.experts:
+        if ep > 1:
+            errors.append(FieldError(field, f"EP {ep}, but the model has no experts", "leave it out"))
+        if etp > 1 and layout.tp == 1:
+            errors.append(
+                FieldError(
+                    f"{_P}expertTensorParallelSize",
+                    f"ETP {etp}, but the model has no experts",
+                    "leave it out",
+                )
+            )
+        return
+    if a.experts % ep:
+        errors.append(
+            FieldError(
+                field, f"EP {ep} does not divide numExperts {a.experts}", f"set one of {_divisors(a.experts)}"
+            )
+        )
+    if on.world % (etp * ep * layout.pp):
+        errors.append(
+            FieldError(
+                field,
+                f"ETP {etp} x EP {ep} x PP {layout.pp} = {etp * ep * layout.pp} does not divide "
+                f"accelerator.count {on.world}",
+                f"set sizes whose product divides {on.world}"
+                + (", or expertTensorParallelSize 1" if etp > 1 else ""),
+            )
+        )
+    if a.expert_ffn % etp:
+        errors.append(
+            FieldError(
+                f"{_P}expertTensorParallelSize",
+                f"ETP {etp} does not divide moeFfnHiddenSize {a.expert_ffn}",
+                "set 1",
+            )
+        )
+    if etp > 1 and a.bias:
+        errors.append(
+            FieldError(
+                f"{_P}expertTensorParallelSize",
+                f"ETP {etp}, but Megatron has biased experts at ETP 1 only",
+                "set 1, or model.disableBiasLinear true",
+            )
+        )
+    if layout.tp > 1 and not on.sequence_parallel:
+        errors.append(
+            FieldError(
+                f"{_P}tensorModelParallelSize",
+                f"TP {layout.tp} with experts needs sequence parallelism, which is off here",
+                "set 1, or sequenceParallel true on GPUs",
+            )
+        )

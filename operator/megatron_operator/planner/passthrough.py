@@ -1,0 +1,111 @@
+"""`spec.megatronArgs`: Megatron flags without a typed field. What the operator owns or types is refused."""
+
+from collections.abc import Iterator
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+
+Value = str | int | float | bool | list[str | int | float]
+
+_OWNED = {
+    "save": "spec.checkpoint.volume",
+    "load": "spec.checkpoint.volume",
+    "save-interval": "spec.checkpoint.saveInterval",
+    "persistent-save-interval": "spec.checkpoint.saveInterval",
+    "async-save": "spec.checkpoint.asyncSave",
+    "use-persistent-ckpt-worker": "spec.checkpoint.asyncSave",
+    "ckpt-format": "spec.checkpoint",
+    "data-path": "spec.data.blend",
+    "data-cache-path": "spec.data.blend",
+    "train-data-path": "spec.data.blend",
+    "mock-data": "spec.data.mockData",
+    "split": "spec.data.split",
+    "dataloader-type": "spec.data.dataloaderType",
+    "num-workers": "spec.data.numWorkers",
+    "tokenizer-type": "spec.data.tokenizer.tokenizerType",
+    "tokenizer-model": "spec.data.tokenizer.tokenizerModel",
+    "vocab-file": "spec.data.tokenizer.vocabFile",
+    "merge-file": "spec.data.tokenizer.mergeFile",
+    "padded-vocab-size": "spec.model.vocabSize",
+    "group-query-attention": "spec.model.numQueryGroups",
+    "num-layers-per-virtual-pipeline-stage": "spec.parallelism.numVirtualStagesPerPipelineRank",
+    "recompute-activations": "spec.parallelism.recomputeGranularity",
+    "dist-ckpt-optim-fully-reshardable": "spec.recovery.elastic",
+}
+_OPERATORS = frozenset(
+    {
+        "ckpt-step",
+        "distributed-backend",
+        "exit-duration-in-mins",
+        "exit-interval",
+        "exit-on-missing-checkpoint",
+        "exit-signal",
+        "exit-signal-handler",
+        "local-rank",
+        "override-opt-param-scheduler",
+        "override-opt_param-scheduler",
+        "use-checkpoint-opt-param-scheduler",
+    }
+)
+_IGNORED = {
+    "rampup-batch-size": "set spec.training.stepBatchSizeSchedule",
+    "use-mcore-models": "leave it out",
+    "use-flash-attn": "set spec.training.attentionBackend: flash",
+    "use-rotary-position-embeddings": "set spec.model.positionEmbeddingType: rope",
+    "use-dist-ckpt": "leave it out",
+    "dist-ckpt-format": "leave it out",
+    "ckpt-fully-parallel-save": "leave it out",
+}
+
+
+def _typed_fields() -> Iterator[tuple[str, str]]:
+    for section, model in (
+        ("model", ModelSpec),
+        ("training", TrainingSpec),
+        ("parallelism", ParallelismSpec),
+    ):
+        for name, info in model.model_fields.items():
+            yield name.replace("_", "-"), f"spec.{section}.{info.alias}"
+
+
+TYPED = dict(_typed_fields()) | _OWNED
+"""Flag -> the field that says it."""
+
+
+def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
+    """Flags that a field already says, that the operator needs for itself, or that cannot be written so."""
+    errors = []
+    for flag, value in args.items():
+        field = f"spec.megatronArgs.{flag}"
+        if flag.startswith("-"):
+            errors.append(FieldError(field, "is written with dashes", f"write {flag.lstrip('-')}"))
+        elif flag != flag.lower() or ("_" in flag and flag.replace("_", "-") in TYPED):
+            errors.append(
+                FieldError(field, f"is said by {TYPED[flag.lower().replace('_', '-')]}", "set that instead")
+            )
+        elif flag in _OPERATORS:
+            errors.append(FieldError(field, "is the operator's own", "leave it out"))
+        elif flag in _IGNORED:
+            errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
+        elif flag in TYPED:
+            errors.append(FieldError(field, f"is said by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
+        elif isinstance(value, str) and not value:
+            errors.append(FieldError(field, "is empty", "give a value, or true for a switch"))
+        elif isinstance(value, list) and not value:
+            errors.append(FieldError(field, "is an empty list", "give values, or leave it out"))
+    return errors
+
+
+def passthrough_arguments(args: dict[str, Value]) -> list[str]:
+    """The flags in alphabetical order. True is a bare switch, false nothing, a list several words."""
+    words = []
+    for flag, value in sorted(args.items()):
+        if value is False:
+            continue
+        words.append(f"--{flag}")
+        if isinstance(value, list):
+            words += [str(item) for item in value]
+        elif value is not True:
+            words.append(str(value))
+    return words

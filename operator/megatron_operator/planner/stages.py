@@ -1,0 +1,189 @@
+"""How layers are dealt to pipeline stages, as Megatron's `get_num_layers_to_build` does."""
+
+import re
+from dataclasses import dataclass
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.training import ParallelismSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StageSplit:
+    """Layers of each stage, and the settings that make Megatron deal them so."""
+
+    layers: tuple[int, ...]
+    first: int | None = None
+    last: int | None = None
+    count_embedding: bool = False
+    count_loss: bool = False
+    layout: str | None = None
+    virtual: int | None = None
+    """Interleaved chunks of a stage; none without interleaving."""
+
+    @property
+    def even(self) -> bool:
+        return len(set(self.layers)) == 1
+
+
+def parse_layout(layout: str) -> list[str]:
+    """Megatron's layout string as one string of `E t m L` a chunk; raises ValueError for other letters."""
+    text = layout.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
+        text = re.sub(pattern, lambda m: m.group(1) * int(m.group(2)), text)
+    if foreign := sorted(set(text) - set("EtmL|")):
+        raise ValueError(f"{''.join(foreign)!r} is none of E, t, m, L and |")
+    return text.split("|")
+
+
+def asked_split(
+    layers: int, mtp: int, pp: int, asked: ParallelismSpec, errors: list[FieldError]
+) -> StageSplit | None:
+    """The split that the recipe asks for at this PP; none when it says nothing about it or is wrong."""
+    virtual = asked.num_virtual_stages_per_pipeline_rank
+    ends = asked.decoder_first_pipeline_num_layers, asked.decoder_last_pipeline_num_layers
+    accounted = (
+        bool(asked.account_for_embedding_in_pipeline_split),
+        bool(asked.account_for_loss_in_pipeline_split),
+    )
+    if asked.pipeline_model_parallel_layout is not None:
+        return _layout_split(layers, mtp, pp, asked, errors)
+    if any(end is not None for end in ends):
+        if any(accounted):
+            errors.append(
+                FieldError(
+                    "spec.parallelism.accountForEmbeddingInPipelineSplit",
+                    "is set together with layers of the first or last stage",
+                    "set either the accountFor... fields or decoderFirst/LastPipelineNumLayers",
+                )
+            )
+            return None
+        return _ends_split(layers, pp, ends[0], ends[1], virtual, errors)
+    if any(accounted):
+        return _accounted_split(layers, pp, accounted[0], accounted[1], virtual, errors)
+    if layers % pp:
+        return None
+    return StageSplit((layers // pp,) * pp, virtual=virtual)
+
+
+def _layout_split(
+    layers: int, mtp: int, pp: int, asked: ParallelismSpec, errors: list[FieldError]
+) -> StageSplit | None:
+    layout, field = asked.pipeline_model_parallel_layout or "", "spec.parallelism.pipelineModelParallelLayout"
+
+    def refuse(message: str, fix: str) -> None:
+        errors.append(FieldError(field, message, fix))
+
+    others = (
+        asked.decoder_first_pipeline_num_layers,
+        asked.decoder_last_pipeline_num_layers,
+        asked.account_for_embedding_in_pipeline_split or None,
+        asked.account_for_loss_in_pipeline_split or None,
+        asked.num_virtual_stages_per_pipeline_rank,
+    )
+    if any(other is not None for other in others):
+        refuse("is set together with another setting of the stage split", "leave the others out")
+        return None
+    try:
+        chunks = parse_layout(layout)
+    except ValueError as problem:
+        refuse(f"{layout!r}: {problem}", "write chunks such as Et*4|t*4|t*4|tmL")
+        return None
+    text = "".join(chunks)
+    if len(chunks) % pp:
+        refuse(f"has {len(chunks)} chunks, not a multiple of PP {pp}", f"write a multiple of {pp} chunks")
+    elif not (text.startswith("E") and text.endswith("L") and text.count("E") == text.count("L") == 1):
+        refuse("does not begin with the one E and end with the one L", "begin with E, end with L")
+    elif text.count("t") != layers:
+        refuse(f"places {text.count('t')} layers, the model has {layers}", f"place {layers} t")
+    elif text.count("m") != mtp:
+        refuse(f"places {text.count('m')} mtp layers, the model has {mtp}", f"place {mtp} m")
+    else:
+        per_stage = tuple(sum(chunk.count("t") for chunk in chunks[stage::pp]) for stage in range(pp))
+        virtual = len(chunks) // pp
+        return StageSplit(per_stage, layout=layout, virtual=virtual if virtual > 1 else None)
+    return None
+
+
+def _ends_split(
+    layers: int, pp: int, first: int | None, last: int | None, virtual: int | None, errors: list[FieldError]
+) -> StageSplit | None:
+    middle = pp - (first is not None) - (last is not None)
+    left = layers - (first or 0) - (last or 0)
+    field = "decoderFirstPipelineNumLayers" if first is not None else "decoderLastPipelineNumLayers"
+    if left < 0 or middle < 0 or bool(left) != bool(middle) or (middle and left % middle):
+        errors.append(
+            FieldError(
+                f"spec.parallelism.{field}",
+                f"{layers} layers less {(first or 0) + (last or 0)} at the ends leave {left} "
+                f"for {middle} stages",
+                "choose ends that leave a multiple of the stages between them",
+            )
+        )
+        return None
+    each = left // middle if middle else 0
+    stages = (first if first is not None else each,) + (each,) * (pp - 2)
+    stages += (last if last is not None else each,) if pp > 1 else ()
+    return StageSplit(stages, first=first, last=last, virtual=virtual)
+
+
+def _accounted_split(
+    layers: int, pp: int, embedding: bool, loss: bool, virtual: int | None, errors: list[FieldError]
+) -> StageSplit | None:
+    counted = layers + embedding + loss
+    if counted % pp:
+        parts = " + embedding" * embedding + " + loss" * loss
+        errors.append(
+            FieldError(
+                "spec.parallelism.pipelineModelParallelSize",
+                f"{layers} layers{parts} are {counted}, not divisible by PP {pp}",
+                f"set a divisor of {counted}",
+            )
+        )
+        return None
+    stages = [counted // pp] * pp
+    stages[0] -= embedding
+    stages[-1] -= loss
+    return StageSplit(tuple(stages), count_embedding=embedding, count_loss=loss, virtual=virtual)
+
+
+def automatic_split(layers: int, pp: int) -> StageSplit | None:
+    """An even split; else embedding and loss counted as layers; else fewer layers in the last stage.
+
+    None when some stage would be empty or the last one would hold less than half of the others' layers.
+    """
+    if pp > layers:
+        return None
+    if layers % pp == 0:
+        return StageSplit((layers // pp,) * pp)
+    for embedding, loss in ((True, True), (False, True), (True, False)):
+        counted = layers + embedding + loss
+        if counted % pp == 0 and counted // pp > 1:
+            return _accounted_split(layers, pp, embedding, loss, None, [])
+    each = -(-layers // pp)
+    last = layers - each * (pp - 1)
+    if last < 1 or last * 2 < each:
+        return None
+    return StageSplit((each,) * (pp - 1) + (last,), last=last)
+
+
+def check_virtual(split: StageSplit, pp: int, overlap: bool) -> FieldError | None:
+    """Interleaving needs more than one stage and chunks of whole layers."""
+    virtual, field = split.virtual, "spec.parallelism.numVirtualStagesPerPipelineRank"
+    if virtual is None or virtual == 1 or split.layout is not None:
+        return None
+    least = 2 if overlap else 3
+    if pp < least:
+        return FieldError(
+            field, f"{virtual} needs PP of at least {least}, PP is {pp}", "leave it out or raise PP"
+        )
+    per_stage = {
+        n + (split.count_embedding and i == 0) + (split.count_loss and i == pp - 1)
+        for i, n in enumerate(split.layers)
+    }
+    if uneven := sorted(n for n in per_stage if n % virtual):
+        return FieldError(
+            field,
+            f"{uneven[0]} layers of a stage are not divisible by {virtual} virtual stages",
+            f"set a divisor of {uneven[0]}",
+        )
+    return None
