@@ -1,4 +1,4 @@
-"""catalog entry <- published layout <- recipe, and the platform's defaults: what is known without planning."""
+"""catalog entry <- published layout <- recipe, and the platform's defaults: all but the plan."""
 
 from collections.abc import Mapping
 from typing import Any, Final

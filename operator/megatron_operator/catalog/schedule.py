@@ -1,7 +1,8 @@
 """How long a run is and what follows from its batch: tokens to samples or iterations, warm-up, learning rate.
 
 Megatron counts a run in iterations or in samples, never in both: `--train-iters` goes with
-`--lr-warmup-iters` and `--lr-decay-iters`, `--train-samples` with the `-samples` ones. Works on the wire form of `training`.
+`--lr-warmup-iters` and `--lr-decay-iters`, `--train-samples` with the `-samples` ones.
+Works on the wire form of `training`.
 """
 
 import math
