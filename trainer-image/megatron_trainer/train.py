@@ -1,11 +1,11 @@
 """One rank: Megatron's own pretrain(), with its flags unchanged and its ways to end made plain.
 
-    RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m megatron_trainer.train FLAGS
-
-The launcher forks this from a warm parent; alone it runs the same, for debugging.
+The launcher forks this from a warm parent, or starts it as a module where a fork will not do.
 """
 
 import argparse
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -141,6 +141,19 @@ def _early_end(code: object, iteration: int) -> RankFailed:
     return RankFailed(ExitCode.INTERNAL, f"Megatron ended with exit code {code} at iteration {iteration}")
 
 
+def check(argv: Sequence[str]) -> int:
+    """Only read the flags, the tokenizer and the names of the data files. Returns the exit code."""
+    reporter = Reporter()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
+        try:
+            parse(argv)
+        except BaseException as error:
+            failure = _classify(error)
+            reporter.send("failed", exitCode=int(failure.code), message=str(failure)[:2000])
+            return int(failure.code)
+    return int(ExitCode.OK)
+
+
 def run_rank(argv: Sequence[str]) -> int:
     """Train as the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say. Returns the exit code."""
     reporter = Reporter()
@@ -156,3 +169,7 @@ def run_rank(argv: Sequence[str]) -> int:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return int(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""Which checkpoint a run starts from: the newest one that is whole.
+
+Megatron writes shards, then `.metadata`, then `metadata.json`, then the tracker, none of them atomically. A pod that
+dies on the way leaves a directory that the loader trusts, or a tracker that Megatron answers with exit code 0. So
+before every start the directories themselves are read: what is not whole is set aside, with the reason beside it,
+and the tracker is written anew.
+"""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+TRACKER = "latest_checkpointed_iteration.txt"
+REASON_FILE = "why-set-aside.txt"
+# Checkpoints that were set aside are kept for a person to look at, but not for ever.
+BROKEN_KEPT = 2
+
+_ITERATION_DIR = re.compile(r"iter_(\d{7,})")
+_SET_ASIDE = re.compile(r"iter_(\d{7,})\.broken-(\d+)")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The iteration to start from, None for the beginning, and what was put right on the way."""
+
+    iteration: int | None
+    repairs: list[str]
+
+
+def directory(root: Path, iteration: int) -> Path:
+    """Megatron's directory of one iteration's checkpoint."""
+    return root / f"iter_{iteration:07d}"
+
+
+def iterations(root: Path) -> list[int]:
+    """Iterations that have a checkpoint directory, newest first, whole or not."""
+    if not root.is_dir():
+        return []
+    found = (_ITERATION_DIR.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir())
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def _shard_lengths(metadata_file: Path) -> dict[str, int]:
+    """Bytes that each shard must have at least, by file name, as torch's checkpoint metadata says."""
+    with metadata_file.open("rb") as file:
+        metadata = pickle.load(file)
+    lengths: dict[str, int] = {}
+    for info in metadata.storage_data.values():
+        end = info.offset + info.length
+        lengths[info.relative_path] = max(end, lengths.get(info.relative_path, 0))
+    return lengths
+
+
+def why_not_whole(path: Path, ckpt_format: str = "torch_dist") -> str | None:
+    """The reason for which a checkpoint directory cannot be loaded, None if it is whole.
+
+    Whole means: metadata readable, every shard that it names present and of full length. The legacy format `torch`
+    has no metadata to hold its files against; there only empty files are found.
+    """
+    if ckpt_format == "torch":
+        files = list(path.glob("mp_rank_*/*.pt"))
+        if not files:
+            return "no mp_rank_*/*.pt in it"
+        return next((f"{file.name} is empty" for file in files if file.stat().st_size == 0), None)
+    if ckpt_format == "torch_dist":
+        try:
+            backend = json.loads((path / "metadata.json").read_text())["sharded_backend"]
+        except FileNotFoundError:
+            return "metadata.json is missing: the save did not finish"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"metadata.json cannot be read: {error}"
+        if not isinstance(backend, str):
+            return f"metadata.json names no sharded backend: {backend!r}"
+    try:
+        lengths = _shard_lengths(path / ".metadata")
+    except FileNotFoundError:
+        return ".metadata is missing: the save did not finish"
+    except Exception as error:  # a torn pickle raises nearly anything
+        return f".metadata cannot be read: {type(error).__name__}: {error}"
+    for name, length in sorted(lengths.items()):
+        try:
+            size = (path / name).stat().st_size
+        except FileNotFoundError:
+            return f"shard {name} is missing"
+        if size < length:
+            return f"shard {name} has {size} of {length} bytes"
+    return None
+
+
+def newest_whole(root: Path, ckpt_format: str = "torch_dist") -> int | None:
+    """The newest iteration with a whole checkpoint. Changes nothing."""
+    for iteration in iterations(root):
+        if why_not_whole(directory(root, iteration), ckpt_format) is None:
+            return iteration
+    return None
+
+
+def tracked(root: Path) -> str | None:
+    """The text of Megatron's tracker, None where there is none."""
+    try:
+        return (root / TRACKER).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.broken-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _set_aside(path: Path, reason: str) -> Path:
+    target = _free_name(path)
+    path.rename(target)
+    if target.is_dir():
+        (target / REASON_FILE).write_text(reason + "\n")
+    return target
+
+
+def _write_tracker(root: Path, text: str) -> None:
+    """Replace the tracker in one step: a reader sees the old text or the new."""
+    temporary = root / f".{TRACKER}.{os.getpid()}"
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(root / TRACKER)
+
+
+def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
+    """Find the newest whole checkpoint under `root`, set broken newer ones aside and repair the tracker.
+
+    Older checkpoints are left as they are: they are looked at when they become the newest. To be called while no
+    rank of the run is alive.
+    """
+    repairs: list[str] = []
+    chosen = None
+    for iteration in iterations(root):
+        path = directory(root, iteration)
+        reason = why_not_whole(path, ckpt_format)
+        if reason is None:
+            chosen = iteration
+            break
+        target = _set_aside(path, reason)
+        repairs.append(f"checkpoint {path.name} is not whole ({reason}): set aside as {target.name}")
+    text = tracked(root)
+    if chosen is not None:
+        if text != str(chosen):
+            _write_tracker(root, str(chosen))
+            repairs.append(f"{TRACKER} said {text!r}: now {chosen}")
+    elif text is not None and not (text == "release" and (root / "release").is_dir()):
+        target = _set_aside(root / TRACKER, "")
+        repairs.append(f"{TRACKER} said {text!r} but no whole checkpoint is there: set aside as {target.name}")
+    return Choice(chosen, repairs)
+
+
+def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[[str], None] = print) -> None:
+    """Delete all but the newest `keep` (at least one) whole checkpoints, and old ones that were set aside.
+
+    A directory that is not whole is left alone, it may be in writing; so is every whole one not older than those
+    kept. A directory is renamed before its files go, so that a half-deleted one is never taken for a checkpoint.
+    """
+    kept = 0
+    doomed: list[Path] = []
+    for iteration in iterations(root):
+        path = directory(root, iteration)
+        if kept >= max(keep, 1):
+            doomed.append(path)
+        elif why_not_whole(path, ckpt_format) is None:
+            kept += 1
+    aside = sorted(
+        (entry for entry in root.iterdir() if _SET_ASIDE.fullmatch(entry.name)), key=lambda e: e.stat().st_mtime
+    )
+    doomed += aside[:-BROKEN_KEPT]
+    for path in doomed:
+        grave = path.with_name(f".deleting-{path.name}")
+        path.rename(grave)
+    for grave in root.glob(".deleting-*"):
+        shutil.rmtree(grave, ignore_errors=True)
+        log(f"deleted checkpoint {grave.name.removeprefix('.deleting-')}: {keep} newer whole ones are kept")

@@ -1,0 +1,67 @@
+"""The few Megatron flags that the launcher reads, and those it adds. Everything else passes through unread."""
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the launcher needs to know of a run. Paths are as given to Megatron."""
+
+    save: Path | None
+    load: Path | None
+    train_iters: int | None
+    ckpt_format: str
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="megatron-train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--load", type=Path)
+    parser.add_argument("--train-iters", type=int)
+    parser.add_argument("--ckpt-format", default="torch_dist")
+    return parser
+
+
+class BadFlags(ValueError):
+    """A flag that the launcher itself reads has no usable value."""
+
+
+def read(argv: Sequence[str]) -> Flags:
+    """Read the flags that concern the launcher. Raises BadFlags with argparse's own words."""
+    parser = _parser()
+    parser.exit_on_error = False
+    try:
+        known, _ = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise BadFlags(f"Megatron refuses the flags: {error}") from error
+    return Flags(known.save, known.load, known.train_iters, known.ckpt_format)
+
+
+def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags with those added that recovery needs, and the words added.
+
+    Added where they are not given: --load, so that a restarted run goes on from where it saved;
+    --exit-signal-handler, so that SIGTERM saves; --override-opt-param-scheduler, so that a run whose --train-iters
+    was edited resumes with the schedule it asks for instead of dying over the difference; and with --async-save the
+    persistent worker, without which Megatron drops --async-save, and its own writer where NVRx is not installed.
+    """
+    given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
+    flags = read(argv)
+    added: list[str] = []
+    if flags.save is not None:
+        if flags.load is None:
+            added += ["--load", str(flags.save)]
+        if "--exit-signal-handler" not in given:
+            added.append("--exit-signal-handler")
+    if not given & {"--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"}:
+        added.append("--override-opt-param-scheduler")
+    if "--async-save" in given:
+        if "--use-persistent-ckpt-worker" not in given:
+            added.append("--use-persistent-ckpt-worker")
+        if "--async-strategy" not in given and importlib.util.find_spec("nvidia_resiliency_ext") is None:
+            added += ["--async-strategy", "mcore"]
+    return [*argv, *added], added

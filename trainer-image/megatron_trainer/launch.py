@@ -1,0 +1,87 @@
+"""`megatron-train`: the pod's entrypoint. Its arguments are Megatron's flags; its settings come by environment.
+
+Kept light at import and guarded below: helpers that Megatron spawns import this module again.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from megatron_trainer import settings as pod_settings
+from megatron_trainer.contract import REASONS, ExitCode
+from megatron_trainer.flags import BadFlags
+from megatron_trainer.flags import complete as complete_flags
+from megatron_trainer.platform import cpu
+from megatron_trainer.settings import BadSetting, Settings
+from megatron_trainer.termination import Ending, write
+
+
+def log(text: str) -> None:
+    """One line of the launcher in the pod's log."""
+    print(f"megatron-train: {text}", file=sys.stderr, flush=True)
+
+
+def _prepare_environment(settings: Settings) -> None:
+    """A home and caches that a read-only root and any user can write; one thread per rank unless told otherwise."""
+    temporary = os.environ.setdefault("TMPDIR", "/tmp")
+    for name, folder in (
+        ("HOME", ""),
+        ("XDG_CACHE_HOME", "cache"),
+        ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
+        ("TRITON_CACHE_DIR", "triton"),
+        ("MPLCONFIGDIR", "matplotlib"),
+        ("HF_HOME", "huggingface"),
+    ):
+        if name == "HOME" and os.access(os.environ.get("HOME", "/"), os.W_OK):
+            continue
+        os.environ.setdefault(name, str(Path(temporary) / folder)) if name != "HOME" else os.environ.update(
+            HOME=temporary
+        )
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["WORLD_SIZE"] = str(settings.world_size)
+
+
+def flags_of(argv: Sequence[str], platform: str) -> list[str]:
+    """Megatron's flags as they will be used. Logs what was added. Raises BadFlags or cpu.Unsupported."""
+    flags, added = complete_flags(argv)
+    if platform == "cpu":
+        flags, for_cpu = cpu.adapt(flags)
+        cpu.announce(for_cpu)
+    if added:
+        log(f"flags added for recovery: {' '.join(added)}")
+    return flags
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the pod to its end and exit with what the contract says."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    settings = None
+    try:
+        settings = pod_settings.read()
+        _prepare_environment(settings)
+        flags = flags_of(words, settings.platform)
+        from megatron_trainer.pod import Pod
+
+        ending, iteration, checkpoint = Pod(settings, flags, log).run()
+    except (BadSetting, BadFlags) as error:
+        ending, iteration, checkpoint = Ending(ExitCode.USAGE, str(error)), None, None
+    except cpu.Unsupported as error:
+        ending, iteration, checkpoint = Ending(ExitCode.UNSUPPORTED, str(error)), None, None
+    if settings is not None:
+        write(settings.termination_log, ending, settings.node_rank, iteration, checkpoint)
+    log(f"{REASONS[ending.code]} (exit {int(ending.code)}): {ending.message}")
+    sys.stdout.flush()
+    # A client of a lost store may hang in torch for ever: do not wait for its thread.
+    if threading.active_count() > 1:
+        os._exit(int(ending.code))
+    sys.exit(int(ending.code))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""How pods meet: membership is fixed (rank = pod index), only the generation changes.
+
+A handler for torch's elastic agent. Everyone whose ranks are stopped joins the generation that is due; when all have
+joined, node 0 chooses the checkpoint, since no rank is alive then, and announces it with the port for the process
+group. Whoever loses a rank, finds its pod new, or hears no beat of a pod moves the generation on, and all meet again.
+"""
+
+import json
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from megatron_trainer.contract import ExitCode
+from megatron_trainer.gangstore import GangStore, State, StoreLost
+from megatron_trainer.termination import Ending
+
+_POLL_SECONDS = 0.1
+_BEAT_SECONDS = 1.0
+# A pod that has not been heard of for so long is taken for gone, and the others stop waiting on its ranks.
+SILENCE_SECONDS = 15.0
+
+
+class Ended(Exception):
+    """There will be no next generation: the run, or this pod's part in it, ends so."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.message)
+        self.ending = ending
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What node 0 announces for a generation. Iteration None: from the beginning."""
+
+    master_port: int
+    iteration: int | None
+
+    def dumps(self) -> str:
+        return json.dumps({"masterPort": self.master_port, "iteration": self.iteration})
+
+    @classmethod
+    def loads(cls, text: str) -> "Plan":
+        value = json.loads(text)
+        return cls(value["masterPort"], value["iteration"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class GangRendezvous(RendezvousHandler):
+    """Static membership over a GangStore. `choose_checkpoint` runs on node 0 only, and may raise Ended."""
+
+    store: GangStore
+    run_id: str
+    node_rank: int
+    nodes: int
+    master_addr: str
+    timeout: float
+    choose_checkpoint: Callable[[], int | None]
+    stopping: Callable[[], bool]
+    log: Callable[[str], None]
+    generation: int = 0
+    plan: Plan | None = None
+    _incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _beats: int = 0
+    _beat_at: float = 0.0
+    _heard: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+    def get_backend(self) -> str:
+        return "megatron-gang"
+
+    def get_run_id(self) -> str:
+        return self.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None: ...
+
+    def shutdown(self) -> bool:
+        self.store.disconnect()
+        return True
+
+    def num_nodes_waiting(self) -> int:
+        """Pods that wait for a new generation, as torch's agents ask: 1 if ours is over, else 0."""
+        return int(self.watch().generation != self.generation)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the others at the generation that is due. This pod's ranks must be stopped.
+
+        Raises Ended when the run has ended, when this pod is told to stop, and when the others have not come after
+        `timeout` seconds.
+        """
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                plan = self._meet(deadline)
+            except StoreLost as lost:
+                self.log(f"rendezvous: {lost}")
+                self.store.disconnect()
+                self._require_time(deadline, "the Master pod's store")
+                continue
+            if plan is not None:
+                self.plan = plan
+                info = RendezvousStoreInfo(self.master_addr, plan.master_port)
+                return RendezvousInfo(None, self.node_rank, self.nodes, info)  # type: ignore[arg-type]
+
+    def _meet(self, deadline: float) -> Plan | None:
+        if not self.store.connected:
+            self._connect(deadline)
+        state = self.store.state()
+        self.generation = state.generation
+        self._check(state)
+        key = f"joined/{state.generation}"
+        self.store.set(f"{key}/{self.node_rank}", self._incarnation)
+        self.log(f"generation {state.generation} ({state.why}): joined as node {self.node_rank} of {self.nodes}")
+        announced = False
+        while True:
+            state = self.watch()
+            self._check(state)
+            if state.generation != self.generation:
+                return None
+            text = self.store.get(f"plan/{self.generation}")
+            if text is not None:
+                return Plan.loads(text)
+            if self.node_rank == 0 and not announced:
+                if self.store.has([f"{key}/{rank}" for rank in range(self.nodes)]):
+                    announced = True
+                    plan = Plan(_free_port(), self.choose_checkpoint())
+                    self.store.enter(f"plan/{self.generation}", plan.dumps())
+                    continue
+            self._require_time(deadline, f"all {self.nodes} pods at generation {self.generation}")
+            time.sleep(_POLL_SECONDS)
+
+    def _connect(self, deadline: float) -> None:
+        self.store.connect(deadline, self.stopping)
+        self._heard.clear()
+        known = self.store.enter(f"member/{self.node_rank}", self._incarnation)
+        if known != self._incarnation:
+            self.store.set(f"member/{self.node_rank}", self._incarnation)
+            state = self.store.state()
+            self.store.move(max(state.generation, self.generation), f"node {self.node_rank} was replaced")
+        elif self.generation:
+            self.store.move(self.generation, f"node {self.node_rank} lost the store")
+
+    def _check(self, state: State) -> None:
+        if state.verdict is not None:
+            raise Ended(state.verdict)
+        if self.stopping():
+            raise Ended(Ending(ExitCode.TERMINATED, "SIGTERM while no rank was training: nothing to save"))
+
+    def _require_time(self, deadline: float, what: str) -> None:
+        if self.stopping():
+            raise Ended(Ending(ExitCode.TERMINATED, "SIGTERM while no rank was training: nothing to save"))
+        if time.monotonic() >= deadline:
+            raise Ended(
+                Ending(ExitCode.PEER_LOST, f"waited {self.timeout:.0f} s at the rendezvous for {what} in vain")
+            )
+
+    def watch(self) -> State:
+        """Read the gang's state; beat for this pod, and on node 0 listen for the others. Raises StoreLost."""
+        now = time.monotonic()
+        if now - self._beat_at >= _BEAT_SECONDS:
+            self._beat_at = now
+            self._beats += 1
+            self.store.set(f"beat/{self.node_rank}", f"{self._incarnation}/{self._beats}")
+            if self.node_rank == 0:
+                self._listen(now)
+        return self.store.state()
+
+    def _listen(self, now: float) -> None:
+        for rank in range(1, self.nodes):
+            beat = self.store.get(f"beat/{rank}")
+            if beat is None:
+                continue
+            last, since = self._heard.get(rank, ("", now))
+            if beat != last:
+                self._heard[rank] = (beat, now)
+            elif now - since > SILENCE_SECONDS:
+                self._heard[rank] = (beat, now)
+                self.store.move(self.generation, f"node {rank} silent for {SILENCE_SECONDS:.0f} s")
+
+    def move(self, why: str) -> None:
+        """Begin a new generation, unless one has begun. A lost store is dealt with at the next rendezvous."""
+        try:
+            self.store.move(self.generation, why)
+        except StoreLost as lost:
+            self.log(f"cannot begin a new generation yet: {lost}")
+
+    def judge(self, verdict: Ending) -> None:
+        """End the run in every pod, as far as the store can be reached."""
+        try:
+            self.store.judge(verdict)
+        except StoreLost as lost:
+            self.log(f"cannot tell the other pods: {lost}")
+
+    def mark(self, what: str) -> None:
+        """Let the others know that this pod is `leaving` (told to stop), `finished`, or has `left`."""
+        try:
+            self.store.set(f"{what}/{self.generation}/{self.node_rank}", self._incarnation)
+        except StoreLost as lost:
+            self.log(f"cannot mark {what}: {lost}")
+
+    def marked(self, what: str, of_all: bool) -> bool:
+        """Whether all pods, or any, have marked `what` in this generation. Raises StoreLost."""
+        keys = [f"{what}/{self.generation}/{rank}" for rank in range(self.nodes)]
+        return self.store.has(keys) if of_all else any(self.store.has([key]) for key in keys)

@@ -1,0 +1,81 @@
+"""The launcher's settings, read from the environment once."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_trainer import contract
+
+
+class BadSetting(ValueError):
+    """An environment variable is missing or has no usable value. The text names it, its value and the mend."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where this pod stands in the gang and how it behaves. Times are in seconds."""
+
+    platform: str
+    run_id: str
+    node_rank: int
+    nodes: int
+    ranks_per_node: int
+    master_addr: str
+    master_port: int
+    progress_port: int
+    max_rank_restarts: int
+    rendezvous_timeout: float
+    require_checkpoint: bool
+    keep_checkpoints: int
+    termination_grace: float
+    termination_log: Path
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None, least: int = 0) -> int:
+    text = env.get(name, "")
+    if not text:
+        if default is None:
+            raise BadSetting(f"{name} is not set; the training operator sets it, by hand give a number >= {least}")
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise BadSetting(f"{name} is {text!r}, not a whole number; set a number >= {least}") from None
+    if value < least:
+        raise BadSetting(f"{name} is {value}; set a number >= {least}")
+    return value
+
+
+def read(env: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings. Raises BadSetting for the first one that is missing or unusable."""
+    platform = env.get(contract.PLATFORM_ENV, "gpu")
+    if platform not in ("gpu", "cpu"):
+        raise BadSetting(f"{contract.PLATFORM_ENV} is {platform!r}; set gpu or cpu")
+    nodes = _number(env, "PET_NNODES", 1, 1)
+    node_rank = _number(env, "PET_NODE_RANK", 0 if nodes == 1 else None)
+    if node_rank >= nodes:
+        raise BadSetting(f"PET_NODE_RANK is {node_rank} of PET_NNODES {nodes}; set a number below {nodes}")
+    master_addr = env.get("MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
+    if not master_addr:
+        raise BadSetting("MASTER_ADDR is not set; give the name of the Master pod")
+    return Settings(
+        platform=platform,
+        run_id=env.get(contract.RUN_ID_ENV, "run"),
+        node_rank=node_rank,
+        nodes=nodes,
+        ranks_per_node=_number(env, "PET_NPROC_PER_NODE", 1, 1),
+        master_addr=master_addr,
+        master_port=_number(env, "MASTER_PORT", 23456, 1),
+        progress_port=_number(env, contract.PROGRESS_PORT_ENV, contract.DEFAULT_PROGRESS_PORT),
+        max_rank_restarts=_number(env, contract.MAX_RANK_RESTARTS_ENV, contract.DEFAULT_MAX_RANK_RESTARTS),
+        rendezvous_timeout=_number(env, contract.RENDEZVOUS_TIMEOUT_ENV, contract.DEFAULT_RENDEZVOUS_TIMEOUT, 1),
+        require_checkpoint=env.get(contract.REQUIRE_CHECKPOINT_ENV) == "1",
+        keep_checkpoints=_number(env, contract.KEEP_CHECKPOINTS_ENV, 0),
+        termination_grace=_number(env, contract.TERMINATION_GRACE_ENV, contract.DEFAULT_TERMINATION_GRACE),
+        termination_log=Path(env.get(contract.TERMINATION_LOG_ENV, contract.DEFAULT_TERMINATION_LOG)),
+    )
