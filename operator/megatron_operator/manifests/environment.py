@@ -1,0 +1,83 @@
+"""Environment of trainer pods: contract with the trainer, Megatron's needs, the owner's and the user's."""
+
+import re
+
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.contract import (
+    ENV_KEEP_CHECKPOINTS,
+    ENV_MAX_RANK_RESTARTS,
+    ENV_PLATFORM,
+    ENV_PROGRESS_PORT,
+    ENV_RENDEZVOUS_TIMEOUT,
+    ENV_REQUIRE_CHECKPOINT,
+    ENV_RUN_ID,
+    ENV_TERMINATION_LOG,
+    PROGRESS_PORT,
+)
+from megatron_operator.manifests.identity import Manifest
+
+_RESERVED = frozenset(
+    {
+        ENV_KEEP_CHECKPOINTS,
+        ENV_MAX_RANK_RESTARTS,
+        ENV_PLATFORM,
+        ENV_PROGRESS_PORT,
+        ENV_RENDEZVOUS_TIMEOUT,
+        ENV_REQUIRE_CHECKPOINT,
+        ENV_RUN_ID,
+        ENV_TERMINATION_LOG,
+        # Set by the training-operator.
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+        "PET_NNODES",
+        "PET_NODE_RANK",
+        "PET_NPROC_PER_NODE",
+    }
+)
+_BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
+
+
+def needs_single_connection(resolved: ResolvedRecipe, plan: Plan) -> bool:
+    """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1: TP or CP before Blackwell, never under FSDP."""
+    if resolved.profile.platform != "gpu":
+        return False
+    if any("fsdp" in flag and value for flag, value in resolved.megatron_args.items()):
+        return False
+    hardware = (resolved.profile.hardware or resolved.accelerator_type).lower()
+    split = plan.tensor_model_parallel_size > 1 or plan.context_parallel_size > 1
+    return split and not _BLACKWELL_OR_LATER.match(hardware)
+
+
+def environment(
+    resolved: ResolvedRecipe, plan: Plan, run_id: str, *, require_checkpoint: bool
+) -> list[Manifest]:
+    """Name-value pairs; a later source wins: Megatron's needs, profile and recipe, the contract.
+
+    Raises Refused when the recipe sets a name that operator and trainer need for themselves.
+    """
+    errors = [
+        FieldError(f"spec.env.{name}", "is set by the operator", "leave it out")
+        for name in sorted(_RESERVED & resolved.env.keys())
+    ]
+    if errors:
+        raise Refused(errors)
+    values: dict[str, str] = {"HOME": "/tmp"}
+    if needs_single_connection(resolved, plan):
+        values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    values |= resolved.env
+    values |= {
+        ENV_PLATFORM: resolved.profile.platform,
+        ENV_RUN_ID: run_id,
+        ENV_PROGRESS_PORT: str(PROGRESS_PORT),
+        ENV_MAX_RANK_RESTARTS: str(resolved.recovery.max_rank_restarts),
+        ENV_RENDEZVOUS_TIMEOUT: str(resolved.recovery.rendezvous_timeout),
+    }
+    if resolved.checkpoint.keep is not None:
+        values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
+    if require_checkpoint:
+        values[ENV_REQUIRE_CHECKPOINT] = "1"
+    return [{"name": name, "value": value} for name, value in values.items()]

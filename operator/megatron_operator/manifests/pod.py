@@ -1,0 +1,121 @@
+"""The trainer's pod template, within Pod Security `restricted`."""
+
+from fractions import Fraction
+
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.contract import CONTAINER_NAME, PROGRESS_PORT, PROGRESS_PORT_NAME
+from megatron_operator.manifests import quantity
+from megatron_operator.manifests.identity import ROLE_TRAINER, Manifest, Owner
+from megatron_operator.manifests.placement import affinity, tolerations
+from megatron_operator.manifests.storage import Storage
+
+USER_ID = 1000
+GRACE_SECONDS = {"gpu": 300, "cpu": 60}
+"""Time for the checkpoint that the trainer saves on SIGTERM."""
+
+POD_SECURITY: Manifest = {
+    "runAsNonRoot": True,
+    "runAsUser": USER_ID,
+    "runAsGroup": USER_ID,
+    "fsGroup": USER_ID,
+    # Going through every file of a large checkpoint volume at each start takes minutes.
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def image(resolved: ResolvedRecipe) -> str:
+    """The trainer image. Raises Refused when nobody names one."""
+    if resolved.image is None:
+        fix = f"set spec.image, or image of the platform or its profile {resolved.accelerator_type}"
+        raise Refused([FieldError("spec.image", "is named neither by the recipe nor by the platform", fix)])
+    return resolved.image
+
+
+def whole_node(resolved: ResolvedRecipe, plan: Plan) -> bool:
+    """Whether a pod takes all accelerators of its node."""
+    return plan.per_node >= resolved.profile.per_node
+
+
+def shm_size(resolved: ResolvedRecipe, plan: Plan) -> str:
+    """/dev/shm of one pod: its share of the node's."""
+    return quantity.memory(quantity.parse(resolved.profile.shm_size) * _share(resolved, plan))
+
+
+def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
+    """CPU and memory in proportion to the node's accelerators; /dev/shm counts as memory.
+
+    Memory has request and limit alike, so that a pod within its request is the last to be evicted.
+    """
+    profile, share = resolved.profile, _share(resolved, plan)
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if profile.resources.cpu is not None:
+        requests["cpu"] = quantity.cores(quantity.parse(profile.resources.cpu) * share)
+    shm = quantity.parse(shm_size(resolved, plan))
+    if profile.resources.memory is not None:
+        memory = quantity.memory(quantity.parse(profile.resources.memory) * share + shm)
+        requests["memory"] = limits["memory"] = memory
+    else:
+        requests["memory"] = quantity.memory(shm)
+    if profile.resource_name is not None:
+        limits[profile.resource_name] = str(plan.per_node)
+    if whole_node(resolved, plan):
+        limits |= profile.extra_resources
+    extended = {name: amount for name, amount in limits.items() if name != "memory"}
+    result: Manifest = {"requests": requests | extended}
+    return result | {"limits": limits} if limits else result
+
+
+def template(
+    owner: Owner,
+    resolved: ResolvedRecipe,
+    plan: Plan,
+    storage: Storage,
+    arguments: list[str],
+    environment: list[Manifest],
+) -> Manifest:
+    """One pod of the gang. Its restart policy is the job's to set."""
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "terminationGracePeriodSeconds": GRACE_SECONDS[resolved.profile.platform],
+        "containers": [
+            {
+                "name": CONTAINER_NAME,
+                "image": image(resolved),
+                "command": ["megatron-train"],
+                "args": arguments,
+                "env": environment,
+                "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PROGRESS_PORT}],
+                "resources": resources(resolved, plan),
+                "securityContext": CONTAINER_SECURITY,
+                # The trainer says why it ended; where it could not, the end of its log does.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": storage.mounts(),
+            }
+        ],
+        "volumes": storage.volumes(shm_size(resolved, plan)),
+    }
+    placement = affinity(owner, resolved, plan.nodes)
+    if placement:
+        spec["affinity"] = placement
+    if resolved.profile.tolerations:
+        spec["tolerations"] = tolerations(resolved)
+    if resolved.scheduling.priority_class_name is not None:
+        spec["priorityClassName"] = resolved.scheduling.priority_class_name
+    if resolved.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in resolved.image_pull_secrets]
+    return {"metadata": {"labels": owner.labels(ROLE_TRAINER)}, "spec": spec}
+
+
+def _share(resolved: ResolvedRecipe, plan: Plan) -> Fraction:
+    return min(Fraction(plan.per_node, resolved.profile.per_node), Fraction(1))

@@ -1,0 +1,75 @@
+"""The Job that makes tokenizer and dataset from text before the first start."""
+
+from megatron_operator.api.recipe import PrepareSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.contract import DATA_DIR
+from megatron_operator.manifests.identity import ROLE_PREPARE, Manifest, Owner, with_hash
+from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, image
+from megatron_operator.manifests.storage import Storage
+
+CONTAINER = "prepare"
+RETRIES = 2
+RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
+
+
+def arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
+    """Arguments of `megatron-prepare`."""
+    values = [
+        "--source",
+        prepare.source,
+        "--include",
+        prepare.include,
+        "--output-prefix",
+        f"{DATA_DIR}/{prepare.name}",
+        "--tokenizer-dir",
+        tokenizer_dir,
+        "--tokenizer-vocab-size",
+        str(prepare.tokenizer_vocab_size),
+    ]
+    return [*values, "--append-eod"] if prepare.append_eod else values
+
+
+def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:
+    """A batch Job without accelerators; None when the data is ready as it lies."""
+    prepare = resolved.data.prepare
+    if prepare is None or storage.data is None:
+        return None
+    tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "securityContext": POD_SECURITY,
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image(resolved),
+                "command": ["megatron-prepare"],
+                "args": arguments(prepare, tokenizer or f"{DATA_DIR}/tokenizer"),
+                "env": [{"name": "HOME", "value": "/tmp"}],
+                "resources": RESOURCES,
+                "securityContext": CONTAINER_SECURITY,
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [
+                    {"name": "data", "mountPath": DATA_DIR},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": storage.data}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    if resolved.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in resolved.image_pull_secrets]
+    manifest: Manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": owner.metadata(f"{owner.object_name}-prepare"),
+        "spec": {
+            "backoffLimit": RETRIES,
+            "template": {"metadata": {"labels": owner.labels(ROLE_PREPARE)}, "spec": spec},
+        },
+    }
+    return with_hash(manifest)

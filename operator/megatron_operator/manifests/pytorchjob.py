@@ -1,0 +1,100 @@
+"""The one kind of job that is made now: PyTorchJob of the Kubeflow training-operator v1.
+
+A further kind (TrainJob, JobSet) is another module with the same functions.
+"""
+
+import copy
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from megatron_operator.api.status import Plan
+from megatron_operator.manifests.identity import Manifest, Owner
+
+GROUP = "kubeflow.org"
+VERSION = "v1"
+PLURAL = "pytorchjobs"
+KIND = "PyTorchJob"
+LABEL_JOB_NAME = "training.kubeflow.org/job-name"
+LABEL_REPLICA_TYPE = "training.kubeflow.org/replica-type"
+LABEL_REPLICA_INDEX = "training.kubeflow.org/replica-index"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+ANNOTATION_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
+
+
+class JobPhase(StrEnum):
+    """What the training-operator says of a job."""
+
+    ACTIVE = "Active"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """The job's own word on itself."""
+
+    phase: JobPhase
+    message: str = ""
+
+
+def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]) -> Manifest:
+    """Master 1 + Worker n-1, whose pods are replaced when they end with 128 or more.
+
+    In a Kueue queue the job begins suspended, and from then on suspending is Kueue's.
+    """
+    metadata = owner.metadata(owner.object_name)
+    pods = copy.deepcopy(template)
+    run_policy: Manifest = {"cleanPodPolicy": "Running"}
+    if queue is not None:
+        metadata["labels"] = metadata["labels"] | {LABEL_QUEUE: queue}
+        run_policy["suspend"] = True
+        if topology:
+            pods["metadata"].setdefault("annotations", {})[ANNOTATION_TOPOLOGY] = topology[0]
+    replicas: Manifest = {"Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": pods}}
+    if plan.nodes > 1:
+        replicas["Worker"] = {
+            "replicas": plan.nodes - 1,
+            "restartPolicy": "ExitCode",
+            "template": copy.deepcopy(pods),
+        }
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {
+            "nprocPerNode": str(plan.per_node),
+            "runPolicy": run_policy,
+            "pytorchReplicaSpecs": replicas,
+        },
+    }
+
+
+def templates(job: Manifest) -> list[Manifest]:
+    """The pod templates of a job."""
+    return [replica["template"] for replica in job["spec"]["pytorchReplicaSpecs"].values()]
+
+
+def state(job: dict[str, Any]) -> JobState:
+    """Succeeded and Failed are final; a suspended job has no pods."""
+    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or []}
+    for kind, phase in (("Succeeded", JobPhase.SUCCEEDED), ("Failed", JobPhase.FAILED)):
+        if conditions.get(kind, {}).get("status") == "True":
+            return JobState(phase, conditions[kind].get("message", ""))
+    if job.get("spec", {}).get("runPolicy", {}).get("suspend"):
+        return JobState(JobPhase.SUSPENDED)
+    return JobState(JobPhase.ACTIVE)
+
+
+def pod_name(job_name: str, node_rank: int) -> str:
+    """Name of the pod with this node rank: the Master is 0."""
+    return f"{job_name}-master-0" if node_rank == 0 else f"{job_name}-worker-{node_rank - 1}"
+
+
+def node_rank(pod: dict[str, Any]) -> int:
+    """Place of a pod in its gang."""
+    labels = pod["metadata"].get("labels") or {}
+    if labels.get(LABEL_REPLICA_TYPE) == "master":
+        return 0
+    return int(labels.get(LABEL_REPLICA_INDEX, "0")) + 1

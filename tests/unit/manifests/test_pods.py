@@ -1,0 +1,98 @@
+"""What pods ask for, where they go and what they may do."""
+
+import re
+from typing import Any
+
+import pytest
+from megatron_operator.api.errors import Refused
+
+
+def test_shm_counts_in_the_memory_request_and_is_the_pods_share_of_the_node(run: Any) -> None:
+    whole, eighth = run("llama3-8b-64-gpus"), run("one-gpu")
+    assert whole.container()["resources"]["requests"]["memory"] == "1280Gi"
+    assert eighth.container()["resources"]["requests"]["memory"] == "160Gi"
+    shm = {volume["name"]: volume for volume in eighth.pod()["spec"]["volumes"]}["shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
+
+
+def test_rdma_goes_to_whole_node_pods_alone(run: Any) -> None:
+    assert run("llama3-8b-64-gpus").container()["resources"]["limits"]["rdma/hca"] == "8"
+    assert "rdma/hca" not in run("one-gpu").container()["resources"]["limits"]
+
+
+def test_pods_pass_pod_security_restricted(run: Any) -> None:
+    """The rules of the Pod Security Standard, level `restricted`, one by one."""
+    for pod in [run("tiny-gpt").pod(), run("tiny-gpt").build().prepare_job["spec"]["template"]]:
+        spec = pod["spec"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] != 0
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert all({"emptyDir", "persistentVolumeClaim"} & volume.keys() for volume in spec["volumes"])
+        for container in spec["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_trainers_have_no_api_token_and_cannot_write_data(run: Any) -> None:
+    pod = run("tiny-gpt").pod()
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    mounts = {mount["mountPath"]: mount for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["/data"]["readOnly"] is True
+    assert mounts.keys() == {"/data", "/checkpoints", "/dev/shm", "/tmp"}
+
+
+def test_affinity_prefers_near_over_far(run: Any) -> None:
+    near_to_far = run("llama3-8b-64-gpus").pod()["spec"]["affinity"]["podAffinity"]
+    terms = near_to_far["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [(term["weight"], term["podAffinityTerm"]["topologyKey"]) for term in terms] == [
+        (100, "cloud.provider.com/topology-rack"),
+        (50, "cloud.provider.com/topology-block"),
+    ]
+
+
+def test_a_single_pod_needs_no_company(run: Any) -> None:
+    one = run("one-gpu")
+    assert one.pod()["spec"]["affinity"].keys() == {"nodeAffinity"}
+    assert one.build().claims[0]["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_the_users_node_selector_adds_to_the_accelerators_labels(run: Any) -> None:
+    affinity = run("llama3.1-8b-queued").pod()["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
+    assert {term["key"]: term["values"] for term in terms["matchExpressions"]} == {
+        "nvidia.com/gpu.product": ["NVIDIA-B200"],
+        "pool": ["reserved"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "expected"),
+    [
+        ("llama3-8b-64-gpus", {"parallelism": {"tensorModelParallelSize": 2}}, "1"),
+        (
+            "llama3-8b-64-gpus",
+            {"parallelism": {"tensorModelParallelSize": 1, "contextParallelSize": 1}},
+            None,
+        ),
+        ("llama3.1-8b-queued", {}, None),
+        ("tiny-gpt", {}, None),
+    ],
+    ids=["tensor parallel on Hopper", "data parallel alone", "Blackwell", "no GPU"],
+)
+def test_one_cuda_connection_where_megatron_asserts_it(
+    run: Any, recipe: str, change: dict[str, Any], expected: str | None
+) -> None:
+    env = run(recipe, lambda spec: spec.update(change)).env()
+    assert env.get("CUDA_DEVICE_MAX_CONNECTIONS") == expected
+
+
+def test_the_owners_environment_yields_to_the_users(run: Any) -> None:
+    env = run("llama3-8b-64-gpus", lambda spec: spec.update(env={"NCCL_IB_HCA": "mlx5_0"})).env()
+    assert (env["NCCL_IB_HCA"], env["NCCL_SOCKET_IFNAME"]) == ("mlx5_0", "eth0")
+
+
+def test_a_name_of_the_contract_cannot_be_set_by_a_recipe(run: Any) -> None:
+    recipe = run("one-gpu", lambda spec: spec.update(env={"MEGATRON_PLATFORM": "cpu"}))
+    with pytest.raises(Refused, match=re.escape("spec.env.MEGATRON_PLATFORM: is set by the operator")):
+        recipe.build()
