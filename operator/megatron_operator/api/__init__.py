@@ -1,1 +1,1 @@
-"""What a user can ask for and what is reported back: the models of `MegatronRecipe` and of the platform file."""
+"""What can be asked for and what is reported back: models of `MegatronRecipe` and of the platform file."""

@@ -18,7 +18,7 @@ class ModelSpec(ApiModel):
     hidden_size: Positive | None = None
     """Width of the residual stream."""
     ffn_hidden_size: Positive | None = None
-    """Width of the dense feed-forward layers; Megatron's default is 4 x hiddenSize."""
+    """Width of the dense feed-forward layers; Megatron's default is 4 x hiddenSize, 2/3 of it with swiglu."""
     num_attention_heads: Positive | None = None
     """Query heads."""
     num_query_groups: Positive | None = None

@@ -128,7 +128,7 @@ class RecoverySpec(ApiModel):
     max_rank_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts of ranks inside their pods before a pod is given up."""
     hang_timeout: Annotated[str, Field(pattern=r"^(auto|off|[0-9]+s)$")] = "auto"
-    """Longest silence between two iterations: `auto` (a multiple of the run's own step time), `off`, `600s`."""
+    """Longest silence between iterations: `auto` (a multiple of the run's own step time), `off`, `600s`."""
     rendezvous_timeout: Seconds = 600
     """Seconds that pods wait for each other before the whole gang is started anew."""
     elastic: ElasticSpec | None = None

@@ -49,7 +49,7 @@ class TrainingSpec(ApiModel):
     lr_decay_samples: Positive | None = None
     """Length of the decay in samples; default trainSamples."""
     lr_scaling: Literal["none", "linear", "sqrt"] | None = None
-    """How lr follows when globalBatchSize differs from the catalog's: not at all, in proportion, by its root."""
+    """How lr follows a globalBatchSize that is not the catalog's: not, in proportion, by its root."""
     weight_decay: NonNegative | None = None
     """Decoupled weight decay."""
     clip_grad: NonNegative | None = None

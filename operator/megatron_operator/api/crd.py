@@ -1,0 +1,112 @@
+"""The CustomResourceDefinition, generated from the models: `python -m megatron_operator.api.crd FILE`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megatron_operator.api import names
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.rules import RULES
+from megatron_operator.api.schema import Schema, structural
+from megatron_operator.api.status import MegatronRecipeStatus
+
+_COLUMNS = (
+    ("Recipe", "string", ".spec.recipe"),
+    ("Accelerators", "integer", ".spec.accelerator.count"),
+    ("Phase", "string", ".status.phase"),
+    ("Iteration", "string", ".status.progress.display"),
+    ("Loss", "number", ".status.progress.lmLoss"),
+    ("Restarts", "integer", ".status.recovery.restarts"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The whole CRD as a plain dict."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "spec": {
+            "group": names.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": names.KIND,
+                "listKind": f"{names.KIND}List",
+                "plural": names.PLURAL,
+                "singular": names.SINGULAR,
+                "shortNames": [names.SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": names.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
+                    ],
+                    "schema": {"openAPIV3Schema": _schema()},
+                }
+            ],
+        },
+    }
+
+
+def _schema() -> Schema:
+    spec, status = structural(MegatronRecipeSpec), structural(MegatronRecipeStatus)
+    _relax(status)
+    status["properties"]["conditions"] |= {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+    }
+    status["properties"]["conditions"]["items"]["required"] = ["type"]
+    status["properties"]["kopf"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    for rule in RULES:
+        target = spec
+        for name in rule.at.split(".")[1:]:
+            target = target["properties"][name]
+        validation = {"rule": rule.holds.cel, "fieldPath": f".{rule.field}"}
+        words = {"messageExpression": rule.text.cel} if rule.message.numbers else {"message": rule.text.words}
+        target.setdefault("x-kubernetes-validations", []).append(validation | words)
+    return {
+        "type": "object",
+        "description": "One training run of Megatron Core.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+    }
+
+
+def _relax(schema: Schema) -> None:
+    """A status is written by the operator alone: no field is required, none has a default."""
+    schema.pop("required", None)
+    schema.pop("default", None)
+    for child in schema.get("properties", {}).values():
+        _relax(child)
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            _relax(schema[key])
+
+
+_HEADER = "# Generated from megatron_operator.api by `make crds`. Do not edit.\n"
+
+
+def render() -> str:
+    """The CRD as the file in crds/ has it."""
+    text = yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110, allow_unicode=True)
+    return _HEADER + text
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(render())

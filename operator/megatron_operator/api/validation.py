@@ -1,0 +1,131 @@
+"""A recipe's YAML against the schema and the rules, offline, in our own words."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.names import API_VERSION, KIND
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.rules import RULES
+
+
+def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
+    """The spec of a MegatronRecipe object. Raises Refused with everything that schema and rules say."""
+    errors = [
+        FieldError(name, f"is {resource.get(name)!r}", f"set {wanted}")
+        for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND))
+        if resource.get(name) != wanted
+    ]
+    if errors:
+        raise Refused(errors)
+    spec = resource.get("spec")
+    if not isinstance(spec, Mapping):
+        raise Refused([FieldError("spec", "is missing", "write what is to be trained below it")])
+    return parse_spec(spec)
+
+
+def parse_spec(spec: Mapping[str, Any]) -> MegatronRecipeSpec:
+    """A spec alone. Raises Refused with everything that schema and rules say."""
+    parsed = parse(MegatronRecipeSpec, spec, "spec")
+    if errors := rule_errors(spec):
+        raise Refused(errors)
+    return parsed
+
+
+def parse[M: ApiModel](model: type[M], value: Any, at: str) -> M:
+    """Any of the API's models, strictly typed as the API server does. Raises Refused."""
+    try:
+        return model.model_validate(value, strict=True, by_alias=True, by_name=False)
+    except ValidationError as problem:
+        found = [_translate(model, error, at) for error in problem.errors(include_url=False)]
+        raise Refused(_distinct(found)) from None
+
+
+def rule_errors(spec: Mapping[str, Any]) -> list[FieldError]:
+    """The rules between fields that a spec breaks; for a spec that the schema accepts."""
+    errors = []
+    for rule in RULES:
+        target: Any = spec
+        for name in rule.at.split(".")[1:]:
+            target = target.get(name) if isinstance(target, Mapping) else None
+        if isinstance(target, Mapping) and not rule.holds.of(target):
+            errors.append(FieldError(rule.path, rule.message.of(target), rule.fix))
+    return errors
+
+
+def _distinct(errors: list[FieldError]) -> list[FieldError]:
+    return [error for i, error in enumerate(errors) if error not in errors[:i]]
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError:
+    location = [part for part in error["loc"] if not _is_union_branch(part)]
+    path = at + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    context, given = error.get("ctx", {}), error["input"]
+    match error["type"]:
+        case "missing":
+            return FieldError(path, "is missing", "set it")
+        case "extra_forbidden":
+            return FieldError(path, "is no field of the resource", _nearest(model, location))
+        case "greater_than_equal":
+            return FieldError(path, f"{given} is below {context['ge']}", f"set at least {context['ge']}")
+        case "greater_than":
+            return FieldError(
+                path, f"{given} is not above {context['gt']:g}", f"set more than {context['gt']:g}"
+            )
+        case "less_than_equal":
+            return FieldError(path, f"{given} is above {context['le']:g}", f"set at most {context['le']:g}")
+        case "literal_error":
+            return FieldError(path, f"{given!r} is none of the choices", f"set one of {context['expected']}")
+        case "string_pattern_mismatch":
+            return FieldError(path, f"{given!r} is not written as it must be", f"match {context['pattern']}")
+        case "string_too_short" | "too_short":
+            return FieldError(path, "is empty", "give a value, or leave it out")
+        case "string_too_long" | "too_long":
+            return FieldError(path, "is too long", f"give at most {context['max_length']}")
+        case kind if kind in _KINDS:
+            return FieldError(path, f"{given!r} is not {_KINDS[kind]}", f"write {_KINDS[kind]}")
+        case _:
+            return FieldError(path, error["msg"], "see kubectl explain megatronrecipe")
+
+
+def _is_union_branch(part: int | str) -> bool:
+    """pydantic names the branch of a union in the location; it is no part of the user's path."""
+    return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
+
+
+def _nearest(model: type[ApiModel], location: list[int | str]) -> str:
+    """The field that was probably meant."""
+    names = _fields_at(model, [part for part in location[:-1] if isinstance(part, str)])
+    if close := difflib.get_close_matches(str(location[-1]), names, n=1):
+        return f"set {close[0]}"
+    return "leave it out; other Megatron flags go below spec.megatronArgs"
+
+
+def _fields_at(model: type[ApiModel], location: list[str]) -> list[str]:
+    fields = {info.alias or name: info for name, info in model.model_fields.items()}
+    if not location:
+        return list(fields)
+    info = fields.get(location[0])
+    for candidate in (info.annotation, *getattr(info.annotation, "__args__", ())) if info else ():
+        for inner in (candidate, *getattr(candidate, "__args__", ())):
+            if isinstance(inner, type) and issubclass(inner, ApiModel):
+                return _fields_at(inner, location[1:])
+    return []
