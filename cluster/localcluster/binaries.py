@@ -21,6 +21,10 @@ KUBERNETES = "v1.36.3"
 """Also in tools/kubernetes/go.mod; a test holds both equal."""
 
 
+STATIC = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
+"""Without C a program needs no file beside itself, so it is its own container image."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A Go program: `package` built in the module `tools/<module>`."""
@@ -49,6 +53,8 @@ PROGRAMS: dict[str, Program] = {
         _kubernetes("kube-scheduler"),
         _kubernetes("kubectl"),
         Program("etcd", "kubernetes", "./etcd"),
+        Program("pause", "kubernetes", "./pause"),
+        Program("simulated-gpu", "kubernetes", "./simulated-gpu"),
         Program(
             "training-operator",
             "training-operator",
@@ -79,8 +85,6 @@ CONTROL_PLANE = (
     "kwok",
 )
 FULL = tuple(name for name in PROGRAMS if name != "kwok")
-STATIC = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
-"""Without C a program needs no file beside itself, so it is its own container image."""
 BY_PROFILE = {"control-plane": CONTROL_PLANE, "full": FULL}
 
 
@@ -97,12 +101,12 @@ def go_version() -> str:
 
 
 def fingerprint(program: Program, tools: Path, toolchain: str) -> str:
-    """Hash of all that decides the binary: the module's files, the build line, the toolchain."""
-    digest = hashlib.sha256(repr((program, toolchain)).encode())
+    """Hash of all that decides the binary: its pins, its own source, the build line, the toolchain."""
+    digest = hashlib.sha256(repr((program, STATIC, toolchain)).encode())
     module = tools / program.module
-    for path in sorted(module.rglob("*")):
-        if path.is_file():
-            digest.update(path.relative_to(module).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    sources = sorted((module / program.package).glob("*.go")) if program.package.startswith(".") else []
+    for path in (module / "go.mod", module / "go.sum", *sources):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

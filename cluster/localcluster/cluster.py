@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from localcluster import cgroups, claim, dns, network, packages, registry, requirements, storage, systemimages
+from localcluster import trainingoperator as operator
+from localcluster.addresses import HOST, NODES, SYSTEM_NODE
 from localcluster.binaries import BY_PROFILE, Binaries
+from localcluster.buildah import Buildah
 from localcluster.controlplane import COMPONENTS, ControlPlane, choose_ports
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl
 from localcluster.kwok import Kwok
 from localcluster.layout import Layout
+from localcluster.node import Node
 from localcluster.processes import Processes
 from localcluster.report import Report
-from localcluster.trainingoperator import HostTrainingOperator
 
-CONTROL_PLANE_PORTS = range(26400, 27400, 20)
+PORTS = {"control-plane": range(26400, 27400, 20), "full": range(6443, 6444)}
 
 
 class Cluster:
     """One profile's cluster of this checkout.
 
-    `up` and `down` are idempotent; `component_stop` and `component_start` break and mend one process.
+    `up` and `down` are idempotent. `node_stop` and `node_start` cut a node's power and give it back;
+    `component_stop` and `component_start` do the same to one process of the control plane.
     All methods raise ClusterError, whose text names the mend.
     """
 
@@ -42,24 +50,106 @@ class Cluster:
 
     @property
     def server(self) -> str:
+        """The API server's URL."""
         return self._plane().server
 
     def _plane(self) -> ControlPlane:
-        ports = choose_ports(self.layout.home / "ports.json", "127.0.0.1", CONTROL_PLANE_PORTS)
-        return ControlPlane(self.layout, self.processes, "127.0.0.1", ports)
+        address = HOST if self.profile == "full" else "127.0.0.1"
+        ports = choose_ports(self.layout.home / "ports.json", "127.0.0.1", PORTS[self.profile])
+        return ControlPlane(self.layout, self.processes, address, ports)
+
+    def _nodes(self) -> dict[str, Node]:
+        plane = self._plane()
+        return {address.name: Node(address, plane, self.kubectl) for address in NODES}
 
     def up(self) -> None:
+        """Bring up what is not up. Raises MissingRequirements when the machine cannot."""
+        requirements.check(self.layout)
+        if self.profile == "full":
+            self._up_full()
+        else:
+            self._up_control_plane()
+
+    def _up_control_plane(self) -> None:
         self.binaries.build(BY_PROFILE[self.profile], self.report)
         plane = self._plane()
         plane.prepare()
         plane.up(self.report)
-        HostTrainingOperator(plane, self.kubectl).up(self.binaries, self.report)
+        operator.HostTrainingOperator(plane, self.kubectl).up(self.binaries, self.report)
         Kwok(plane, self.kubectl).up(self.binaries, self.report)
 
+    def _up_full(self) -> None:
+        claim.take(self.layout.checkout)
+        packages.install(self.report)
+        self.binaries.build(BY_PROFILE[self.profile], self.report)
+        if self._complete():
+            return
+        requirements.check_namespaces(self.layout)
+        buildah = Buildah(self.layout)
+        systemimages.build_base(self.layout, buildah, self.report)
+        systemimages.build_programs(self.layout, buildah, self.report)
+
+        network.up()
+        plane = self._plane()
+        plane.prepare()
+        registry.up(self.layout, self.processes, self.report)
+        systemimages.push(buildah, self.report)
+        plane.up(self.report)
+        dns.up(plane, self.kubectl, self.report)
+        nodes = self._nodes()
+        with self.report.step(f"nodes: {', '.join(nodes)}, 8 simulated GPUs each"):
+            for node in nodes.values():
+                node.start()
+            for node in nodes.values():
+                node.wait_ready()
+                node.label()
+        with self.report.step("training-operator and storage class"):
+            self._install_addons(plane)
+        self._mark_complete()
+
+    def _install_addons(self, plane: ControlPlane) -> None:
+        stock = operator.manifests(self.binaries, self.kubectl)
+        place = {"kubernetes.io/hostname": SYSTEM_NODE}
+        images = (systemimages.TRAINING_OPERATOR_IMAGE, systemimages.BASE_IMAGE)
+        self.kubectl.apply(operator.in_cluster(stock, *images, place))
+        storage.install(plane, self.kubectl, self.binaries)
+        for namespace, name in (
+            (operator.NAMESPACE, operator.NAME),
+            (storage.NAMESPACE, "local-path-provisioner"),
+        ):
+            self.kubectl.run("rollout", "status", "-n", namespace, f"deployment/{name}", "--timeout=120s")
+
+    @property
+    def _completed(self) -> Path:
+        return self.layout.home / "complete"
+
+    def _mark_complete(self) -> None:
+        self._completed.touch()
+
+    def _complete(self) -> bool:
+        """Whether all that `up` starts runs, add-ons installed."""
+        if not self._completed.exists():
+            return False
+        names = (*COMPONENTS, registry.NAME, dns.NAME, *(node.name for node in NODES))
+        return all(self.processes.running(name) for name in names) and self._plane().ready()
+
     def down(self) -> None:
-        """End every process and delete the profile's state. Caches stay."""
-        self.processes.kill_all()
-        HostTrainingOperator(self._plane(), self.kubectl).remove_certificates()
+        """End every process, remove every trace, delete the profile's state. Caches stay.
+
+        Raises ClusterError when the machine's full cluster is another checkout's: nothing is touched then.
+        """
+        if self.profile == "control-plane":
+            self.processes.kill_all()
+            operator.HostTrainingOperator(self._plane(), self.kubectl).remove_certificates()
+        elif claim.held_by_other(self.layout.checkout):
+            if self.layout.home.exists():
+                claim.take(self.layout.checkout)
+        elif os.geteuid() == 0:
+            with self.report.step("stop the cluster"):
+                self.processes.kill_all()
+                cgroups.remove()
+                network.down()
+                claim.release(self.layout.checkout)
         shutil.rmtree(self.layout.home, ignore_errors=True)
 
     def status(self) -> dict[str, bool]:
@@ -72,13 +162,41 @@ class Cluster:
         self.processes.kill(name)
 
     def component_start(self, name: str) -> None:
-        """Start it again with the same command line; for the API server, wait until it is ready."""
+        """Start it again with the same command line; for etcd and the API server, wait until it is ready."""
         self._known(name)
         plane = self._plane()
         plane.start(name)
         if name in ("etcd", "kube-apiserver"):
             plane.wait_ready()
 
-    def _known(self, name: str) -> None:
+    @contextlib.contextmanager
+    def component_away(self, name: str) -> Iterator[None]:
+        """Without `name` for as long as the block runs."""
+        self.component_stop(name)
+        try:
+            yield
+        finally:
+            self.component_start(name)
+
+    @staticmethod
+    def _known(name: str) -> None:
         if name not in COMPONENTS:
             raise ClusterError(f"component {name!r} is unknown; one of: {', '.join(COMPONENTS)}")
+
+    def _node(self, name: str) -> Node:
+        if self.profile != "full":
+            raise ClusterError("profile control-plane has no nodes of its own: tests create fake ones")
+        nodes = self._nodes()
+        if name not in nodes:
+            raise ClusterError(f"node {name!r} is unknown; one of: {', '.join(nodes)}")
+        return nodes[name]
+
+    def node_stop(self, name: str) -> None:
+        """Cut a node's power: its kubelet and all its containers end at once."""
+        self._node(name).stop()
+
+    def node_start(self, name: str) -> None:
+        """Give a node its power back and wait until it is Ready."""
+        node = self._node(name)
+        node.start()
+        node.wait_ready()

@@ -24,6 +24,7 @@ NAMESPACE = "kubeflow"
 NAME = "training-operator"
 CERTIFICATE_DIRECTORY = Path("/tmp/k8s-webhook-server/serving-certs")
 """Fixed in the training-operator's own source."""
+INIT_CONTAINER = Path(__file__).parent / "data" / "init-container.yaml"
 FLAGS = (
     "--enable-scheme=pytorchjob",
     # Its own defaults (20, 30, 1) create two jobs a second, whatever the machine.
@@ -62,18 +63,27 @@ def without_workload(objects: Sequence[Object]) -> list[Object]:
 def in_cluster(
     objects: Sequence[Object], image: str, init_image: str, node_selector: dict[str, str]
 ) -> list[Object]:
-    """The overlay with our image, our flags and a place on a node that fault tests leave alone."""
+    """The overlay with our image, our flags, our init container and a place on a node that fault tests leave alone."""
+    template: Object = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "training-operator-init-container", "namespace": NAMESPACE},
+        "data": {"initContainer.yaml": INIT_CONTAINER.read_text()},
+    }
     result = copy.deepcopy(list(objects))
     for item in result:
         if item["kind"] != "Deployment":
             continue
         pod = item["spec"]["template"]["spec"]
         pod["nodeSelector"] = node_selector
+        pod["volumes"].append({"name": "config", "configMap": {"name": template["metadata"]["name"]}})
         container = pod["containers"][0]
         container["image"] = image
+        # The folder in which the training-operator looks for it unasked.
+        container["volumeMounts"].append({"name": "config", "mountPath": "/etc/config"})
         container["args"] = [*FLAGS, f"--pytorch-init-container-image={init_image}"]
         container["readinessProbe"].update(initialDelaySeconds=1, periodSeconds=2)
-    return result
+    return [*result, template]
 
 
 class HostTrainingOperator:
@@ -90,6 +100,7 @@ class HostTrainingOperator:
         return [
             self.plane.layout.binary(NAME),
             *FLAGS,
+            f"--pytorch-init-container-template-file={INIT_CONTAINER}",
             f"--metrics-bind-address=127.0.0.1:{ports.training_operator_metrics}",
             f"--health-probe-bind-address=127.0.0.1:{ports.training_operator_health}",
             f"--webhook-server-port={ports.training_operator_webhook}",

@@ -5,18 +5,15 @@ import (
 	"github.com/coredns/coredns/core/dnsserver"
 	"github.com/coredns/coredns/coremain"
 
+	_ "github.com/coredns/coredns/plugin/bind"
 	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/errors"
-	_ "github.com/coredns/coredns/plugin/forward"
-	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
-	_ "github.com/coredns/coredns/plugin/loop"
 	_ "github.com/coredns/coredns/plugin/ready"
-	_ "github.com/coredns/coredns/plugin/reload"
 )
 
 func main() {
 	// A query walks the plugins in this order, whatever the Corefile's own.
-	dnsserver.Directives = []string{"bind", "ready", "reload", "health", "errors", "cache", "loop", "kubernetes", "forward"}
+	dnsserver.Directives = []string{"bind", "ready", "errors", "cache", "kubernetes"}
 	coremain.Run()
 }

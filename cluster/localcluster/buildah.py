@@ -1,0 +1,118 @@
+"""buildah, with storage of its own below `.cluster`, in a mount namespace that ends with each command."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from localcluster.addresses import HOST, REGISTRY_PORT
+from localcluster.commands import run
+from localcluster.errors import ClusterError
+from localcluster.layout import Layout
+
+CERTIFICATES = Path("/etc/ssl/certs")
+
+
+class Buildah:
+    """Builds images and pushes them to the cluster's registry. Methods raise ClusterError."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def _run(self, *words: str | Path) -> str:
+        # A build that is killed leaves no mount behind: they are all in this namespace.
+        return run(
+            [
+                *("unshare", "--mount", "--propagation", "slave"),
+                "buildah",
+                *("--storage-driver", "overlay"),
+                *("--root", self.layout.cache / "buildah"),
+                *("--runroot", self.layout.cache / "buildah-run"),
+                *words,
+            ]
+        )
+
+    def image_id(self, name: str) -> str | None:
+        """The id of the image with this name, None when there is none."""
+        try:
+            images = json.loads(self._run("images", "--json", name))
+        except ClusterError:
+            return None
+        return str(images[0]["id"]) if images else None
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """The labels of an image; none when it does not exist."""
+        try:
+            inspected = json.loads(self._run("inspect", "--type", "image", name))
+        except ClusterError:
+            return {}
+        labels: Mapping[str, str] = inspected["OCIv1"]["config"].get("Labels") or {}
+        return labels
+
+    def build(
+        self,
+        name: str,
+        context: Path,
+        dockerfile: Path,
+        *,
+        arguments: Mapping[str, str] | None = None,
+        volumes: Mapping[Path, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Build `dockerfile`, layer by layer from the cache.
+
+        `volumes` are there for RUN lines only. The machine's certificates are among them, read-only, so that
+        a proxy it trusts is trusted by the build, and no image holds them.
+        """
+        mounts = {CERTIFICATES: f"{CERTIFICATES}:ro", Path("/etc/resolv.conf"): "/etc/resolv.conf:ro"}
+        words: list[str | Path] = ["build", "--isolation", "chroot", "--network", "host", "--layers"]
+        for source, target in {**mounts, **(volumes or {})}.items():
+            words += ["--volume", f"{source}:{target}"]
+        for key, value in (arguments or {}).items():
+            words += ["--build-arg", f"{key}={value}"]
+        for key, value in (labels or {}).items():
+            words += ["--label", f"{key}={value}"]
+        self._run(*words, "--file", dockerfile, "--tag", name, context)
+
+    def push(self, name: str) -> None:
+        """Push what the registry lacks. Layers are not compressed: the way is one memory copy long."""
+        path = name.split("/", 1)[1]
+        target = f"docker://{HOST}:{REGISTRY_PORT}/{path}"
+        self._run("push", "--disable-compression", "--tls-verify=false", name, target)
+
+
+def build_environment(environment: Mapping[str, str]) -> str:
+    """Shell lines for RUN: the caller's indices and proxies, for uv too where only pip was told."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name.lower().endswith("_proxy") or name.startswith(("UV_", "PIP_"))
+    }
+    for name in ("PIP_FIND_LINKS", "PIP_CERT", "PIP_CACHE_DIR", "UV_CACHE_DIR", "UV_PYTHON"):
+        kept.pop(name, None)  # paths of this machine
+    for ours, theirs in (("UV_DEFAULT_INDEX", "PIP_INDEX_URL"), ("UV_INDEX", "PIP_EXTRA_INDEX_URL")):
+        if theirs in kept and ours not in kept:
+            kept[ours] = kept[theirs]
+    kept["SSL_CERT_FILE"] = str(CERTIFICATES / "ca-certificates.crt")
+    return "".join(f"export {name}={_quoted(value)}\n" for name, value in sorted(kept.items()))
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("'", "'\\''") + "'"
+
+
+def write_build_environment(layout: Layout) -> Path:
+    """The file that Dockerfiles read as /run/build-environment where it is mounted."""
+    path = layout.cache / "build-environment"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(build_environment(os.environ))
+    return path
+
+
+def scratch_dockerfile(files: Sequence[tuple[str, str]], entrypoint: str) -> str:
+    """An image of single files: (name in the context, path in the image)."""
+    lines = ["FROM scratch", *(f"COPY {source} {target}" for source, target in files)]
+    return "\n".join([*lines, f'ENTRYPOINT ["{entrypoint}"]']) + "\n"
