@@ -14,45 +14,54 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One accelerator. Speeds are dense peaks in FLOP/s, bandwidths in byte/s and one direction."""
+    """One accelerator. Peaks are dense, in FLOP/s; bandwidths in byte/s, per accelerator and direction."""
 
     name: str
     memory: int
-    """Bytes."""
+    """Bytes that the driver reports."""
     bf16: float
     fp8: float | None
     """None: no FP8 matrix products."""
     memory_bandwidth: float
-    near_bandwidth: float
+    link_bandwidth: float
     """To the others of its NVLink (or PCIe) domain."""
-    far_bandwidth: float
-    """To other domains, per accelerator, where the platform says nothing else."""
     domain: int
-    """Accelerators that the near link joins; a node's, or more (NVL72)."""
+    """Accelerators that the link joins; a node's, or more (NVL72)."""
+    network_bandwidth: float
+    """To other domains; assumed, after the vendor's reference system."""
+    source: str
+
+
+def _accelerator(name: str, entry: dict[str, Any]) -> Accelerator:
+    fp8 = entry.get("fp8Teraflops")
+    return Accelerator(
+        name=name,
+        memory=int(entry["memoryGiB"] * GIB),
+        bf16=entry["bf16Teraflops"] * 1e12,
+        fp8=fp8 * 1e12 if fp8 else None,
+        memory_bandwidth=entry["memoryGBps"] * 1e9,
+        link_bandwidth=entry["linkGBps"] * 1e9,
+        domain=entry["domain"],
+        network_bandwidth=entry["networkGBps"] * 1e9,
+        source=entry["source"],
+    )
 
 
 @cache
-def table() -> dict[str, Accelerator]:
-    """All known accelerators by name."""
+def table() -> dict[str, Accelerator | None]:
+    """All known accelerators by name and alias; none for `cpu`, of which no figure is known."""
     text = resources.files("megatron_operator.planner").joinpath("data/accelerators.yaml").read_text()
     data: dict[str, dict[str, Any]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return {
-        name: Accelerator(
-            name=name,
-            memory=int(entry["memoryGiB"] * GIB),
-            bf16=entry["bf16Teraflops"] * 1e12,
-            fp8=entry["fp8Teraflops"] * 1e12 if entry.get("fp8Teraflops") else None,
-            memory_bandwidth=entry["memoryGBps"] * 1e9,
-            near_bandwidth=entry["nearGBps"] * 1e9,
-            far_bandwidth=entry["farGBps"] * 1e9,
-            domain=entry["domain"],
-        )
-        for name, entry in data.items()
-    }
+    known: dict[str, Accelerator | None] = {}
+    for name, entry in data.items():
+        accelerator = _accelerator(name, entry) if "memoryGiB" in entry else None
+        for each in [name, *entry.get("aliases", [])]:
+            known[each] = accelerator
+    return known
 
 
 def get(name: str) -> Accelerator | None:
-    """The accelerator of that name; none when it is not in the table."""
+    """The accelerator of that name; none for `cpu` and for a name that is not in the table."""
     return table().get(name)
 
 

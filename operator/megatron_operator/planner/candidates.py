@@ -9,8 +9,9 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.accelerators import GIB
 from megatron_operator.planner.architecture import Architecture
 from megatron_operator.planner.layout import Layout, Recompute, Setting, layout_errors, stages_error
-from megatron_operator.planner.memory import MemoryQuestion, memory_per_gpu
+from megatron_operator.planner.memory import memory_per_gpu
 from megatron_operator.planner.stages import StageSplit, asked_split, automatic_split, check_virtual
+from megatron_operator.planner.workload import Recomputation, Workload, numerics
 
 ACCEPTED_BUBBLE = 0.05
 """Part of a step that pipeline stages may wait before virtual stages are added."""
@@ -221,30 +222,34 @@ def _with_memory(request: Request, layout: Layout, micro_batch: int) -> Iterator
     accumulation = [batch // (micro_batch * dp) for batch in request.batches]
     split = _interleaved(request, layout, accumulation)
     assert split is not None, "a valid layout has stages"
-    asked = request.resolved.parallelism.recompute_granularity
-    options: list[Recompute | None] = [asked] if asked is not None else [None, "full"]
+    asked = request.resolved.parallelism
+    granularity = asked.recompute_granularity
+    options: list[Recompute | None] = [granularity] if granularity is not None else [None, "full"]
     if request.capacity is None:
         options = options[:1]
-    training = request.resolved.training
+    bytes_per_parameter = numerics(request.resolved.training, request.resolved.megatron_args)
     for recompute in options:
-        question = MemoryQuestion(
+        workload = Workload(
+            a=request.a,
             seq_length=request.seq_length,
             micro_batch=micro_batch,
             micro_batches=max(accumulation),
             tp=layout.tp,
             cp=layout.cp,
-            ep=layout.ep,
-            etp=layout.etp,
-            dense_copies=dp * layout.cp,
-            expert_copies=expert_dp,
+            dp=dp,
             stage_layers=split.layers,
             virtual=split.virtual or 1,
+            ep=layout.ep,
+            etp=layout.etp,
+            expert_dp=expert_dp,
             sequence_parallel=request.sequence_parallel,
             distributed_optimizer=request.distributed_optimizer,
-            recompute=recompute,
-            half_precision=bool(training.bf16 or training.fp16),
+            numerics=bytes_per_parameter,
+            recompute=Recomputation(
+                recompute, asked.recompute_method or "uniform", asked.recompute_num_layers or 1
+            ),
         )
-        memory = memory_per_gpu(request.a, question, request.capacity)
+        memory = memory_per_gpu(workload, request.capacity)
         yield Candidate(replace(layout, split=split), dp, expert_dp, micro_batch, recompute, memory)
 
 
