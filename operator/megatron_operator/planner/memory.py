@@ -115,9 +115,9 @@ def states(w: Workload, stage: int) -> States:
 def micro_batches_kept(w: Workload, stage: int) -> float:
     """Micro batches whose activations a stage holds at most, each of all the stage's layers.
 
-    One forward, one backward: p - stage, or as many as there are. Interleaved: 2 (p - stage - 1) + (v - 1) p + 1
-    chunks of a v-th of the stage's layers, which for the first stage is p times the factor 1 + (p - 1) / (p v)
-    of arXiv:2205.05198.
+    One forward, one backward: p - stage, or as many as there are. Interleaved: 2 (p - stage - 1) + (v - 1) p
+    + 1 chunks of a v-th of the stage's layers, which for the first stage is p times the factor 1 + (p - 1) /
+    (p v) of arXiv:2205.05198.
     """
     if w.virtual > 1:
         return (2 * (w.pp - stage - 1) + (w.virtual - 1) * w.pp + 1) / w.virtual
@@ -151,7 +151,8 @@ _WITHOUT_SP = 1.05
 
 
 def _output_bytes(w: Workload) -> float:
-    """Input of the output layer and logits in FP32; Megatron counts 2 bytes each without sequence parallelism."""
+    """Input of the output layer and logits in FP32; Megatron counts 2 bytes each without sequence
+    parallelism."""
     vocabulary, hidden = w.a.padded_vocab(w.tp), w.a.hidden
     if w.split_sequence:
         return 4 * w.tokens * (hidden + vocabulary) / w.tp
@@ -159,7 +160,8 @@ def _output_bytes(w: Workload) -> float:
 
 
 def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: float) -> float:
-    """Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198)."""
+    """Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198).
+    Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198)."""
     boundary = 2 * w.tokens * w.a.hidden / (w.tp if w.split_sequence else 1)
     unit = w.recompute.layers
     if w.recompute.method == "block":
@@ -175,8 +177,8 @@ def layer_bytes(w: Workload, *, moe: bool) -> float:
     Dense, with sequence parallelism: s b (18 h + 4 f) / t, without: s b h (10 + 24 / t), both as Megatron has
     them; 18 h are the norms' inputs and outputs, queries, keys, values, the attention's output and dropout
     masks. Latent attention replaces queries to output by its own tensors. A layer with experts has, for each
-    of the k experts of a token, its input and three widths of 2 bytes if gated (two products, one activation),
-    else two. FP8 keeps inputs of linear layers in one byte and the attention's output twice.
+    of the k experts of a token, its input and three widths of 2 bytes if gated (two products, one
+    activation), else two. FP8 keeps inputs of linear layers in one byte and the attention's output twice.
     """
     a, tokens, modules = w.a, w.tokens, _modules(w)
     h, fp8 = a.hidden, w.numerics.fp8

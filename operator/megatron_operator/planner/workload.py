@@ -158,8 +158,8 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     "Distributed optimizer" of Megatron's documentation: BF16 weights 2, FP32 gradients 4, Adam 12; everything
     in FP32 is 4, 4 and 8. The precision-aware optimizer keeps of the FP32 master weight the 16 bits that the
     BF16 weight lacks (`store_param_remainders`) and takes the moments' and gradients' types from
-    `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`. FP8 keeps two FP8 copies of a weight, one
-    for each direction of the product, unless the weights themselves are FP8 (`--fp8-param-gather`).
+    `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`. FP8 keeps two FP8 copies of a weight,
+    one for each direction of the product, unless the weights themselves are FP8 (`--fp8-param-gather`).
     """
     fp8 = training.fp8_format is not None
     if not (training.bf16 or training.fp16):
@@ -210,8 +210,8 @@ def execution(
 def moe_of_stages(moe: tuple[bool, ...], stages: tuple[int, ...], virtual: int) -> tuple[int, ...]:
     """Mixture-of-experts layers of each stage.
 
-    Interleaved stages take every `pp`-th chunk; where chunks are not of equal size, layers are taken to lie one
-    stage after the other.
+    Interleaved stages take every `pp`-th chunk; where chunks are not of equal size, layers are taken to lie
+    one stage after the other.
     """
     pp = len(stages)
     if virtual > 1 and len(set(stages)) == 1 and stages[0] % virtual == 0:
