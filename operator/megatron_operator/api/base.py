@@ -1,4 +1,7 @@
-"""The one base of all API models: frozen, camelCase on the outside, unknown fields refused."""
+"""The one base of all API models: frozen, camelCase on the outside, unknown fields refused.
+
+The text under a field becomes its description in the CRD (`schema` reads it from the source).
+"""
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -12,7 +15,7 @@ class ApiModel(BaseModel):
         populate_by_name=True,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
+        defer_build=True,
         protected_namespaces=(),
     )
 

@@ -1,0 +1,1 @@
+"""`megatron` on the shell and `kubectl megatron`: the operator's own stages, without a cluster."""

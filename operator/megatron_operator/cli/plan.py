@@ -1,0 +1,106 @@
+"""`megatron plan`: the layout of a run, its sizes and the reasons."""
+
+from typing import Any
+
+import click
+
+from megatron_operator.api.status import MemoryPerGpu, Plan
+from megatron_operator.cli import output as printing
+from megatron_operator.cli.inputs import Question, question, resource
+
+_BAR = 40
+_PARTS = ("weights", "gradients", "optimizer", "activations", "other")
+_COLOURS = ("blue", "cyan", "green", "yellow", "magenta")
+
+
+@click.command("plan")
+@question
+@printing.formatted
+def command(asked: Question, output: str) -> None:
+    """Show how a run would lie on its accelerators, how much memory it takes and how fast it would be.
+
+    \b
+    megatron plan --recipe llama3-8b --gpus 64 --accelerator h100-sxm
+    megatron plan -f recipe.yaml --set parallelism.tensorModelParallelSize=4
+    megatron plan --recipe llama3-70b --gpus 64 --accelerator h100-sxm -o json
+    """
+    from megatron_operator.cli.stages import run
+
+    one = run(asked, resource(asked))
+    if output != "table":
+        printing.data(document(one.plan), output)
+        return
+    p = one.plan
+    click.secho(f"{one.name} on {p.world_size} x {one.resolved.accelerator_type}", bold=True)
+    for name, text in _lines(p):
+        click.echo(f"  {name:<12}{text}")
+    if p.memory_per_gpu is not None:
+        _memory(p.memory_per_gpu)
+    for note in p.notes:
+        click.echo(f"  - {note}")
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """The plan as programs read it: every field is there, null where it does not apply."""
+    return plan.model_dump(by_alias=True, mode="json")
+
+
+def _lines(p: Plan) -> list[tuple[str, str]]:
+    layout = (
+        f"TP {p.tensor_model_parallel_size} x PP {p.pipeline_model_parallel_size} x "
+        f"CP {p.context_parallel_size} x DP {p.data_parallel_size}"
+    )
+    if p.virtual_pipeline_model_parallel_size:
+        layout += f", {p.virtual_pipeline_model_parallel_size} virtual stages"
+    if p.expert_model_parallel_size > 1:
+        layout += (
+            f"; EP {p.expert_model_parallel_size} x ETP {p.expert_tensor_parallel_size} x "
+            f"expert-DP {p.expert_data_parallel_size}"
+        )
+    batch = (
+        f"{p.global_batch_size} = {p.micro_batch_size} x DP {p.data_parallel_size} x "
+        f"{p.gradient_accumulation} micro batches"
+    )
+    size = printing.billions(p.parameters)
+    if p.active_parameters != p.parameters:
+        size += f" ({printing.billions(p.active_parameters)} active)"
+    lines = [
+        ("layout", layout),
+        ("pods", f"{p.nodes} of {p.per_node}"),
+        ("batch", batch),
+        ("parameters", f"{size}, {printing.billions(p.flops_per_token)} FLOP a token"),
+    ]
+    if p.train_iters:
+        lines.append(("length", f"{p.train_iters:,} iterations"))
+    if p.recompute_granularity:
+        lines.append(("recompute", p.recompute_granularity))
+    if p.expected is not None:
+        e = p.expected
+        lines.append(
+            (
+                "expected",
+                f"{e.step_seconds:.2f} s a step, {e.tokens_per_second_per_gpu:,.0f} tokens/s and "
+                f"{e.tflops_per_gpu:.0f} TFLOP/s a GPU ({e.mfu:.0%} MFU)",
+            )
+        )
+    return lines
+
+
+def _memory(memory: MemoryPerGpu) -> None:
+    """A bar as wide as the accelerator's memory, one colour a part."""
+    whole = max(memory.capacity or 0, memory.total)
+    bar, filled = "", 0
+    summed = 0
+    for part, colour in zip(_PARTS, _COLOURS, strict=True):
+        summed += getattr(memory, part)
+        upto = round(_BAR * summed / whole)
+        bar += click.style("█" * (upto - filled), fg=colour)
+        filled = upto
+    bar += "░" * (_BAR - filled)
+    of = f" of {printing.gib(memory.capacity)}" if memory.capacity else ""
+    click.echo(f"  {'memory':<12}{bar} {printing.gib(memory.total)}{of}")
+    parts = ", ".join(
+        click.style(f"{part} {printing.gib(getattr(memory, part))}", fg=colour)
+        for part, colour in zip(_PARTS, _COLOURS, strict=True)
+    )
+    click.echo(f"  {'':<12}{parts}")

@@ -1,0 +1,76 @@
+"""`megatron recipes`: the catalog."""
+
+from pathlib import Path
+
+import click
+
+from megatron_operator.cli import output as printing
+from megatron_operator.cli.inputs import _recipes
+
+_CATALOG = click.option(
+    "--catalog", type=click.Path(path_type=Path), help="Directory with recipes of your own."
+)
+
+
+@click.group("recipes")
+def command() -> None:
+    """The catalog's recipes.
+
+    \b
+    megatron recipes list
+    megatron recipes show llama3-8b
+    """
+
+
+@command.command("list")
+@click.option("--family", help="Only recipes of this family.")
+@_CATALOG
+@printing.formatted
+def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
+    """List all recipes."""
+    from megatron_operator import catalog as library
+
+    entries = [e for e in library.load(catalog) if family is None or e.family == family]
+    if output != "table":
+        listed = [
+            {
+                "name": e.name,
+                "family": e.family,
+                "engine": e.engine,
+                "modes": list(e.modes),
+                "layouts": [
+                    {"accelerators": list(x.accelerators), "count": x.count, "source": x.source}
+                    for x in e.layouts
+                ],
+                "source": e.source,
+                "description": e.description,
+                "aliases": list(e.aliases),
+            }
+            for e in entries
+        ]
+        printing.data(listed, output)
+        return
+    rows = [
+        (
+            e.name,
+            e.family,
+            e.engine,
+            ",".join(e.modes),
+            ", ".join(x.title for x in e.layouts[:3]),
+            e.description,
+        )
+        for e in entries
+    ]
+    printing.table(("name", "family", "engine", "modes", "published layouts", "description"), rows)
+
+
+@command.command("show")
+@click.argument("name", shell_complete=_recipes)
+@_CATALOG
+@printing.formatted
+def show(name: str, catalog: Path | None, output: str) -> None:
+    """Show one recipe whole, with its source and what was corrected."""
+    from megatron_operator import catalog as library
+
+    entry = library.load(catalog).get(name)
+    printing.data(entry.wire(), "json" if output == "json" else "yaml")
