@@ -95,6 +95,7 @@ def build_environment(environment: Mapping[str, str]) -> str:
     for ours, theirs in (("UV_DEFAULT_INDEX", "PIP_INDEX_URL"), ("UV_INDEX", "PIP_EXTRA_INDEX_URL")):
         if theirs in kept and ours not in kept:
             kept[ours] = kept[theirs]
+    kept["UV_LINK_MODE"] = "copy"  # the cache is mounted: another file system
     kept["SSL_CERT_FILE"] = str(CERTIFICATES / "ca-certificates.crt")
     return "".join(f"export {name}={_quoted(value)}\n" for name, value in sorted(kept.items()))
 

@@ -19,22 +19,27 @@ def parser() -> argparse.ArgumentParser:
     for name, text in (
         ("up", "start the cluster; does nothing when it runs"),
         ("down", "stop it and leave nothing behind"),
+        ("images", "build the project's images, push what changed, pull them on every node"),
         ("status", "say what runs"),
         ("kubeconfig", "print the kubeconfig's path"),
     ):
         command = commands.add_parser(name, help=text, description=text)
+        if name == "images":
+            continue
         command.add_argument("--profile", choices=PROFILES, default="full")
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    cluster = Cluster(options.profile)
+    cluster = Cluster(getattr(options, "profile", "full"))
     try:
         if options.command == "up":
             cluster.up()
         elif options.command == "down":
             cluster.down()
+        elif options.command == "images":
+            cluster.images()
         elif options.command == "kubeconfig":
             print(cluster.kubeconfig)
         elif options.command == "status":

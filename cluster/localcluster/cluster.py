@@ -8,9 +8,21 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from localcluster import cgroups, claim, dns, network, packages, registry, requirements, storage, systemimages
+from localcluster import (
+    cgroups,
+    claim,
+    dns,
+    images,
+    network,
+    packages,
+    registry,
+    requirements,
+    storage,
+    systemimages,
+    traces,
+)
 from localcluster import trainingoperator as operator
-from localcluster.addresses import HOST, NODES, SYSTEM_NODE
+from localcluster.addresses import BRIDGE, HOST, NODES, SYSTEM_NODE
 from localcluster.binaries import BY_PROFILE, Binaries
 from localcluster.buildah import Buildah
 from localcluster.controlplane import COMPONENTS, ControlPlane, choose_ports
@@ -107,6 +119,19 @@ class Cluster:
             self._install_addons(plane)
         self._mark_complete()
 
+    def images(self) -> None:
+        """Build the project's images, push what changed, and have every node pull them.
+
+        Raises ClusterError when the cluster does not run.
+        """
+        if not self._complete():
+            raise ClusterError("the full cluster does not run: python -m localcluster up")
+        buildah = Buildah(self.layout)
+        for image in images.IMAGES:
+            images.build(self.layout, image, buildah, self.report)
+            images.push(image, buildah, self.report)
+        images.pull(self.kubectl, [image.reference for image in images.IMAGES], self.report)
+
     def _install_addons(self, plane: ControlPlane) -> None:
         stock = operator.manifests(self.binaries, self.kubectl)
         place = {"kubernetes.io/hostname": SYSTEM_NODE}
@@ -150,7 +175,16 @@ class Cluster:
                 cgroups.remove()
                 network.down()
                 claim.release(self.layout.checkout)
+            if left := self._left_behind():
+                raise ClusterError("left behind:\n" + "\n".join(left))
         shutil.rmtree(self.layout.home, ignore_errors=True)
+
+    def _left_behind(self) -> list[str]:
+        """What of ours is still on the machine: by our mark, our names and our folder."""
+        now = traces.take(self.layout.home)
+        ours = (BRIDGE, cgroups.PREFIX, str(self.layout.root))
+        found = now.since(traces.NONE)
+        return [line for line in found if line.startswith("processes") or any(word in line for word in ours)]
 
     def status(self) -> dict[str, bool]:
         """Each recorded process, and whether it runs."""

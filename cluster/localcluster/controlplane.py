@@ -166,6 +166,10 @@ class ControlPlane:
                 "--allow-privileged=true",
                 # Webhooks are called at their pods' addresses: the host has routes to pods, no kube-proxy.
                 "--enable-aggregator-routing=true",
+                # With the controller manager's grace period: pods of a dead node are given up after half a
+                # minute, not after six.
+                "--default-not-ready-toleration-seconds=10",
+                "--default-unreachable-toleration-seconds=10",
                 "--max-requests-inflight=1000",
                 "--max-mutating-requests-inflight=500",
             ]
@@ -181,6 +185,7 @@ class ControlPlane:
                 f"--service-account-private-key-file={pki.key('service-account')}",
                 "--use-service-account-credentials=true",
                 "--leader-elect=false",
+                "--node-monitor-grace-period=20s",
                 "--kube-api-qps=1000",
                 "--kube-api-burst=1000",
             ]

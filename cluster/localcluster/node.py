@@ -7,6 +7,7 @@ takes its mounts and network with it. Its disk (`NODE_LIB`) stays.
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 from localcluster import cgroups, network
@@ -134,6 +135,7 @@ state = "/run/containerd"
             "imageGCHighThresholdPercent": 100,
             "serializeImagePulls": False,
             "nodeStatusUpdateFrequency": "5s",
+            "nodeLeaseDurationSeconds": 20,
         }
 
     def kube_proxy_config(self) -> dict[str, object]:
@@ -173,6 +175,7 @@ state = "/run/containerd"
             return
         self.prepare()
         cgroups.create(self.name)
+        (self.home / "started").touch()
         peers = " ".join(f"{peer.pods}={peer.address}" for peer in NODES if peer.name != self.name)
         namespaces = ("--mount", "--pid", "--net", "--uts", "--ipc", "--mount-proc")
         parent = self.plane.processes.start(
@@ -210,7 +213,7 @@ state = "/run/containerd"
         """Wait until the node is Ready with its 8 simulated GPUs. Raises ClusterError with its last words."""
 
         def ready() -> bool:
-            if not self.kubectl.exists("node", self.name):
+            if not self.kubectl.exists("node", self.name) or not self._leased_since_start():
                 return False
             status = self.kubectl.get("node", self.name)["status"]
             conditions = {item["type"]: item["status"] for item in status.get("conditions", [])}
@@ -224,6 +227,14 @@ state = "/run/containerd"
             raise ClusterError(
                 "\n".join([str(error), *last, self.plane.processes.tail(self.name)])
             ) from error
+
+    def _leased_since_start(self) -> bool:
+        """Whether this kubelet, not the one before a restart, has spoken to the API server."""
+        words = ("lease", self.name, "--namespace=kube-node-lease")
+        if not self.kubectl.exists(*words):
+            return False
+        renewed = datetime.fromisoformat(self.kubectl.get(*words)["spec"]["renewTime"])
+        return renewed.timestamp() > (self.home / "started").stat().st_mtime
 
     def label(self) -> None:
         words = [f"{name}={value}" for name, value in LABELS.items()]

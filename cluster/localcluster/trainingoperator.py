@@ -63,7 +63,7 @@ def without_workload(objects: Sequence[Object]) -> list[Object]:
 def in_cluster(
     objects: Sequence[Object], image: str, init_image: str, node_selector: dict[str, str]
 ) -> list[Object]:
-    """The overlay with our image, our flags, our init container and a place on a node that fault tests leave alone."""
+    """The overlay with our image, flags and init container, on a node that fault tests leave alone."""
     template: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
