@@ -1,7 +1,6 @@
 """Node labels fill in what the platform file does not say, and never what it does."""
 
 import pytest
-
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.catalog.discovery import INSTANCE_TYPES, PRODUCTS, with_nodes
 from megatron_operator.planner import accelerators
