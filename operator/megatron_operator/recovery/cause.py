@@ -66,3 +66,16 @@ def _container_end(name: str, ended: dict[str, Any]) -> PodEnd:
         return PodEnd(cause[:LONGEST], code, iteration if isinstance(iteration, int) else None)
     last_line = text.splitlines()[-1] if text else str(ended.get("reason") or "ended")
     return PodEnd(f"{name}: {last_line} (exit code {code})"[:LONGEST], code)
+
+
+def last_words(pod: dict[str, Any], container: str = CONTAINER_NAME) -> dict[str, Any]:
+    """The JSON that the trainer left when it ended well; empty while there is none."""
+    for state in (pod.get("status") or {}).get("containerStatuses") or []:
+        ended = (state.get("state") or {}).get("terminated")
+        if state.get("name") == container and ended:
+            try:
+                said = json.loads(ended.get("message") or "")
+            except ValueError:
+                return {}
+            return said if isinstance(said, dict) else {}
+    return {}

@@ -1,0 +1,94 @@
+"""What a checkpoint fixes: settings that a later start of the same run must not change."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+
+FREE_MODEL_SETTINGS: Final = frozenset(
+    {
+        "attentionDropout",
+        "hiddenDropout",
+        "initMethodStd",
+        "makeVocabSizeDivisibleBy",
+        "moeAuxLossCoeff",
+        "moeZLossCoeff",
+        "moeRouterLoadBalancingType",
+        "moeRouterBiasUpdateRate",
+        "moeRouterDtype",
+        "moePermuteFusion",
+        "moeTokenDispatcherType",
+        "mtpLossScalingFactor",
+        "noRopeFusion",
+    }
+)
+"""Neither shapes nor meanings of weights."""
+NUMBER_FORMATS: Final = (
+    "bf16",
+    "fp16",
+    "fp8Format",
+    "fp8Recipe",
+    "fp8ParamGather",
+    "usePrecisionAwareOptimizer",
+)
+OPTIMIZER: Final = "training.optimizer"
+LAYOUT: Final = (
+    ("tensorModelParallelSize", "tensor_model_parallel_size"),
+    ("pipelineModelParallelSize", "pipeline_model_parallel_size"),
+    ("expertModelParallelSize", "expert_model_parallel_size"),
+    ("expertTensorParallelSize", "expert_tensor_parallel_size"),
+)
+RESHARDABLE: Final = "optimizerReshardable"
+FULLY_RESHARDABLE_FLAG: Final = "--dist-ckpt-optim-fully-reshardable"
+
+
+def contract(resolved: ResolvedRecipe, plan: Plan, arguments: list[str]) -> dict[str, str]:
+    """Path below `spec` -> value, of everything that a checkpoint of this run fixes."""
+    model = resolved.model.wire()
+    free = set(FREE_MODEL_SETTINGS)
+    if model.get("positionEmbeddingType") != "learned_absolute":
+        free.add("maxPositionEmbeddings")
+    fixed = {f"model.{name}": value for name, value in model.items() if name not in free}
+    training = resolved.training.wire()
+    fixed |= {f"training.{name}": training[name] for name in NUMBER_FORMATS if name in training}
+    fixed[OPTIMIZER] = training.get("optimizer") or "adam"
+    if resolved.data.tokenizer is not None:
+        fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}
+    if resolved.data.prepare is not None:
+        fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
+    fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}
+    whole = "--use-distributed-optimizer" not in arguments or FULLY_RESHARDABLE_FLAG in arguments
+    fixed[RESHARDABLE] = whole
+    # false is what was not said: Megatron's switches are off by default.
+    said = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
+    return {path: _text(said[path]) for path in sorted(said)}
+
+
+def breaches(before: Mapping[str, str], after: Mapping[str, str], iteration: int | None) -> list[FieldError]:
+    """What the checkpoint of a run with `before` cannot take of `after`."""
+    made = "the run's checkpoints" if iteration is None else f"the run's checkpoint of iteration {iteration}"
+    fix = "set it back, or start a new recipe under another name"
+    layout = {f"parallelism.{name}" for name, _ in LAYOUT}
+    errors = []
+    for path in sorted((before.keys() | after.keys()) - {RESHARDABLE} - layout):
+        old, new = before.get(path), after.get(path)
+        if old != new:
+            message = f"is {new or 'not set'}, and {made} was made with {old or 'none'}"
+            errors.append(FieldError(f"spec.{path}", message, fix))
+    if before.get(RESHARDABLE) == "false":
+        for path in sorted(layout):
+            old, new = before.get(path), after.get(path)
+            if old != new:
+                message = (
+                    f"is {new}, and the optimizer state of {made} lies split for {old}: "
+                    "it loads at another data-parallel size alone"
+                )
+                fix = f"set {old}; runs with recovery.elastic can change it"
+                errors.append(FieldError(f"spec.{path}", message, fix))
+    return errors
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,74 @@
+"""The operator's entry point: `megatron-operator`, or `python -m megatron_operator.controller.main`."""
+
+import asyncio
+import logging
+import os
+
+import click
+import kopf
+import uvloop
+from prometheus_client import start_http_server
+
+from megatron_operator.controller.handlers import Operator, register
+from megatron_operator.controller.settings import DEFAULT_PROGRESS_URL, Settings
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.replace(",", " ").split() if name)
+
+
+@click.command(context_settings={"auto_envvar_prefix": "MEGATRON_OPERATOR", "show_default": True})
+@click.option(
+    "--namespace", default=lambda: os.environ.get("POD_NAMESPACE", "megatron-system"), help="Its own."
+)
+@click.option("--watch-namespaces", default="", help="Namespaces it serves, comma-separated; empty: all.")
+@click.option("--platform-config-map", default="megatron-platform", help="ConfigMap with platform.yaml.")
+@click.option("--catalog-config-map", default="megatron-catalog", help="ConfigMap with further recipes.")
+@click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="Where pods tell their progress.")
+@click.option("--progress-interval", default=5.0, help="Seconds between two looks at a run's progress.")
+@click.option("--workers", default=8, help="Recipes that are reconciled at once.")
+@click.option("--liveness-port", default=8080, help="Port of /healthz; 0: none.")
+@click.option("--metrics-port", default=0, help="Port of the operator's Prometheus metrics; 0: none.")
+@click.option("--log-level", default="INFO", help="Python's log level.")
+def main(
+    namespace: str,
+    watch_namespaces: str,
+    platform_config_map: str,
+    catalog_config_map: str,
+    progress_url: str,
+    progress_interval: float,
+    workers: int,
+    liveness_port: int,
+    metrics_port: int,
+    log_level: str,
+) -> None:
+    """Turn MegatronRecipe objects into training runs and keep them running."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kopf").setLevel(max(logging.getLogger().level, logging.WARNING))
+    settings = Settings(
+        namespace=namespace,
+        watch_namespaces=_names(watch_namespaces),
+        platform_config_map=platform_config_map,
+        catalog_config_map=catalog_config_map,
+        progress_url=progress_url,
+        progress_interval=progress_interval,
+        workers=workers,
+    )
+    if metrics_port:
+        start_http_server(metrics_port)
+    registry = kopf.OperatorRegistry()
+    register(registry, Operator(settings))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(
+            kopf.operator(
+                registry=registry,
+                standalone=True,
+                clusterwide=not settings.watch_namespaces,
+                namespaces=settings.watch_namespaces,
+                liveness_endpoint=f"http://0.0.0.0:{liveness_port}/healthz" if liveness_port else None,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""How far runs are: one task asks the pods of all of them, a bounded number at once."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from megatron_operator.contract import PROGRESS_PORT, PROGRESS_SCHEMA
+from megatron_operator.controller.settings import Settings
+from megatron_operator.controller.workqueue import Key
+
+log = logging.getLogger(__name__)
+
+TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+AT_ONCE: Final = 32
+"""Requests in flight, over all runs."""
+ALL_PODS_UP_TO: Final = 8
+"""In larger gangs the first and the last pod alone are asked: rank 0, and the stage that knows the loss."""
+RUNS_A_SECOND: Final = 50
+"""With more runs than that in an interval the interval grows."""
+REMIND: Final = 30.0
+"""Seconds after which a run is looked at although its pods say nothing new: hangs show by silence."""
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A pod that can be asked."""
+
+    pod: str
+    ip: str
+    node_rank: int
+
+
+@dataclass(slots=True)
+class Reading:
+    """What the pods of one run last said."""
+
+    report: Report
+    answered: float
+    """Seconds since the epoch."""
+    rank_restarts: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    targets: tuple[Target, ...]
+    reading: Reading | None = None
+    reminded: float = field(default_factory=time.time)
+
+
+def merge(reports: dict[int, Report]) -> Report:
+    """One report of the pods' by node rank: the first pod's, with what only others know filled in.
+
+    The loss is known to the last pipeline stage alone, which may lie in another pod.
+    """
+    ranks = sorted(reports)
+    merged = dict(reports[ranks[0]])
+    for rank in ranks[1:]:
+        for name, value in reports[rank].items():
+            if merged.get(name) is None and value is not None:
+                merged[name] = value
+    iterations = [r["iteration"] for r in reports.values() if isinstance(r.get("iteration"), int)]
+    merged["iteration"] = max(iterations, default=None)
+    return merged
+
+
+class Poller:
+    """Asks, remembers the last answer, and has recipes looked at whose answer changed.
+
+    Nothing here needs to survive: a restarted operator asks again.
+    """
+
+    def __init__(self, settings: Settings, notify: Callable[[Key], None]) -> None:
+        self._settings = settings
+        self._notify = notify
+        self._runs: dict[Key, _Run] = {}
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    def watch(self, key: Key, targets: tuple[Target, ...]) -> None:
+        """Ask these pods from now on; what was said before stays until one of them answers."""
+        if len(targets) > ALL_PODS_UP_TO:
+            targets = (targets[0], targets[-1])
+        run = self._runs.get(key)
+        if run is None:
+            self._runs[key] = _Run(targets)
+        else:
+            run.targets = targets
+
+    def forget(self, key: Key) -> None:
+        self._runs.pop(key, None)
+
+    def reading(self, key: Key) -> Reading | None:
+        run = self._runs.get(key)
+        return run.reading if run else None
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+            while True:
+                interval = max(self._settings.progress_interval, len(self._runs) / RUNS_A_SECOND)
+                await asyncio.sleep(interval)
+                await asyncio.gather(*(self._ask(session, key, run) for key, run in list(self._runs.items())))
+
+    async def _ask(self, session: aiohttp.ClientSession, key: Key, run: _Run) -> None:
+        answers = await asyncio.gather(*(self._fetch(session, key, target) for target in run.targets))
+        reports = {
+            target.node_rank: answer
+            for target, answer in zip(run.targets, answers, strict=True)
+            if answer is not None
+        }
+        now = time.time()
+        changed = now - run.reminded >= REMIND
+        if reports:
+            report = merge(reports)
+            changed = changed or run.reading is None or _essence(run.reading.report) != _essence(report)
+            restarts = sum(int(r.get("rankRestarts") or 0) for r in reports.values())
+            run.reading = Reading(report, now, restarts)
+        if changed:
+            run.reminded = now
+            self._notify(key)
+
+    async def _fetch(self, session: aiohttp.ClientSession, key: Key, target: Target) -> Report | None:
+        host = f"[{target.ip}]" if ":" in target.ip else target.ip
+        url = self._settings.progress_url.format(
+            ip=host, port=PROGRESS_PORT, namespace=key.namespace, pod=target.pod
+        )
+        try:
+            async with self._at_once, session.get(url) as response:
+                report = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            log.debug("%s: no progress from %s: %r", key, target.pod, error)
+            return None
+        if not isinstance(report, dict) or report.get("schema") != PROGRESS_SCHEMA:
+            log.warning("%s: %s tells progress in a form that is not known here", key, target.pod)
+            return None
+        return report
+
+
+def _essence(report: Report) -> tuple[Any, ...]:
+    return tuple(report.get(name) for name in ("phase", "iteration", "generation", "checkpointIteration"))

@@ -1,0 +1,257 @@
+"""One look at one recipe: what it asks for, what there is, the next step, and what the status says."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from megatron_operator.api.errors import Refused
+from megatron_operator.api.names import KIND, Condition, Phase
+from megatron_operator.api.recipe import RecoverySpec
+from megatron_operator.controller.cluster import EVENTS, JOBS, PODS, RECIPES, Cluster, Object
+from megatron_operator.controller.draft import Draft, seconds
+from megatron_operator.controller.follow import follow, observation, record_gang_restart
+from megatron_operator.controller.notices import post
+from megatron_operator.controller.progress import Poller
+from megatron_operator.controller.provide import (
+    LATER,
+    SOON,
+    Blocked,
+    adopt,
+    deleting,
+    hash_of,
+    hold,
+    owned_by,
+    part,
+    provide_claims,
+    provide_data,
+    provide_job,
+    role_pods,
+)
+from megatron_operator.controller.scene import Scene
+from megatron_operator.controller.sources import Sources
+from megatron_operator.controller.wanted import INCOMPATIBLE, Wanted, accept, incompatible, refuse, want
+from megatron_operator.controller.workqueue import Key
+from megatron_operator.manifests import object_name, pytorchjob
+from megatron_operator.manifests.identity import ROLE_TRAINER
+from megatron_operator.manifests.pytorchjob import JobPhase
+from megatron_operator.recovery import Fail, Limits, RestartGang, decide
+from megatron_operator.recovery.cause import PodEnd, pod_end
+
+STARTING_LOOK: Final = 3.0
+"""Seconds between two looks at pods that do not all run: what keeps them may be told in events alone."""
+PATIENT_LOOK: Final = 15.0
+GANG_GRACE: Final = 10
+"""Seconds for pods of a gang that makes no progress: there is nothing to save."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What is left to do once the status is written, and when to look again."""
+
+    again: float | None = None
+    delete_job: Object | None = None
+    delete_pods: list[Object] = field(default_factory=list)
+
+
+class Reconciler:
+    """Level-triggered: everything is read anew, and all that must be remembered is in the status.
+
+    The last words of pods are the one exception: a pod that is replaced takes them along, so they are kept
+    from the watch. Without them the cause of a restart is told less well, nothing else changes.
+    """
+
+    def __init__(self, cluster: Cluster, sources: Sources, poller: Poller) -> None:
+        self._cluster = cluster
+        self._sources = sources
+        self._poller = poller
+        self._ends: dict[Key, dict[str, PodEnd]] = {}
+
+    def note_pod(self, key: Key, pod: dict[str, Any]) -> None:
+        """Remember how a pod ended."""
+        job_name = (pod["metadata"].get("labels") or {}).get(pytorchjob.LABEL_JOB_NAME)
+        end = pod_end(pod, job_name) if job_name else None
+        if end is None:
+            return
+        known = self._ends.setdefault(key, {})
+        name = pod["metadata"]["name"]
+        # A deletion that follows the end says nothing new.
+        if end.exit_code is not None or name not in known:
+            known[name] = end
+
+    async def __call__(self, key: Key) -> float | None:
+        body = await self._cluster.get(RECIPES, *key)
+        if body is None or deleting(body):
+            self._poller.forget(key)
+            self._ends.pop(key, None)
+            return None
+        draft = Draft.of(body, time.time())
+        before = draft.recovery
+        step = await self._step(draft)
+        if draft.changed():
+            await self._cluster.apply(RECIPES, draft.patch(), "status")
+        if draft.recovery.pods_as_of != before.pods_as_of or draft.recovery.restarts != before.restarts:
+            self._ends.pop(key, None)
+        if step.delete_job is not None:
+            await self._cluster.delete(JOBS, step.delete_job)
+        for pod in step.delete_pods:
+            await self._cluster.delete(PODS, pod, GANG_GRACE)
+        await post(self._cluster, draft)
+        return step.again
+
+    async def _step(self, draft: Draft) -> Step:
+        job = await self._cluster.get(JOBS, draft.key.namespace, object_name(draft.key.name))
+        if job is not None and not owned_by(job, draft.uid):
+            return self._foreign(draft, job)
+        edited = draft.status.observed_generation != draft.generation
+        if not edited and draft.phase in (Phase.SUCCEEDED, Phase.FAILED):
+            return self._ended(draft, job)
+        wanted = None
+        if edited or job is None:
+            wanted = await self._want(draft, job)
+            if wanted is None and (job is None or pytorchjob.state(job).phase is JobPhase.FAILED):
+                draft.set(observed_generation=draft.generation)
+                self._poller.forget(draft.key)
+                return Step()
+        succeeded = job is not None and pytorchjob.state(job).phase is JobPhase.SUCCEEDED
+        if draft.suspended and not succeeded:
+            draft.set(observed_generation=draft.generation)
+            return await self._suspend(draft, job)
+        if wanted is not None:
+            made = await self._provide(draft, wanted, job, edited=edited)
+            draft.set(observed_generation=draft.generation)
+            if isinstance(made, Step):
+                return made
+            job = made
+        draft.set(observed_generation=draft.generation)
+        assert job is not None, "a recipe that is neither refused nor waiting has a job"
+        if deleting(job):
+            return Step(again=SOON)
+        return await self._follow(draft, job)
+
+    def _foreign(self, draft: Draft, job: Object) -> Step:
+        name = job["metadata"]["name"]
+        if deleting(job) or any(o.get("kind") == KIND for o in job["metadata"].get("ownerReferences") or []):
+            hold(draft, "PreviousJobEnding", f"{name} of an earlier recipe is ending", running=False)
+            return Step(again=SOON)
+        message = f"{pytorchjob.KIND} {name} exists and is not this recipe's; delete it, or rename the recipe"
+        hold(draft, "NameTaken", message, running=False)
+        return Step(again=LATER)
+
+    def _ended(self, draft: Draft, job: Object | None) -> Step:
+        self._poller.forget(draft.key)
+        if draft.phase == Phase.FAILED and job is not None and not deleting(job):
+            final = pytorchjob.state(job).phase in (JobPhase.FAILED, JobPhase.SUCCEEDED)
+            if not final:
+                return Step(delete_job=job)
+        return Step()
+
+    async def _want(self, draft: Draft, job: Object | None) -> Wanted | None:
+        running = job is not None and pytorchjob.state(job).phase is not JobPhase.FAILED
+        try:
+            wanted = want(draft, await self._sources.known())
+        except Refused as refused:
+            refuse(draft, "Refused", refused, running=running)
+            return None
+        if errors := incompatible(draft, wanted):
+            refuse(draft, INCOMPATIBLE, Refused(errors), running=running)
+            return None
+        accept(draft, wanted.plan)
+        return wanted
+
+    async def _provide(
+        self, draft: Draft, wanted: Wanted, job: Object | None, *, edited: bool
+    ) -> Object | Step:
+        """The job that is wanted, or what to wait for."""
+        same = job is not None and hash_of(job) == wanted.manifests.job_hash
+        state = pytorchjob.state(job).phase if job is not None else None
+        if job is None and draft.phase == Phase.SUCCEEDED:
+            known = draft.status.job
+            if known is not None and known.hash == wanted.manifests.job_hash:
+                return Step()
+        running = state is JobPhase.ACTIVE
+        if blocked := await provide_claims(self._cluster, draft, wanted, running=running):
+            return Step(again=blocked.seconds)
+        if job is not None and same and state is not JobPhase.FAILED:
+            return job
+        if job is not None:
+            self._poller.forget(draft.key)
+            part(draft)
+            draft.clear(Condition.FAILED, Condition.SUCCEEDED)
+            draft.set(phase=Phase.STARTING)
+            draft.tell(Condition.RUNNING, False, "JobReplaced", "the recipe changed: the job is made anew")
+            return Step(again=SOON, delete_job=None if deleting(job) else job)
+        if edited and draft.phase == Phase.FAILED:
+            part(draft)
+            draft.clear(Condition.FAILED)
+        if blocked := await provide_data(self._cluster, draft, wanted, edited=edited):
+            return Step(again=blocked.seconds)
+        made = await provide_job(self._cluster, draft, wanted)
+        return Step(again=made.seconds) if isinstance(made, Blocked) else made
+
+    async def _suspend(self, draft: Draft, job: Object | None) -> Step:
+        self._poller.forget(draft.key)
+        part(draft)
+        draft.clear(Condition.FAILED)
+        draft.set(phase=Phase.SUSPENDED)
+        if job is not None:
+            draft.tell(Condition.RUNNING, False, "Suspended", "pods are ending")
+            return Step(again=SOON, delete_job=None if deleting(job) else job)
+        left = await role_pods(self._cluster, draft, ROLE_TRAINER)
+        draft.tell(
+            Condition.RUNNING,
+            False,
+            "Suspended",
+            f"{len(left)} pods are ending" if left else "no pod is left",
+        )
+        return Step(again=SOON if left else None)
+
+    async def _follow(self, draft: Draft, job: Object) -> Step:
+        adopt(draft, job)
+        uid = job["metadata"]["uid"]
+        pods = [pod for pod in await role_pods(self._cluster, draft, ROLE_TRAINER) if owned_by(pod, uid)]
+        pods.sort(key=pytorchjob.node_rank)
+        scene = Scene(job, pods, self._poller.reading(draft.key), self._ends.get(draft.key, {}), [])
+        if scene.state.phase is JobPhase.ACTIVE and len(pods) < scene.size:
+            selector = f"involvedObject.uid={uid},type=Warning"
+            scene.events.extend(await self._cluster.list(EVENTS, draft.key.namespace, fields=selector))
+        follow(draft, scene)
+        if draft.phase in (Phase.SUCCEEDED, Phase.FAILED):
+            self._poller.forget(draft.key)
+            return Step()
+        self._poller.watch(draft.key, scene.targets())
+        return self._recover(draft, scene)
+
+    def _recover(self, draft: Draft, scene: Scene) -> Step:
+        recovery = draft.recovery
+        if recovery.restart_before is not None and recovery.pods_as_of is None:
+            old = [
+                pod
+                for pod in scene.staying
+                if pod["metadata"]["creationTimestamp"] <= recovery.restart_before
+            ]
+            if old:
+                return Step(again=SOON, delete_pods=old)
+        decision = decide(observation(draft, scene, _limits(draft)))
+        if isinstance(decision, Fail):
+            draft.fail("RestartsSpent", decision.cause)
+            self._poller.forget(draft.key)
+            return Step(delete_job=scene.job)
+        if isinstance(decision, RestartGang):
+            record_gang_restart(draft, scene, decision.cause)
+            return Step(again=SOON, delete_pods=scene.staying)
+        if scene.all_run():
+            return Step(again=decision.seconds)
+        condition = draft.condition(Condition.RUNNING)
+        young = condition is None or draft.now - (seconds(condition.last_transition_time) or 0.0) < 60
+        return Step(again=STARTING_LOOK if young else PATIENT_LOOK)
+
+
+def _limits(draft: Draft) -> Limits:
+    """The recipe's own limits, defaults while what it says is refused."""
+    try:
+        spec = RecoverySpec.model_validate(draft.spec.get("recovery") or {})
+    except ValidationError:
+        spec = RecoverySpec()
+    return Limits.parse(spec.max_restarts, spec.rendezvous_timeout, spec.hang_timeout)

@@ -1,0 +1,107 @@
+"""The platform file and the user's catalog, read live from their ConfigMaps."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+from pydantic import ValidationError
+
+from megatron_operator import catalog
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.catalog.library import Catalog
+from megatron_operator.controller.cluster import CONFIG_MAPS, Cluster, Object
+from megatron_operator.controller.settings import Settings
+
+PLATFORM_KEY: Final = "platform.yaml"
+FRESH: Final = 1.0
+"""Seconds for which what was read is taken as it is; a thousand recipes at once ask once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What recipes are resolved against."""
+
+    platform: PlatformConfig
+    catalog: Catalog
+
+
+def parse_platform(text: str, source: str) -> PlatformConfig:
+    """The platform file. Raises Refused with every field that is wrong."""
+    fix = f"correct it in {source}"
+    try:
+        return PlatformConfig.model_validate(yaml.safe_load(text) or {})
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise Refused([FieldError(PLATFORM_KEY, f"is not YAML: {problem}", fix)]) from None
+    except ValidationError as error:
+        raise Refused(
+            [FieldError(".".join([PLATFORM_KEY, *map(str, e["loc"])]), e["msg"], fix) for e in error.errors()]
+        ) from None
+
+
+class Sources:
+    """Reads both ConfigMaps when asked, parses them when they changed."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._read_at = 0.0
+        self._versions: tuple[str | None, str | None] | None = None
+        self._known: Known | Refused | None = None
+
+    async def known(self) -> Known:
+        """Raises Refused while the platform file is broken; a missing one is an empty one."""
+        await self.refresh()
+        if isinstance(self._known, Refused):
+            raise self._known
+        assert self._known is not None, "a refresh leaves something known"
+        return self._known
+
+    async def refresh(self) -> bool:
+        """Read again when it is time; True when something differs from before."""
+        async with self._lock:
+            if self._known is not None and time.monotonic() - self._read_at < FRESH:
+                return False
+            namespace = self._settings.namespace
+            platform = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
+            recipes = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
+            self._read_at = time.monotonic()
+            versions = (_version(platform), _version(recipes))
+            if self._known is not None and versions == self._versions:
+                return False
+            first = self._known is None
+            self._versions = versions
+            try:
+                self._known = Known(self._platform(platform), _catalog(recipes))
+            except Refused as refused:
+                self._known = refused
+            return not first
+
+    def _platform(self, config_map: Object | None) -> PlatformConfig:
+        text = ((config_map or {}).get("data") or {}).get(PLATFORM_KEY, "")
+        source = f"ConfigMap {self._settings.namespace}/{self._settings.platform_config_map}"
+        return parse_platform(text, source)
+
+
+def _version(config_map: Object | None) -> str | None:
+    return config_map["metadata"]["resourceVersion"] if config_map else None
+
+
+def _catalog(config_map: Object | None) -> Catalog:
+    files = (config_map or {}).get("data") or {}
+    if not files:
+        return catalog.load()
+    folder = Path(tempfile.mkdtemp(prefix="megatron-catalog-"))
+    try:
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        return catalog.load(folder)
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,88 @@
+"""What a recipe asks for, put through all stages before the cluster."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from megatron_operator import catalog, planner
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.names import GROUP, Condition, Phase
+from megatron_operator.api.status import Plan
+from megatron_operator.api.validation import parse_spec
+from megatron_operator.catalog import ResolvedRecipe
+from megatron_operator.controller.compatibility import breaches, contract
+from megatron_operator.controller.draft import Draft
+from megatron_operator.controller.sources import Known
+from megatron_operator.manifests import Manifests, build
+
+ANNOTATION_CONTRACT: Final = f"{GROUP}/checkpoint-contract"
+"""On the job: what checkpoints of it fix, as JSON."""
+INCOMPATIBLE: Final = "CheckpointIncompatible"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The objects that express a recipe."""
+
+    resolved: ResolvedRecipe
+    plan: Plan
+    manifests: Manifests
+    contract: dict[str, str]
+
+
+def want(draft: Draft, known: Known) -> Wanted:
+    """Raises Refused with all reasons when the recipe cannot be run as it is written."""
+    namespace, name = draft.key
+    resolved = catalog.resolve(parse_spec(draft.spec), known.platform, known.catalog, namespace)
+    plan = planner.plan(resolved)
+    # A run with a checkpoint must not begin from nothing because the checkpoint cannot be found.
+    require = draft.checkpoint.iteration is not None
+    manifests = build(name, namespace, draft.uid, resolved, plan, require_checkpoint=require)
+    fixed = contract(resolved, plan, planner.megatron_arguments(resolved, plan, name))
+    return Wanted(resolved, plan, replace(manifests, job=_with_contract(manifests.job, fixed)), fixed)
+
+
+def incompatible(draft: Draft, wanted: Wanted) -> list[FieldError]:
+    """What the checkpoints that the run has cannot take; nothing while it has none."""
+    before = draft.checkpoint.contract
+    trained = draft.checkpoint.iteration is not None or bool(draft.progress.iteration)
+    if before is None or not trained:
+        return []
+    return breaches(before, wanted.contract, draft.checkpoint.iteration)
+
+
+def contract_of(job: dict[str, Any]) -> dict[str, str] | None:
+    """The contract that a job was made with."""
+    text = (job["metadata"].get("annotations") or {}).get(ANNOTATION_CONTRACT)
+    return dict(json.loads(text)) if text else None
+
+
+def accept(draft: Draft, plan: Plan) -> None:
+    """Tell how the run lies on its accelerators."""
+    draft.set(plan=plan)
+    sizes = (
+        ("TP", plan.tensor_model_parallel_size),
+        ("PP", plan.pipeline_model_parallel_size),
+        ("CP", plan.context_parallel_size),
+        ("DP", plan.data_parallel_size),
+    )
+    layout = " x ".join(f"{name} {size}" for name, size in sizes)
+    pods = f"{plan.nodes} pod{'s' if plan.nodes > 1 else ''} of {plan.per_node}"
+    draft.tell(Condition.PLANNED, True, "Planned", f"{layout} = {plan.world_size}, in {pods}")
+
+
+def refuse(draft: Draft, reason: str, refused: Refused, *, running: bool) -> None:
+    """Tell why the recipe as it is now is not run; a job made for an earlier one goes on."""
+    message = str(refused)
+    known = draft.condition(Condition.PLANNED)
+    if known is None or (known.status, known.reason, known.message) != ("False", reason, message):
+        draft.notice(reason, message, warning=True)
+    draft.tell(Condition.PLANNED, False, reason, message)
+    if not running:
+        draft.set(phase=Phase.REFUSED)
+
+
+def _with_contract(job: dict[str, Any], fixed: dict[str, str]) -> dict[str, Any]:
+    metadata = job["metadata"]
+    annotations = metadata["annotations"] | {ANNOTATION_CONTRACT: json.dumps(fixed)}
+    return job | {"metadata": metadata | {"annotations": annotations}}
