@@ -8,10 +8,16 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.model import ModelSpec, Positive
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$")]
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
+RELATIVE_PATTERN = r"^[^/].*$"
+HANG_PATTERN = r"^(auto|off|[0-9]+s)$"
+SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
+DATASET_PATTERN = r"^[A-Za-z0-9_.-]+$"
+
+Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN)]
 """A Kubernetes quantity (`2Ti`)."""
 Seconds = Annotated[int, Field(ge=1)]
-RelativePath = Annotated[str, Field(min_length=1, pattern=r"^[^/].*$")]
+RelativePath = Annotated[str, Field(min_length=1, pattern=RELATIVE_PATTERN)]
 
 
 class AcceleratorSpec(ApiModel):
@@ -67,7 +73,7 @@ class PrepareSpec(ApiModel):
     """Directory of text, as the pod sees it."""
     include: Annotated[str, Field(min_length=1)] = "**/*.txt"
     """Glob below `source`."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = "corpus"
+    name: Annotated[str, Field(pattern=DATASET_PATTERN)] = "corpus"
     """The dataset becomes `<name>_text_document` on the data volume."""
     tokenizer_vocab_size: Annotated[int, Field(ge=257)] = 32000
     """Size of the byte-level BPE that is trained when the data volume has no tokenizer yet."""
@@ -84,7 +90,7 @@ class DataSpec(ApiModel):
     """Tokenizer; paths below /data."""
     blend: list[BlendPart] | None = None
     """Datasets and their weights."""
-    split: Annotated[str, Field(pattern=r"^[0-9.]+(\s*,\s*[0-9.]+){2}$")] | None = None
+    split: Annotated[str, Field(pattern=SPLIT_PATTERN)] | None = None
     """Train, validation and test shares (`99,1,0`)."""
     mock_data: bool | None = None
     """Random tokens instead of data, for trying things out."""
@@ -127,7 +133,7 @@ class RecoverySpec(ApiModel):
     """Restarts without a new checkpoint before the run fails."""
     max_rank_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts of ranks inside their pods before a pod is given up."""
-    hang_timeout: Annotated[str, Field(pattern=r"^(auto|off|[0-9]+s)$")] = "auto"
+    hang_timeout: Annotated[str, Field(pattern=HANG_PATTERN)] = "auto"
     """Longest silence between iterations: `auto` (a multiple of the run's own step time), `off`, `600s`."""
     rendezvous_timeout: Seconds = 600
     """Seconds that pods wait for each other before the whole gang is started anew."""

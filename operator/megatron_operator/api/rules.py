@@ -121,7 +121,7 @@ _SPEC = (
     _rule(
         "spec",
         "recovery.elastic.minCount",
-        field("recovery.elastic.minCount", 1) <= _COUNT,
+        ~said("recovery.elastic") | (field("recovery.elastic.minCount", 1) <= _COUNT),
         "{} is above accelerator.count {}",
         "set at most the count",
         field("recovery.elastic.minCount", 1),

@@ -7,7 +7,9 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.model import Fraction, Positive
 
-Amount = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?[KMBT]?$")]
+AMOUNT_PATTERN = r"^[0-9]+(\.[0-9]+)?[KMBT]?$"
+
+Amount = Annotated[str, Field(pattern=AMOUNT_PATTERN)]
 """A count with an optional suffix: K 1e3, M 1e6, B 1e9, T 1e12."""
 
 NonNegative = Annotated[float, Field(ge=0)]

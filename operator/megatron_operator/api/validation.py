@@ -10,8 +10,16 @@ from pydantic_core import ErrorDetails
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.names import API_VERSION, KIND
-from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.recipe import (
+    DATASET_PATTERN,
+    HANG_PATTERN,
+    QUANTITY_PATTERN,
+    RELATIVE_PATTERN,
+    SPLIT_PATTERN,
+    MegatronRecipeSpec,
+)
 from megatron_operator.api.rules import RULES
+from megatron_operator.api.training import AMOUNT_PATTERN
 
 
 def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
@@ -62,6 +70,15 @@ def _distinct(errors: list[FieldError]) -> list[FieldError]:
     return [error for i, error in enumerate(errors) if error not in errors[:i]]
 
 
+_WRITTEN = {
+    AMOUNT_PATTERN: "write a number with K, M, B, T or nothing after it, as in 15T",
+    QUANTITY_PATTERN: "write a Kubernetes quantity, as in 2Ti",
+    RELATIVE_PATTERN: "write the path below the data volume, without a slash before it",
+    HANG_PATTERN: "write auto, off or seconds, as in 600s",
+    SPLIT_PATTERN: "write three shares, as in 99,1,0",
+    DATASET_PATTERN: "use letters, digits, dots, - and _",
+}
+
 _KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -95,7 +112,7 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
         case "literal_error":
             return FieldError(path, f"{given!r} is none of the choices", f"set one of {context['expected']}")
         case "string_pattern_mismatch":
-            return FieldError(path, f"{given!r} is not written as it must be", f"match {context['pattern']}")
+            return FieldError(path, f"{given!r} is not written as it must be", _WRITTEN[context["pattern"]])
         case "string_too_short" | "too_short":
             return FieldError(path, "is empty", "give a value, or leave it out")
         case "string_too_long" | "too_long":

@@ -12,7 +12,7 @@ def platform() -> PlatformConfig:
     profiles: dict[str, dict[str, object]] = {
         name: {"perNode": 4 if accelerator.domain > 8 else 8}
         for name, accelerator in accelerators.table().items()
-        if accelerator is not None
+        if accelerator is not None and accelerator.name == name
     }
     profiles["cpu"] = {"platform": "cpu", "perNode": 2, "resourceName": None, "shmSize": "1Gi"}
     return PlatformConfig.model_validate(

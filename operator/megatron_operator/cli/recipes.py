@@ -12,14 +12,17 @@ _CATALOG = click.option(
 )
 
 
-@click.group("recipes")
-def command() -> None:
+@click.group("recipes", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """The catalog's recipes.
 
     \b
     megatron recipes list
     megatron recipes show llama3-8b
     """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_recipes)
 
 
 @command.command("list")

@@ -279,13 +279,32 @@ def _choose(request: Request, considered: list[Candidate], errors: list[FieldErr
             )
         )
         return None
+    enough = _enough(request, smallest.micro_batch)
+    more = f"use {enough} or more" if enough else "use more accelerators, a smaller microBatchSize"
     errors.append(
         FieldError(
             "spec.accelerator.count",
             f"on {request.world} accelerators even the leanest layout, {shape}, needs {needs}",
-            "use more accelerators, a smaller microBatchSize or an accelerator with more memory",
+            f"{more}, or accelerators with more memory",
         )
     )
+    return None
+
+
+def _enough(request: Request, micro_batch: int) -> int | None:
+    """The first doubling of the count on which some layout fits; none below a thousandfold."""
+    per_node = request.resolved.per_node
+    for doublings in range(1, 11):
+        world = request.world * (1 << doublings)
+        larger = replace(request, world=world, pod=min(world, per_node))
+        setting = larger.setting
+        for layout in _layouts(larger, []):
+            if layout.split is None or layout_errors(layout, setting):
+                continue
+            if _batch_errors(larger, layout, micro_batch):
+                continue
+            if any(candidate.fits for candidate in _with_memory(larger, layout, micro_batch)):
+                return world
     return None
 
 

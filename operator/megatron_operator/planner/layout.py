@@ -54,9 +54,21 @@ def layout_errors(layout: Layout, on: Setting) -> list[FieldError]:
     return errors
 
 
-def _divisors(number: int, most: int | None = None) -> str:
-    found = [str(d) for d in range(1, number + 1) if number % d == 0 and (most is None or d <= most)]
-    return ", ".join(found[:12])
+def _divisors(number: int) -> str:
+    return ", ".join([str(d) for d in range(1, number + 1) if number % d == 0][:12])
+
+
+def _tensor_sizes(on: Setting) -> str:
+    """Sizes of TP that pod, heads and groups all take."""
+    a = on.a
+    sizes = [
+        tp
+        for tp in range(1, on.pod + 1)
+        if on.pod % tp == 0
+        and a.heads % tp == 0
+        and (a.latent is not None or a.groups % tp == 0 or tp % a.groups == 0)
+    ]
+    return ", ".join(map(str, sizes))
 
 
 def _check_world(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
@@ -89,7 +101,7 @@ def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None
             FieldError(
                 field,
                 f"{tp} does not divide the {on.pod} accelerators of a pod: a TP group would leave its node",
-                f"set one of {_divisors(on.pod)}",
+                f"set one of {_tensor_sizes(on)}",
             )
         )
     if a.heads % tp:
@@ -97,7 +109,7 @@ def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None
             FieldError(
                 field,
                 f"{tp} does not divide numAttentionHeads {a.heads}",
-                f"set one of {_divisors(a.heads, on.pod)}",
+                f"set one of {_tensor_sizes(on)}",
             )
         )
     if a.latent is None and a.groups % tp and tp % a.groups:
@@ -105,7 +117,7 @@ def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None
             FieldError(
                 field,
                 f"{tp} is neither a divisor nor a multiple of numQueryGroups {a.groups}",
-                f"set one of {_divisors(a.groups, on.pod)}",
+                f"set one of {_tensor_sizes(on)}",
             )
         )
     widths = {"ffnHiddenSize": a.ffn if not all(a.moe_layers) else 0}

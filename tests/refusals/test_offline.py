@@ -1,0 +1,40 @@
+"""Every recipe of tests/refusals is refused offline, with exactly the words beside it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from megatron_operator.cli.main import cli
+
+REFUSALS = sorted(Path(__file__).parent.glob("*.yaml"))
+
+
+def expected_lines(path: Path) -> list[str]:
+    return [line[2:] for line in path.read_text().splitlines() if line.startswith("# spec")]
+
+
+@pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
+def test_validate_says_what_is_wrong_and_how_to_mend_it(path: Path) -> None:
+    result = CliRunner().invoke(cli, ["validate", "-f", str(path)])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == expected_lines(path)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
+def test_validate_says_the_same_as_json(path: Path) -> None:
+    result = CliRunner().invoke(cli, ["validate", "-f", str(path), "-o", "json"])
+    assert result.exit_code == 2
+    errors = json.loads(result.stdout)["errors"]
+    assert [f"{e['field']}: {e['message']}; {e['fix']}" for e in errors] == expected_lines(path)
+
+
+@pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
+def test_a_refused_recipe_says_who_refuses_it(path: Path) -> None:
+    assert re.match(r"# refused by: (schema|rule|planner)\n", path.read_text())
+
+
+def test_there_are_at_least_25() -> None:
+    assert len(REFUSALS) >= 25

@@ -1,0 +1,174 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from megatron_operator.cli.main import cli
+
+LLAMA = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
+
+RECIPE = """\
+apiVersion: megatron.training/v1alpha1
+kind: MegatronRecipe
+metadata: {name: mine}
+spec:
+  recipe: llama3-8b
+  accelerator: {type: h100-sxm, count: 16}
+  training: {lr: 3e-4}
+  data: {mockData: true}
+"""
+
+
+def megatron(*words: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, words, input=stdin, catch_exceptions=False)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_plan_prints_json_with_the_names_of_the_status() -> None:
+    plan = json.loads(megatron("plan", *LLAMA, "-o", "json").stdout)
+    assert {
+        "worldSize", "nodes", "tensorModelParallelSize", "pipelineModelParallelSize",
+        "virtualPipelineModelParallelSize", "contextParallelSize", "expertModelParallelSize",
+        "expertTensorParallelSize", "dataParallelSize", "expertDataParallelSize", "sequenceParallel",
+        "microBatchSize", "globalBatchSize", "gradientAccumulation", "parameters", "activeParameters",
+        "flopsPerToken", "memoryPerGpu", "expected", "notes",
+    } <= plan.keys()  # fmt: skip
+    assert plan["parameters"] == 8_030_261_248
+    assert set(plan["memoryPerGpu"]) == {
+        "weights", "gradients", "optimizer", "activations", "other", "total", "capacity"
+    }  # fmt: skip
+
+
+def test_plan_prints_a_table_for_people() -> None:
+    printed = megatron("plan", *LLAMA).stdout
+    assert "llama3-8b on 8 x h100-sxm" in printed
+    assert "GiB" in printed
+
+
+def test_set_overrides_a_field_of_the_file(recipe: Path) -> None:
+    plan = megatron(
+        "plan",
+        "-f",
+        str(recipe),
+        "--set",
+        "parallelism.tensorModelParallelSize=2",
+        "--gpus",
+        "32",
+        "-o",
+        "json",
+    )
+    assert json.loads(plan.stdout)["tensorModelParallelSize"] == 2
+    assert json.loads(plan.stdout)["worldSize"] == 32
+
+
+def test_a_number_without_a_point_is_read_as_kubectl_reads_it(recipe: Path) -> None:
+    words = json.loads(megatron("args", "-f", str(recipe), "-o", "json").stdout)
+    assert words[words.index("--lr") + 1] == "0.0003"
+
+
+def test_a_recipe_is_read_from_standard_input() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from megatron_operator.cli.main import main; main()", "validate", "-f", "-"],
+        input=RECIPE, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mine: valid on 16 x h100-sxm")
+
+
+def test_args_prints_lines_that_a_shell_takes() -> None:
+    lines = megatron("args", *LLAMA).stdout.splitlines()
+    assert lines[0] == "--tensor-model-parallel-size 1 \\"
+    assert not lines[-1].endswith("\\")
+
+
+def test_render_prints_the_job(recipe: Path) -> None:
+    kinds = [m["kind"] for m in yaml.safe_load_all(megatron("render", "-f", str(recipe)).stdout)]
+    assert kinds == ["PersistentVolumeClaim", "PyTorchJob"]
+
+
+def test_a_platform_file_decides_what_accelerators_there_are(recipe: Path, tmp_path: Path) -> None:
+    platform = tmp_path / "platform.yaml"
+    platform.write_text("accelerators: {a100-80: {perNode: 8}}\nimage: trainer:1\n")
+    result = megatron("validate", "-f", str(recipe), "--platform", str(platform))
+    assert result.exit_code == 2
+    assert "the platform has no accelerator 'h100-sxm'" in result.stderr
+
+
+def test_recipes_are_listed_with_what_programs_need() -> None:
+    listed = json.loads(megatron("recipes", "list", "-o", "json").stdout)
+    assert {"llama3-8b", "gpt3-175b", "tiny-gpt"} <= {entry["name"] for entry in listed}
+    assert all({"name", "family", "engine", "modes", "layouts", "source"} <= entry.keys() for entry in listed)
+
+
+def test_a_recipe_is_shown_with_its_source() -> None:
+    shown = yaml.safe_load(megatron("recipes", "show", "llama3-8b").stdout)
+    assert shown["model"]["numLayers"] == 32
+    assert shown["source"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan",), "give either -f FILE or --recipe NAME"),
+        (("plan", "-f", "x.yaml", "--recipe", "llama3-8b"), "give either -f FILE or --recipe NAME"),
+        (("plan", "-f", "/nowhere/recipe.yaml"), "/nowhere/recipe.yaml: no such file or directory"),
+        (("plan", *LLAMA, "--set", "training.lr"), "write PATH=VALUE"),
+        (("plan", *LLAMA, "--set", "recipe.name=x"), "spec.recipe.name: lies below a value"),
+        (("plan", "--recipe", "llama3-8b"), "spec.accelerator.count: is missing; set it"),
+        (("recipes", "show", "nothing-like-it"), "the catalog has no recipe 'nothing-like-it'"),
+    ],
+)  # fmt: skip
+def test_misuse_ends_with_2_and_a_word_on_standard_error(words: tuple[str, ...], said: str) -> None:
+    result = megatron(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [\n", "is no YAML in line 2"),
+        ("kind: Pod", "has no MegatronRecipe (it has: Pod); give a recipe file"),
+        ("", "has no MegatronRecipe (it has: nothing); give a recipe file"),
+        ("kind: MegatronRecipe\napiVersion: megatron.training/v2\n", "set megatron.training/v1alpha1"),
+        ("kind: MegatronRecipe\napiVersion: megatron.training/v1alpha1\n", "spec: is missing"),
+        (f"{RECIPE}---\n{RECIPE}", "has 2 recipes; give a file with one, or use validate"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    result = megatron("plan", "-f", str(path))
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_help_names_every_command() -> None:
+    printed = megatron("--help").stdout
+    for name in ("recipes", "plan", "validate", "args", "render", "completion"):
+        assert name in printed
+        assert megatron(name, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str) -> None:
+    assert "_MEGATRON_COMPLETE" in megatron("completion", shell).stdout
+
+
+def test_showing_help_imports_neither_models_nor_catalog() -> None:
+    program = (
+        "import sys; from megatron_operator.cli import main; "
+        "main.cli(['--help'], standalone_mode=False); "
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('pydantic', 'yaml')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
