@@ -42,7 +42,7 @@ lint: setup ## ruff and mypy --strict
 .PHONY: crds
 crds: setup ## Generate the CRD from the pydantic models
 	@$(PY) -m megatron_operator.api.crd crds/megatronrecipes.yaml
-	@cp crds/megatronrecipes.yaml charts/megatron-operator/crds/
+	@cp crds/megatronrecipes.yaml charts/megatron-operator/files/
 
 .PHONY: golden
 golden: setup ## Write the golden manifests anew; look at the diff

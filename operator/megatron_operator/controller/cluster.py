@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from kubernetes.aio import client, config
 
 from megatron_operator.api.names import FIELD_MANAGER, GROUP, PLURAL, VERSION
+from megatron_operator.controller.metrics import WRITES
 from megatron_operator.manifests import pytorchjob
 
 Object = dict[str, Any]
@@ -92,7 +93,7 @@ class Cluster:
                 return None
             raise
 
-    async def list(
+    async def find(
         self,
         resource: Resource,
         namespace: str | None,
@@ -104,6 +105,12 @@ class Cluster:
         query = {"labelSelector": labels, "fieldSelector": fields}
         path = resource.path(namespace) if namespace else resource.path_everywhere()
         return list((await self._request("GET", path, query)).get("items") or [])
+
+    async def node_labels(self) -> list[dict[str, str]]:
+        """Labels of all nodes; their metadata alone is sent."""
+        accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+        nodes = (await self._request("GET", "/api/v1/nodes", accept=accept)).get("items") or []
+        return [node["metadata"].get("labels") or {} for node in nodes]
 
     async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
         """Server-side apply: fields that we set before and leave out now are taken away."""
@@ -140,9 +147,12 @@ class Cluster:
         query: Mapping[str, str | None] | None = None,
         body: Object | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Object:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        headers = {"Accept": accept, "Content-Type": content_type}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        if method != "GET":
+            WRITES.labels(method, path.split("/namespaces/")[-1].split("/")[1]).inc()
         given = {key: value for key, value in (query or {}).items() if value is not None}
         url = self._api.configuration.host + path + (f"?{urlencode(given)}" if given else "")
         response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)

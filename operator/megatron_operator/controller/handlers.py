@@ -88,7 +88,7 @@ class Operator:
 
     async def _look_at_waiting(self) -> None:
         for namespace in self.settings.watch_namespaces or (None,):
-            for recipe in await self.cluster.list(RECIPES, namespace):
+            for recipe in await self.cluster.find(RECIPES, namespace):
                 if (recipe.get("status") or {}).get("phase") in WAITING_PHASES:
                     self.queue.add(Key(recipe["metadata"]["namespace"], recipe["metadata"]["name"]))
 
@@ -98,7 +98,7 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
 
     @kopf.on.startup(registry=registry)
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings)
+        configure(settings, everywhere=not operator.settings.watch_namespaces)
         await operator.start()
 
     @kopf.on.login(registry=registry)
@@ -133,9 +133,11 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
         operator.pod_event(dict(body))
 
 
-def configure(settings: kopf.OperatorSettings) -> None:
+def configure(settings: kopf.OperatorSettings, *, everywhere: bool) -> None:
     """kopf only watches here: it writes nothing, neither annotations nor finalizers."""
     settings.posting.enabled = False
+    # Without rights on the whole cluster new kinds of objects cannot be noticed.
+    settings.scanning.disabled = not everywhere
     settings.watching.server_timeout = 600
     settings.watching.client_timeout = 660
     settings.watching.connect_timeout = 10

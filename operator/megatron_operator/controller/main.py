@@ -24,6 +24,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--watch-namespaces", default="", help="Namespaces it serves, comma-separated; empty: all.")
 @click.option("--platform-config-map", default="megatron-platform", help="ConfigMap with platform.yaml.")
 @click.option("--catalog-config-map", default="megatron-catalog", help="ConfigMap with further recipes.")
+@click.option("--node-discovery", is_flag=True, help="Learn accelerators from labels of nodes.")
 @click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="Where pods tell their progress.")
 @click.option("--progress-interval", default=5.0, help="Seconds between two looks at a run's progress.")
 @click.option("--workers", default=8, help="Recipes that are reconciled at once.")
@@ -35,6 +36,7 @@ def main(
     watch_namespaces: str,
     platform_config_map: str,
     catalog_config_map: str,
+    node_discovery: bool,
     progress_url: str,
     progress_interval: float,
     workers: int,
@@ -50,6 +52,7 @@ def main(
         watch_namespaces=_names(watch_namespaces),
         platform_config_map=platform_config_map,
         catalog_config_map=catalog_config_map,
+        node_discovery=node_discovery,
         progress_url=progress_url,
         progress_interval=progress_interval,
         workers=workers,

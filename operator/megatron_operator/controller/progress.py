@@ -131,6 +131,7 @@ class Poller:
         )
         try:
             async with self._at_once, session.get(url) as response:
+                response.raise_for_status()
                 report = await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             log.debug("%s: no progress from %s: %r", key, target.pod, error)

@@ -49,7 +49,7 @@ def deleting(obj: Object) -> bool:
 async def role_pods(cluster: Cluster, draft: Draft, role: str) -> list[Object]:
     """Pods of the recipe's trainers or of its preparation."""
     labels = f"{LABEL_RECIPE}={draft.key.name},{LABEL_ROLE}={role}"
-    return await cluster.list(PODS, draft.key.namespace, labels=labels)
+    return await cluster.find(PODS, draft.key.namespace, labels=labels)
 
 
 def hold(draft: Draft, reason: str, message: str, *, running: bool) -> None:

@@ -215,7 +215,7 @@ class Reconciler:
         scene = Scene(job, pods, self._poller.reading(draft.key), self._ends.get(draft.key, {}), [])
         if scene.state.phase is JobPhase.ACTIVE and len(pods) < scene.size:
             selector = f"involvedObject.uid={uid},type=Warning"
-            scene.events.extend(await self._cluster.list(EVENTS, draft.key.namespace, fields=selector))
+            scene.events.extend(await self._cluster.find(EVENTS, draft.key.namespace, fields=selector))
         follow(draft, scene)
         if draft.phase in (Phase.SUCCEEDED, Phase.FAILED):
             self._poller.forget(draft.key)

@@ -15,14 +15,14 @@ class Settings:
     """Namespaces whose recipes are served; empty serves all."""
     platform_config_map: str = "megatron-platform"
     catalog_config_map: str = "megatron-catalog"
+    node_discovery: bool = False
+    """Learn accelerators from the labels of nodes, for what the platform file does not say."""
     progress_url: str = DEFAULT_PROGRESS_URL
     """Where a pod tells its progress; {ip} {port} {namespace} {pod} are filled in."""
     progress_interval: float = 5.0
     """Seconds between two looks at the progress of a run."""
     workers: int = 8
     """Recipes that are reconciled at once."""
-    metrics_port: int = 0
-    """Port of the operator's own Prometheus metrics; 0 serves none."""
 
     def serves(self, namespace: str) -> bool:
         return not self.watch_namespaces or namespace in self.watch_namespaces

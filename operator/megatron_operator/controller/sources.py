@@ -14,13 +14,16 @@ from pydantic import ValidationError
 from megatron_operator import catalog
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.catalog.discovery import with_nodes
 from megatron_operator.catalog.library import Catalog
 from megatron_operator.controller.cluster import CONFIG_MAPS, Cluster, Object
 from megatron_operator.controller.settings import Settings
+from megatron_operator.manifests.identity import digest
 
 PLATFORM_KEY: Final = "platform.yaml"
 FRESH: Final = 1.0
 """Seconds for which what was read is taken as it is; a thousand recipes at once ask once."""
+NODES_FRESH: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,16 @@ def parse_platform(text: str, source: str) -> PlatformConfig:
 
 
 class Sources:
-    """Reads both ConfigMaps when asked, parses them when they changed."""
+    """Reads both ConfigMaps and the nodes' labels when asked, parses them when they changed."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
         self._settings = settings
         self._lock = asyncio.Lock()
         self._read_at = 0.0
-        self._versions: tuple[str | None, str | None] | None = None
+        self._nodes_read_at = -NODES_FRESH
+        self._node_labels: list[dict[str, str]] = []
+        self._versions: tuple[str | None, ...] | None = None
         self._known: Known | Refused | None = None
 
     async def known(self) -> Known:
@@ -73,16 +78,30 @@ class Sources:
             platform = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
             recipes = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
             self._read_at = time.monotonic()
-            versions = (_version(platform), _version(recipes))
+            nodes = await self._nodes()
+            versions = (
+                _version(platform),
+                _version(recipes),
+                digest(sorted(map(sorted, map(dict.items, nodes)))),
+            )
             if self._known is not None and versions == self._versions:
                 return False
             first = self._known is None
             self._versions = versions
             try:
-                self._known = Known(self._platform(platform), _catalog(recipes))
+                described = with_nodes(self._platform(platform), nodes)
+                self._known = Known(described, _catalog(recipes))
             except Refused as refused:
                 self._known = refused
             return not first
+
+    async def _nodes(self) -> list[dict[str, str]]:
+        """Labels that tell of accelerators; read seldom, for nodes come and go slowly."""
+        now = time.monotonic()
+        if self._settings.node_discovery and now - self._nodes_read_at >= NODES_FRESH:
+            self._nodes_read_at = now
+            self._node_labels = await self._cluster.node_labels()
+        return self._node_labels
 
     def _platform(self, config_map: Object | None) -> PlatformConfig:
         text = ((config_map or {}).get("data") or {}).get(PLATFORM_KEY, "")

@@ -6,6 +6,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+from megatron_operator.controller.metrics import LOOKS, SECONDS
+
 log = logging.getLogger(__name__)
 
 FIRST_RETRY: Final = 0.5
@@ -78,10 +80,13 @@ class WorkQueue:
             self._waiting.discard(key)
             self._working.add(key)
             try:
-                delay = await self._reconcile(key)
+                with SECONDS.time():
+                    delay = await self._reconcile(key)
             except Exception as error:
+                LOOKS.labels("error").inc()
                 self._retry(key, error)
             else:
+                LOOKS.labels("done").inc()
                 self._failures.pop(key, None)
                 if delay is not None:
                     self.add(key, delay)

@@ -1,0 +1,41 @@
+{{- define "megatron-operator.labels" -}}
+app.kubernetes.io/name: megatron-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "megatron-operator.selector" -}}
+app.kubernetes.io/name: megatron-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* What the operator may do in a namespace with recipes. */}}
+{{- define "megatron-operator.rules" -}}
+- apiGroups: [megatron.training]
+  resources: [megatronrecipes]
+  verbs: [get, list, watch]
+- apiGroups: [megatron.training]
+  resources: [megatronrecipes/status]
+  verbs: [patch]
+# Owner references that hold up a recipe's deletion need this where the API server checks it.
+- apiGroups: [megatron.training]
+  resources: [megatronrecipes/finalizers]
+  verbs: [update]
+- apiGroups: [kubeflow.org]
+  resources: [pytorchjobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, create, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, create]
+{{- end }}

@@ -1,0 +1,51 @@
+"""The chart through the real helm."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "megatron-operator"
+KUBE_VERSION = "1.36.3"
+
+Render = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """helm as the local cluster builds it, else the one on PATH."""
+    own = ROOT / ".cluster" / "bin" / "helm"
+    binary = str(own) if own.exists() else shutil.which("helm")
+    if binary is None:
+        pytest.skip("no helm: neither .cluster/bin/helm (made by `make cluster-up`) nor one on PATH")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([binary, *arguments], capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture
+def render(helm: Any, tmp_path: Path) -> Render:
+    """Objects of the chart under these values."""
+
+    def objects(values: dict[str, Any] | Path) -> list[dict[str, Any]]:
+        if isinstance(values, Path):
+            path = values
+        else:
+            path = tmp_path / "values.yaml"
+            path.write_text(yaml.safe_dump(values))
+        done = helm(
+            "template", "megatron-operator", str(CHART), "--namespace", "megatron-system",
+            "--kube-version", KUBE_VERSION, "--values", str(path),
+        )  # fmt: skip
+        if done.returncode:
+            raise ValueError(done.stderr)
+        return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+    return objects

@@ -1,0 +1,117 @@
+"""What the chart installs, and which values it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from megatron_operator.controller.main import main as operator_command
+from megatron_operator.controller.sources import PLATFORM_KEY, parse_platform
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "megatron-operator"
+SIMULATED = CHART / "values-local-simulated.yaml"
+
+CASES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "namespaced": {"watchNamespaces": ["research", "teaching"], "crd": {"install": False}},
+    "metrics-and-catalog": {
+        "metrics": {"enabled": True},
+        "catalog": {"own.yaml": "entries: {}\n"},
+        "imagePullSecrets": ["registry"],
+        "operator": {"priorityClassName": "system-cluster-critical", "nodeSelector": {"pool": "system"}},
+    },
+}
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    return next(item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
+
+
+def test_lint_finds_nothing(helm: Any) -> None:
+    done = helm("lint", str(CHART), "--strict", "--values", str(SIMULATED))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_objects_are_the_golden_ones(case: str, render: Any, golden: Any) -> None:
+    objects = [item for item in render(CASES[case]) if item["kind"] != "CustomResourceDefinition"]
+    golden.check(f"chart/{case}.yaml", yaml.safe_dump_all(objects, sort_keys=False, width=110))
+
+
+def test_the_installed_crd_is_the_generated_one_and_outlives_the_chart(render: Any) -> None:
+    installed = of_kind(render({}), "CustomResourceDefinition", "megatronrecipes.megatron.training")
+    assert installed["metadata"].pop("annotations")["helm.sh/resource-policy"] == "keep"
+    generated = yaml.safe_load((ROOT / "crds" / "megatronrecipes.yaml").read_text())
+    generated["metadata"].pop("annotations", None)
+    assert installed == generated
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_roles_have_no_wildcards_no_secrets_and_no_exec(case: str, render: Any) -> None:
+    roles = [item for item in render(CASES[case]) if item["kind"] in ("Role", "ClusterRole")]
+    assert roles
+    for rule in (rule for role in roles for rule in role["rules"]):
+        said = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert "*" not in said
+        assert not {"secrets", "pods/exec", "pods/proxy", "bind", "escalate", "impersonate"} & set(said)
+
+
+def test_a_namespaced_operator_has_no_right_outside_its_namespaces(render: Any) -> None:
+    objects = render(CASES["namespaced"] | {"aggregateRoles": False})
+    assert not [item for item in objects if item["kind"].startswith("Cluster")]
+    assert {item["metadata"]["namespace"] for item in objects if item["kind"] == "Role"} == {
+        "research",
+        "teaching",
+        "megatron-system",
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_knows_every_option_that_it_is_given(case: str, render: Any) -> None:
+    deployment = of_kind(render(CASES[case]), "Deployment", "megatron-operator")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    operator_command.make_context("megatron-operator", list(arguments))
+
+
+def test_the_operator_passes_pod_security_restricted(render: Any) -> None:
+    pod = of_kind(render({}), "Deployment", "megatron-operator")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    security = pod["containers"][0]["securityContext"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_simulated_platform_reaches_the_operator_as_it_was_written(render: Any) -> None:
+    config_map = of_kind(render(SIMULATED), "ConfigMap", "megatron-platform")
+    platform = parse_platform(config_map["data"][PLATFORM_KEY], "the chart")
+    assert platform.accelerators["cpu-simulated"].platform == "cpu"
+    assert platform.wire() == yaml.safe_load(SIMULATED.read_text())["platform"] | platform.wire()
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({"imge": "typo"}, "imge"),
+        ({"image": ""}, "/image"),
+        ({"watchNamespaces": "research"}, "/watchNamespaces"),
+        ({"watchNamespaces": ["Research"]}, "/watchNamespaces/0"),
+        ({"operator": {"workers": 0}}, "/operator/workers"),
+        ({"operator": {"logLevel": "LOUD"}}, "/operator/logLevel"),
+        ({"platform": {"accelerator": {}}}, "/platform"),
+        ({"platform": {"accelerators": {"h100": {"perNode": 0}}}}, "/platform/accelerators/h100/perNode"),
+        (
+            {"platform": {"accelerators": {"h100": {"platform": "tpu"}}}},
+            "/platform/accelerators/h100/platform",
+        ),
+        ({"platform": {"checkpoint": {"size": "2 TB"}}}, "/platform/checkpoint/size"),
+        ({"catalog": {"own.json": ""}}, "own.json"),
+        ({"metrics": {"port": 80}}, "/metrics/port"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_values_are_refused_by_their_place(values: dict[str, Any], where: str, render: Any) -> None:
+    with pytest.raises(ValueError, match="values don't meet the specifications") as refused:
+        render(values)
+    assert where in str(refused.value)
