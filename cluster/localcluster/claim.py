@@ -49,8 +49,3 @@ def release(checkout: Path) -> None:
     holder = current()
     if holder is None or holder.checkout == str(checkout):
         PATH.unlink(missing_ok=True)
-
-
-def held_by_other(checkout: Path) -> bool:
-    holder = current()
-    return holder is not None and holder.checkout != str(checkout)

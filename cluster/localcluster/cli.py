@@ -19,27 +19,33 @@ def parser() -> argparse.ArgumentParser:
     for name, text in (
         ("up", "start the cluster; does nothing when it runs"),
         ("down", "stop it and leave nothing behind"),
+        ("binaries", "build the programs, of both profiles unless one is named"),
         ("images", "build the project's images, push what changed, pull them on every node"),
         ("status", "say what runs"),
         ("kubeconfig", "print the kubeconfig's path"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         if name == "images":
+            command.add_argument("names", nargs="*", help="only these; all when left out")
             continue
-        command.add_argument("--profile", choices=PROFILES, default="full")
+        default = None if name == "binaries" else "full"
+        command.add_argument("--profile", choices=PROFILES, default=default)
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    cluster = Cluster(getattr(options, "profile", "full"))
+    cluster = Cluster(getattr(options, "profile", None) or "full")
     try:
-        if options.command == "up":
+        if options.command == "binaries":
+            for profile in [options.profile] if options.profile else PROFILES:
+                Cluster(profile).build()
+        elif options.command == "up":
             cluster.up()
         elif options.command == "down":
             cluster.down()
         elif options.command == "images":
-            cluster.images()
+            cluster.images(options.names)
         elif options.command == "kubeconfig":
             print(cluster.kubeconfig)
         elif options.command == "status":

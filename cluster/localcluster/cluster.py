@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from localcluster import (
@@ -13,6 +14,7 @@ from localcluster import (
     claim,
     dns,
     images,
+    kwok,
     network,
     packages,
     registry,
@@ -28,13 +30,12 @@ from localcluster.buildah import Buildah
 from localcluster.controlplane import COMPONENTS, ControlPlane, choose_ports
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl
-from localcluster.kwok import Kwok
 from localcluster.layout import Layout
 from localcluster.node import Node
-from localcluster.processes import Processes
+from localcluster.processes import Processes, boot_id
 from localcluster.report import Report
 
-PORTS = {"control-plane": range(26400, 27400, 20), "full": range(6443, 6444)}
+PORTS = {"control-plane": range(26400, 27400, 20), "full": range(6443, 7443, 20)}
 
 
 class Cluster:
@@ -74,6 +75,11 @@ class Cluster:
         plane = self._plane()
         return {address.name: Node(address, plane, self.kubectl) for address in NODES}
 
+    def build(self) -> None:
+        """Build the profile's programs, which `up` does first: minutes once, a second from then on."""
+        requirements.check(self.layout)
+        self.binaries.build(BY_PROFILE[self.profile], self.report)
+
     def up(self) -> None:
         """Bring up what is not up. Raises MissingRequirements when the machine cannot."""
         requirements.check(self.layout)
@@ -88,16 +94,23 @@ class Cluster:
         plane.prepare()
         plane.up(self.report)
         operator.HostTrainingOperator(plane, self.kubectl).up(self.binaries, self.report)
-        Kwok(plane, self.kubectl).up(self.binaries, self.report)
+        kwok.Kwok(plane, self.kubectl).up(self.binaries, self.report)
 
     def _up_full(self) -> None:
         claim.take(self.layout.checkout)
+        self._forget_earlier_boot()
         packages.install(self.report)
-        self.binaries.build(BY_PROFILE[self.profile], self.report)
+        buildah = Buildah(self.layout)
+        if stale := self.binaries.stale(BY_PROFILE[self.profile]):
+            # While the compiler keeps the processors busy, the network is free for torch.
+            with ThreadPoolExecutor(1) as background:
+                torch = background.submit(self._build_images, buildah)
+                self.binaries.build(stale, self.report)
+                with self.report.step("images of the operator and the trainer, begun beside the build"):
+                    torch.result()
         if self._complete():
             return
         requirements.check_namespaces(self.layout)
-        buildah = Buildah(self.layout)
         systemimages.build_base(self.layout, buildah, self.report)
         systemimages.build_programs(self.layout, buildah, self.report)
 
@@ -119,18 +132,35 @@ class Cluster:
             self._install_addons(plane)
         self._mark_complete()
 
-    def images(self) -> None:
-        """Build the project's images, push what changed, and have every node pull them.
+    def _forget_earlier_boot(self) -> None:
+        """After a reboot nothing of a cluster is left but its files, which a power cut may have broken."""
+        mark = self.layout.home / "boot"
+        if self.layout.home.exists() and not (mark.exists() and mark.read_text() == boot_id()):
+            shutil.rmtree(self.layout.home)
+        self.layout.home.mkdir(parents=True, exist_ok=True)
+        mark.write_text(boot_id())
+
+    def _build_images(self, buildah: Buildah) -> None:
+        """Fill the layers' cache. What fails here is told by `images`, which builds them again."""
+        silent = Report(quiet=True)
+        with contextlib.suppress(ClusterError):
+            systemimages.build_base(self.layout, buildah, silent)
+            for image in images.IMAGES:
+                images.build(self.layout, image, buildah, silent)
+
+    def images(self, names: Sequence[str] = ()) -> None:
+        """Build the project's images (or those named), push what changed, and have every node pull them.
 
         Raises ClusterError when the cluster does not run.
         """
+        wanted = [images.named(name) for name in names] or list(images.IMAGES)
         if not self._complete():
             raise ClusterError("the full cluster does not run: python -m localcluster up")
         buildah = Buildah(self.layout)
-        for image in images.IMAGES:
+        for image in wanted:
             images.build(self.layout, image, buildah, self.report)
             images.push(image, buildah, self.report)
-        images.pull(self.kubectl, [image.reference for image in images.IMAGES], self.report)
+        images.pull(self.kubectl, [image.reference for image in wanted], self.report)
 
     def _install_addons(self, plane: ControlPlane) -> None:
         stock = operator.manifests(self.binaries, self.kubectl)
@@ -166,17 +196,19 @@ class Cluster:
         if self.profile == "control-plane":
             self.processes.kill_all()
             operator.HostTrainingOperator(self._plane(), self.kubectl).remove_certificates()
-        elif claim.held_by_other(self.layout.checkout):
-            if self.layout.home.exists():
-                claim.take(self.layout.checkout)
-        elif os.geteuid() == 0:
+        else:
+            if not self.layout.home.exists() and claim.current() is None:
+                return
+            if os.geteuid() != 0:
+                raise ClusterError("the full cluster runs as root: stop it with sudo -E")
+            claim.take(self.layout.checkout)
             with self.report.step("stop the cluster"):
                 self.processes.kill_all()
                 cgroups.remove()
                 network.down()
-                claim.release(self.layout.checkout)
             if left := self._left_behind():
                 raise ClusterError("left behind:\n" + "\n".join(left))
+            claim.release(self.layout.checkout)
         shutil.rmtree(self.layout.home, ignore_errors=True)
 
     def _left_behind(self) -> list[str]:
@@ -190,18 +222,28 @@ class Cluster:
         """Each recorded process, and whether it runs."""
         return {name: self.processes.running(name) for name in self.processes.names()}
 
+    def components(self) -> tuple[str, ...]:
+        """What `component_stop` takes: also the operators that are processes, where there are no nodes."""
+        extra = (operator.NAME, kwok.NAME) if self.profile == "control-plane" else ()
+        return (*COMPONENTS, *extra)
+
     def component_stop(self, name: str) -> None:
-        """End one control-plane process, as a crash of it would."""
+        """End one process, as a crash of it would."""
         self._known(name)
         self.processes.kill(name)
 
     def component_start(self, name: str) -> None:
-        """Start it again with the same command line; for etcd and the API server, wait until it is ready."""
+        """Start it again with the same command line, and wait until it works where that can be seen."""
         self._known(name)
         plane = self._plane()
-        plane.start(name)
-        if name in ("etcd", "kube-apiserver"):
-            plane.wait_ready()
+        if name == operator.NAME:
+            operator.HostTrainingOperator(plane, self.kubectl).start()
+        elif name == kwok.NAME:
+            kwok.Kwok(plane, self.kubectl).start()
+        else:
+            plane.start(name)
+            if name in ("etcd", "kube-apiserver"):
+                plane.wait_ready()
 
     @contextlib.contextmanager
     def component_away(self, name: str) -> Iterator[None]:
@@ -212,10 +254,9 @@ class Cluster:
         finally:
             self.component_start(name)
 
-    @staticmethod
-    def _known(name: str) -> None:
-        if name not in COMPONENTS:
-            raise ClusterError(f"component {name!r} is unknown; one of: {', '.join(COMPONENTS)}")
+    def _known(self, name: str) -> None:
+        if name not in self.components():
+            raise ClusterError(f"component {name!r} is unknown; one of: {', '.join(self.components())}")
 
     def _node(self, name: str) -> Node:
         if self.profile != "full":

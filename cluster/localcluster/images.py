@@ -10,6 +10,7 @@ from pathlib import Path
 from localcluster.addresses import NODES, REGISTRY
 from localcluster.buildah import Buildah, write_build_environment
 from localcluster.commands import run
+from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
 from localcluster.layout import Layout
 from localcluster.report import Report
@@ -34,6 +35,14 @@ class Image:
 OPERATOR = Image("megatron-operator", "operator/Dockerfile", ".")
 TRAINER = Image("megatron-trainer-cpu", "trainer-image/Dockerfile", "trainer-image")
 IMAGES = (OPERATOR, TRAINER)
+
+
+def named(name: str) -> Image:
+    """Raises ClusterError when there is no such image."""
+    for image in IMAGES:
+        if image.name == name:
+            return image
+    raise ClusterError(f"image {name!r} is unknown; one of: {', '.join(image.name for image in IMAGES)}")
 
 
 def _uv() -> Path | None:

@@ -45,4 +45,7 @@ class Kwok:
             names = ("stages.kwok.x-k8s.io",)
             self.kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
             self.kubectl.apply(self.kubectl.kustomize(source / "stage" / "fast"))
-            self.plane.processes.start(NAME, self.argv())
+            self.start()
+
+    def start(self) -> None:
+        self.plane.processes.start(NAME, self.argv())

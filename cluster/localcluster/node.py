@@ -172,7 +172,10 @@ state = "/run/containerd"
     def start(self) -> None:
         """Power on. Returns when its namespaces are there; `wait_ready` waits for the kubelet."""
         if self.running:
-            return
+            if self.address.host_link in network.links():
+                return
+            # Left by an `up` that was killed before it plugged the cable in.
+            self.stop()
         self.prepare()
         cgroups.create(self.name)
         (self.home / "started").touch()
