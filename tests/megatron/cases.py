@@ -1,0 +1,140 @@
+"""The argument lists that go through the gate: every published layout, every example, and planned runs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from megatron_operator import catalog
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog import ResolvedRecipe
+from megatron_operator.planner import accelerators, megatron_arguments, plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CORPUS: dict[str, Any] = {
+    "volume": {"claimName": "corpus"},
+    "blend": [{"path": "web_text_document", "weight": 0.7}, {"path": "code_text_document", "weight": 0.3}],
+}
+PLANNED: dict[str, dict[str, Any]] = {
+    "another count": {"recipe": "llama3-8b", "accelerator": {"type": "h100-sxm", "count": 64}},
+    "other hardware": {"recipe": "llama3-70b", "accelerator": {"type": "gb200", "count": 32, "perNode": 4}},
+    "long sequences": {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 64},
+        "model": {"maxPositionEmbeddings": 131072},
+        "training": {"seqLength": 65536, "globalBatchSize": 64},
+    },
+    "tokens and scaled rate": {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 8},
+        "training": {"trainTokens": "1T", "globalBatchSize": 512, "lrScaling": "sqrt"},
+    },
+    "batch ramp-up": {
+        "recipe": "gpt3-7b",
+        "accelerator": {"type": "h100-sxm", "count": 8},
+        "training": {"stepBatchSizeSchedule": "0:128 10B:256 50B:512"},
+    },
+    "FP8": {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 16},
+        "training": {"fp8Format": "hybrid", "fp8AmaxHistoryLen": 1024, "fp8AmaxComputeAlgo": "max"},
+    },
+    "full recomputation": {
+        "recipe": "gpt3-13b",
+        "accelerator": {"type": "a100-80", "count": 16},
+        "parallelism": {"recomputeGranularity": "full", "recomputeMethod": "block", "recomputeNumLayers": 4},
+    },
+    "interleaved stages": {
+        "recipe": "gpt3-175b",
+        "accelerator": {"type": "h100-sxm", "count": 128},
+        "parallelism": {
+            "tensorModelParallelSize": 8,
+            "pipelineModelParallelSize": 8,
+            "numVirtualStagesPerPipelineRank": 3,
+        },
+    },
+    "elastic with asynchronous checkpoints": {
+        "recipe": "gpt3-7b",
+        "accelerator": {"type": "h100-sxm", "count": 64},
+        "checkpoint": {"asyncSave": True},
+        "recovery": {"elastic": {"minCount": 32}},
+    },
+    "no catalog entry": {
+        "accelerator": {"type": "h100-sxm", "count": 16},
+        "model": {"numLayers": 30, "hiddenSize": 3072, "numAttentionHeads": 24, "vocabSize": 32000},
+        "training": {"seqLength": 2048, "globalBatchSize": 64, "lr": 1e-4, "trainIters": 1000, "bf16": True},
+        "data": CORPUS
+        | {"tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"}},
+    },
+    "mock data": {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": 8},
+        "data": {"mockData": True},
+    },
+    "without a GPU": {"recipe": "tiny-gpt", "accelerator": {"type": "cpu", "count": 2}},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One argument list and where it came from."""
+
+    name: str
+    resolved: ResolvedRecipe
+    plan: Plan
+    words: list[str]
+
+    @property
+    def world_size(self) -> int:
+        return self.resolved.accelerator_count
+
+
+@cache
+def specs() -> dict[str, dict[str, Any]]:
+    """Every case by name: `spec` as a user would write it."""
+    return (
+        dict(_published()) | dict(_examples()) | {name: {"data": CORPUS} | x for name, x in PLANNED.items()}
+    )
+
+
+@cache
+def case(name: str) -> Case:
+    """The recipe of this name, resolved, planned and written out."""
+    spec = MegatronRecipeSpec.model_validate(specs()[name])
+    resolved = catalog.resolve(spec, _platform(), catalog.load())
+    planned = plan(resolved)
+    return Case(name, resolved, planned, megatron_arguments(resolved, planned, "run"))
+
+
+def _published() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every layout of every entry that Megatron's own loop runs."""
+    for entry in catalog.load():
+        if entry.engine != "megatron":
+            continue
+        for layout in entry.layouts:
+            for accelerator in layout.accelerators:
+                asked = {"type": accelerator, "count": layout.count}
+                yield (
+                    f"{entry.name} {layout.count}x{accelerator}",
+                    {"recipe": entry.name, "accelerator": asked, "data": CORPUS},
+                )
+
+
+def _examples() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document["kind"] == "MegatronRecipe":
+                yield path.name, document["spec"]
+
+
+@cache
+def _platform() -> PlatformConfig:
+    without_gpu = {"platform": "cpu", "perNode": 2}
+    gpus: dict[str, Any] = {name: {} for name in accelerators.table()}
+    return PlatformConfig.model_validate(
+        {"accelerators": gpus | {"cpu": without_gpu, "cpu-simulated": without_gpu}, "image": "trainer"}
+    )

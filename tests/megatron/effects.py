@@ -1,0 +1,166 @@
+"""What an argument list does, so that a flag that does nothing is seen."""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from stages import Megatron, NotAccepted, Started
+
+Settings = dict[str, Any]
+
+READ_BY_THE_LOOP = {
+    "data_cache_path": "folder of the datasets' index files",
+    "data_path": "the datasets",
+    "dataloader_type": "order of the samples",
+    "eval_interval": "when the loop evaluates",
+    "exit_signal_handler": "saves at SIGTERM",
+    "log_interval": "when the loop logs",
+    "mock_data": "random tokens",
+    "num_workers": "loader processes",
+    "override_opt_param_scheduler": "at the load of a checkpoint",
+    "split": "train, validation and test shares",
+}
+"""Flags whose effect lies after the stages: arguments that the training loop reads itself."""
+
+NEEDS: dict[str, Callable[[Settings], bool]] = {
+    "adam_": lambda a: "adam" in a["optimizer"] or "muon" in a["optimizer"],
+    "account_for_": lambda a: a["pipeline_model_parallel_size"] > 1,
+    "cp_comm_type": lambda a: a["context_parallel_size"] > 1,
+    "decoder_first_": lambda a: a["pipeline_model_parallel_size"] > 1,
+    "decoder_last_": lambda a: a["pipeline_model_parallel_size"] > 1,
+    "expert_model_parallel_size": lambda a: bool(a["num_experts"]),
+    "expert_tensor_parallel_size": lambda a: bool(a["num_experts"]),
+    "fp8_": lambda a: bool(a["fp8"]),
+    "kv_lora_rank": lambda a: a["multi_latent_attention"],
+    "lr_decay_iters": lambda a: bool(a["train_iters"]) and not a["train_samples"],
+    "lr_decay_samples": lambda a: bool(a["train_samples"]),
+    "lr_warmup_iters": lambda a: not a["train_samples"],
+    "lr_warmup_samples": lambda a: bool(a["train_samples"]),
+    "moe_": lambda a: bool(a["num_experts"]),
+    "moe_aux_loss_coeff": lambda a: any(
+        "aux" in kind for kind in _listed(a["moe_router_load_balancing_type"])
+    ),
+    "moe_router_bias_update_rate": lambda a: a["moe_router_enable_expert_bias"],
+    "moe_router_group_topk": lambda a: bool(a["moe_router_num_groups"]),
+    "mtp_loss_scaling_factor": lambda a: bool(a["mtp_num_layers"]),
+    "num_query_groups": lambda a: a["group_query_attention"],
+    "q_lora_rank": lambda a: a["multi_latent_attention"],
+    "qk_head_dim": lambda a: a["multi_latent_attention"],
+    "qk_pos_emb_head_dim": lambda a: a["multi_latent_attention"],
+    "recompute_method": lambda a: a["recompute_granularity"] == "full",
+    "recompute_num_layers": lambda a: a["recompute_granularity"] == "full",
+    "rope_scaling_factor": lambda a: a["use_rope_scaling"],
+    "rotary_": lambda a: a["position_embedding_type"] in ("rope", "yarn", "mrope"),
+    "use_rope_scaling": lambda a: a["position_embedding_type"] == "rope",
+    "v_head_dim": lambda a: a["multi_latent_attention"],
+}
+"""Destination, or the beginning of several -> without what Megatron copies the value and uses it nowhere."""
+
+
+def flags(words: list[str]) -> list[list[str]]:
+    """The words, each flag with its values."""
+    grouped: list[list[str]] = []
+    for word in words:
+        if word.startswith("--"):
+            grouped.append([word])
+        else:
+            grouped[-1].append(word)
+    return grouped
+
+
+def without(words: list[str], flag: str) -> list[str]:
+    return [word for group in flags(words) if group[0] != flag for word in group]
+
+
+def altered(megatron: Megatron, words: list[str], started: Started) -> list[str]:
+    """Flags whose value Megatron itself changed after reading it."""
+    found = []
+    for flag, *_ in flags(words):
+        dest = megatron.dest(flag)
+        given, used = started.parsed[dest], getattr(started.args, dest, "removed")
+        if used != given and str(used) != str(given):
+            found.append(f"{flag}: given {given}, used {used}")
+    return found
+
+
+def unmet(megatron: Megatron, words: list[str], started: Started) -> list[str]:
+    """Flags that Megatron reads only beside another that is not there."""
+    settings = vars(started.args)
+    return [
+        flag
+        for flag, *_ in flags(words)
+        if started.parsed[megatron.dest(flag)] != megatron.default(flag)
+        for dest, needed in NEEDS.items()
+        if (megatron.dest(flag).startswith(dest) if dest.endswith("_") else megatron.dest(flag) == dest)
+        and not needed(settings)
+    ]
+
+
+def without_effect(
+    megatron: Megatron, words: list[str], world_size: int, known: set[tuple[str, ...]]
+) -> list[str]:
+    """Flags that change nothing, though Megatron would not take their value by itself.
+
+    `known` has flags with values that were seen to matter, and takes those that are seen now.
+    """
+    started = megatron.start(words, world_size)
+    before, used = effects(started), dict(vars(started.args))
+    found = []
+    for group in flags(words):
+        flag, dest = group[0], megatron.dest(group[0])
+        if tuple(group) in known or dest in READ_BY_THE_LOOP:
+            continue
+        try:
+            other = megatron.start(without(words, flag), world_size)
+        except NotAccepted:
+            other = None
+        if other is not None and effects(other) == before and getattr(other.args, dest) != used.get(dest):
+            found.append(" ".join(group))
+        else:
+            known.add(tuple(group))
+    return found
+
+
+def effects(started: Started) -> Settings:
+    """Everything that the stages made, as plain values."""
+    scheduler = {name: value for name, value in vars(started.scheduler).items() if name != "optimizer"}
+    container = started.container
+    return _plain(
+        {
+            "model": started.model,
+            "optimizer": started.optimizer,
+            "ddp": started.ddp,
+            "checkpoint": container.checkpoint,
+            "logger": container.logger,
+            "rng": container.rng,
+            "dist": container.dist,
+            "scheduler": scheduler,
+            "stages": started.stage_layers,
+            "micro batches": started.micro_batches,
+            "samples": started.samples,
+            "degrees": started.degrees,
+            "batch schedule": started.args.step_batch_size_schedule and started.args.global_batch_size,
+            "tokenizer": started.tokenizer,
+            "vocabulary": started.args.padded_vocab_size,
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, functools.partial):
+        return [_plain(value.func), _plain(value.args), _plain(value.keywords)]
+    if callable(value) and hasattr(value, "__qualname__"):
+        return value.__qualname__
+    return value.name if isinstance(value, enum.Enum) else repr(value)
+
+
+def _listed(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)]

@@ -1,0 +1,81 @@
+"""Megatron's real GPTModel of an argument list, whole and unsplit, on the meta device: sizes without memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from effects import flags
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.training.models.gpt import GPTModelBuilder
+from stages import Megatron
+
+_SPLIT = {
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+    "--cp-comm-type",
+    "--expert-model-parallel-size",
+    "--expert-tensor-parallel-size",
+    "--sequence-parallel",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+    "--pipeline-model-parallel-layout",
+    "--tp-comm-overlap",
+}
+_NEEDS_TRANSFORMER_ENGINE = {
+    "--transformer-impl",
+    "--attention-backend",
+    "--apply-layernorm-1p",
+    "--moe-grouped-gemm",
+    "--moe-permute-fusion",
+    "--moe-token-dispatcher-type",
+}
+_PLAIN = [
+    "--transformer-impl",
+    "local",
+    "--no-rope-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-persist-layer-norm",
+    "--no-gradient-accumulation-fusion",
+    "--use-cpu-initialization",
+]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters, and those that one token meets; multi-token prediction apart."""
+
+    total: int
+    active: int
+    prediction: int
+    active_prediction: int
+
+
+def sizes(megatron: Megatron, words: list[str]) -> Sizes:
+    """Parameters of the model that these words describe, whatever they are split over."""
+    dropped = _SPLIT | _NEEDS_TRANSFORMER_ENGINE | set(_PLAIN)
+    whole = [
+        word
+        for group in flags(words)
+        if group[0] not in dropped and not group[0].startswith("--fp8")
+        for word in group
+    ]
+    started = megatron.start([*whole, *_PLAIN], 1)
+    config = started.model
+    config.transformer.perform_initialization = False
+    with torch.device("meta"):
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        model: Any = GPTModelBuilder(config).build_model(groups, pre_process=True, post_process=True)
+    count = {(False, False): 0, (False, True): 0, (True, False): 0, (True, True): 0}
+    for name, parameter in model.named_parameters():
+        count[name.startswith("mtp."), ".experts." in name] += parameter.numel()
+    experts, chosen = started.args.num_experts or 1, started.args.moe_router_topk
+    return Sizes(
+        total=count[False, False] + count[False, True],
+        active=count[False, False] + count[False, True] // experts * chosen,
+        prediction=count[True, False] + count[True, True],
+        active_prediction=count[True, False] + count[True, True] // experts * chosen,
+    )

@@ -1,0 +1,236 @@
+"""Every stage at which Megatron can refuse an argument list, as a training run goes through them.
+
+Megatron's own functions do all of it. Stand-ins, because there is no GPU here: the properties of an H100, the
+presence of Transformer Engine, and torch's fake process group of the full world size.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from megatron.core import num_microbatches_calculator as microbatches
+from megatron.core import parallel_state
+from megatron.core.models.common.embeddings import rope_utils
+from megatron.core.transformer import transformer_config
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.training import argument_utils, arguments, global_vars, initialize, training
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+class NotAccepted(Exception):
+    """Megatron refused: at which stage, and what it said."""
+
+
+@dataclasses.dataclass
+class Started:
+    """What Megatron made of an argument list."""
+
+    parsed: dict[str, Any]
+    """The arguments as given, before validation."""
+    args: argparse.Namespace
+    """After all stages."""
+    model: Any
+    """GPTModelConfig, with the TransformerConfig in `.transformer`."""
+    optimizer: Any
+    ddp: Any
+    container: Any
+    """PretrainConfigContainer."""
+    scheduler: Any
+    """OptimizerParamScheduler."""
+    stage_layers: list[list[int]]
+    """Layers by virtual chunk and pipeline rank."""
+    micro_batches: int
+    samples: tuple[int, int, int]
+    """Train, validation and test samples."""
+    degrees: dict[str, int]
+    """Sizes of the process groups."""
+    tokenizer: str
+    """What was built, and how many tokens it has."""
+    output: str
+    """What Megatron printed."""
+
+
+class Megatron:
+    """Megatron, driven stage by stage."""
+
+    def __init__(self, tokenizers: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
+        self._tokenizers = dict(tokenizers)
+        self._actions = parser._option_string_actions
+        self._degrees: dict[tuple[int, ...], dict[str, int]] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def with_gpu_stand_in(cls, tokenizers: Mapping[str, str]) -> Iterator["Megatron"]:
+        """Undo the stand-ins, the environment and the signal handler at the end."""
+        h100 = SimpleNamespace(major=9, minor=0, total_memory=80 << 30, name="stand-in for an H100")
+        parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+        logging_before = logging.root.manager.disable
+        handler = signal.getsignal(signal.SIGTERM)
+        with contextlib.ExitStack() as undo:
+            undo.callback(logging.disable, logging_before)
+            undo.callback(signal.signal, signal.SIGTERM, handler)
+            undo.callback(_end_process_groups)
+            undo.callback(global_vars.unset_global_variables)
+            undo.enter_context(_environment(CUDA_DEVICE_MAX_CONNECTIONS="1", RANK="0", WORLD_SIZE="1"))
+            for module, name, stand_in in (
+                (torch.cuda, "get_device_properties", lambda *_: h100),
+                (torch.cuda, "get_device_capability", lambda *_: (h100.major, h100.minor)),
+                (torch.cuda, "device_count", lambda: 8),
+                (torch.cuda, "current_device", lambda: torch.device("meta")),
+                (arguments, "is_te_min_version", lambda *_, **__: True),
+                (transformer_config, "is_te_min_version", lambda *_, **__: True),
+                (rope_utils, "fused_apply_rotary_pos_emb", object()),
+                (rope_utils, "fused_apply_rotary_pos_emb_thd", object()),
+                # The parser takes 0.1 s to build and is the same every time.
+                (arguments, "add_megatron_arguments", lambda _: parser),
+            ):
+                undo.enter_context(_replaced(module, name, stand_in))
+            logging.disable(logging.CRITICAL)
+            yield cls(tokenizers, parser)
+
+    def dest(self, flag: str) -> str:
+        """Where Megatron keeps the flag's value."""
+        return self._actions[flag].dest
+
+    def default(self, flag: str) -> object:
+        """What Megatron takes without the flag."""
+        return self._actions[flag].default
+
+    def start(self, words: list[str], world_size: int) -> Started:
+        """Run every stage. Raises NotAccepted with the stage and Megatron's words."""
+        global_vars.unset_global_variables()
+        os.environ["WORLD_SIZE"] = str(world_size)
+        words = [self._tokenizers.get(word, word) for word in words]
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            args = _stage("parse_args", said, lambda: _parse(words))
+            parsed = dict(vars(args))
+            _stage("validate_args", said, lambda: arguments.validate_args(args))
+            _stage("set_global_variables", said, lambda: global_vars.set_global_variables(args))
+            model = _stage("TransformerConfig", said, lambda: argument_utils.gpt_config_from_args(args))
+            container = _stage(
+                "configs", said, lambda: argument_utils.pretrain_cfg_container_from_args(args, model)
+            )
+            degrees = _stage("process groups", said, lambda: self._process_groups(args))
+            stages = _stage("pipeline stages", said, lambda: _stage_layers(args, model.transformer))
+            scheduler = _stage("learning rate", said, lambda: _scheduler(args))
+            samples = _stage("samples", said, training.get_train_valid_test_num_samples)
+        return Started(
+            parsed=parsed,
+            args=args,
+            model=model,
+            optimizer=container.optimizer,
+            ddp=container.ddp,
+            container=container,
+            scheduler=scheduler,
+            stage_layers=stages,
+            micro_batches=microbatches.get_num_microbatches(),
+            samples=samples,
+            degrees=degrees,
+            tokenizer=f"{args.tokenizer_type} of {global_vars.get_tokenizer().vocab_size}",
+            output=said.getvalue(),
+        )
+
+    def _process_groups(self, args: argparse.Namespace) -> dict[str, int]:
+        """Group sizes at this world size; groups are made once for each set of sizes."""
+        key = (
+            args.world_size,
+            args.tensor_model_parallel_size,
+            args.pipeline_model_parallel_size,
+            args.virtual_pipeline_model_parallel_size or 1,
+            args.context_parallel_size,
+            args.expert_model_parallel_size,
+            args.expert_tensor_parallel_size,
+        )
+        if key not in self._degrees:
+            _end_process_groups()
+            torch.distributed.init_process_group(
+                "fake", store=FakeStore(), rank=0, world_size=args.world_size
+            )
+            # gloo groups would meet over the network; the fake ones stand for them.
+            args.use_gloo_process_groups, asked = False, args.use_gloo_process_groups
+            initialize._initialize_distributed(None, None, None)
+            args.use_gloo_process_groups = asked
+            self._degrees[key] = {
+                "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+                "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+                "context": parallel_state.get_context_parallel_world_size(),
+                "data": parallel_state.get_data_parallel_world_size(),
+                "expert": parallel_state.get_expert_model_parallel_world_size(),
+                "expert_tensor": parallel_state.get_expert_tensor_parallel_world_size(),
+                "expert_data": parallel_state.get_expert_data_parallel_world_size(),
+            }
+        return self._degrees[key]
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    before, sys.argv = sys.argv, ["megatron-train", *words]
+    try:
+        return arguments.parse_args()
+    finally:
+        sys.argv = before
+
+
+def _stage_layers(args: argparse.Namespace, config: Any) -> list[list[int]]:
+    chunks = args.virtual_pipeline_model_parallel_size
+    return [
+        [
+            get_num_layers_to_build(config, vp_stage=chunk if chunks else None, pp_rank=rank)
+            for rank in range(args.pipeline_model_parallel_size)
+        ]
+        for chunk in range(chunks or 1)
+    ]
+
+
+def _scheduler(args: argparse.Namespace) -> Any:
+    group = {"lr": 0.0, "weight_decay": 0.0, "max_lr": args.lr, "min_lr": args.min_lr, "params": []}
+    return training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[group]))
+
+
+def _stage[Result](name: str, said: io.StringIO, run: Callable[[], Result]) -> Result:
+    try:
+        return run()
+    except SystemExit:
+        lines = [line for line in said.getvalue().splitlines() if line.strip()]
+        raise NotAccepted(f"{name}: {lines[-1] if lines else 'ended the process'}") from None
+    except Exception as error:
+        raise NotAccepted(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _end_process_groups() -> None:
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, stand_in: object) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

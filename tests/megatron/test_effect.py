@@ -1,0 +1,112 @@
+"""No flag is accepted and then ignored."""
+
+import re
+from pathlib import Path
+
+import megatron.training
+import pytest
+from cases import case, specs
+from effects import READ_BY_THE_LOOP, altered, unmet, without_effect
+from stages import Megatron, NotAccepted
+
+SOURCES = Path(megatron.training.__file__).parents[1]
+SEEN: set[tuple[str, ...]] = set()
+"""Flags with values that another case has shown to matter."""
+
+PLAIN = [
+    "--num-layers",
+    "8",
+    "--hidden-size",
+    "512",
+    "--num-attention-heads",
+    "8",
+    "--seq-length",
+    "256",
+    "--max-position-embeddings",
+    "256",
+    "--micro-batch-size",
+    "1",
+    "--global-batch-size",
+    "64",
+    "--train-iters",
+    "100",
+    "--lr",
+    "0.001",
+    "--eval-interval",
+    "10",
+    "--bf16",
+    "--mock-data",
+    "--tokenizer-type",
+    "NullTokenizer",
+    "--vocab-size",
+    "1000",
+]
+IGNORED = {
+    "GQA without its switch": ("--num-query-groups 2", "--num-query-groups 2"),
+    "the batch ramp of old": ("--rampup-batch-size 16 16 1000", "--rampup-batch-size 16 16 1000"),
+    "a switch that nothing reads": ("--use-flash-attn", "--use-flash-attn"),
+    "models that are the only ones": ("--use-mcore-models", "--use-mcore-models"),
+}
+
+
+@pytest.mark.parametrize("name", specs())
+def test_no_flag_is_changed_by_megatron(megatron: Megatron, name: str) -> None:
+    words = case(name).words
+    assert altered(megatron, words, megatron.start(words, case(name).world_size)) == []
+
+
+@pytest.mark.parametrize("name", specs())
+def test_no_flag_lacks_another_that_it_needs(megatron: Megatron, name: str) -> None:
+    words = case(name).words
+    assert unmet(megatron, words, megatron.start(words, case(name).world_size)) == []
+
+
+@pytest.mark.parametrize("name", specs())
+def test_no_flag_can_be_left_out(megatron: Megatron, name: str) -> None:
+    assert without_effect(megatron, case(name).words, case(name).world_size, SEEN) == []
+
+
+@pytest.mark.parametrize("dest", READ_BY_THE_LOOP)
+def test_what_the_loop_is_said_to_read_is_read(dest: str) -> None:
+    trainer = Path(__file__).parents[2] / "trainer-image" / "megatron_trainer"
+    reads = re.compile(rf"\bargs\.{dest}\b|\b\w*config\w*\.{dest}\b|\bcfg\.\w+\.{dest}\b|, [\"']{dest}[\"']")
+    sources = [path for root in (SOURCES, trainer) for path in root.rglob("*.py")]
+    found = [path for path in sources if path.name != "arguments.py" and reads.search(path.read_text())]
+    assert found, f"nothing reads {dest}"
+
+
+@pytest.mark.parametrize(("added", "found"), IGNORED.values(), ids=IGNORED.keys())
+def test_the_gate_sees_what_megatron_ignores(megatron: Megatron, added: str, found: str) -> None:
+    assert found in without_effect(megatron, [*PLAIN, *added.split()], 8, set())
+
+
+def test_the_gate_sees_what_megatron_switches_off(megatron: Megatron) -> None:
+    words = [*PLAIN, "--sequence-parallel"]
+    assert altered(megatron, words, megatron.start(words, 8)) == [
+        "--sequence-parallel: given True, used False"
+    ]
+
+
+def test_the_gate_sees_a_flag_that_needs_another(megatron: Megatron) -> None:
+    words = [*PLAIN, "--moe-router-topk", "4", "--rotary-base", "500000"]
+    assert unmet(megatron, words, megatron.start(words, 8)) == ["--moe-router-topk", "--rotary-base"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rope-theta 500000", "parse_args: .*unrecognized arguments: --rope-theta"),
+        ("--pipeline-model-parallel-size 3", "validate_args: .*world size"),
+        ("--tensor-model-parallel-size 3", "validate_args: "),
+        ("--num-experts 8 --expert-tensor-parallel-size 2", "TransformerConfig: .*Bias in Moe"),
+        (
+            "--num-experts 8 --expert-model-parallel-size 8 --expert-tensor-parallel-size 2"
+            " --disable-bias-linear",
+            "process groups: .*not divisible",
+        ),
+        ("--lr-warmup-iters 100", "learning rate: "),
+    ],
+)
+def test_the_gate_says_at_which_stage_megatron_refuses(megatron: Megatron, words: str, said: str) -> None:
+    with pytest.raises(NotAccepted, match=said):
+        megatron.start([*PLAIN, *words.split()], 8)

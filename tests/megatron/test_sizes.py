@@ -1,0 +1,25 @@
+"""The planner's parameters and FLOPs are Megatron's own."""
+
+import pytest
+from cases import case, specs
+from megatron.training.training import num_floating_point_operations
+from real_model import sizes
+from stages import Megatron
+
+ONE_OF_EACH = {str(spec.get("recipe", name)): name for name, spec in reversed(specs().items())}
+"""Recipe -> its first case."""
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
+def test_parameters_are_those_of_the_real_model(megatron: Megatron, name: str) -> None:
+    plan, real = case(name).plan, sizes(megatron, case(name).words)
+    assert plan.parameters_padded == real.total + real.prediction
+    padding = plan.parameters_padded - plan.parameters
+    assert plan.active_parameters == real.active + real.active_prediction - padding
+
+
+@pytest.mark.parametrize("name", specs())
+def test_flops_are_those_that_megatron_counts(megatron: Megatron, name: str) -> None:
+    args = megatron.start(case(name).words, case(name).world_size).args
+    per_token = num_floating_point_operations(args, 1) / args.seq_length
+    assert case(name).plan.flops_per_token == pytest.approx(per_token, rel=1e-12)
