@@ -86,7 +86,7 @@ def test_the_operator_passes_pod_security_restricted(render: Any) -> None:
 def test_the_simulated_platform_reaches_the_operator_as_it_was_written(render: Any) -> None:
     config_map = of_kind(render(SIMULATED), "ConfigMap", "megatron-platform")
     platform = parse_platform(config_map["data"][PLATFORM_KEY], "the chart")
-    assert platform.accelerators["cpu-simulated"].platform == "cpu"
+    assert platform.accelerators["cpu"].platform == "cpu"
     assert platform.wire() == yaml.safe_load(SIMULATED.read_text())["platform"] | platform.wire()
 
 
