@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+DATA_CACHE = "data-cache"
+_DATA_FLAGS = {"--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path"}
+
 
 @dataclass(frozen=True)
 class Flags:
@@ -46,7 +49,8 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Added where they are not given: --load, so that a restarted run goes on from where it saved;
     --exit-signal-handler, so that SIGTERM saves; --override-opt-param-scheduler, so that a run whose --train-iters
-    was edited resumes with the schedule it asks for instead of dying over the difference; and with --async-save the
+    was edited resumes with the schedule it asks for instead of dying over the difference; --data-cache-path beside the
+    checkpoints, since the data may be mounted read-only and all pods share the index; and with --async-save the
     persistent worker, without which Megatron drops --async-save, and its own writer where NVRx is not installed.
     """
     given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
@@ -57,6 +61,8 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             added += ["--load", str(flags.save)]
         if "--exit-signal-handler" not in given:
             added.append("--exit-signal-handler")
+        if "--data-cache-path" not in given and given & _DATA_FLAGS:
+            added += ["--data-cache-path", str(flags.save / DATA_CACHE)]
     if not given & {"--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"}:
         added.append("--override-opt-param-scheduler")
     if "--async-save" in given:

@@ -23,7 +23,7 @@ from megatron.training.argument_utils import (
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
 
-from megatron_trainer import gpt
+from megatron_trainer import gpt, writers
 from megatron_trainer.contract import ExitCode
 from megatron_trainer.observe import LossNotFinite, Observer
 from megatron_trainer.report import Reporter
@@ -115,6 +115,7 @@ def _run(argv: Sequence[str], reporter: Reporter) -> None:
     args = parse(argv)
     observer = Observer(reporter)
     observer.install()
+    writers.fork_writers(lambda how: _die(reporter, how))
     model = hybrid_config_from_args(args) if args.hybrid_layer_pattern else gpt_config_from_args(args)
     try:
         pretrain(
@@ -127,6 +128,13 @@ def _run(argv: Sequence[str], reporter: Reporter) -> None:
     except SystemExit as end:
         raise _early_end(end.code, observer.iteration) from end
     reporter.send("finished", iteration=observer.iteration)
+
+
+def _die(reporter: Reporter, how: str) -> NoReturn:
+    """End the rank from a thread while its main thread waits for something that will not come."""
+    print(f"megatron-train: rank {reporter.rank}: {how}", file=sys.stderr, flush=True)
+    reporter.send("failed", exitCode=int(ExitCode.WORKER_DIED), message=how)
+    os._exit(int(ExitCode.WORKER_DIED))
 
 
 def _early_end(code: object, iteration: int) -> RankFailed:

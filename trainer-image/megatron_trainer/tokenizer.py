@@ -1,0 +1,82 @@
+"""The tokenizer of a prepared corpus: trained as byte-level BPE, or taken from a directory that has one.
+
+The directory is what Megatron's HuggingFaceTokenizer loads offline: `tokenizer.json` and `tokenizer_config.json`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+END_OF_TEXT = "<|endoftext|>"
+# 256 bytes and the end-of-text token: below that nothing can be merged.
+LEAST_VOCABULARY = 257
+
+
+class TokenizerMissing(Exception):
+    """The tokenizer directory has something, but no tokenizer that can be used. The text says what to do."""
+
+
+def train(texts: Iterator[str], vocabulary: int, directory: Path) -> None:
+    """Train byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) with `vocabulary` entries at most.
+
+    The directory appears whole: `tokenizer.json`, by which it is recognised, is written last.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END_OF_TEXT,
+        "bos_token": END_OF_TEXT,
+        "unk_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+    }
+    _replace(directory / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+    _replace(directory / "tokenizer.json", tokenizer.to_str())
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def exists(directory: Path) -> bool:
+    """Whether the directory has a tokenizer. Raises TokenizerMissing if it has one that cannot be used."""
+    if (directory / "tokenizer.json").is_file():
+        return True
+    others = sorted(entry.name for entry in directory.glob("*") if entry.name != "tokenizer_config.json")
+    others = [name for name in others if not name.startswith(".")] if directory.is_dir() else []
+    if others:
+        raise TokenizerMissing(
+            f"{directory} has {', '.join(others[:4])} but no tokenizer.json; save the tokenizer in the fast format "
+            "there, or name an empty directory to have one trained"
+        )
+    return False
+
+
+def load(directory: Path) -> tuple[Tokenizer, int | None]:
+    """The tokenizer and the id of its end-of-text token, None if it names none."""
+    try:
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerMissing(f"{directory}/tokenizer.json cannot be read: {error}") from error
+    try:
+        named = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError):
+        named = END_OF_TEXT
+    if isinstance(named, dict):
+        named = named.get("content")
+    return tokenizer, None if named is None else tokenizer.token_to_id(named)

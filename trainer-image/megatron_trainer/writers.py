@@ -1,0 +1,48 @@
+"""A rank's checkpoint writers: forked from the warm rank, and watched.
+
+Megatron starts them as fresh interpreters that import torch and Megatron again, which takes longer than the rank's own
+start and, on the cpu platform, gives processes without its stand-in for torch.cuda. Forked early, before CUDA and the
+process group exist, they cost next to nothing. Megatron does not notice when a writer dies and waits for it for ever;
+the watch here ends the rank instead.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
+from megatron.training import async_utils as training_async_utils
+from megatron.training import initialize
+
+_WATCH_SECONDS = 1.0
+
+
+def fork_writers(on_death: Callable[[str], None]) -> None:
+    """Have this rank's writers forked. `on_death` is called, on a thread, with how a writer died."""
+    if torch.cuda.is_initialized() and torch.cuda.get_device_name() != "cpu":
+        return
+    filesystem_async.get_write_results_queue("fork")
+    initialize.init_persistent_async_worker = lambda rank, _mode: training_async_utils.init_persistent_async_worker(
+        rank, "fork"
+    )
+    threading.Thread(target=_watch, args=(on_death,), daemon=True, name="checkpoint-writer").start()
+
+
+def _watch(on_death: Callable[[str], None]) -> None:
+    while True:
+        time.sleep(_WATCH_SECONDS)
+        process = async_utils.PersistentAsyncCaller._persistent_process
+        if process is None or process.pid is None:
+            continue
+        try:
+            # Looks without reaping: Megatron joins the process itself when it closes it.
+            seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            continue
+        if seen is None or (seen.si_code == os.CLD_EXITED and seen.si_status == 0):
+            continue
+        how = "exited with code" if seen.si_code == os.CLD_EXITED else "was killed by signal"
+        on_death(f"the checkpoint writer {how} {seen.si_status}")
+        return
