@@ -17,6 +17,8 @@ class Accelerator:
     """One accelerator. Peaks are dense, in FLOP/s; bandwidths in byte/s, per accelerator and direction."""
 
     name: str
+    architecture: str
+    """`ampere`, `ada`, `hopper`, `blackwell` or `blackwell-ultra`."""
     memory: int
     """Bytes that the driver reports."""
     bf16: float
@@ -36,6 +38,7 @@ def _accelerator(name: str, entry: dict[str, Any]) -> Accelerator:
     fp8 = entry.get("fp8Teraflops")
     return Accelerator(
         name=name,
+        architecture=entry["architecture"],
         memory=int(entry["memoryGiB"] * GIB),
         bf16=entry["bf16Teraflops"] * 1e12,
         fp8=fp8 * 1e12 if fp8 else None,

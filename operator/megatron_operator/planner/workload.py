@@ -23,6 +23,8 @@ class Numerics:
     optimizer: float = 12
     """FP32 master weight and both moments of Adam; split over copies by the distributed optimizer."""
     fp8: bool = False
+    block_scaled: bool = False
+    """FP8 with a scale for each block (mxfp8, blockwise) instead of one for each tensor."""
     fp8_copies: float = 0
     """Further bytes of a layer's weights: FP8 copies that are kept from one micro batch to the next."""
     gathered_weight: float = 2
@@ -52,8 +54,8 @@ class Execution:
     parameter_overlap: bool = True
     deduplicated_dispatch: bool = False
     """A token is sent to a node once, however many of its experts are there (the flex dispatcher)."""
-    graphs: bool = False
-    """CUDA graphs take most of the launching off the host."""
+    graphs: Literal["none", "partial", "full"] = "none"
+    """CUDA graphs: of parts of a layer, or of the whole iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
         gradient=gradient,
         optimizer=master + first + (second if training.optimizer in (None, "adam") else 0),
         fp8=fp8,
+        block_scaled=training.fp8_recipe in ("mxfp8", "blockwise"),
         fp8_copies=2 if fp8 and not training.fp8_param_gather else 0,
         gathered_weight=1 if training.fp8_param_gather else 2,
     )
@@ -202,8 +205,15 @@ def execution(
         gradient_overlap=gradient_overlap,
         parameter_overlap=parameter_overlap,
         deduplicated_dispatch=dispatcher == "flex",
-        graphs=args.get("cuda-graph-impl", "none") != "none" or bool(args.get("enable-cuda-graph")),
+        graphs=_graphs(args),
     )
+
+
+def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
+    if args.get("cuda-graph-impl", "none") == "none":
+        return "none"
+    scope = args.get("cuda-graph-scope", ())
+    return "full" if "full_iteration" in (scope if isinstance(scope, list) else [scope]) else "partial"
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,145 @@
+"""Published throughput figures, as workloads of the planner."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.model import ModelSpec
+from megatron_operator.planner import accelerators
+from megatron_operator.planner.accelerators import Accelerator
+from megatron_operator.planner.architecture import Architecture, architecture
+from megatron_operator.planner.parameters import flops_per_token
+from megatron_operator.planner.stages import automatic_split
+from megatron_operator.planner.workload import Execution, Numerics, Recomputation, Workload
+
+FILE = Path(__file__).parent / "data" / "published.yaml"
+
+_GPT = {"vocabSize": 131072, "maxPositionEmbeddings": 4096}
+_OTHERS = {
+    "maxPositionEmbeddings": 8192,
+    "positionEmbeddingType": "rope",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disableBiasLinear": True,
+    "untieEmbeddingsAndOutputWeights": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured run."""
+
+    name: str
+    """Model, accelerators, precision and layout, in short."""
+    part: str
+    """`calibration` or `held-out`."""
+    source: str
+    workload: Workload
+    accelerator: Accelerator
+    tokens_per_second_per_gpu: float
+    """As published, or what the published time or FLOP/s come to."""
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The file as it stands."""
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return loaded
+
+
+def figures() -> list[Figure]:
+    """All figures, in the order of the file."""
+    read = document()
+    models = {name: _architecture(name, sizes) for name, sizes in read["models"].items()}
+    return [_figure(entry, models[entry["model"]]) for entry in read["figures"]]
+
+
+def _architecture(name: str, sizes: Mapping[str, Any]) -> Architecture:
+    family = _GPT if name.startswith("gpt-") and "numExperts" not in sizes else _OTHERS
+    errors: list[FieldError] = []
+    built = architecture(ModelSpec.model_validate({**family, **sizes}), errors)
+    if built is None:
+        raise ValueError(f"{FILE}: model {name}: {'; '.join(map(str, errors))}")
+    return built
+
+
+def _figure(entry: Mapping[str, Any], a: Architecture) -> Figure:
+    accelerator = accelerators.get(entry["accelerator"])
+    if accelerator is None:
+        raise ValueError(f"{FILE}: {entry['accelerator']} is not in the table of accelerators")
+    w = _workload(entry, a)
+    tokens = w.seq_length * entry["gbs"] / entry["count"]
+    if "tokens" in entry:
+        published = float(entry["tokens"])
+    elif "seconds" in entry:
+        published = tokens / entry["seconds"]
+    else:
+        published = entry["tflops"] * 1e12 / _flops(w, entry["flops"])
+    return Figure(
+        name=_name(entry),
+        part=entry["part"],
+        source=entry["source"],
+        workload=w,
+        accelerator=accelerator,
+        tokens_per_second_per_gpu=published,
+    )
+
+
+def _flops(w: Workload, counted: str) -> float:
+    """FLOPs of a token; `full` counts attention's masked half, as Megatron did before 0.13."""
+    vocabulary = w.a.padded_vocab(w.tp)
+    causal = flops_per_token(w.a, w.seq_length, vocabulary)
+    if counted == "causal":
+        return causal
+    return 2 * causal - flops_per_token(w.a, 0, vocabulary)
+
+
+def _workload(entry: Mapping[str, Any], a: Architecture) -> Workload:
+    tp, pp, cp, ep = (entry.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
+    dp = entry["count"] // (tp * pp * cp)
+    split = automatic_split(a.layers, pp)
+    layers = entry.get("layers") or (split.layers if split else None)
+    if layers is None or entry["gbs"] % (entry["mbs"] * dp):
+        raise ValueError(f"{FILE}: {_name(entry)}: layers or batch do not divide")
+    flags = set(entry.get("with", ()))
+    in_fp8 = entry["precision"] != "bf16"
+    full, modules = entry.get("full"), entry.get("selective")
+    return Workload(
+        a=a,
+        seq_length=entry["seq"],
+        micro_batch=entry["mbs"],
+        micro_batches=entry["gbs"] // (entry["mbs"] * dp),
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        stage_layers=tuple(layers),
+        virtual=entry.get("vp", 1),
+        ep=ep,
+        expert_dp=max(1, entry["count"] // (ep * pp)),
+        sequence_parallel="noSequenceParallel" not in flags,
+        numerics=Numerics(gradient=2, fp8=True, block_scaled=entry["precision"] == "mxfp8", gathered_weight=1)
+        if in_fp8
+        else Numerics(),
+        recompute=Recomputation("full", "uniform", full)
+        if full
+        else Recomputation("selective" if modules else None, modules=frozenset(modules or ())),
+        execution=Execution(
+            unfused_attention="unfused" in flags,
+            tensor_overlap="tpOverlap" in flags,
+            expert_overlap="epOverlap" in flags,
+            deduplicated_dispatch="flex" in flags,
+            graphs="full" if "graphs" in flags else "partial" if "partialGraphs" in flags else "none",
+        ),
+    )
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    sizes = [f"{key.upper()}{entry[key]}" for key in ("tp", "pp", "vp", "cp", "ep") if entry.get(key, 1) > 1]
+    words = [entry["model"], f"{entry['count']} x {entry['accelerator']}", entry["precision"], *sizes]
+    if "full" in entry:
+        words.append("full recomputation")
+    return " ".join(words)

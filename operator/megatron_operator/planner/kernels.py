@@ -1,0 +1,266 @@
+"""Seconds that one rank computes for one micro batch: matrix products, attention, what is bound by memory."""
+
+from dataclasses import dataclass
+
+from megatron_operator.planner.accelerators import Accelerator
+from megatron_operator.planner.architecture import Architecture
+from megatron_operator.planner.calibration import Calibration
+from megatron_operator.planner.workload import Workload
+
+_FORWARD_AND_BACKWARD = 3
+"""A product's backward pass is two products of its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTime:
+    """Seconds of a forward and backward pass."""
+
+    products: float
+    attention: float
+    elementwise: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.attention + self.elementwise + self.host
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product of `rows` x `inner` by `inner` x `columns`, `count` of them in one launch."""
+
+    rows: float
+    inner: float
+    columns: float
+    count: float = 1
+    grouped: bool = False
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.rows * self.inner * self.columns * self.count
+
+    @property
+    def operands(self) -> tuple[float, float, float]:
+        """Elements of the input, the weight and the result."""
+        rows, inner, columns = self.count * self.rows, self.inner, self.columns
+        return rows * inner, self.count * inner * columns, rows * columns
+
+
+class Kernels:
+    """Computation of one workload on one accelerator."""
+
+    def __init__(self, w: Workload, on: Accelerator, constants: Calibration) -> None:
+        self._w, self._on, self._c = w, on, constants
+        reached = constants.reached(on.architecture)
+        self._bf16, self._fp8 = on.bf16 * reached, (on.fp8 or on.bf16) * reached
+        self._sequence_split = w.tp if w.split_sequence else 1
+
+    def layers(self, stage: int) -> tuple[int, int]:
+        """Layers of a stage without and with experts; multi-token-prediction layers count in the last one."""
+        w = self._w
+        moe = w.moe_of_stage[stage]
+        dense = w.stage_layers[stage] - moe
+        if stage == w.pp - 1 and w.a.mtp_layers:
+            if w.a.moe_layers[-1]:
+                moe += w.a.mtp_layers
+            else:
+                dense += w.a.mtp_layers
+        return dense, moe
+
+    def _output(self, stage: int) -> float:
+        """Output layer and loss of the last stage, for each multi-token prediction again; BF16 always."""
+        w, a = self._w, self._w.a
+        if stage != w.pp - 1:
+            return 0.0
+        columns = a.padded_vocab(w.tp) / w.tp
+        product = self._product(Product(w.tokens, a.hidden, columns), fp8=False)
+        loss = 4 * 6 * w.tokens * columns / (self._on.memory_bandwidth * self._c.memory)
+        return (1 + a.mtp_layers) * (product + loss)
+
+    def stage(self, stage: int) -> ComputeTime:
+        """One micro batch in all layers of a stage; the output layer counts as a matrix product."""
+        counted = [
+            (n, self.layer(moe=moe)) for moe, n in zip((False, True), self.layers(stage), strict=True) if n
+        ]
+        return ComputeTime(
+            products=sum(n * each.products for n, each in counted) + self._output(stage),
+            attention=sum(n * each.attention for n, each in counted),
+            elementwise=sum(n * each.elementwise for n, each in counted),
+            host=sum(n * each.host for n, each in counted),
+        )
+
+    def optimizer(self, held: tuple[float, float, float]) -> float:
+        """The optimizer's step over one rank's part, bound by memory.
+
+        The gradients' norm reads all gradients, the update reads and writes weight, gradient and moments of
+        the rank's part and writes the weights.
+        """
+        w, n = self._w, self._w.numerics
+        layers, experts, vocabulary = held
+        copies, expert_copies = (w.dp * w.cp, w.expert_dp) if w.distributed_optimizer else (1, 1)
+        part = (layers + vocabulary) / copies + experts / expert_copies
+        moved = part * (2 * n.optimizer + 2 * n.gradient + n.weight) + sum(held) * n.gradient
+        return moved / (self._on.memory_bandwidth * self._c.memory)
+
+    def layer(self, *, moe: bool) -> ComputeTime:
+        """One micro batch in one layer, with experts or with one feed-forward network."""
+        w, c = self._w, self._c
+        products = [*_attention_products(w), *(_expert_products(w) if moe else _dense_products(w))]
+        factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
+        again = _recomputed_products(w, moe=moe)
+        host = c.expert_layer_seconds if moe else c.layer_seconds
+        return ComputeTime(
+            products=sum(self._product(product, passes=factor) for product in products)
+            + sum(self._product(product, passes=1) for product in again),
+            attention=self._attention(),
+            elementwise=self._elementwise(moe=moe) * factor / _FORWARD_AND_BACKWARD,
+            host=host * self._launched * factor / _FORWARD_AND_BACKWARD,
+        )
+
+    @property
+    def _launched(self) -> float:
+        """Part of the launching that the host still does."""
+        return {"none": 1.0, "partial": self._c.graph, "full": 0.0}[self._w.execution.graphs]
+
+    @property
+    def _recomputed_share(self) -> float:
+        """Part of the layers whose forward pass is done twice under full recomputation."""
+        w = self._w
+        if w.recompute.method == "uniform":
+            return 1.0
+        return min(1.0, w.recompute.layers / max(w.stage_layers))
+
+    def _product(self, product: Product, fp8: bool = True, passes: float = 3) -> float:
+        """Roofline of a product and, for three passes, of its two gradients, each with a start.
+
+        Each pass takes the longer of arithmetic and operands (Williams et al. 2009): two operands in the
+        precision of the product and a result of 2 bytes, which for the weight's gradient is read and written.
+        """
+        w, on, c = self._w, self._on, self._c
+        in_fp8 = fp8 and w.numerics.fp8 and on.fp8 is not None
+        peak = self._fp8 * c.fp8 if in_fp8 else self._bf16 * c.bf16
+        if product.grouped:
+            peak *= c.grouped
+        size = 1 if in_fp8 else 2
+        a, b, out = product.operands
+        arithmetic, bandwidth = product.flops / peak, on.memory_bandwidth * c.memory
+        forward = max(arithmetic, (size * (a + b) + 2 * out) / bandwidth)
+        if passes == 1:
+            return forward + c.product_seconds
+        inputs = max(arithmetic, (size * (out + b) + 2 * a) / bandwidth)
+        weights = max(arithmetic, (size * (out + a) + 2 * w.numerics.gradient * b) / bandwidth)
+        return forward * (passes - 2) + inputs + weights + passes * c.product_seconds
+
+    def _attention(self) -> float:
+        """Scores and values of one layer, forward and backward, with the causal half left out.
+
+        Forward s x core operations a token, core = 2 x heads x head width or, for latent attention, heads x
+        (query width + value width); the backward pass of FlashAttention is 2.5 times that (arXiv:2307.08691,
+        3.1). Selective and full recomputation repeat the forward pass. Unfused attention does the masked half
+        too and writes its probabilities: 12 bytes a score and pass.
+        """
+        w, a, c = self._w, self._w.a, self._c
+        core = 2 * a.heads * a.head_dim
+        if a.latent is not None:
+            core = a.heads * (a.latent.qk_dim + a.latent.rope_dim + a.latent.v_dim)
+        forward = w.tokens * w.seq_length * core / w.tp
+        repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
+        passes = 3.5 + repeats
+        if not w.execution.unfused_attention:
+            return forward * passes / (self._bf16 * c.attention)
+        scores = w.tokens * w.seq_length * a.heads / w.tp
+        products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
+        return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
+
+    @property
+    def _selective(self) -> frozenset[str]:
+        recompute = self._w.recompute
+        if recompute.granularity != "selective":
+            return frozenset()
+        return recompute.modules or frozenset({"core_attn"})
+
+    def _elementwise(self, *, moe: bool) -> float:
+        """Norms, residuals with dropout, rotation, activation, casts, permutation: bytes that they move.
+
+        Forward, in bytes a token: two norms 4 h each, two residuals 6 h each, rotation 4 bytes a query and
+        key element, activation 6 (gated) or 4 an element; a cast to FP8 reads 2 and writes 2, with a scale
+        for each block once for rows and once for columns. Experts permute their tokens and back, 8 h. The
+        backward pass moves twice as much.
+        """
+        w, a = self._w, self._w.a
+        rotated = a.heads * a.head_dim + a.groups * a.head_dim
+        moved = 20 * a.hidden + 4 * rotated
+        inputs = 2 * a.hidden + a.heads * a.head_dim
+        activation = 6 if a.gated else 4
+        if moe:
+            width = a.topk * a.expert_ffn + a.shared_ffn
+            moved += 8 * a.topk * a.hidden + activation * width
+            inputs += a.topk * a.hidden + width
+        else:
+            moved += activation * a.ffn
+            inputs += a.ffn
+        if w.numerics.fp8:
+            moved += (8 if w.numerics.block_scaled else 4) * inputs
+        return (
+            _FORWARD_AND_BACKWARD
+            * moved
+            * w.tokens
+            / self._sequence_split
+            / (self._on.memory_bandwidth * self._c.memory)
+        )
+
+
+def _attention_products(w: Workload) -> list[Product]:
+    """Linear layers of attention on one tensor-parallel rank."""
+    a, rows = w.a, w.tokens
+    if a.latent is None:
+        width = a.heads * a.head_dim
+        return [
+            Product(rows, a.hidden, (width + 2 * a.groups * a.head_dim) / w.tp),
+            Product(rows, width / w.tp, a.hidden),
+        ]
+    m = a.latent
+    split = w.tp if w.split_sequence else 1
+    query, value = a.heads * (m.qk_dim + m.rope_dim), a.heads * m.v_dim
+    products = [
+        Product(rows / split, a.hidden, m.kv_rank + m.rope_dim),
+        Product(rows, m.kv_rank, a.heads * (m.qk_dim + m.v_dim) / w.tp),
+        Product(rows, value / w.tp, a.hidden),
+    ]
+    if m.q_rank is None:
+        return [*products, Product(rows, a.hidden, query / w.tp)]
+    return [*products, Product(rows / split, a.hidden, m.q_rank), Product(rows, m.q_rank, query / w.tp)]
+
+
+def _feed_forward(a: Architecture, rows: float, width: float) -> list[Product]:
+    return [Product(rows, a.hidden, (2 if a.gated else 1) * width), Product(rows, width, a.hidden)]
+
+
+def _dense_products(w: Workload) -> list[Product]:
+    return _feed_forward(w.a, w.tokens, w.a.ffn / w.tp)
+
+
+def _expert_products(w: Workload) -> list[Product]:
+    """A rank's experts, with tokens evenly routed, and its part of the shared experts."""
+    a = w.a
+    local = a.experts / w.ep
+    rows = w.tokens * a.topk * w.etp / w.tp / local
+    width = a.expert_ffn / w.etp
+    products = [
+        Product(rows, a.hidden, (2 if a.gated else 1) * width, count=local, grouped=True),
+        Product(rows, width, a.hidden, count=local, grouped=True),
+    ]
+    return products + (_feed_forward(a, w.tokens, a.shared_ffn / w.tp) if a.shared_ffn else [])
+
+
+def _recomputed_products(w: Workload, *, moe: bool) -> list[Product]:
+    """Products that selective recomputation does a second time."""
+    modules = w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
+    again: list[Product] = []
+    if "mla_up_proj" in modules and w.a.latent is not None:
+        again += [p for p in _attention_products(w) if p.inner in (w.a.latent.q_rank, w.a.latent.kv_rank)]
+    if "mlp" in modules and not moe:
+        again += _dense_products(w)
+    if "moe" in modules and moe:
+        again += _expert_products(w)
+    return again
