@@ -93,8 +93,13 @@ _KINDS = {
 
 
 def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError:
-    location = [part for part in error["loc"] if not _is_union_branch(part)]
-    path = at + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    location: list[int | str] = []
+    for part in error["loc"]:
+        if _is_union_branch(part):
+            kinds = "text, a number, true, or a list of these"
+            return FieldError(_path(at, location), "is no value of a flag", f"write {kinds}")
+        location.append(part)
+    path = _path(at, location)
     context, given = error.get("ctx", {}), error["input"]
     match error["type"]:
         case "missing":
@@ -123,6 +128,10 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
             return FieldError(path, error["msg"], "see kubectl explain megatronrecipe")
 
 
+def _path(at: str, location: list[int | str]) -> str:
+    return at + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+
+
 def _is_union_branch(part: int | str) -> bool:
     """pydantic names the branch of a union in the location; it is no part of the user's path."""
     return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
@@ -137,12 +146,17 @@ def _nearest(model: type[ApiModel], location: list[int | str]) -> str:
 
 
 def _fields_at(model: type[ApiModel], location: list[str]) -> list[str]:
-    fields = {info.alias or name: info for name, info in model.model_fields.items()}
+    fields = {info.alias or name: info.annotation for name, info in model.model_fields.items()}
     if not location:
         return list(fields)
-    info = fields.get(location[0])
-    for candidate in (info.annotation, *getattr(info.annotation, "__args__", ())) if info else ():
-        for inner in (candidate, *getattr(candidate, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, ApiModel):
-                return _fields_at(inner, location[1:])
-    return []
+    return _fields_of(fields.get(location[0]), location[1:])
+
+
+def _fields_of(annotation: Any, location: list[str]) -> list[str]:
+    """Fields below an annotation: a model, a list or mapping of models, or an optional one of these."""
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        return _fields_at(annotation, location)
+    arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
+    if getattr(annotation, "__origin__", None) is dict:
+        return _fields_of(arguments[1], location[1:])
+    return next((found for each in arguments if (found := _fields_of(each, location))), [])

@@ -1,0 +1,96 @@
+"""The generated CRD: fresh, structural, small enough, with all that `kubectl get` and `explain` show."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from megatron_operator.api.crd import custom_resource_definition, render
+
+ROOT = Path(__file__).parents[3]
+
+
+def version() -> dict[str, Any]:
+    found: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]
+    return found
+
+
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = version()["schema"]["openAPIV3Schema"]
+    return found
+
+
+def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, node
+    for name, child in node.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield from nodes(node[key], f"{path}[]")
+
+
+def test_the_file_is_fresh() -> None:
+    assert (ROOT / "crds" / "megatronrecipes.yaml").read_text() == render(), "run `make crds`"
+
+
+def test_the_file_reads_back_as_the_definition() -> None:
+    assert yaml.safe_load(render()) == custom_resource_definition()
+
+
+def test_it_fits_into_client_side_applys_annotation() -> None:
+    assert len(json.dumps(custom_resource_definition())) < 256 * 1024
+
+
+def test_every_node_has_a_type_or_keeps_what_it_gets() -> None:
+    for path, node in nodes(schema()):
+        assert "type" in node or node.get("x-kubernetes-preserve-unknown-fields") is True, path
+        assert not node.keys() & {"$ref", "anyOf", "allOf", "title", "const"}, path
+
+
+def test_every_field_of_the_spec_is_described() -> None:
+    undescribed = [
+        path
+        for path, node in nodes(schema()["properties"]["spec"])
+        if "description" not in node and "[]" not in path
+    ]
+    assert undescribed == []
+
+
+def test_the_status_asks_for_no_field_and_sets_none() -> None:
+    for path, node in nodes(schema()["properties"]["status"]):
+        assert "default" not in node, path
+        if not path.startswith(".conditions"):
+            assert "required" not in node, path
+
+
+def test_defaults_reach_the_stored_object() -> None:
+    recovery = schema()["properties"]["spec"]["properties"]["recovery"]
+    assert recovery["default"] == {}
+    assert recovery["properties"]["maxRestarts"]["default"] == 10
+    assert recovery["properties"]["hangTimeout"]["default"] == "auto"
+
+
+def test_an_exclusive_minimum_is_spelled_as_openapi_3_0_does() -> None:
+    lr = schema()["properties"]["spec"]["properties"]["training"]["properties"]["lr"]
+    assert (lr["minimum"], lr["exclusiveMinimum"]) == (0, True)
+
+
+def test_megatron_args_take_any_kind_of_value() -> None:
+    values = schema()["properties"]["spec"]["properties"]["megatronArgs"]["additionalProperties"]
+    assert values == {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def test_kubectl_get_shows_how_far_a_run_is() -> None:
+    columns = [(column["name"], column["jsonPath"]) for column in version()["additionalPrinterColumns"]]
+    assert columns == [
+        ("Recipe", ".spec.recipe"),
+        ("Accelerators", ".spec.accelerator.count"),
+        ("Phase", ".status.phase"),
+        ("Iteration", ".status.progress.display"),
+        ("Loss", ".status.progress.lmLoss"),
+        ("Restarts", ".status.recovery.restarts"),
+        ("Age", ".metadata.creationTimestamp"),
+    ]
+    names = custom_resource_definition()["spec"]["names"]
+    assert (names["shortNames"], names["categories"]) == (["mr"], ["all"])

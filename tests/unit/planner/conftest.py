@@ -1,0 +1,42 @@
+"""Resolved recipes by a few words."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from megatron_operator import catalog
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+
+PLATFORM = PlatformConfig.model_validate(
+    {
+        "accelerators": {
+            "h100-sxm": {},
+            "a100-80": {},
+            "unheard-of": {},
+            "cpu": {"platform": "cpu", "perNode": 2, "resourceName": None},
+        },
+        "image": "trainer",
+    }
+)
+
+Resolve = Callable[..., ResolvedRecipe]
+
+
+@pytest.fixture
+def resolve() -> Resolve:
+    """`resolve("llama3-8b", 64, parallelism={...})`: the recipe as the planner gets it, on mock data."""
+
+    def resolved(
+        recipe: str | None,
+        count: int,
+        accelerator: str = "h100-sxm",
+        per_node: int | None = None,
+        **spec: Any,
+    ) -> ResolvedRecipe:
+        asked = {"type": accelerator, "count": count} | ({"perNode": per_node} if per_node else {})
+        body = {"recipe": recipe, "accelerator": asked, "data": {"mockData": True}} | spec
+        return catalog.resolve(MegatronRecipeSpec.model_validate(body), PLATFORM, catalog.load())
+
+    return resolved

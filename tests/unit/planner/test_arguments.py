@@ -1,0 +1,150 @@
+"""Megatron's command line: whole, ordered, without what Megatron would ignore or misread."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api.errors import Refused
+from megatron_operator.planner import megatron_arguments, plan
+
+
+def words_of(resolved: Any, name: str = "run") -> list[str]:
+    return megatron_arguments(resolved, plan(resolved), name)
+
+
+def value(words: list[str], flag: str) -> str:
+    assert words.count(flag) == 1, f"{flag} stands {words.count(flag)} times"
+    return words[words.index(flag) + 1]
+
+
+def test_no_flag_stands_twice(resolve: Any) -> None:
+    for recipe, count in (("llama3-8b", 8), ("gpt3-175b", 64), ("llama3-70b", 64)):
+        flags = [word for word in words_of(resolve(recipe, count)) if word.startswith("--")]
+        assert len(flags) == len(set(flags))
+
+
+def test_the_same_recipe_renders_the_same_words(resolve: Any) -> None:
+    assert words_of(resolve("llama3-8b", 8)) == words_of(resolve("llama3-8b", 8))
+
+
+def test_grouped_queries_are_switched_on_with_their_number(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8))
+    assert "--group-query-attention" in words
+    assert value(words, "--num-query-groups") == "8"
+
+
+def test_without_grouped_queries_neither_is_told(resolve: Any) -> None:
+    words = words_of(resolve("gpt3-1.3b", 8))
+    assert "--group-query-attention" not in words
+    assert "--num-query-groups" not in words
+
+
+def test_what_megatron_defaults_surprisingly_is_always_told(resolve: Any) -> None:
+    words = words_of(resolve("gpt3-1.3b", 8))
+    for flag in (
+        "--position-embedding-type", "--normalization", "--attention-dropout", "--hidden-dropout",
+        "--adam-beta2", "--lr-decay-style", "--split", "--micro-batch-size", "--eval-interval",
+        "--transformer-impl", "--ckpt-format",
+    ):  # fmt: skip
+        assert value(words, flag)
+
+
+def test_iterations_and_samples_are_never_mixed(resolve: Any) -> None:
+    in_iterations, in_samples = words_of(resolve("llama3-8b", 8)), words_of(resolve("gpt3-1.3b", 8))
+    assert not [word for word in in_iterations if word.endswith("-samples")]
+    assert not [
+        word for word in in_samples if word in ("--train-iters", "--lr-warmup-iters", "--lr-decay-iters")
+    ]
+
+
+def test_a_ramp_up_takes_the_place_of_the_batch(resolve: Any) -> None:
+    training = {"stepBatchSizeSchedule": "0:64 10B:128", "trainTokens": "1T"}
+    words = words_of(resolve("llama3-8b", 8, training=training))
+    assert value(words, "--step-batch-size-schedule") == "0:64 10B:128"
+    assert value(words, "--eval-global-batch-size") == "128"
+    assert "--global-batch-size" not in words
+
+
+def test_a_switch_is_a_bare_word_and_a_false_one_none(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8, model={"qkLayernorm": True, "swiglu": False}))
+    assert words[words.index("--qk-layernorm") + 1].startswith("--")
+    assert "--swiglu" not in words
+
+
+def test_the_run_saves_and_loads_in_its_own_directory(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8), name="my-run")
+    assert value(words, "--save") == value(words, "--load") == "/checkpoints/my-run"
+
+
+def test_an_elastic_run_saves_a_fully_reshardable_optimizer(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8, recovery={"elastic": {"minCount": 4}}))
+    assert "--dist-ckpt-optim-fully-reshardable" in words
+    assert "--dist-ckpt-optim-fully-reshardable" not in words_of(resolve("llama3-8b", 8))
+
+
+def test_async_saving_is_told_with_its_worker(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8, checkpoint={"asyncSave": True}))
+    assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(words)
+
+
+DATA = {
+    "volume": {"claimName": "corpus"},
+    "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"},
+}
+
+
+def test_one_dataset_has_no_weight_and_several_have(resolve: Any) -> None:
+    one = words_of(resolve("llama3-8b", 8, data=DATA | {"blend": [{"path": "web_text_document"}]}))
+    assert value(one, "--data-path") == "/data/web_text_document"
+    blend = [{"path": "web", "weight": 0.7}, {"path": "code", "weight": 0.3}]
+    two = words_of(resolve("llama3-8b", 8, data=DATA | {"blend": blend}))
+    at = two.index("--data-path")
+    assert two[at + 1 : at + 6] == ["0.7", "/data/web", "0.3", "/data/code", "--data-cache-path"]
+
+
+def test_the_vocabulary_of_the_plan_is_told(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 64, parallelism={"tensorModelParallelSize": 8}))
+    assert value(words, "--padded-vocab-size") == "129024"
+
+
+def test_random_tokens_come_from_a_null_tokenizer_of_the_models_size(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8))
+    assert "--mock-data" in words
+    assert value(words, "--tokenizer-type") == "NullTokenizer"
+    assert value(words, "--vocab-size") == "128256"
+
+
+def test_the_cpu_platform_is_told_to_megatron(resolve: Any) -> None:
+    words = words_of(resolve("tiny-gpt", 4, accelerator="cpu"))
+    assert value(words, "--transformer-impl") == "local"
+    assert value(words, "--distributed-backend") == "gloo"
+    assert {"--use-cpu-initialization", "--no-rope-fusion", "--no-persist-layer-norm"} <= set(words)
+
+
+def test_numbers_are_written_so_that_they_read_back_equal(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8, training={"lr": 1.23456789e-05, "minLr": 0, "weightDecay": 0.1}))
+    assert float(value(words, "--lr")) == 1.23456789e-05
+    assert value(words, "--min-lr") == "0"
+    assert value(words, "--weight-decay") == "0.1"
+
+
+def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
+    given = {"log-throughput": True, "adlr-autoresume": False, "recompute-modules": ["core_attn", "mlp"]}
+    words = words_of(resolve("llama3-8b", 8, megatronArgs=given))
+    assert words[-4:] == ["--log-throughput", "--recompute-modules", "core_attn", "mlp"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("hidden-size", "is said by spec.model.hiddenSize; set spec.model.hiddenSize instead"),
+        ("hidden_size", "is said by spec.model.hiddenSize; set that instead"),
+        ("--log-throughput", "is written with dashes; write log-throughput"),
+        ("save", "is said by spec.checkpoint.volume"),
+        ("exit-on-missing-checkpoint", "is the operator's own; leave it out"),
+        ("use-flash-attn", "is accepted and ignored by Megatron; set spec.training.attentionBackend: flash"),
+    ],
+)
+def test_a_further_flag_may_not_say_what_a_field_says(resolve: Any, flag: str, said: str) -> None:
+    with pytest.raises(Refused) as refused:
+        plan(resolve("llama3-8b", 8, megatronArgs={flag: True}))
+    assert [said in str(error) for error in refused.value.errors] == [True]

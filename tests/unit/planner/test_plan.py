@@ -1,0 +1,172 @@
+"""What is asked for is kept, what is open is completed, what cannot be is refused with every reason."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api.errors import Refused
+from megatron_operator.planner import plan
+
+MIXTRAL: dict[str, Any] = {
+    "model": {
+        "numLayers": 32, "hiddenSize": 4096, "ffnHiddenSize": 14336, "numAttentionHeads": 32,
+        "numQueryGroups": 8, "vocabSize": 32000, "maxPositionEmbeddings": 4096, "positionEmbeddingType": "rope", "swiglu": True,
+        "normalization": "RMSNorm", "disableBiasLinear": True, "untieEmbeddingsAndOutputWeights": True,
+        "numExperts": 8, "moeRouterTopk": 2,
+    },
+    "training": {"seqLength": 4096, "globalBatchSize": 512, "lr": 1e-4, "trainIters": 1000, "bf16": True},
+}  # fmt: skip
+
+
+def refusal(resolved: Any) -> list[str]:
+    with pytest.raises(Refused) as refused:
+        plan(resolved)
+    return [str(error) for error in refused.value.errors]
+
+
+def test_what_is_asked_for_is_kept(resolve: Any) -> None:
+    p = plan(resolve("llama3-8b", 64, parallelism={"tensorModelParallelSize": 4, "contextParallelSize": 2}))
+    assert (p.tensor_model_parallel_size, p.context_parallel_size) == (4, 2)
+
+
+@pytest.mark.parametrize("count", [8, 16, 64, 256, 1024])
+def test_the_world_is_the_product_of_its_sizes(resolve: Any, count: int) -> None:
+    p = plan(resolve("llama3-8b", count, training={"globalBatchSize": 1024}))
+    product = (
+        p.tensor_model_parallel_size
+        * p.pipeline_model_parallel_size
+        * p.context_parallel_size
+        * p.data_parallel_size
+    )
+    assert p.world_size == count == product == p.nodes * p.per_node
+    assert p.global_batch_size == p.micro_batch_size * p.data_parallel_size * p.gradient_accumulation
+    assert sum(p.stage_layers) == 32
+    assert p.memory_per_gpu is not None
+    assert p.memory_per_gpu.capacity is not None
+    assert p.memory_per_gpu.total <= p.memory_per_gpu.capacity
+
+
+def test_experts_lie_inside_the_world(resolve: Any) -> None:
+    p = plan(resolve(None, 64, **MIXTRAL))
+    experts = p.expert_model_parallel_size * p.expert_tensor_parallel_size * p.expert_data_parallel_size
+    assert experts * p.pipeline_model_parallel_size == 64
+    assert p.expert_model_parallel_size > 1
+    assert p.expert_tensor_parallel_size == 1
+
+
+def test_fewer_accelerators_than_a_node_are_one_pod(resolve: Any) -> None:
+    p = plan(resolve("gpt3-1.3b", 4))
+    assert (p.nodes, p.per_node) == (1, 4)
+    assert any("one pod takes them all" in note for note in p.notes)
+
+
+def test_sequence_parallelism_follows_tensor_parallelism(resolve: Any) -> None:
+    assert plan(resolve("llama3-8b", 64, parallelism={"tensorModelParallelSize": 2})).sequence_parallel
+    assert not plan(resolve("gpt3-1.3b", 8, parallelism={"tensorModelParallelSize": 1})).sequence_parallel
+
+
+def test_on_cpu_nothing_is_on_that_gloo_or_local_layers_cannot(resolve: Any) -> None:
+    p = plan(resolve("tiny-gpt", 4, accelerator="cpu", parallelism={"tensorModelParallelSize": 2}))
+    assert (p.sequence_parallel, p.overlap_grad_reduce, p.overlap_param_gather) == (False, False, False)
+    assert p.memory_per_gpu is not None
+    assert p.memory_per_gpu.capacity is None
+
+
+def test_layers_that_do_not_divide_are_split_and_noted(resolve: Any) -> None:
+    shape = {"numLayers": 30}
+    p = plan(resolve("llama3-8b", 64, model=shape, parallelism={"pipelineModelParallelSize": 4}))
+    assert p.stage_layers == [7, 8, 8, 7]
+    assert p.account_for_embedding_in_pipeline_split
+    assert p.account_for_loss_in_pipeline_split
+    assert "layers of the stages: 7, 8, 8, 7" in p.notes
+
+
+def test_every_reason_is_given_at_once(resolve: Any) -> None:
+    said = refusal(
+        resolve(
+            "llama3-8b",
+            12,
+            training={"minLr": 1.0},
+            parallelism={"tensorModelParallelSize": 3, "recomputeGranularity": "full"},
+            megatronArgs={"num-layers": 4},
+        )
+    )
+    fields = [line.partition(": ")[0] for line in said]
+    assert fields[:5] == [
+        "spec.accelerator.count",
+        "spec.training.minLr",
+        "spec.parallelism.recomputeMethod",
+        "spec.parallelism.recomputeNumLayers",
+        "spec.megatronArgs.num-layers",
+    ]
+    assert "spec.parallelism.tensorModelParallelSize" in fields
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "said"),
+    [
+        ({"tensorModelParallelSize": 16}, "16 does not divide the 8 accelerators of a pod"),
+        (
+            {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 16},
+            "= 128 does not divide accelerator.count 64",
+        ),
+        (
+            {"contextParallelSize": 64, "tensorModelParallelSize": 8},
+            "= 512 does not divide accelerator.count 64",
+        ),
+        ({"expertModelParallelSize": 2}, "EP 2, but the model has no experts"),
+        ({"contextParallelSize": 16, "cpCommType": "a2a"}, "a2a deals 32 heads and 8 groups"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_its_numbers(
+    resolve: Any, parallelism: dict[str, Any], said: str
+) -> None:
+    assert any(said in line for line in refusal(resolve("llama3-8b", 64, parallelism=parallelism)))
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "said"),
+    [
+        ({"expertModelParallelSize": 3}, "EP 3 does not divide numExperts 8"),
+        (
+            {"expertModelParallelSize": 8, "expertTensorParallelSize": 8, "pipelineModelParallelSize": 2},
+            "ETP 8 x EP 8 x PP 2 = 128 does not divide accelerator.count 64",
+        ),
+        (
+            {"tensorModelParallelSize": 2, "sequenceParallel": False},
+            "with experts needs sequence parallelism",
+        ),
+    ],
+)
+def test_rules_of_experts_are_held(resolve: Any, parallelism: dict[str, Any], said: str) -> None:
+    assert any(said in line for line in refusal(resolve(None, 64, **MIXTRAL, parallelism=parallelism)))
+
+
+def test_biased_experts_are_not_split(resolve: Any) -> None:
+    biased = MIXTRAL | {"model": MIXTRAL["model"] | {"disableBiasLinear": False}}
+    said = refusal(resolve(None, 64, **biased, parallelism={"expertTensorParallelSize": 2}))
+    assert any("Megatron has biased experts at ETP 1 only" in line for line in said)
+
+
+def test_a_model_that_fits_on_no_layout_names_a_count_on_which_it_does(resolve: Any) -> None:
+    [line] = refusal(resolve("llama3-70b", 8))
+    assert "on 8 accelerators even the leanest layout" in line
+    count = int(line.partition("; use ")[2].split()[0])
+    assert plan(resolve("llama3-70b", count)).world_size == count
+
+
+def test_hardware_that_is_not_known_is_planned_without_memory(resolve: Any) -> None:
+    p = plan(resolve("llama3-70b", 8, accelerator="unheard-of"))
+    assert p.memory_per_gpu is not None
+    assert p.memory_per_gpu.capacity is None
+    assert any("memory of an accelerator is not known here" in note for note in p.notes)
+
+
+def test_parameters_are_unpadded_and_padded_ones_apart(resolve: Any) -> None:
+    p = plan(resolve("gpt3-1.3b", 8))
+    assert p.parameters == 1_315_723_264
+    assert p.parameters_padded == 1_315_819_520
+
+
+def test_a_plan_survives_the_way_through_the_api_server(resolve: Any) -> None:
+    p = plan(resolve("llama3-8b", 8))
+    assert type(p).model_validate(p.wire()) == p

@@ -1,0 +1,109 @@
+"""Layers on pipeline stages, as Megatron deals them."""
+
+import pytest
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.planner.stages import (
+    StageSplit,
+    asked_split,
+    automatic_split,
+    check_virtual,
+    parse_layout,
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "stages"),
+    [
+        (32, 4, (8, 8, 8, 8)),
+        (126, 8, (15, 16, 16, 16, 16, 16, 16, 15)),
+        (126, 16, (7, *(8,) * 14, 7)),
+        (31, 4, (8, 8, 8, 7)),
+        (61, 16, (*(4,) * 15, 1)),
+        (30, 4, (7, 8, 8, 7)),
+    ],
+)
+def test_layers_that_do_not_divide_are_dealt_unevenly(layers: int, pp: int, stages: tuple[int, ...]) -> None:
+    split = automatic_split(layers, pp)
+    if stages[-1] * 2 < stages[0]:
+        assert split is None, "a last stage of less than half is left to the user"
+    else:
+        assert split is not None
+        assert split.layers == stages
+        assert sum(split.layers) == layers
+
+
+@pytest.mark.parametrize(("layers", "pp"), [(4, 8), (5, 4), (61, 16)])
+def test_no_split_leaves_a_stage_empty_or_nearly(layers: int, pp: int) -> None:
+    assert automatic_split(layers, pp) is None
+
+
+def asked(
+    layers: int, pp: int, mtp: int = 0, **settings: object
+) -> tuple[StageSplit | None, list[FieldError]]:
+    errors: list[FieldError] = []
+    return asked_split(layers, mtp, pp, ParallelismSpec.model_validate(settings), errors), errors
+
+
+def test_the_last_stage_may_be_asked_for() -> None:
+    split, errors = asked(61, 16, decoderLastPipelineNumLayers=1)
+    assert (split and split.layers, errors) == ((4,) * 15 + (1,), [])
+
+
+def test_both_ends_may_be_asked_for() -> None:
+    split, _ = asked(30, 4, decoderFirstPipelineNumLayers=7, decoderLastPipelineNumLayers=7)
+    assert split is not None
+    assert split.layers == (7, 8, 8, 7)
+
+
+def test_ends_that_leave_no_whole_stages_are_refused_with_the_numbers() -> None:
+    split, errors = asked(32, 4, decoderLastPipelineNumLayers=7)
+    assert split is None
+    assert "32 layers less 7 at the ends leave 25 for 3 stages" in errors[0].message
+
+
+def test_a_layout_string_is_counted_stage_by_stage() -> None:
+    split, errors = asked(16, 2, mtp=1, pipelineModelParallelLayout="Et*3|t*5|t*4|t*4mL")
+    assert errors == []
+    assert split is not None
+    assert (split.layers, split.virtual) == ((7, 9), 2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("Et*8|t*7L", "places 15 layers, the model has 16"),
+        ("Et*8|t*8", "does not begin with the one E and end with the one L"),
+        ("Et*4|t*4|t*8L", "has 3 chunks, not a multiple of PP 2"),
+        ("Et*8|x*8L", "'x' is none of E, t, m, L and |"),
+        ("Et*8|t*8mL", "places 1 mtp layers, the model has 0"),
+    ],
+)
+def test_a_wrong_layout_string_is_refused(layout: str, said: str) -> None:
+    split, errors = asked(16, 2, pipelineModelParallelLayout=layout)
+    assert split is None
+    assert said in errors[0].message
+
+
+def test_a_layout_unrolls_groups_as_megatron_does() -> None:
+    assert parse_layout("Ettt|(tt|)*3,m|L") == ["Ettt", "tt", "tt", "tt", "m", "L"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "virtual", "pp", "refused"),
+    [
+        ((8, 8), 2, 2, False),
+        ((8, 8), 3, 2, True),
+        ((16,), 2, 1, True),
+        ((7, 8, 8, 7), 4, 4, True),
+    ],
+)
+def test_interleaving_needs_whole_chunks_on_several_stages(
+    layers: tuple[int, ...], virtual: int, pp: int, refused: bool
+) -> None:
+    assert (check_virtual(StageSplit(layers, virtual=virtual), pp, overlap=True) is not None) == refused
+
+
+def test_embedding_and_loss_count_as_layers_for_interleaving() -> None:
+    split = StageSplit((15, 16, 16, 15), count_embedding=True, count_loss=True, virtual=4)
+    assert check_virtual(split, 4, overlap=True) is None
