@@ -53,3 +53,5 @@ lock: setup ## Compile the pinned requirements anew
 	@for name in operator dev; do \
 	  $(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	    -o requirements/$$name.txt requirements/$$name.in; done
+	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
+	  -o trainer-image/requirements-cpu.txt trainer-image/requirements-cpu.in
