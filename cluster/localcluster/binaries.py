@@ -15,6 +15,7 @@ from pathlib import Path
 from localcluster.commands import run
 from localcluster.errors import ClusterError
 from localcluster.layout import Layout
+from localcluster.lock import exclusive
 from localcluster.report import Report
 
 KUBERNETES = "v1.36.3"
@@ -132,11 +133,14 @@ class Binaries:
 
     def build(self, names: Sequence[str], report: Report) -> None:
         """Build what is stale among `names`. Raises ClusterError with the compiler's words."""
-        stale = self.stale(names)
-        if not stale:
+        if not self.stale(names):
             return
+        with exclusive(self.layout.bin / ".lock", "the build", report):
+            # Another command may have built them while this one waited.
+            self._build(self.stale(names), report)
+
+    def _build(self, stale: Sequence[str], report: Report) -> None:
         toolchain = go_version()
-        self.layout.bin.mkdir(parents=True, exist_ok=True)
         for name in report.parts("build", stale):
             program = PROGRAMS[name]
             partial = self.layout.bin / f".{name}.partial"

@@ -15,6 +15,7 @@ from localcluster import (
     dns,
     images,
     kwok,
+    lock,
     network,
     packages,
     registry,
@@ -77,16 +78,21 @@ class Cluster:
 
     def build(self) -> None:
         """Build the profile's programs, which `up` does first: minutes once, a second from then on."""
-        requirements.check(self.layout)
+        requirements.check_go(self.layout)
         self.binaries.build(BY_PROFILE[self.profile], self.report)
+
+    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
+        path = self.layout.root / f"{self.profile}.lock"
+        return lock.exclusive(path, f"the {self.profile} cluster", self.report)
 
     def up(self) -> None:
         """Bring up what is not up. Raises MissingRequirements when the machine cannot."""
         requirements.check(self.layout)
-        if self.profile == "full":
-            self._up_full()
-        else:
-            self._up_control_plane()
+        with self._exclusive():
+            if self.profile == "full":
+                self._up_full()
+            else:
+                self._up_control_plane()
 
     def _up_control_plane(self) -> None:
         self.binaries.build(BY_PROFILE[self.profile], self.report)
@@ -157,10 +163,11 @@ class Cluster:
         if not self._complete():
             raise ClusterError("the full cluster does not run: python -m localcluster up")
         buildah = Buildah(self.layout)
-        for image in wanted:
-            images.build(self.layout, image, buildah, self.report)
-            images.push(image, buildah, self.report)
-        images.pull(self.kubectl, [image.reference for image in wanted], self.report)
+        with self._exclusive():
+            for image in wanted:
+                images.build(self.layout, image, buildah, self.report)
+                images.push(image, buildah, self.report)
+            images.pull(self.kubectl, [image.reference for image in wanted], self.report)
 
     def _install_addons(self, plane: ControlPlane) -> None:
         stock = operator.manifests(self.binaries, self.kubectl)
@@ -193,23 +200,27 @@ class Cluster:
 
         Raises ClusterError when the machine's full cluster is another checkout's: nothing is touched then.
         """
-        if self.profile == "control-plane":
-            self.processes.kill_all()
-            operator.HostTrainingOperator(self._plane(), self.kubectl).remove_certificates()
-        else:
-            if not self.layout.home.exists() and claim.current() is None:
-                return
-            if os.geteuid() != 0:
-                raise ClusterError("the full cluster runs as root: stop it with sudo -E")
-            claim.take(self.layout.checkout)
-            with self.report.step("stop the cluster"):
+        if not self.layout.home.exists() and claim.current() is None:
+            return
+        with self._exclusive():
+            if self.profile == "full":
+                self._down_full()
+            else:
                 self.processes.kill_all()
-                cgroups.remove()
-                network.down()
-            if left := self._left_behind():
-                raise ClusterError("left behind:\n" + "\n".join(left))
-            claim.release(self.layout.checkout)
-        shutil.rmtree(self.layout.home, ignore_errors=True)
+                operator.HostTrainingOperator(self._plane(), self.kubectl).remove_certificates()
+            shutil.rmtree(self.layout.home, ignore_errors=True)
+
+    def _down_full(self) -> None:
+        if os.geteuid() != 0:
+            raise ClusterError("the full cluster runs as root: stop it with sudo -E")
+        claim.take(self.layout.checkout)
+        with self.report.step("stop the cluster"):
+            self.processes.kill_all()
+            cgroups.remove()
+            network.down()
+        if left := self._left_behind():
+            raise ClusterError("left behind:\n" + "\n".join(left))
+        claim.release(self.layout.checkout)
 
     def _left_behind(self) -> list[str]:
         """What of ours is still on the machine: by our mark, our names and our folder."""

@@ -50,6 +50,11 @@ def _namespaces() -> list[str]:
     return []
 
 
+def hidden_by(checkout: Path) -> str | None:
+    """The folder of HIDDEN in which the checkout lies, if any."""
+    return next((folder for folder in HIDDEN if checkout.is_relative_to(folder)), None)
+
+
 def _full(layout: Layout) -> list[str]:
     lines = []
     if os.geteuid() != 0:
@@ -58,9 +63,8 @@ def _full(layout: Layout) -> list[str]:
         lines.append(f"cgroup controllers {', '.join(absent)}: mount them, or enable them on the kernel line")
     if "overlay" not in Path("/proc/filesystems").read_text():
         lines.append("the overlay file system: modprobe overlay")
-    for folder in HIDDEN:
-        if layout.checkout.is_relative_to(folder):
-            lines.append(f"a checkout outside of {folder}: each node has that folder for itself")
+    if (folder := hidden_by(layout.checkout)) is not None:
+        lines.append(f"a checkout outside of {folder}: each node has that folder for itself")
     if (absent_commands := packages.missing()) and shutil.which("apt-get") is None:
         lines += [f"{command}: install {package}" for command, package in absent_commands.items()]
     if BRIDGE not in network.links() and (routes := network.foreign_routes()):
@@ -69,6 +73,12 @@ def _full(layout: Layout) -> list[str]:
     if not layout.cache.exists() and free < DISK_GIB:
         lines.append(f"{DISK_GIB} GiB of disk below {layout.checkout}, {free} are free")
     return lines
+
+
+def check_go(layout: Layout) -> None:
+    """Raises MissingRequirements when the programs cannot be built here."""
+    if lines := _go():
+        raise MissingRequirements(layout.profile, lines)
 
 
 def check(layout: Layout) -> None:

@@ -1,0 +1,98 @@
+"""Stock manifests, and the few lines of them that the local cluster changes."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+from localcluster import storage, trainingoperator
+
+
+def overlay() -> list[dict[str, Any]]:
+    """The shape of the training-operator's overlay."""
+    container = {"name": "training-operator", "image": "stock", "volumeMounts": [], "readinessProbe": {}}
+    return [
+        {"kind": "CustomResourceDefinition", "spec": {"names": {"kind": "PyTorchJob"}}},
+        {"kind": "CustomResourceDefinition", "spec": {"names": {"kind": "MPIJob"}}},
+        {"kind": "ClusterRole", "metadata": {"name": "training-operator"}},
+        {"kind": "Service", "metadata": {"name": "training-operator"}},
+        {
+            "kind": "ValidatingWebhookConfiguration",
+            "webhooks": [{"name": "a", "rules": [{"resources": ["x"]}]}],
+        },
+        {"kind": "Deployment", "spec": {"template": {"spec": {"containers": [container], "volumes": []}}}},
+    ]
+
+
+def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = next(item for item in objects if item["kind"] == "Deployment")
+    return found["spec"]["template"]["spec"]  # type: ignore[no-any-return]
+
+
+def test_in_the_cluster_image_and_flags_are_ours() -> None:
+    pod = deployment(trainingoperator.in_cluster(overlay(), "ours:1", "init:1", {"node": "a"}))
+    container = pod["containers"][0]
+    assert container["image"] == "ours:1"
+    assert "--pytorch-init-container-image=init:1" in container["args"]
+    assert "--kube-api-qps=1000" in container["args"]
+    assert pod["nodeSelector"] == {"node": "a"}
+
+
+def test_the_stock_objects_stay_as_they_were() -> None:
+    stock = overlay()
+    before = copy.deepcopy(stock)
+    trainingoperator.in_cluster(stock, "ours:1", "init:1", {})
+    trainingoperator.without_workload(stock)
+    assert stock == before
+
+
+def test_outside_of_the_cluster_no_webhook_matches() -> None:
+    objects = trainingoperator.without_workload(overlay())
+    assert {item["kind"] for item in objects}.isdisjoint({"Deployment", "Service"})
+    webhooks = next(item for item in objects if item["kind"] == "ValidatingWebhookConfiguration")
+    assert all(webhook["rules"] == [] for webhook in webhooks["webhooks"])
+
+
+def test_only_the_job_kind_that_is_switched_on_is_installed() -> None:
+    objects = trainingoperator.only_pytorchjob(overlay())
+    kinds = [item["spec"]["names"]["kind"] for item in objects if item["kind"] == "CustomResourceDefinition"]
+    assert kinds == ["PyTorchJob"]
+    assert len(objects) == len(overlay()) - 1
+
+
+def test_workers_may_start_under_pod_security_restricted() -> None:
+    text = trainingoperator.INIT_CONTAINER.read_text()
+    for variable in ("InitContainerImage", "MaxTries", "MasterAddr"):
+        text = text.replace("{{." + variable + "}}", "1")
+    (container,) = yaml.safe_load(text)
+    security = container["securityContext"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["runAsNonRoot"] is True
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+@pytest.fixture
+def provisioner() -> list[dict[str, Any]]:
+    helper = "spec:\n  containers:\n  - name: helper-pod\n    image: busybox\n"
+    pod = {"containers": [{"image": "stock", "command": []}]}
+    return [
+        {"kind": "Deployment", "spec": {"template": {"spec": pod}}},
+        {"kind": "StorageClass", "metadata": {"name": "local-path"}},
+        {"kind": "ConfigMap", "data": {"config.json": "{}", "helperPod.yaml": helper}},
+    ]
+
+
+def test_the_storage_class_is_shared_and_the_default(provisioner: list[dict[str, Any]]) -> None:
+    _, storage_class, config = storage.adapted(provisioner, "/shared")
+    assert storage_class["metadata"]["name"] == "local-shared"
+    annotations = storage_class["metadata"]["annotations"]
+    assert annotations["storageclass.kubernetes.io/is-default-class"] == "true"
+    assert json.loads(config["data"]["config.json"])["sharedFileSystemPath"] == "/shared"
+
+
+def test_no_image_comes_from_outside(provisioner: list[dict[str, Any]]) -> None:
+    workload, _, config = storage.adapted(provisioner, "/shared")
+    assert deployment([workload])["containers"][0]["image"].startswith("registry.local/")
+    assert "busybox" not in config["data"]["helperPod.yaml"]

@@ -1,0 +1,68 @@
+"""Which programs are built, and when again."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from localcluster.binaries import BY_PROFILE, KUBERNETES, PROGRAMS, fingerprint
+from localcluster.layout import CHECKOUT, Layout
+
+TOOLS = Layout("full").tools
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A copy of the pins that a test may change."""
+    return Path(shutil.copytree(TOOLS, tmp_path / "tools"))
+
+
+def test_kubernetes_says_the_version_that_is_pinned() -> None:
+    pinned = re.search(r"k8s\.io/kubernetes (v\S+)", (TOOLS / "kubernetes" / "go.mod").read_text())
+    assert pinned is not None
+    assert pinned[1] == KUBERNETES
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=str)
+def test_every_program_has_pins_and_checksums(program) -> None:
+    module = TOOLS / program.module
+    assert (module / "go.sum").stat().st_size > 0
+    if program.package.startswith("."):
+        assert list((module / program.package).glob("*.go"))
+    else:
+        assert f'_ "{program.package}"' in (module / "tools.go").read_text()
+
+
+def test_profiles_name_programs_that_exist() -> None:
+    assert {name for names in BY_PROFILE.values() for name in names} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("file", ["go.mod", "go.sum"])
+def test_a_changed_pin_builds_again(tools: Path, file: str) -> None:
+    before = fingerprint(PROGRAMS["kubelet"], tools, "go1.26.8")
+    with (tools / "kubernetes" / file).open("a") as pins:
+        pins.write("\n")
+    assert fingerprint(PROGRAMS["kubelet"], tools, "go1.26.8") != before
+
+
+def test_a_changed_source_builds_its_own_program_only(tools: Path) -> None:
+    pause, kubelet = PROGRAMS["pause"], PROGRAMS["kubelet"]
+    before = [fingerprint(program, tools, "go1.26.8") for program in (pause, kubelet)]
+    with (tools / "kubernetes" / "pause" / "main.go").open("a") as source:
+        source.write("\n")
+    after = [fingerprint(program, tools, "go1.26.8") for program in (pause, kubelet)]
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+def test_toolchain_and_build_line_count_too() -> None:
+    kubelet = PROGRAMS["kubelet"]
+    before = fingerprint(kubelet, TOOLS, "go1.26.8")
+    assert fingerprint(kubelet, TOOLS, "go1.26.9") != before
+    assert fingerprint(replace(kubelet, ldflags=""), TOOLS, "go1.26.8") != before
+
+
+def test_no_pin_names_a_folder_of_one_machine() -> None:
+    for path in (CHECKOUT / "cluster" / "tools").glob("*/go.mod"):
+        assert not re.search(r"=>\s*[./]", path.read_text()), path

@@ -1,0 +1,93 @@
+"""What images are made of, and what a build is told about the machine."""
+
+import subprocess
+
+import pytest
+from localcluster import images
+from localcluster.buildah import build_environment, scratch_dockerfile
+from localcluster.errors import ClusterError
+from localcluster.layout import CHECKOUT
+from localcluster.systemimages import mirrors
+
+DEB822 = """Types: deb
+URIs: http://mirror.example/debian
+Suites: bookworm bookworm-updates
+
+Types: deb
+URIs: http://mirror.example/debian-security
+"""
+ONE_LINE = """# deb http://old.example/debian buster main
+deb [signed-by=/usr/share/keyrings/a.gpg] https://mirror.example/debian/ trixie main
+deb http://packages.example/cloud sdk main
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (DEB822, ["http://mirror.example/debian"]),
+        (ONE_LINE, ["https://mirror.example/debian"]),
+        ("", []),
+    ],
+    ids=["deb822", "one line", "nothing"],
+)
+def test_the_mirror_is_the_machines_own(text: str, expected: list[str]) -> None:
+    assert mirrors([text]) == expected
+
+
+def test_what_pip_was_told_uv_is_told_too() -> None:
+    text = build_environment({"PIP_INDEX_URL": "https://index.example/simple", "HOME": "/root"})
+    assert "export UV_DEFAULT_INDEX='https://index.example/simple'\n" in text
+    assert "HOME" not in text
+
+
+def test_uvs_own_setting_wins() -> None:
+    text = build_environment({"PIP_INDEX_URL": "https://a.example", "UV_DEFAULT_INDEX": "https://b.example"})
+    assert "export UV_DEFAULT_INDEX='https://b.example'\n" in text
+
+
+def test_paths_of_the_machine_stay_on_it() -> None:
+    text = build_environment({"PIP_FIND_LINKS": "/opt/wheels", "UV_CACHE_DIR": "/fast/cache"})
+    assert "/opt/wheels" not in text
+    assert "/fast/cache" not in text
+
+
+def test_a_shell_reads_back_what_was_quoted() -> None:
+    value = "http://user:it's $HOME@proxy:3128"
+    text = build_environment({"HTTPS_PROXY": value})
+    shell = ["sh", "-c", text + 'printf %s "$HTTPS_PROXY"']
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == value
+
+
+def test_a_program_image_is_its_files_alone() -> None:
+    assert scratch_dockerfile([("pause", "/pause")], "/pause").splitlines() == [
+        "FROM scratch",
+        "COPY pause /pause",
+        'ENTRYPOINT ["/pause"]',
+    ]
+
+
+@pytest.mark.parametrize("image", images.IMAGES, ids=lambda image: image.name)
+def test_dockerfiles_end_as_an_ordinary_user(image: images.Image) -> None:
+    lines = (CHECKOUT / image.dockerfile).read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER")] == ["USER 1000:1000"]
+
+
+@pytest.mark.parametrize("image", images.IMAGES, ids=lambda image: image.name)
+def test_requirements_are_a_layer_below_the_code(image: images.Image) -> None:
+    text = (CHECKOUT / image.dockerfile).read_text()
+    assert text.index("-r /opt/megatron/requirements.txt") < text.index("/opt/megatron/source")
+
+
+def test_every_node_pulls_every_image() -> None:
+    pod = images.pull_pod("node-1", ["registry.local/a:dev", "registry.local/b:dev"])
+    assert pod["spec"]["nodeName"] == "node-1"
+    pulled = [
+        (container["image"], container["imagePullPolicy"]) for container in pod["spec"]["initContainers"]
+    ]
+    assert pulled == [("registry.local/a:dev", "Always"), ("registry.local/b:dev", "Always")]
+
+
+def test_an_unknown_image_is_answered_with_the_known() -> None:
+    with pytest.raises(ClusterError, match="one of: megatron-operator, megatron-trainer-cpu"):
+        images.named("megatron-trainer")
