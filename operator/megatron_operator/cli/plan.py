@@ -1,12 +1,15 @@
 """`megatron plan`: the layout of a run, its sizes and the reasons."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from megatron_operator.api.status import MemoryPerGpu, Plan
+from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
 from megatron_operator.cli import output as printing
 from megatron_operator.cli.inputs import Question, question, resource
+
+if TYPE_CHECKING:
+    from megatron_operator.planner import Alternative
 
 _BAR = 40
 _PARTS = ("weights", "gradients", "optimizer", "activations", "other")
@@ -25,12 +28,13 @@ def command(asked: Question, output: str) -> None:
     megatron plan --recipe llama3-70b --gpus 64 --accelerator h100-sxm -o json
     """
     from megatron_operator.cli.stages import run
+    from megatron_operator.planner import plan_and_alternatives
 
     one = run(asked, resource(asked))
+    p, alternatives = plan_and_alternatives(one.resolved)
     if output != "table":
-        printing.data(document(one.plan), output)
+        printing.data(document(p, alternatives), output)
         return
-    p = one.plan
     click.secho(f"{one.name} on {p.world_size} x {one.resolved.accelerator_type}", bold=True)
     for name, text in _lines(p):
         click.echo(f"  {name:<12}{text}")
@@ -38,11 +42,63 @@ def command(asked: Question, output: str) -> None:
         _memory(p.memory_per_gpu)
     for note in p.notes:
         click.echo(f"  - {note}")
+    if alternatives:
+        click.echo()
+        click.echo("Other layouts:")
+        _table(p, alternatives)
 
 
-def document(plan: Plan) -> dict[str, Any]:
+def document(plan: Plan, alternatives: "list[Alternative]") -> dict[str, Any]:
     """The plan as programs read it: every field is there, null where it does not apply."""
-    return plan.model_dump(by_alias=True, mode="json")
+    others = [alternative.model_dump(by_alias=True, mode="json") for alternative in alternatives]
+    return plan.model_dump(by_alias=True, mode="json") | {"alternatives": others}
+
+
+def _table(p: Plan, alternatives: "list[Alternative]") -> None:
+    header = (
+        "TP",
+        "PP",
+        "VP",
+        "CP",
+        "EP",
+        "micro batch",
+        "recompute",
+        "memory",
+        "tokens/s/GPU",
+        "MFU",
+        "days",
+        "",
+    )
+    compared: list[tuple[Plan | Alternative, str]] = [(p, "the plan")]
+    compared += [(alternative, alternative.reason) for alternative in alternatives]
+    rows = [
+        (
+            str(x.tensor_model_parallel_size),
+            str(x.pipeline_model_parallel_size),
+            str(x.virtual_pipeline_model_parallel_size or "-"),
+            str(x.context_parallel_size),
+            str(x.expert_model_parallel_size),
+            str(x.micro_batch_size),
+            x.recompute_granularity or "-",
+            printing.gib(x.memory_per_gpu.total) if x.memory_per_gpu else "-",
+            *_speed(x.expected, p),
+            reason,
+        )
+        for x, reason in compared
+    ]
+    printing.table(header, rows)
+
+
+def _speed(expected: Expected | None, p: Plan) -> tuple[str, str, str]:
+    """Tokens a second and GPU, model FLOPs utilization, days for the whole run."""
+    if expected is None:
+        return "-", "-", "-"
+    days = expected.step_seconds * p.train_iters / 86400 if p.train_iters else None
+    return (
+        f"{expected.tokens_per_second_per_gpu:,.0f}",
+        f"{expected.mfu:.0%}",
+        f"{days:,.1f}" if days is not None else "-",
+    )
 
 
 def _lines(p: Plan) -> list[tuple[str, str]]:
@@ -80,7 +136,7 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
             (
                 "expected",
                 f"{e.step_seconds:.2f} s a step, {e.tokens_per_second_per_gpu:,.0f} tokens/s and "
-                f"{e.tflops_per_gpu:.0f} TFLOP/s a GPU ({e.mfu:.0%} MFU)",
+                f"{e.tflops_per_gpu:.0f} TFLOP/s a GPU ({e.mfu:.0%} MFU, {e.bubble:.0%} bubble)",
             )
         )
     return lines

@@ -1,6 +1,7 @@
 """From a resolved recipe to the layout of its run: sizes, memory, parallelism, Megatron's arguments."""
 
+from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.arguments import megatron_arguments
-from megatron_operator.planner.plan import plan
+from megatron_operator.planner.plan import plan, plan_and_alternatives
 
-__all__ = ["megatron_arguments", "plan"]
+__all__ = ["Alternative", "megatron_arguments", "plan", "plan_and_alternatives"]

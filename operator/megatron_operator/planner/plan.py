@@ -2,13 +2,17 @@
 
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.status import Plan
+from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import accelerators
+from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.architecture import architecture
 from megatron_operator.planner.batch import global_batches, iterations
-from megatron_operator.planner.candidates import Candidate, Request, best_candidate
+from megatron_operator.planner.notes import notes_of
 from megatron_operator.planner.parameters import flops_per_token, parameters
 from megatron_operator.planner.passthrough import passthrough_errors
+from megatron_operator.planner.ranking import Ranking, rank
+from megatron_operator.planner.request import Candidate, Request
 from megatron_operator.planner.support import (
     optimizer_errors,
     precision_errors,
@@ -22,43 +26,79 @@ def plan(resolved: ResolvedRecipe) -> Plan:
 
     Raises Refused with all errors when the recipe cannot run as written on these accelerators.
     """
+    request, ranking, notes = _answer(resolved, resolved.parallelism, resolved.training.micro_batch_size)
+    return _plan(request, ranking, notes)
+
+
+def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan, list[Alternative]]:
+    """The plan, and other layouts: what the catalog fixes may differ in them, what the recipe fixes may not.
+
+    Raises Refused as `plan` does.
+    """
+    request, ranking, notes = _answer(resolved, resolved.parallelism, resolved.training.micro_batch_size)
+    chosen = _plan(request, ranking, notes)
+    said = {
+        name: value
+        for name, value in resolved.parallelism
+        if value is not None
+        and _said_by_recipe(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
+    }
+    micro_batch = resolved.training.micro_batch_size
+    free_batch = micro_batch if _said_by_recipe(resolved, "training.microBatchSize") else None
+    if len(said) < len(resolved.parallelism.model_fields_set) or free_batch != micro_batch:
+        try:
+            _, ranking, _ = _answer(resolved, ParallelismSpec.model_validate(said), free_batch)
+        except Refused:
+            return chosen, []
+    published = not _said_by_recipe(resolved, "parallelism.tensorModelParallelSize")
+    return chosen, alternatives_to(chosen, ranking, most, published=published)
+
+
+def _said_by_recipe(resolved: ResolvedRecipe, path: str) -> bool:
+    return resolved.origins.get(path, "recipe") == "recipe"
+
+
+def _answer(
+    resolved: ResolvedRecipe, asked: ParallelismSpec, micro_batch: int | None
+) -> tuple[Request, Ranking, list[str]]:
+    """The question and its ranked answers. Raises Refused when there is none."""
     errors: list[FieldError] = []
     notes = list(resolved.notes)
     accelerator = accelerators.of_profile(resolved.accelerator_type, resolved.profile)
     on_cpu = resolved.profile.platform == "cpu"
     pod = _pod(resolved, errors, notes)
     a = architecture(resolved.model, errors)
-    distributed_optimizer = _distributed_optimizer(resolved)
+    distributed_optimizer = (
+        True if asked.use_distributed_optimizer is None else asked.use_distributed_optimizer
+    )
     errors += training_errors(resolved)
     errors += precision_errors(resolved, accelerator)
-    errors += recompute_errors(resolved)
-    errors += optimizer_errors(resolved, distributed_optimizer)
+    errors += recompute_errors(asked)
+    errors += optimizer_errors(asked, distributed_optimizer)
     errors += passthrough_errors(resolved.megatron_args)
     batches = global_batches(resolved.training, errors)
     if a is None or resolved.training.seq_length is None or not batches:
         raise Refused(errors)
-    if resolved.parallelism.sequence_parallel is None and not on_cpu:
-        sequence_parallel = True
-    else:
-        sequence_parallel = bool(resolved.parallelism.sequence_parallel) and not on_cpu
     request = Request(
         a=a,
         resolved=resolved,
+        asked=asked,
+        micro_batch=micro_batch,
         world=resolved.accelerator_count,
         pod=pod,
         seq_length=resolved.training.seq_length,
-        sequence_parallel=sequence_parallel,
+        sequence_parallel=asked.sequence_parallel is not False and not on_cpu,
         distributed_optimizer=distributed_optimizer,
+        overlap=not on_cpu,
         batches=batches,
-        capacity=accelerator.memory if accelerator else None,
+        accelerator=accelerator,
     )
-    chosen = best_candidate(request, errors)
-    if errors or chosen is None:
+    ranking = rank(request, errors)
+    if ranking.best is not None:
+        _sequence_parallel(request, ranking.best, notes, errors)
+    if errors or ranking.best is None:
         raise Refused(errors)
-    _sequence_parallel_notes(resolved, chosen, on_cpu, notes, errors)
-    if errors:
-        raise Refused(errors)
-    return _plan(request, chosen, notes)
+    return request, ranking, notes
 
 
 def _pod(resolved: ResolvedRecipe, errors: list[FieldError], notes: list[str]) -> int:
@@ -81,23 +121,17 @@ def _pod(resolved: ResolvedRecipe, errors: list[FieldError], notes: list[str]) -
     return per_node
 
 
-def _distributed_optimizer(resolved: ResolvedRecipe) -> bool:
-    """On unless the recipe says otherwise."""
-    asked = resolved.parallelism.use_distributed_optimizer
-    return True if asked is None else asked
-
-
-def _sequence_parallel_notes(
-    resolved: ResolvedRecipe, chosen: Candidate, on_cpu: bool, notes: list[str], errors: list[FieldError]
+def _sequence_parallel(
+    request: Request, chosen: Candidate, notes: list[str], errors: list[FieldError]
 ) -> None:
-    asked, tp = resolved.parallelism.sequence_parallel, chosen.layout.tp
-    if tp > 1 and on_cpu:
+    asked, tp = request.asked.sequence_parallel, chosen.layout.tp
+    if tp > 1 and request.on_cpu:
         notes.append(f"sequenceParallel off: TP is {tp}, but local layers have none on the cpu platform")
     elif tp > 1 and asked is None:
         notes.append(f"sequenceParallel on: TP is {tp}, and it costs nothing")
     elif tp > 1 and asked is False:
         notes.append(f"sequenceParallel off as asked; on would keep 1/{tp} of the norms' activations")
-    elif tp == 1 and asked and resolved.origins.get("parallelism.sequenceParallel") == "recipe":
+    elif tp == 1 and asked and _said_by_recipe(request.resolved, "parallelism.sequenceParallel"):
         errors.append(
             FieldError(
                 "spec.parallelism.sequenceParallel",
@@ -107,12 +141,14 @@ def _sequence_parallel_notes(
         )
 
 
-def _plan(request: Request, chosen: Candidate, notes: list[str]) -> Plan:
+def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
+    chosen = ranking.best
+    assert chosen is not None, "a refused request has no plan"
     a, resolved, layout = request.a, request.resolved, chosen.layout
     split = layout.split
     assert split is not None, "a chosen layout has stages"
     padded = a.padded_vocab(layout.tp)
-    asked = resolved.parallelism
+    asked = request.asked
     overlap = resolved.profile.platform == "gpu"
     if not overlap and resolved.origins.get("parallelism.overlapGradReduce") != "recipe":
         asked = asked.model_copy(update={"overlap_grad_reduce": None, "overlap_param_gather": None})
@@ -163,5 +199,6 @@ def _plan(request: Request, chosen: Candidate, notes: list[str]) -> Plan:
         active_parameters=parameters(a, a.vocab, active=True),
         flops_per_token=flops_per_token(a, request.seq_length, padded),
         memory_per_gpu=chosen.memory,
-        notes=notes + chosen.notes,
+        expected=chosen.expected,
+        notes=notes + notes_of(request, ranking, chosen),
     )

@@ -1,6 +1,7 @@
 """What a platform or an accelerator cannot do, refused by name."""
 
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.accelerators import Accelerator
 
@@ -52,9 +53,9 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
     return errors
 
 
-def recompute_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+def recompute_errors(p: ParallelismSpec) -> list[FieldError]:
     """Settings of recomputation that Megatron refuses together."""
-    p, at = resolved.parallelism, "spec.parallelism."
+    at = "spec.parallelism."
     if p.recompute_granularity == "full":
         missing = [
             name
@@ -88,9 +89,9 @@ def recompute_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     ]
 
 
-def optimizer_errors(resolved: ResolvedRecipe, distributed_optimizer: bool) -> list[FieldError]:
+def optimizer_errors(p: ParallelismSpec, distributed_optimizer: bool) -> list[FieldError]:
     """Overlaps that need another setting."""
-    p, at, errors = resolved.parallelism, "spec.parallelism.", []
+    at, errors = "spec.parallelism.", []
     if p.overlap_param_gather and not distributed_optimizer:
         errors.append(
             FieldError(

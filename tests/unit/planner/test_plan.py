@@ -9,7 +9,8 @@ from megatron_operator.planner import plan
 MIXTRAL: dict[str, Any] = {
     "model": {
         "numLayers": 32, "hiddenSize": 4096, "ffnHiddenSize": 14336, "numAttentionHeads": 32,
-        "numQueryGroups": 8, "vocabSize": 32000, "maxPositionEmbeddings": 4096, "positionEmbeddingType": "rope", "swiglu": True,
+        "numQueryGroups": 8, "vocabSize": 32000, "maxPositionEmbeddings": 4096,
+        "positionEmbeddingType": "rope", "swiglu": True,
         "normalization": "RMSNorm", "disableBiasLinear": True, "untieEmbeddingsAndOutputWeights": True,
         "numExperts": 8, "moeRouterTopk": 2,
     },
@@ -77,7 +78,7 @@ def test_layers_that_do_not_divide_are_split_and_noted(resolve: Any) -> None:
     assert p.stage_layers == [7, 8, 8, 7]
     assert p.account_for_embedding_in_pipeline_split
     assert p.account_for_loss_in_pipeline_split
-    assert "layers of the stages: 7, 8, 8, 7" in p.notes
+    assert "layers of the stages: 7, 8 x 2, 7" in p.notes
 
 
 def test_every_reason_is_given_at_once(resolve: Any) -> None:
@@ -158,7 +159,7 @@ def test_hardware_that_is_not_known_is_planned_without_memory(resolve: Any) -> N
     p = plan(resolve("llama3-70b", 8, accelerator="unheard-of"))
     assert p.memory_per_gpu is not None
     assert p.memory_per_gpu.capacity is None
-    assert any("memory of an accelerator is not known here" in note for note in p.notes)
+    assert any("speed and memory are not known here" in note for note in p.notes)
 
 
 def test_parameters_are_unpadded_and_padded_ones_apart(resolve: Any) -> None:

@@ -1,0 +1,96 @@
+"""Why a plan is as it is, in the words of `status.plan.notes`."""
+
+from megatron_operator.planner.accelerators import GIB
+from megatron_operator.planner.ranking import EQUALLY_FAST, Ranking
+from megatron_operator.planner.request import Candidate, Request
+
+
+def notes_of(request: Request, ranking: Ranking, chosen: Candidate) -> list[str]:
+    """The reason of every choice that the recipe left open."""
+    return [
+        *_sizes(request, ranking, chosen),
+        *_experts(request, chosen),
+        *_stages(request, chosen),
+        *_batch(request, chosen),
+        *_memory(request, chosen),
+    ]
+
+
+def _sizes(request: Request, ranking: Ranking, chosen: Candidate) -> list[str]:
+    asked = request.asked
+    free = [
+        name
+        for name, value in (
+            ("TP", asked.tensor_model_parallel_size),
+            ("PP", asked.pipeline_model_parallel_size),
+            ("CP", asked.context_parallel_size),
+            ("EP", asked.expert_model_parallel_size if request.a.experts else 1),
+        )
+        if value is None
+    ]
+    if not free or ranking.valid == 1:
+        return []
+    planned = f"{chosen.words} ({', '.join(free)} planned)"
+    if request.accelerator is None:
+        return [f"{planned}: the simplest of {ranking.valid} layouts; speed and memory are not known here"]
+    reason = f"the fastest of {ranking.valid} layouts that the rules allow, as estimated"
+    others = [
+        c
+        for c in ranking.candidates[1:]
+        if c.layout.tp != chosen.layout.tp or c.layout.pp != chosen.layout.pp
+    ]
+    if not others or others[0].expected is None or chosen.expected is None:
+        return [f"{planned}: {reason}"]
+    slower = others[0].expected.step_seconds / chosen.expected.step_seconds - 1
+    if slower < EQUALLY_FAST:
+        return [f"{planned}: {reason}; simpler than {others[0].words}, which is as fast"]
+    return [f"{planned}: {reason}; {others[0].words} would be {slower:.0%} slower"]
+
+
+def _experts(request: Request, chosen: Candidate) -> list[str]:
+    asked, layout = request.asked, chosen.layout
+    if request.a.experts and asked.expert_tensor_parallel_size is None and layout.tp > 1:
+        return [f"expertTensorParallelSize 1: Megatron's default, TP {layout.tp}, would split each expert"]
+    return []
+
+
+def _stages(request: Request, chosen: Candidate) -> list[str]:
+    asked, split, notes = request.asked, chosen.layout.split, []
+    if split is None or split.layout is not None:
+        return []
+    if split.virtual and not asked.num_virtual_stages_per_pipeline_rank:
+        bubble = f" ({chosen.expected.bubble:.0%} of a step)" if chosen.expected else ""
+        notes.append(f"numVirtualStagesPerPipelineRank {split.virtual}: interleaved stages wait less{bubble}")
+    if not split.even:
+        notes.append(f"layers of the stages: {_runs(split.layers)}")
+    return notes
+
+
+def _runs(layers: tuple[int, ...]) -> str:
+    """`7, 8 x 14, 7`."""
+    runs: list[list[int]] = []
+    for count in layers:
+        if runs and runs[-1][0] == count:
+            runs[-1][1] += 1
+        else:
+            runs.append([count, 1])
+    return ", ".join(f"{count} x {times}" if times > 1 else f"{count}" for count, times in runs)
+
+
+def _batch(request: Request, chosen: Candidate) -> list[str]:
+    if request.micro_batch is not None:
+        return []
+    reason = "the fastest that fits" if request.accelerator else "none was given"
+    return [f"microBatchSize {chosen.micro_batch}: {reason}"]
+
+
+def _memory(request: Request, chosen: Candidate) -> list[str]:
+    memory, notes = chosen.memory, []
+    if request.asked.recompute_granularity is None and chosen.recompute == "full":
+        notes.append("recomputeGranularity full: activations do not fit otherwise")
+    if not chosen.fits and memory.capacity:
+        notes.append(
+            f"memory may not suffice: {memory.total / GIB:.1f} GiB estimated, "
+            f"{memory.capacity / GIB:.1f} GiB there"
+        )
+    return notes

@@ -1,0 +1,203 @@
+"""Which layout is taken: of those that fit the fastest, and of equally fast ones the simplest."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.planner.accelerators import GIB
+from megatron_operator.planner.layout import Layout, Recompute
+from megatron_operator.planner.layouts import (
+    batch_errors,
+    data_parallel,
+    interleavings,
+    refusal,
+    valid_layouts,
+)
+from megatron_operator.planner.memory import memory_per_gpu
+from megatron_operator.planner.request import Candidate, Request
+from megatron_operator.planner.speed import expected
+from megatron_operator.planner.workload import Recomputation, Workload, execution, numerics
+
+EQUALLY_FAST = 0.02
+"""Layouts whose step is longer by no more than this part count as equally fast: the formula is no finer."""
+MICRO_BATCHES = (1, 2, 4, 8)
+"""Micro batches that are weighed when none is asked for."""
+
+
+@dataclass(slots=True)
+class Ranking:
+    """Layouts in order, best first, and those that were dropped for their memory."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    too_large: list[Candidate] = field(default_factory=list)
+    valid: int = 0
+    """Layouts that obey all rules."""
+
+    @property
+    def best(self) -> Candidate | None:
+        return self.candidates[0] if self.candidates else None
+
+
+def rank(request: Request, errors: list[FieldError]) -> Ranking:
+    """All layouts in order; none, with the reasons added to `errors`, when nothing can be run."""
+    layouts = valid_layouts(request)
+    ranking = Ranking(valid=len(layouts))
+    for layout in layouts:
+        for candidate in _candidates(request, layout):
+            (ranking.candidates if candidate.fits else ranking.too_large).append(candidate)
+    if not ranking.candidates and not ranking.too_large:
+        errors += refusal(request)
+        return ranking
+    if not ranking.candidates:
+        _least_bad(request, ranking, errors)
+        return ranking
+    if request.accelerator is None:
+        ranking.candidates.sort(key=lambda candidate: candidate.simplicity)
+        return ranking
+    timed = [_timed(request, candidate) for candidate in ranking.candidates]
+    fastest = min(_seconds(candidate) for candidate in timed)
+    timed.sort(
+        key=lambda c: (
+            (0.0, c.simplicity, _seconds(c))
+            if _seconds(c) <= fastest * (1 + EQUALLY_FAST)
+            else (_seconds(c), c.simplicity, 0.0)
+        )
+    )
+    ranking.candidates = timed
+    return ranking
+
+
+def _seconds(candidate: Candidate) -> float:
+    assert candidate.expected is not None, "timed"
+    return candidate.expected.step_seconds
+
+
+def _candidates(request: Request, layout: Layout) -> Iterator[Candidate]:
+    """The layout with every micro batch, interleaving and recomputation that may be chosen.
+
+    Larger micro batches and recomputation are tried only while they can help: not where the smaller micro
+    batch is too large already, and no recomputation where all activations fit.
+    """
+    dp = data_parallel(request, layout)
+    known = request.accelerator is not None
+    sizes = [request.micro_batch] if request.micro_batch else MICRO_BATCHES if known else [1]
+    granularity = request.asked.recompute_granularity
+    options: list[Recompute | None] = [granularity] if granularity or not known else [None, "full"]
+    for micro_batch in sizes:
+        if batch_errors(request, layout, micro_batch):
+            break
+        accumulation = [batch // (micro_batch * dp) for batch in request.batches]
+        fitted = False
+        for each in interleavings(request, layout, accumulation):
+            for recompute in options:
+                candidate = _candidate(request, each, dp, micro_batch, recompute, max(accumulation))
+                yield candidate
+                if candidate.fits:
+                    fitted = True
+                    break
+        if not fitted:
+            break
+
+
+def _workload(
+    request: Request,
+    layout: Layout,
+    dp: int,
+    micro_batch: int,
+    recompute: Recompute | None,
+    micro_batches: int,
+) -> Workload:
+    resolved, asked, split = request.resolved, request.asked, layout.split
+    assert split is not None, "a valid layout has stages"
+    return Workload(
+        a=request.a,
+        seq_length=request.seq_length,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+        tp=layout.tp,
+        cp=layout.cp,
+        dp=dp,
+        stage_layers=split.layers,
+        virtual=split.virtual or 1,
+        ep=layout.ep,
+        etp=layout.etp,
+        expert_dp=request.world // (layout.etp * layout.ep * layout.pp),
+        sequence_parallel=request.sequence_parallel,
+        distributed_optimizer=request.distributed_optimizer,
+        numerics=numerics(resolved.training, resolved.megatron_args),
+        recompute=Recomputation(
+            recompute, asked.recompute_method or "uniform", asked.recompute_num_layers or 1
+        ),
+        execution=execution(
+            resolved.training,
+            asked,
+            resolved.megatron_args,
+            dispatcher=resolved.model.moe_token_dispatcher_type,
+            gradient_overlap=request.overlap,
+            parameter_overlap=request.overlap,
+        ),
+    )
+
+
+def _candidate(
+    request: Request,
+    layout: Layout,
+    dp: int,
+    micro_batch: int,
+    recompute: Recompute | None,
+    micro_batches: int,
+) -> Candidate:
+    workload = _workload(request, layout, dp, micro_batch, recompute, micro_batches)
+    memory = memory_per_gpu(workload, request.capacity)
+    return Candidate(layout, dp, workload.expert_dp, micro_batch, recompute, memory)
+
+
+def _timed(request: Request, candidate: Candidate) -> Candidate:
+    if request.accelerator is None:
+        return candidate
+    micro_batches = max(request.batches) // (candidate.micro_batch * candidate.dp)
+    workload = _workload(
+        request, candidate.layout, candidate.dp, candidate.micro_batch, candidate.recompute, micro_batches
+    )
+    return replace(candidate, expected=expected(workload, request.accelerator))
+
+
+def _least_bad(request: Request, ranking: Ranking, errors: list[FieldError]) -> None:
+    """Nothing fits: take a layout that was asked for whole if only activations are too large, else refuse."""
+    smallest = min(ranking.too_large, key=lambda candidate: candidate.memory.total)
+    memory, capacity = smallest.memory, smallest.memory.capacity or 0
+    asked_whole = ranking.valid == 1
+    states = memory.total - memory.activations
+    if asked_whole and states <= capacity:
+        ranking.candidates = [_timed(request, smallest)]
+        return
+    needs = f"{memory.total / GIB:.1f} GiB of {request.resolved.accelerator_type}'s {capacity / GIB:.1f} GiB"
+    if asked_whole:
+        pp = request.asked.pipeline_model_parallel_size
+        name = "pipelineModelParallelSize" if pp else "tensorModelParallelSize"
+        errors.append(
+            FieldError(
+                f"spec.parallelism.{name}",
+                f"{smallest.words} needs {needs} (states {states / GIB:.1f} GiB)",
+                "raise it, or leave parallelism to the planner",
+            )
+        )
+        return
+    enough = _enough(request)
+    more = f"use {enough} or more" if enough else "use more accelerators, a smaller microBatchSize"
+    errors.append(
+        FieldError(
+            "spec.accelerator.count",
+            f"on {request.world} accelerators even the leanest layout, {smallest.words}, needs {needs}",
+            f"{more}, or accelerators with more memory",
+        )
+    )
+
+
+def _enough(request: Request) -> int | None:
+    """The first doubling of the count on which some layout fits; none below a thousandfold."""
+    for doublings in range(1, 11):
+        larger = request.on(request.world * (1 << doublings))
+        if any(c.fits for layout in valid_layouts(larger) for c in _candidates(larger, layout)):
+            return larger.world
+    return None
