@@ -1,8 +1,9 @@
 """The elastic agent of a pod: starts its ranks, watches them and the gang, and decides when all meet again.
 
-It is torch's agent in its types and its phases (rendezvous, start, monitor, stop), with a policy of its own: a rank
-that dies anywhere stops the ranks everywhere at once, without waiting for a collective to time out; only the pod
-whose rank died first pays for the restart; an end that would come again ends the run in all pods.
+It is torch's agent in its types and its phases (rendezvous, start, monitor, stop), with a policy of its
+own: a rank that dies anywhere stops the ranks everywhere at once, without waiting for a collective to time
+out; only the pod whose rank died first pays for the restart; an end that would come again ends the run in
+all pods.
 """
 
 import json
@@ -31,7 +32,8 @@ from megatron_trainer.termination import Ending
 
 _MONITOR_SECONDS = 0.1
 _SHARE_SECONDS = 0.5
-# How long a pod whose ranks lost a peer waits for that peer's pod to say so, before it moves the generation itself.
+# How long a pod whose ranks lost a peer waits for that peer's pod to say so, before it moves the generation
+# itself.
 _BLAME_SECONDS = 3.0
 _FINISH_SECONDS = 60.0
 _LEAVE_SECONDS = 5.0
@@ -68,13 +70,23 @@ class GangAgent(SimpleElasticAgent):
     # What torch's agent asks of a concrete one.
 
     def _assign_worker_ranks(
-        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+        self,
+        store: Any,  # noqa: ARG002
+        group_rank: int,
+        group_world_size: int,
+        spec: WorkerSpec,
     ) -> list[Worker]:
         """Ranks of this pod: `local_world_size` in a row, pods in the order of their index."""
         first = group_rank * spec.local_world_size
         world = group_world_size * spec.local_world_size
         return [
-            Worker(local_rank=i, global_rank=first + i, role_rank=first + i, world_size=world, role_world_size=world)
+            Worker(
+                local_rank=i,
+                global_rank=first + i,
+                role_rank=first + i,
+                world_size=world,
+                role_world_size=world,
+            )
             for i in range(spec.local_world_size)
         ]
 
@@ -100,7 +112,7 @@ class GangAgent(SimpleElasticAgent):
             }
         )
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
         self._nursery.stop()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -119,7 +131,7 @@ class GangAgent(SimpleElasticAgent):
             return RunResult(state=WorkerState.SUCCEEDED, return_values=done)
         return RunResult(state=WorkerState.HEALTHY)
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM) -> None:  # noqa: ARG002
         self._nursery.stop()
 
     # The policy.
@@ -132,7 +144,7 @@ class GangAgent(SimpleElasticAgent):
     def terminating(self) -> bool:
         return self._terminations > 0
 
-    def _invoke_run(self, role: str = "default") -> RunResult:
+    def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002
         group = self._worker_group
         self._status.set(phase="rendezvous")
         self._initialize_workers(group)
@@ -145,6 +157,8 @@ class GangAgent(SimpleElasticAgent):
             if again:
                 self._log(f"{again}: stopping ranks and meeting again")
                 self._status.set(phase="rendezvous", message=again, rankRestarts=self._restarts)
+                self._nursery.stop()
+                self._gang.move(again)
                 self._restart_workers(group)
 
     def _after_gang(self) -> str | None:
@@ -187,13 +201,11 @@ class GangAgent(SimpleElasticAgent):
                     ending.rank,
                 )
             )
-        self._log(f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)")
-        self._nursery.stop()
-        self._gang.move(ending.message)
-        return ending.message
+        return f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)"
 
     def _culprit(self, result: RunResult) -> Ending:
-        """The end among this pod's ranks that explains the others: one that comes again, then one of its own."""
+        """The end among this pod's ranks that explains the others: one that comes again, then one of its
+        own."""
         said = self._status.failures()
         endings = []
         for rank, failure in sorted(result.failures.items()):
@@ -225,7 +237,6 @@ class GangAgent(SimpleElasticAgent):
         deadline = time.monotonic() + _BLAME_SECONDS
         while not self._moved():
             if time.monotonic() >= deadline or self.terminating:
-                self._gang.move(ending.message)
                 break
             time.sleep(_MONITOR_SECONDS)
         return ending.message
@@ -242,13 +253,14 @@ class GangAgent(SimpleElasticAgent):
 
     def _refund(self) -> None:
         """A new checkpoint since the last start gives the restarts back."""
-        if self._restarts and self._status.get("checkpointIteration") is not None:
-            if self._status.get("checkpointIteration") > (self._checkpoint_at_start or 0):
-                self._restarts = 0
-                self._status.set(rankRestarts=0)
+        newest = self._status.get("checkpointIteration")
+        if self._restarts and newest is not None and newest > (self._checkpoint_at_start or 0):
+            self._restarts = 0
+            self._status.set(rankRestarts=0)
 
     def _share_progress(self) -> None:
-        """The pod with the rank that knows the loss tells the store; the others, node 0 among them, read it."""
+        """The pod with the rank that knows the loss tells the store; the others, node 0 among them, read
+        it."""
         now = time.monotonic()
         if now - self._shared_at < _SHARE_SECONDS:
             return
@@ -288,7 +300,8 @@ class GangAgent(SimpleElasticAgent):
         raise Ended(Ending(ExitCode.OK, "all iterations are done"))
 
     def _leave(self, result: RunResult) -> None:
-        """After SIGTERM: let Megatron save, within the grace. Raises Ended once there is nothing to wait for."""
+        """After SIGTERM: let Megatron save, within the grace. Raises Ended once there is nothing to wait
+        for."""
         if not self._give_up_at:
             self._give_up_at = time.monotonic() + self._grace
             self._log(f"SIGTERM: asking Megatron to save, at most {self._grace:.0f} s")
@@ -309,6 +322,8 @@ class GangAgent(SimpleElasticAgent):
         raise Ended(
             Ending(
                 ExitCode.TERMINATED,
-                f"SIGTERM: the newest whole checkpoint is iteration {saved}" if saved is not None else "SIGTERM: no save",
+                f"SIGTERM: the newest whole checkpoint is iteration {saved}"
+                if saved is not None
+                else "SIGTERM: no save",
             )
         )

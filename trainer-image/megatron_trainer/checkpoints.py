@@ -1,9 +1,9 @@
 """Which checkpoint a run starts from: the newest one that is whole.
 
-Megatron writes shards, then `.metadata`, then `metadata.json`, then the tracker, none of them atomically. A pod that
-dies on the way leaves a directory that the loader trusts, or a tracker that Megatron answers with exit code 0. So
-before every start the directories themselves are read: what is not whole is set aside, with the reason beside it,
-and the tracker is written anew.
+Megatron writes shards, then `.metadata`, then `metadata.json`, then the tracker, none of them atomically. A
+pod that dies on the way leaves a directory that the loader trusts, or a tracker that Megatron answers with
+exit code 0. So before every start the directories themselves are read: what is not whole is set aside, with
+the reason beside it, and the tracker is written anew.
 """
 
 import json
@@ -59,8 +59,8 @@ def _shard_lengths(metadata_file: Path) -> dict[str, int]:
 def why_not_whole(path: Path, ckpt_format: str = "torch_dist") -> str | None:
     """The reason for which a checkpoint directory cannot be loaded, None if it is whole.
 
-    Whole means: metadata readable, every shard that it names present and of full length. The legacy format `torch`
-    has no metadata to hold its files against; there only empty files are found.
+    Whole means: metadata readable, every shard that it names present and of full length. The legacy format
+    `torch` has no metadata to hold its files against; there only empty files are found.
     """
     if ckpt_format == "torch":
         files = list(path.glob("mp_rank_*/*.pt"))
@@ -136,8 +136,8 @@ def _write_tracker(root: Path, text: str) -> None:
 def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
     """Find the newest whole checkpoint under `root`, set broken newer ones aside and repair the tracker.
 
-    Older checkpoints are left as they are: they are looked at when they become the newest. To be called while no
-    rank of the run is alive.
+    Older checkpoints are left as they are: they are looked at when they become the newest. To be called
+    while no rank of the run is alive.
     """
     repairs: list[str] = []
     chosen = None
@@ -156,15 +156,18 @@ def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
             repairs.append(f"{TRACKER} said {text!r}: now {chosen}")
     elif text is not None and not (text == "release" and (root / "release").is_dir()):
         target = _set_aside(root / TRACKER, "")
-        repairs.append(f"{TRACKER} said {text!r} but no whole checkpoint is there: set aside as {target.name}")
+        repairs.append(
+            f"{TRACKER} said {text!r} but no whole checkpoint is there: set aside as {target.name}"
+        )
     return Choice(chosen, repairs)
 
 
 def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[[str], None] = print) -> None:
     """Delete all but the newest `keep` (at least one) whole checkpoints, and old ones that were set aside.
 
-    A directory that is not whole is left alone, it may be in writing; so is every whole one not older than those
-    kept. A directory is renamed before its files go, so that a half-deleted one is never taken for a checkpoint.
+    A directory that is not whole is left alone, it may be in writing; so is every whole one not older than
+    those kept. A directory is renamed before its files go, so that a half-deleted one is never taken for a
+    checkpoint.
     """
     kept = 0
     doomed: list[Path] = []
@@ -175,7 +178,8 @@ def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[
         elif why_not_whole(path, ckpt_format) is None:
             kept += 1
     aside = sorted(
-        (entry for entry in root.iterdir() if _SET_ASIDE.fullmatch(entry.name)), key=lambda e: e.stat().st_mtime
+        (entry for entry in root.iterdir() if _SET_ASIDE.fullmatch(entry.name)),
+        key=lambda e: e.stat().st_mtime,
     )
     doomed += aside[:-BROKEN_KEPT]
     for path in doomed:

@@ -1,19 +1,20 @@
-"""What operator and trainer agree on. Standard library only; the operator has a twin, a test holds them equal."""
+"""What operator and trainer agree on. Standard library only; the operator has a twin, a test holds them
+equal."""
 
 from enum import IntEnum
 from typing import Final
 
-PLATFORM_ENV: Final = "MEGATRON_PLATFORM"
-RUN_ID_ENV: Final = "MEGATRON_RUN_ID"
-PROGRESS_PORT_ENV: Final = "MEGATRON_PROGRESS_PORT"
-MAX_RANK_RESTARTS_ENV: Final = "MEGATRON_MAX_RANK_RESTARTS"
-RENDEZVOUS_TIMEOUT_ENV: Final = "MEGATRON_RENDEZVOUS_TIMEOUT"
-REQUIRE_CHECKPOINT_ENV: Final = "MEGATRON_REQUIRE_CHECKPOINT"
-KEEP_CHECKPOINTS_ENV: Final = "MEGATRON_KEEP_CHECKPOINTS"
-TERMINATION_GRACE_ENV: Final = "MEGATRON_TERMINATION_GRACE"
-TERMINATION_LOG_ENV: Final = "MEGATRON_TERMINATION_LOG"
+ENV_PLATFORM: Final = "MEGATRON_PLATFORM"
+ENV_RUN_ID: Final = "MEGATRON_RUN_ID"
+ENV_PROGRESS_PORT: Final = "MEGATRON_PROGRESS_PORT"
+ENV_MAX_RANK_RESTARTS: Final = "MEGATRON_MAX_RANK_RESTARTS"
+ENV_RENDEZVOUS_TIMEOUT: Final = "MEGATRON_RENDEZVOUS_TIMEOUT"
+ENV_REQUIRE_CHECKPOINT: Final = "MEGATRON_REQUIRE_CHECKPOINT"
+ENV_KEEP_CHECKPOINTS: Final = "MEGATRON_KEEP_CHECKPOINTS"
+ENV_TERMINATION_GRACE: Final = "MEGATRON_TERMINATION_GRACE"
+ENV_TERMINATION_LOG: Final = "MEGATRON_TERMINATION_LOG"
 
-DEFAULT_PROGRESS_PORT: Final = 8432
+PROGRESS_PORT: Final = 8432
 PROGRESS_PORT_NAME: Final = "progress"
 DEFAULT_MAX_RANK_RESTARTS: Final = 3
 DEFAULT_RENDEZVOUS_TIMEOUT: Final = 600
@@ -25,7 +26,8 @@ PROGRESS_FILE: Final = "progress.jsonl"
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the pod. PyTorchJob's ExitCode policy fails the job on 1-127, replaces the pod from 128."""
+    """Exit codes of the pod. PyTorchJob's ExitCode policy fails the job on 1-127, replaces the pod from
+    128."""
 
     OK = 0
     USAGE = 64

@@ -1,4 +1,5 @@
-"""The few Megatron flags that the launcher reads, and those it adds. Everything else passes through unread."""
+"""The few Megatron flags that the launcher reads, and those it adds. Everything else passes through
+unread."""
 
 import argparse
 import importlib.util
@@ -48,10 +49,11 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the flags with those added that recovery needs, and the words added.
 
     Added where they are not given: --load, so that a restarted run goes on from where it saved;
-    --exit-signal-handler, so that SIGTERM saves; --override-opt-param-scheduler, so that a run whose --train-iters
-    was edited resumes with the schedule it asks for instead of dying over the difference; --data-cache-path beside the
-    checkpoints, since the data may be mounted read-only and all pods share the index; and with --async-save the
-    persistent worker, without which Megatron drops --async-save, and its own writer where NVRx is not installed.
+    --exit-signal-handler, so that SIGTERM saves; --override-opt-param-scheduler, so that a run whose
+    --train-iters was edited resumes with the schedule it asks for instead of dying over the difference;
+    --data-cache-path beside the checkpoints, since the data may be mounted read-only and all pods share the
+    index; and with --async-save the persistent worker, without which Megatron drops --async-save, and its
+    own writer where NVRx is not installed.
     """
     given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
     flags = read(argv)

@@ -1,8 +1,9 @@
 """The store of the gang: a torch TCPStore on the Master pod that holds which generation is due, and why.
 
-One key, `state`, is the truth: the generation, counted up whenever ranks must stop and meet again, and the verdict
-that ends the run everywhere. A store that does not answer within OPERATION_TIMEOUT is lost. Every operation runs on
-one thread of its own, since torch's client waits for ever on a peer that vanished without closing its connection.
+One key, `state`, is the truth: the generation, counted up whenever ranks must stop and meet again, and the
+verdict that ends the run everywhere. A store that does not answer within OPERATION_TIMEOUT is lost. Every
+operation runs on one thread of its own, since torch's client waits for ever on a peer that vanished without
+closing its connection.
 """
 
 import json
@@ -114,7 +115,9 @@ class GangStore:
             return future.result(timeout=OPERATION_TIMEOUT)
         except FutureTimeout as error:
             self.disconnect()
-            raise StoreLost(f"no answer from {self._address}:{self._port} for {OPERATION_TIMEOUT:.0f} s") from error
+            raise StoreLost(
+                f"no answer from {self._address}:{self._port} for {OPERATION_TIMEOUT:.0f} s"
+            ) from error
         except Exception as error:
             self.disconnect()
             raise StoreLost(" ".join(str(error).split())[:200]) from error

@@ -20,7 +20,8 @@ from megatron.training import get_args, get_timers
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
-# Every tensor of a batch is [micro batch, sequence], but for attention_mask [micro batch, 1, sequence, sequence].
+# Every tensor of a batch is [micro batch, sequence], but for attention_mask [micro batch, 1, sequence,
+# sequence].
 BATCH_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _PACKED_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
 # A loss is spiky when it is this many times the largest seen (Megatron's --check-for-spiky-loss).
@@ -39,7 +40,9 @@ def _predicts_tokens_here(args: Any, vp_stage: int | None) -> bool:
     )
 
 
-def next_batch(data_iterator: Iterator[dict[str, Any]], vp_stage: int | None) -> dict[str, torch.Tensor | None]:
+def next_batch(
+    data_iterator: Iterator[dict[str, Any]], vp_stage: int | None
+) -> dict[str, torch.Tensor | None]:
     """The micro-batch of this rank, read on the first tensor-parallel rank and broadcast to the others.
 
     Middle pipeline stages need none and get None for every key.
@@ -108,7 +111,9 @@ def loss_of(
     return loss, tokens, {"lm loss": torch.cat([loss.clone().detach().view(1), tokens.view(1)])}
 
 
-def forward_step(data_iterator: Iterator[dict[str, Any]], model: Any, return_schedule_plan: bool = False) -> Any:
+def forward_step(
+    data_iterator: Iterator[dict[str, Any]], model: Any, return_schedule_plan: bool = False
+) -> Any:
     """One forward pass of a micro-batch: the model's output and the function that makes its loss."""
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
@@ -171,7 +176,8 @@ datasets.is_distributed = True  # type: ignore[attr-defined]
 
 
 def embedding_ranks(pp_ranks: list[int]) -> list[int]:
-    """The pipeline ranks that hold the word embedding: first, last where it is tied, multi-token prediction."""
+    """The pipeline ranks that hold the word embedding: first, last where it is tied, multi-token
+    prediction."""
     if len(pp_ranks) == 1:
         return [pp_ranks[0]]
     args = get_args()

@@ -1,4 +1,5 @@
-"""`megatron-train`: the pod's entrypoint. Its arguments are Megatron's flags; its settings come by environment.
+"""`megatron-train`: the pod's entrypoint. Its arguments are Megatron's flags; its settings come by
+environment.
 
 Kept light at import and guarded below: helpers that Megatron spawns import this module again.
 """
@@ -25,7 +26,8 @@ def log(text: str) -> None:
 
 
 def _prepare_environment(settings: Settings) -> None:
-    """A home and caches that a read-only root and any user can write; one thread per rank unless told otherwise."""
+    """A home and caches that a read-only root and any user can write; one thread per rank unless told
+    otherwise."""
     temporary = os.environ.setdefault("TMPDIR", "/tmp")
     for name, folder in (
         ("HOME", ""),

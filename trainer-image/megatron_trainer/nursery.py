@@ -1,10 +1,11 @@
 """The warm parent of the ranks: a process that has imported torch and Megatron and forks ranks from itself.
 
-A forked rank reaches its first step about a second later; a cold one imports for several seconds first. The process
-has one thread, so that a fork copies no lock that somebody holds, and has not touched CUDA, which does not survive a
-fork. Each rank leads a session of its own. When a rank ends, so does everything it started: its process group is
-killed, and whatever still runs becomes this process's child (it is a subreaper) and is reaped. When the launcher
-dies, the end of its socket tells this process to kill all ranks and go.
+A forked rank reaches its first step about a second later; a cold one imports for several seconds first. The
+process has one thread, so that a fork copies no lock that somebody holds, and has not touched CUDA, which
+does not survive a fork. Each rank leads a session of its own. When a rank ends, so does everything it
+started: its process group is killed, and whatever still runs becomes this process's child (it is a
+subreaper) and is reaped. When the launcher dies, the end of its socket tells this process to kill all ranks
+and go.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE_BYTES = 256 << 10
 
-# What the nursery does besides ranks: check the flags in a process of its own, before any pod waits for another.
+# What the nursery does besides ranks: check the flags in a process of its own, before any pod waits for
+# another.
 PREFLIGHT = -1
 
 
@@ -58,7 +60,8 @@ class Nursery:
         self._pids: dict[int, int] = {}
 
     def start(self, environments: dict[int, dict[str, str]]) -> dict[int, int]:
-        """Fork one child per key (local rank, or PREFLIGHT) with its environment. Returns their process ids."""
+        """Fork one child per key (local rank, or PREFLIGHT) with its environment. Returns their process
+        ids."""
         self._exited.clear()
         self._send({"do": "start", "environments": {str(key): env for key, env in environments.items()}})
         self._pids = {int(key): pid for key, pid in self._await("started")["pids"].items()}
@@ -74,7 +77,8 @@ class Nursery:
         self._send({"do": "signal", "number": int(number)})
 
     def exited(self, wait_seconds: float) -> dict[int, int]:
-        """Exit codes of the children that have ended (negative: killed by that signal), after a short wait."""
+        """Exit codes of the children that have ended (negative: killed by that signal), after a short
+        wait."""
         while select.select([self._control], [], [], wait_seconds)[0]:
             self._take(self._receive())
             wait_seconds = 0
@@ -134,12 +138,12 @@ class _Parent:
             gc.collect()
             gc.freeze()
             while True:
-                ready, _, _ = select.select([self._control, wake_read], [], [])
+                ready, _, _ = select.select([self._control.fileno(), wake_read], [], [])
                 if wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_read, 4096)
                     self._reap()
-                if self._control in ready:
+                if self._control.fileno() in ready:
                     message = self._control.recv(_MAX_MESSAGE_BYTES)
                     if not message:
                         break

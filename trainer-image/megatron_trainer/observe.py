@@ -1,7 +1,8 @@
 """Watches Megatron's loop from the outside: wraps the functions that it calls, changes none of what they do.
 
-The loss is taken from the step itself. Megatron's printed one is a mean over an accumulator that is not reset after
-the first iteration of a process, so the second line after every start is the mean of two iterations.
+The loss is taken from the step itself. Megatron's printed one is a mean over an accumulator that is not
+reset after the first iteration of a process, so the second line after every start is the mean of two
+iterations.
 """
 
 import math

@@ -31,6 +31,10 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
 
     from megatron_trainer import train
 
+    if "HuggingFaceTokenizer" in flags:
+        # Imports transformers, which every rank would otherwise do for itself.
+        import megatron.core.tokenizers.text.libraries.huggingface_tokenizer  # noqa: F401
+
     cold = None
     if platform == "gpu" and torch.cuda.is_initialized():
         cold = [sys.executable, "-m", "megatron_trainer.train", *flags]
@@ -43,7 +47,8 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
 
 
 class Pod:
-    """Runs the launcher's side of a pod. `run` returns how the pod ends, the last iteration and checkpoint."""
+    """Runs the launcher's side of a pod. `run` returns how the pod ends, the last iteration and
+    checkpoint."""
 
     def __init__(self, settings: Settings, flags: list[str], log: Callable[[str], None]) -> None:
         self._settings = settings
@@ -87,10 +92,15 @@ class Pod:
         self._nursery.start(
             {PREFLIGHT: {"RANK": str(settings.world_size - 1), "WORLD_SIZE": str(settings.world_size)}}
         )
+        # Meanwhile this process imports what it needs of torch.
+        import megatron_trainer.agent  # noqa: F401
+
         while PREFLIGHT not in (exited := self._nursery.exited(0.2)):
             if self._stop_requests:
                 self._nursery.stop()
-                return Ending(ExitCode.TERMINATED, "SIGTERM before the first rank was started: nothing to save")
+                return Ending(
+                    ExitCode.TERMINATED, "SIGTERM before the first rank was started: nothing to save"
+                )
         code = exited[PREFLIGHT]
         if code == 0:
             return None

@@ -3,8 +3,8 @@
     megatron-prepare --source /corpus --include '**/*.py' --output-prefix /data/code \\
         --tokenizer-dir /data/tokenizer --tokenizer-vocab-size 4096 --append-eod
 
-One document a file; a .jsonl file has one a line, under "text". Writes NAME_text_document.bin and .idx with Megatron's
-own builder, then NAME.prepared.json, which marks the result as finished: it is not made again.
+One document a file; a .jsonl file has one a line, under "text". Writes NAME_text_document.bin and .idx with
+Megatron's own builder, then NAME.prepared.json, which marks the result as finished: it is not made again.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from megatron_trainer.contract import REASONS, ExitCode
 
 _BATCH = 256
 _PROGRESS_SECONDS = 5.0
+# Of byte-level BPE: 256 bytes and the end-of-text token. Below that nothing can be merged.
+LEAST_VOCABULARY = 257
 
 
 class CannotPrepare(Exception):
@@ -35,7 +37,8 @@ class CannotPrepare(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. `include` are globs under `source`; paths are absolute or relative to the working folder."""
+    """What is asked for. `include` are globs under `source`; paths are absolute or relative to the working
+    folder."""
 
     source: Path
     include: tuple[str, ...]
@@ -71,10 +74,10 @@ class Result:
 
     documents: int
     tokens: int
-    vocabSize: int  # noqa: N815  (written as JSON)
-    dataPath: str  # noqa: N815
-    binBytes: int  # noqa: N815
-    idxBytes: int  # noqa: N815
+    vocabSize: int
+    dataPath: str
+    binBytes: int
+    idxBytes: int
 
 
 def _log(text: str) -> None:
@@ -83,13 +86,21 @@ def _log(text: str) -> None:
 
 def read_request(argv: Sequence[str]) -> Request:
     """Read the command line. Raises CannotPrepare with USAGE."""
-    parser = argparse.ArgumentParser(prog="megatron-prepare", description="Make a corpus that Megatron trains on.")
+    parser = argparse.ArgumentParser(
+        prog="megatron-prepare", description="Make a corpus that Megatron trains on."
+    )
     parser.add_argument("--source", type=Path, required=True, help="folder with the text")
-    parser.add_argument("--include", action="append", help="glob under the source; may be repeated (default **/*)")
+    parser.add_argument(
+        "--include", action="append", help="glob under the source; may be repeated (default **/*)"
+    )
     parser.add_argument("--output-prefix", type=Path, required=True, help="folder and name of the result")
     parser.add_argument("--tokenizer-dir", type=Path, required=True, help="a tokenizer, or where to put one")
-    parser.add_argument("--tokenizer-vocab-size", type=int, default=32768, help="of a tokenizer that is trained")
-    parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-text token")
+    parser.add_argument(
+        "--tokenizer-vocab-size", type=int, default=32768, help="of a tokenizer that is trained"
+    )
+    parser.add_argument(
+        "--append-eod", action="store_true", help="end each document with the end-of-text token"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads that tokenize")
     parser.exit_on_error = False
     try:
@@ -97,11 +108,13 @@ def read_request(argv: Sequence[str]) -> Request:
     except argparse.ArgumentError as error:
         raise CannotPrepare(ExitCode.USAGE, str(error)) from error
     if unknown:
-        raise CannotPrepare(ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}; see megatron-prepare --help")
-    if args.tokenizer_vocab_size < 257:
+        raise CannotPrepare(
+            ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}; see megatron-prepare --help"
+        )
+    if args.tokenizer_vocab_size < LEAST_VOCABULARY:
         raise CannotPrepare(
             ExitCode.USAGE,
-            f"--tokenizer-vocab-size is {args.tokenizer_vocab_size}; byte-level BPE needs 257 (256 bytes, end of text)",
+            f"--tokenizer-vocab-size is {args.tokenizer_vocab_size}; give at least {LEAST_VOCABULARY}",
         )
     if args.workers < 1:
         raise CannotPrepare(ExitCode.USAGE, f"--workers is {args.workers}; give 1 or more")
@@ -119,7 +132,9 @@ def read_request(argv: Sequence[str]) -> Request:
 def files_of(request: Request) -> list[Path]:
     """The files to read, sorted by name, each once. Raises CannotPrepare where there are none."""
     if not request.source.is_dir():
-        raise CannotPrepare(ExitCode.BAD_DATA, f"--source {request.source} is not a folder; mount the text there")
+        raise CannotPrepare(
+            ExitCode.BAD_DATA, f"--source {request.source} is not a folder; mount the text there"
+        )
     files = sorted({path for glob in request.include for path in request.source.glob(glob) if path.is_file()})
     if not files:
         raise CannotPrepare(
@@ -188,7 +203,7 @@ def _tokenizer(request: Request, files: Sequence[Path]) -> Any:
     if request.append_eod and eod is None:
         raise CannotPrepare(
             ExitCode.BAD_DATA,
-            f"--append-eod: the tokenizer in {request.tokenizer_dir} names no eos_token; add one or leave it out",
+            f"--append-eod: the tokenizer in {request.tokenizer_dir} has no eos_token; name one or leave it out",
         )
     return loaded, eod if request.append_eod else None
 
@@ -257,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _log(f"{REASONS[code]} (exit {int(code)}): {message}")
     text = json.dumps({"reason": REASONS[code], "message": message, "exitCode": int(code), **result})
     try:
-        path = Path(os.environ.get(contract.TERMINATION_LOG_ENV, contract.DEFAULT_TERMINATION_LOG))
+        path = Path(os.environ.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG))
         path.write_text(text)
     except OSError:
         _log(text)

@@ -1,8 +1,9 @@
 """How pods meet: membership is fixed (rank = pod index), only the generation changes.
 
-A handler for torch's elastic agent. Everyone whose ranks are stopped joins the generation that is due; when all have
-joined, node 0 chooses the checkpoint, since no rank is alive then, and announces it with the port for the process
-group. Whoever loses a rank, finds its pod new, or hears no beat of a pod moves the generation on, and all meet again.
+A handler for torch's elastic agent. Everyone whose ranks are stopped joins the generation that is due; when
+all have joined, node 0 chooses the checkpoint, since no rank is alive then, and announces it with the port
+for the process group. Whoever loses a rank, finds its pod new, or hears no beat of a pod moves the
+generation on, and all meet again.
 """
 
 import json
@@ -69,6 +70,7 @@ class GangRendezvous(RendezvousHandler):
     log: Callable[[str], None]
     generation: int = 0
     plan: Plan | None = None
+    _started: int = 0
     _incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     _beats: int = 0
     _beat_at: float = 0.0
@@ -100,8 +102,8 @@ class GangRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others at the generation that is due. This pod's ranks must be stopped.
 
-        Raises Ended when the run has ended, when this pod is told to stop, and when the others have not come after
-        `timeout` seconds.
+        Raises Ended when the run has ended, when this pod is told to stop, and when the others have not
+        come after `timeout` seconds.
         """
         deadline = time.monotonic() + self.timeout
         while True:
@@ -114,8 +116,9 @@ class GangRendezvous(RendezvousHandler):
                 continue
             if plan is not None:
                 self.plan = plan
+                self._started = self.generation
                 info = RendezvousStoreInfo(self.master_addr, plan.master_port)
-                return RendezvousInfo(None, self.node_rank, self.nodes, info)  # type: ignore[arg-type]
+                return RendezvousInfo(None, self.node_rank, self.nodes, info)
 
     def _meet(self, deadline: float) -> Plan | None:
         if not self.store.connected:
@@ -125,8 +128,9 @@ class GangRendezvous(RendezvousHandler):
         self._check(state)
         key = f"joined/{state.generation}"
         self.store.set(f"{key}/{self.node_rank}", self._incarnation)
-        self.log(f"generation {state.generation} ({state.why}): joined as node {self.node_rank} of {self.nodes}")
-        announced = False
+        self.log(
+            f"generation {state.generation} ({state.why}): joined as node {self.node_rank} of {self.nodes}"
+        )
         while True:
             state = self.watch()
             self._check(state)
@@ -135,12 +139,10 @@ class GangRendezvous(RendezvousHandler):
             text = self.store.get(f"plan/{self.generation}")
             if text is not None:
                 return Plan.loads(text)
-            if self.node_rank == 0 and not announced:
-                if self.store.has([f"{key}/{rank}" for rank in range(self.nodes)]):
-                    announced = True
-                    plan = Plan(_free_port(), self.choose_checkpoint())
-                    self.store.enter(f"plan/{self.generation}", plan.dumps())
-                    continue
+            if self.node_rank == 0 and self.store.has([f"{key}/{rank}" for rank in range(self.nodes)]):
+                plan = Plan(_free_port(), self.choose_checkpoint())
+                self.store.enter(f"plan/{self.generation}", plan.dumps())
+                continue
             self._require_time(deadline, f"all {self.nodes} pods at generation {self.generation}")
             time.sleep(_POLL_SECONDS)
 
@@ -166,7 +168,9 @@ class GangRendezvous(RendezvousHandler):
             raise Ended(Ending(ExitCode.TERMINATED, "SIGTERM while no rank was training: nothing to save"))
         if time.monotonic() >= deadline:
             raise Ended(
-                Ending(ExitCode.PEER_LOST, f"waited {self.timeout:.0f} s at the rendezvous for {what} in vain")
+                Ending(
+                    ExitCode.PEER_LOST, f"waited {self.timeout:.0f} s at the rendezvous for {what} in vain"
+                )
             )
 
     def watch(self) -> State:
@@ -188,7 +192,7 @@ class GangRendezvous(RendezvousHandler):
             last, since = self._heard.get(rank, ("", now))
             if beat != last:
                 self._heard[rank] = (beat, now)
-            elif now - since > SILENCE_SECONDS:
+            elif now - since > SILENCE_SECONDS and self._started == self.generation:
                 self._heard[rank] = (beat, now)
                 self.store.move(self.generation, f"node {rank} silent for {SILENCE_SECONDS:.0f} s")
 

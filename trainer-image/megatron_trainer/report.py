@@ -1,7 +1,7 @@
 """What a rank tells: events to the launcher of its pod, and one line an iteration to the run's progress file.
 
-Events are JSON datagrams on a Unix socket. An event that finds the socket full or gone is dropped: training never
-waits for its observer.
+Events are JSON datagrams on a Unix socket. An event that finds the socket full or gone is dropped: training
+never waits for its observer.
 """
 
 import json

@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None: ...
 
 
 class ProgressServer(ThreadingHTTPServer):
@@ -95,7 +95,7 @@ class ProgressServer(ThreadingHTTPServer):
 
     def __init__(self, port: int, snapshot: Callable[[], dict[str, Any]]) -> None:
         registry = CollectorRegistry()
-        registry.register(_Collector(snapshot))  # type: ignore[arg-type]
+        registry.register(_Collector(snapshot))
         fields = {"snapshot": staticmethod(snapshot), "registry": registry}
         super().__init__(("", port), type("Handler", (_Handler,), fields))
 

@@ -9,7 +9,8 @@ from megatron_trainer import contract
 
 
 class BadSetting(ValueError):
-    """An environment variable is missing or has no usable value. The text names it, its value and the mend."""
+    """An environment variable is missing or has no usable value. The text names it, its value and the
+    mend."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def _number(env: Mapping[str, str], name: str, default: int | None, least: int =
     text = env.get(name, "")
     if not text:
         if default is None:
-            raise BadSetting(f"{name} is not set; the training operator sets it, by hand give a number >= {least}")
+            raise BadSetting(
+                f"{name} is not set; the training operator sets it, by hand give a number >= {least}"
+            )
         return default
     try:
         value = int(text)
@@ -53,9 +56,9 @@ def _number(env: Mapping[str, str], name: str, default: int | None, least: int =
 
 def read(env: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings. Raises BadSetting for the first one that is missing or unusable."""
-    platform = env.get(contract.PLATFORM_ENV, "gpu")
+    platform = env.get(contract.ENV_PLATFORM, "gpu")
     if platform not in ("gpu", "cpu"):
-        raise BadSetting(f"{contract.PLATFORM_ENV} is {platform!r}; set gpu or cpu")
+        raise BadSetting(f"{contract.ENV_PLATFORM} is {platform!r}; set gpu or cpu")
     nodes = _number(env, "PET_NNODES", 1, 1)
     node_rank = _number(env, "PET_NODE_RANK", 0 if nodes == 1 else None)
     if node_rank >= nodes:
@@ -65,17 +68,19 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         raise BadSetting("MASTER_ADDR is not set; give the name of the Master pod")
     return Settings(
         platform=platform,
-        run_id=env.get(contract.RUN_ID_ENV, "run"),
+        run_id=env.get(contract.ENV_RUN_ID, "run"),
         node_rank=node_rank,
         nodes=nodes,
         ranks_per_node=_number(env, "PET_NPROC_PER_NODE", 1, 1),
         master_addr=master_addr,
         master_port=_number(env, "MASTER_PORT", 23456, 1),
-        progress_port=_number(env, contract.PROGRESS_PORT_ENV, contract.DEFAULT_PROGRESS_PORT),
-        max_rank_restarts=_number(env, contract.MAX_RANK_RESTARTS_ENV, contract.DEFAULT_MAX_RANK_RESTARTS),
-        rendezvous_timeout=_number(env, contract.RENDEZVOUS_TIMEOUT_ENV, contract.DEFAULT_RENDEZVOUS_TIMEOUT, 1),
-        require_checkpoint=env.get(contract.REQUIRE_CHECKPOINT_ENV) == "1",
-        keep_checkpoints=_number(env, contract.KEEP_CHECKPOINTS_ENV, 0),
-        termination_grace=_number(env, contract.TERMINATION_GRACE_ENV, contract.DEFAULT_TERMINATION_GRACE),
-        termination_log=Path(env.get(contract.TERMINATION_LOG_ENV, contract.DEFAULT_TERMINATION_LOG)),
+        progress_port=_number(env, contract.ENV_PROGRESS_PORT, contract.PROGRESS_PORT),
+        max_rank_restarts=_number(env, contract.ENV_MAX_RANK_RESTARTS, contract.DEFAULT_MAX_RANK_RESTARTS),
+        rendezvous_timeout=_number(
+            env, contract.ENV_RENDEZVOUS_TIMEOUT, contract.DEFAULT_RENDEZVOUS_TIMEOUT, 1
+        ),
+        require_checkpoint=env.get(contract.ENV_REQUIRE_CHECKPOINT) == "1",
+        keep_checkpoints=_number(env, contract.ENV_KEEP_CHECKPOINTS, 0),
+        termination_grace=_number(env, contract.ENV_TERMINATION_GRACE, contract.DEFAULT_TERMINATION_GRACE),
+        termination_log=Path(env.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG)),
     )

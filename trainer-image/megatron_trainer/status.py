@@ -1,7 +1,6 @@
 """What the launcher knows of the run, as /progress tells it. Fed by rank events and by the agent."""
 
 import json
-import os
 import socket
 import tempfile
 import threading
@@ -110,7 +109,8 @@ class Status:
 
 
 class EventSocket:
-    """Receives what the pod's ranks report, on a Unix socket in a private directory under the temporary one."""
+    """Receives what the pod's ranks report, on a Unix socket in a private directory under the temporary
+    one."""
 
     def __init__(self, apply: Callable[[dict[str, Any]], None]) -> None:
         self._apply = apply
@@ -159,6 +159,6 @@ class EventSocket:
 def written_at(path: Path) -> float | None:
     """When a checkpoint directory was finished: the time of its metadata, unix seconds."""
     try:
-        return os.stat(path / "metadata.json").st_mtime
+        return (path / "metadata.json").stat().st_mtime
     except OSError:
         return None

@@ -25,7 +25,9 @@ class Ending:
     def from_json(cls, value: dict[str, object]) -> "Ending":
         rank = value.get("rank")
         return cls(
-            ExitCode(int(str(value["exitCode"]))), str(value["message"]), rank if isinstance(rank, int) else None
+            ExitCode(int(str(value["exitCode"]))),
+            str(value["message"]),
+            rank if isinstance(rank, int) else None,
         )
 
 

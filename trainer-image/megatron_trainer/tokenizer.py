@@ -1,6 +1,7 @@
 """The tokenizer of a prepared corpus: trained as byte-level BPE, or taken from a directory that has one.
 
-The directory is what Megatron's HuggingFaceTokenizer loads offline: `tokenizer.json` and `tokenizer_config.json`.
+The directory is what Megatron's HuggingFaceTokenizer loads offline: `tokenizer.json` and
+`tokenizer_config.json`.
 """
 
 import json
@@ -11,8 +12,6 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 END_OF_TEXT = "<|endoftext|>"
-# 256 bytes and the end-of-text token: below that nothing can be merged.
-LEAST_VOCABULARY = 257
 
 
 class TokenizerMissing(Exception):
@@ -61,8 +60,8 @@ def exists(directory: Path) -> bool:
     others = [name for name in others if not name.startswith(".")] if directory.is_dir() else []
     if others:
         raise TokenizerMissing(
-            f"{directory} has {', '.join(others[:4])} but no tokenizer.json; save the tokenizer in the fast format "
-            "there, or name an empty directory to have one trained"
+            f"{directory} has {', '.join(others[:4])} but no tokenizer.json; save the tokenizer in the fast "
+            "format there, or name an empty directory to have one trained"
         )
     return False
 

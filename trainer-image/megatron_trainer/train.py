@@ -92,7 +92,10 @@ def _require_data(args: Any) -> None:
     if not prefixes:
         raise RankFailed(ExitCode.BAD_DATA, "no data: give --data-path (or --mock-data for random tokens)")
     missing = [
-        str(path) for prefix in prefixes for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")) if not path.is_file()
+        str(path)
+        for prefix in prefixes
+        for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx"))
+        if not path.is_file()
     ]
     if missing:
         raise RankFailed(ExitCode.BAD_DATA, f"--data-path: not found: {', '.join(missing)}")
@@ -138,11 +141,16 @@ def _die(reporter: Reporter, how: str) -> NoReturn:
 
 
 def _early_end(code: object, iteration: int) -> RankFailed:
-    """Megatron leaves its loop by sys.exit: 0 for a signal, a time limit, an interval or a garbled tracker."""
+    """Megatron leaves its loop by sys.exit: 0 for a signal, a time limit, an interval or a garbled
+    tracker."""
     if code == FAILED_ON_RESULT_VALIDATION:
-        return RankFailed(ExitCode.LOSS_NOT_FINITE, f"a result of iteration {iteration + 1} failed validation twice")
+        return RankFailed(
+            ExitCode.LOSS_NOT_FINITE, f"a result of iteration {iteration + 1} failed validation twice"
+        )
     if code == RESUME_TO_DISAMBIGUATE:
-        return RankFailed(ExitCode.WORKER_DIED, f"iteration {iteration + 1}: Megatron asks to resume on other nodes")
+        return RankFailed(
+            ExitCode.WORKER_DIED, f"iteration {iteration + 1}: Megatron asks to resume on other nodes"
+        )
     if code in (None, 0):
         trained = getattr(get_args(), "train_iters", None)
         return RankFailed(ExitCode.TERMINATED, f"Megatron stopped at iteration {iteration} of {trained}")

@@ -1,9 +1,9 @@
 """A rank's checkpoint writers: forked from the warm rank, and watched.
 
-Megatron starts them as fresh interpreters that import torch and Megatron again, which takes longer than the rank's own
-start and, on the cpu platform, gives processes without its stand-in for torch.cuda. Forked early, before CUDA and the
-process group exist, they cost next to nothing. Megatron does not notice when a writer dies and waits for it for ever;
-the watch here ends the rank instead.
+Megatron starts them as fresh interpreters that import torch and Megatron again, which takes longer than the
+rank's own start and, on the cpu platform, gives processes without its stand-in for torch.cuda. Forked
+early, before CUDA and the process group exist, they cost next to nothing. Megatron does not notice when a
+writer dies and waits for it for ever; the watch here ends the rank instead.
 """
 
 import os
@@ -24,8 +24,8 @@ def fork_writers(on_death: Callable[[str], None]) -> None:
     if torch.cuda.is_initialized() and torch.cuda.get_device_name() != "cpu":
         return
     filesystem_async.get_write_results_queue("fork")
-    initialize.init_persistent_async_worker = lambda rank, _mode: training_async_utils.init_persistent_async_worker(
-        rank, "fork"
+    initialize.init_persistent_async_worker = lambda rank, _mode: (
+        training_async_utils.init_persistent_async_worker(rank, "fork")
     )
     threading.Thread(target=_watch, args=(on_death,), daemon=True, name="checkpoint-writer").start()
 

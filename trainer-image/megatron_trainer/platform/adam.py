@@ -31,12 +31,18 @@ class FusedAdamOnCpu(torch.optim.Optimizer):
     ) -> None:
         if capturable:
             raise ValueError("capturable: a CPU has no CUDA graph to capture the optimizer in")
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": True}
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": True,
+        }
         super().__init__(params, defaults)
         self.adam_w_mode = adam_w_mode
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Do one update of every parameter that has a gradient. Returns what `closure` returned, if given."""
         loss = None
         if closure is not None:

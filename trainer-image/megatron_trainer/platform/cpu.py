@@ -23,21 +23,21 @@ REFUSED: dict[str, str] = {
     "--fp8-recipe": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
     "--fp4-format": "FP4 needs Transformer Engine and a Blackwell GPU",
     "--fp8-param-gather": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
-    "--sequence-parallel": "sequence parallelism needs Transformer Engine's norms: leave --sequence-parallel out",
-    "--tp-comm-overlap": "tensor-parallel communication overlap needs Transformer Engine: leave it out",
+    "--sequence-parallel": "sequence parallelism needs Transformer Engine's norms: leave it out",
+    "--tp-comm-overlap": "communication overlap needs Transformer Engine: leave it out",
     "--use-flash-attn": "Flash Attention needs a GPU: leave it out",
-    "--moe-grouped-gemm": "grouped GEMM needs a GPU: leave --moe-grouped-gemm out",
-    "--moe-permute-fusion": "the fused permutation needs Transformer Engine: leave --moe-permute-fusion out",
+    "--moe-grouped-gemm": "grouped GEMM needs a GPU: leave it out",
+    "--moe-permute-fusion": "the fused permutation needs Transformer Engine: leave it out",
     "--moe-enable-deepep": "DeepEP needs a GPU: leave it out",
     "--use-megatron-fsdp": "Megatron FSDP needs a GPU: use --use-distributed-optimizer",
     "--use-torch-fsdp2": "FSDP2 in Megatron needs a GPU: use --use-distributed-optimizer",
-    "--enable-cuda-graph": "a CPU has no CUDA graphs: leave --enable-cuda-graph out",
+    "--enable-cuda-graph": "a CPU has no CUDA graphs: leave it out",
     "--external-cuda-graph": "a CPU has no CUDA graphs: leave --external-cuda-graph out",
     "--use-precision-aware-optimizer": "it needs Transformer Engine's FusedAdam: leave it out",
     "--optimizer-cpu-offload": "the optimizer is on the CPU already: leave it out",
     "--dataloader-inter-document-masking": "packed sequences need Transformer Engine: leave it out",
     "--sft": "packed sequences need Transformer Engine: leave it out",
-    "--tp-comm-bootstrap-backend": "tensor-parallel communication overlap needs Transformer Engine: leave it out",
+    "--tp-comm-bootstrap-backend": "communication overlap needs Transformer Engine: leave it out",
     "--use-nccl-ub": "gloo has no NCCL user buffers: leave it out",
 }
 
@@ -66,10 +66,10 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     refusals = [f"{flag}: {why}" for flag, why in REFUSED.items() if flag in given]
     experts = _value_after(argv, "--expert-model-parallel-size")
     dispatcher = _value_after(argv, "--moe-token-dispatcher-type")
-    if experts is not None and experts != "1" and dispatcher != "allgather":
+    if (experts or "1") != "1" and dispatcher in ("alltoall", "flex"):
         refusals.append(
-            f"--expert-model-parallel-size {experts} with --moe-token-dispatcher-type {dispatcher or 'alltoall'}: "
-            "gloo cannot do its all-to-all; use 1, or the dispatcher allgather"
+            f"--moe-token-dispatcher-type {dispatcher} with --expert-model-parallel-size {experts}: gloo cannot do "
+            "its all-to-all; use the dispatcher allgather, or 1"
         )
     if (_value_after(argv, "--context-parallel-size") or "1") != "1":
         refusals.append("--context-parallel-size: ring attention needs Transformer Engine; use 1")

@@ -1,10 +1,11 @@
 """A stand-in for torch.cuda on a machine without a GPU: enough of it for Megatron's training loop.
 
 All tensors lie on the CPU; "cuda" as a device means the CPU. Random numbers keep the two streams that a GPU
-machine has. torch's default CPU generator plays the device's stream, since every tensor operation draws from it
-and on a GPU machine those would run on the device. The host's stream is a generator of its own, behind
-`torch.get_rng_state`, `torch.set_rng_state` and the data loader's seed. Megatron saves and restores both through
-its usual calls, so a resumed run draws what the uninterrupted run would have drawn, dropout included.
+machine has. torch's default CPU generator plays the device's stream, since every tensor operation draws
+from it and on a GPU machine those would run on the device. The host's stream is a generator of its own,
+behind `torch.get_rng_state`, `torch.set_rng_state` and the data loader's seed. Megatron saves and restores
+both through its usual calls, so a resumed run draws what the uninterrupted run would have drawn, dropout
+included.
 """
 
 import time
@@ -81,7 +82,7 @@ class _Generators:
 
 def _names_cuda(device: object) -> bool:
     if isinstance(device, torch.device):
-        return device.type == "cuda"
+        return bool(device.type == "cuda")
     if isinstance(device, str):
         return device.startswith("cuda")
     return isinstance(device, int) and not isinstance(device, bool)
@@ -109,7 +110,8 @@ _loader_init = DataLoader.__init__
 
 
 def _reported_type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.type()` as on a GPU: Megatron sorts its parameters by names such as torch.cuda.BFloat16Tensor."""
+    """`Tensor.type()` as on a GPU: Megatron sorts its parameters by names such as
+    torch.cuda.BFloat16Tensor."""
     result = _tensor_type(tensor, *args, **kwargs)
     if args or kwargs or not isinstance(result, str) or "cuda" in result:
         return result
@@ -133,6 +135,10 @@ def _seed_device(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
 
 
+def _seed_all_devices(seed: int) -> None:
+    _seed_device(seed)
+
+
 def _device_state(device: object = "cuda") -> torch.Tensor:  # noqa: ARG001
     return torch.default_generator.get_state()
 
@@ -142,7 +148,8 @@ def _set_device_state(state: torch.Tensor, device: object = "cuda") -> None:  # 
 
 
 def _no_op() -> Any:
-    """A new function that does nothing. New each time: torch.compile keeps a table of torch.cuda's functions."""
+    """A new function that does nothing. New each time: torch.compile keeps a table of torch.cuda's
+    functions."""
     return lambda *_args, **_kwargs: None
 
 
@@ -182,16 +189,16 @@ def install() -> None:
     cuda.default_generators = _Generators()
     cuda.get_rng_state = cuda.random.get_rng_state = _device_state
     cuda.set_rng_state = cuda.random.set_rng_state = _set_device_state
-    cuda.manual_seed, cuda.manual_seed_all = _seed_device, (lambda seed: _seed_device(seed))
+    cuda.manual_seed, cuda.manual_seed_all = _seed_device, _seed_all_devices
     cuda.initial_seed = torch.default_generator.initial_seed
     torch.get_rng_state = torch.random.get_rng_state = host_generator.get_state
     torch.set_rng_state = torch.random.set_rng_state = host_generator.set_state
     torch.manual_seed = torch.random.manual_seed = _seed_both
-    DataLoader.__init__ = _loader_on_host_stream  # type: ignore[method-assign]
+    DataLoader.__init__ = _loader_on_host_stream
 
     tensor: Any = torch.Tensor
     tensor.cuda = tensor.pin_memory = lambda self, *_a, **_k: self
     tensor.type = _reported_type
-    torch.nn.Module.cuda = lambda self, *_a, **_k: self  # type: ignore[method-assign,assignment]
+    torch.nn.Module.cuda = lambda self, *_a, **_k: self
     torch.accelerator.is_available = lambda: False
     _mode.__enter__()
