@@ -43,6 +43,7 @@ lint: setup ## ruff and mypy --strict
 crds: setup ## Generate the CRD from the pydantic models
 	@$(PY) -m megatron_operator.api.crd crds/megatronrecipes.yaml
 	@cp crds/megatronrecipes.yaml charts/megatron-operator/files/
+	@$(PY) -m megatron_operator.api.reference docs/recipe.md
 
 .PHONY: golden
 golden: setup ## Write the golden manifests anew; look at the diff

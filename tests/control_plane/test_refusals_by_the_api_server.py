@@ -1,28 +1,48 @@
-"""Every recipe of tests/refusals under a real API server: the CRD refuses what it can, in the same words."""
+"""Every recipe of tests/refusals under a real API server: the CRD refuses what it can, in the same words.
 
+What only the planner sees is accepted, and the operator says in the object what `megatron validate` says.
+"""
+
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
+from localcluster import Cluster
+from megatron_operator.cli.main import cli
 
-pytestmark = pytest.mark.control_plane
+from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.world import World
 
 REFUSALS = sorted((Path(__file__).parents[1] / "refusals").glob("*.yaml"))
+
+SEEN_BY_THE_PLANNER = (
+    "batch-not-divisible",
+    "count-not-a-multiple-of-the-node",
+    "flag-that-a-field-says",
+    "layers-not-divisible",
+    "several-at-once",
+    "unknown-accelerator",
+    "unknown-recipe",
+)
+"""Those that are refused on simulated accelerators too."""
 
 
 def header(path: Path, key: str) -> list[str]:
     return [line[len(key) :] for line in path.read_text().splitlines() if line.startswith(key)]
 
 
-def apply(kubeconfig: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    kubectl = ["kubectl", "--kubeconfig", str(kubeconfig), "apply", "--dry-run=server", "-f", str(path)]
-    return subprocess.run(kubectl, text=True, capture_output=True, check=False)
-
-
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
-def test_kubectl_apply_refuses_what_the_crd_can_say(path: Path, control_plane: Path) -> None:
+def test_kubectl_apply_refuses_what_the_crd_can_say(path: Path, plane: Cluster) -> None:
+    kubectl = [plane.layout.binary("kubectl"), "--kubeconfig", plane.kubeconfig]
+    done = subprocess.run(
+        [*kubectl, "apply", "--dry-run=server", "-f", path], text=True, capture_output=True, check=False
+    )
     [by] = header(path, "# refused by: ")
-    done = apply(control_plane, path)
     match by:
         case "planner":
             assert done.returncode == 0, done.stderr
@@ -35,3 +55,27 @@ def test_kubectl_apply_refuses_what_the_crd_can_say(path: Path, control_plane: P
             for line in header(path, "# spec"):
                 field, _, words = f"spec{line}".partition(": ")
                 assert f"{field}: Invalid value: {words}" in done.stderr
+
+
+@pytest.mark.parametrize("name", SEEN_BY_THE_PLANNER)
+def test_the_object_says_what_validate_says(name: str, world: World, tmp_path: Path) -> None:
+    path = next(path for path in REFUSALS if path.stem == name)
+    recipe: dict[str, Any] = yaml.safe_load(path.read_text())
+    recipe["metadata"]["namespace"] = world.namespace
+    if name != "unknown-accelerator":
+        recipe["spec"]["accelerator"]["type"] = "simulated"
+    world.api.apply(recipe)
+    condition = world.await_reason(recipe["metadata"]["name"], "Planned", "Refused")
+    assert condition["status"] == "False"
+    assert condition["message"].splitlines() == _validate(recipe, tmp_path)
+    assert world.job(recipe["metadata"]["name"]) is None
+    assert world.api.list("PersistentVolumeClaim", world.namespace) == []
+
+
+def _validate(recipe: dict[str, Any], folder: Path) -> list[str]:
+    file, platform = folder / "recipe.json", folder / "platform.json"
+    file.write_text(json.dumps(recipe))
+    platform.write_text(json.dumps(PLATFORM))
+    result = CliRunner().invoke(cli, ["validate", "-f", str(file), "--platform", str(platform)])
+    assert result.exit_code == 2
+    return result.stderr.splitlines()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from megatron_operator.api import reference
 from megatron_operator.api.crd import custom_resource_definition, render
 
 ROOT = Path(__file__).parents[3]
@@ -94,3 +95,7 @@ def test_kubectl_get_shows_how_far_a_run_is() -> None:
     ]
     names = custom_resource_definition()["spec"]["names"]
     assert (names["shortNames"], names["categories"]) == (["mr"], ["all"])
+
+
+def test_the_field_reference_is_fresh() -> None:
+    assert (ROOT / "docs" / "recipe.md").read_text() == reference.render(), "run `make crds`"

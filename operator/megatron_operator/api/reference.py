@@ -1,0 +1,95 @@
+"""The field reference of the documentation: `python -m megatron_operator.api.reference FILE`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.rules import RULES
+from megatron_operator.api.schema import Schema, structural
+from megatron_operator.api.status import MegatronRecipeStatus
+
+_INTRODUCTION = """\
+# The recipe, field by field
+
+Generated from the models by `make crds`; `kubectl explain megatronrecipe.spec` shows the same.
+
+A leaf of `model`, `training` and `parallelism` is Megatron's flag in camelCase: `tensorModelParallelSize` is
+`--tensor-model-parallel-size`, so Megatron's documentation holds for it. What a recipe leaves out comes
+from the catalog's entry, then from the platform, then from the planner; `megatron plan` and
+`status.plan.notes` say which.
+"""
+
+
+def render() -> str:
+    """The page as Markdown."""
+    parts = [_INTRODUCTION]
+    for title, schema in (
+        ("spec", structural(MegatronRecipeSpec)),
+        ("status", structural(MegatronRecipeStatus)),
+    ):
+        for path, description, rows in _sections(title, schema):
+            parts.append(f"## {path}\n\n{description}\n")
+            if title == "spec":
+                parts.append("| Field | Type | Default | Meaning |\n|---|---|---|---|\n" + "".join(rows))
+            else:
+                parts.append("| Field | Type | Meaning |\n|---|---|---|\n" + "".join(rows))
+    return "\n".join([*parts, _rules()])
+
+
+def _sections(path: str, schema: Schema) -> Iterator[tuple[str, str, list[str]]]:
+    """An object's fields as table rows, then those of every object in it."""
+    with_default = path.startswith("spec")
+    rows, deeper = [], []
+    for name, field in schema["properties"].items():
+        inner = field.get("items", field)
+        required = " (required)" if with_default and name in schema.get("required", ()) else ""
+        cells = [f"`{name}`{required}", _type(field)]
+        if with_default:
+            default = field.get("default")
+            cells.append("" if default in (None, {}) else f"`{str(default).lower()}`")
+        cells.append(field.get("description", "").replace("|", "\\|"))
+        rows.append(f"| {' | '.join(cells)} |\n")
+        if "properties" in inner:
+            deeper.append((f"{path}.{name}" + ("[]" if "items" in field else ""), inner))
+    yield path, schema.get("description", ""), rows
+    for each, inner in deeper:
+        yield from _sections(each, inner)
+
+
+def _type(field: Schema) -> str:
+    if "enum" in field:
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
+    match field.get("type"):
+        case "array":
+            return f"list of {_type(field['items'])}"
+        case "object" if "additionalProperties" in field:
+            return f"map to {_type(field['additionalProperties'])}"
+        case "object":
+            return "section"
+        case "string":
+            return "text"
+        case "integer":
+            return "whole number"
+        case "boolean":
+            return "true, false"
+        case "number":
+            return "number"
+        case _:
+            return "any"
+
+
+def _rules() -> str:
+    lines = [
+        "## Rules between fields\n",
+        "The API server refuses an object that breaks one; `megatron validate` says the same words. `N` stands",
+        "for a number.\n",
+        "| Field | Refused when it | Mend |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{rule.path}` | {rule.message.words.replace('{}', 'N')} | {rule.fix} |" for rule in RULES]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render())
