@@ -80,7 +80,7 @@ def altered(megatron: Megatron, words: list[str], started: Started) -> list[str]
     for flag, *_ in flags(words):
         dest = megatron.dest(flag)
         given, used = started.parsed[dest], getattr(started.args, dest, "removed")
-        if used != given and str(used) != str(given):
+        if used != given and [used] != given and str(used) != str(given):
             found.append(f"{flag}: given {given}, used {used}")
     return found
 

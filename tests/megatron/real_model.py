@@ -1,11 +1,13 @@
-"""Megatron's real GPTModel of an argument list, whole and unsplit, on the meta device: sizes without memory."""
+"""Megatron's real GPTModel of an argument list, whole, unsplit, on the meta device: sizes without memory."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from effects import flags
+from megatron.core.models import backends
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.training.models.gpt import GPTModelBuilder
 from stages import Megatron
 
@@ -42,6 +44,17 @@ _PLAIN = [
     "--no-gradient-accumulation-fusion",
     "--use-cpu-initialization",
 ]
+
+
+class _AttentionWithoutTransformerEngine(DotProductAttention):  # type: ignore[misc]
+    """Megatron's local attention, which has no parameters, given the widths that latent attention gives."""
+
+    def __init__(self, *args: Any, k_channels: Any = None, v_channels: Any = None, **kwargs: Any) -> None:
+        del k_channels, v_channels
+        super().__init__(*args, **kwargs)
+
+
+backends.DotProductAttention = _AttentionWithoutTransformerEngine
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class Megatron:
                 (torch.cuda, "get_device_capability", lambda *_: (h100.major, h100.minor)),
                 (torch.cuda, "device_count", lambda: 8),
                 (torch.cuda, "current_device", lambda: torch.device("meta")),
+                (training, "update_train_iters", _counted_once(training.update_train_iters)),
                 (arguments, "is_te_min_version", lambda *_, **__: True),
                 (transformer_config, "is_te_min_version", lambda *_, **__: True),
                 (rope_utils, "fused_apply_rotary_pos_emb", object()),
@@ -170,6 +171,22 @@ class Megatron:
                 "expert_data": parallel_state.get_expert_data_parallel_world_size(),
             }
         return self._degrees[key]
+
+
+def _counted_once(count: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """Megatron counts the iterations of a batch ramp-up one by one, up to a second; the answer is kept."""
+    known: dict[tuple[object, ...], int] = {}
+
+    def counted(args: argparse.Namespace) -> None:
+        key = (args.train_iters, args.train_samples, args.step_batch_size_schedule, args.seq_length)
+        key = (*key, args.global_batch_size, args.micro_batch_size, args.data_parallel_size)
+        if key in known:
+            args.train_iters = known[key]
+        else:
+            count(args)
+            known[key] = args.train_iters
+
+    return counted
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

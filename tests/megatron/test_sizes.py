@@ -3,6 +3,8 @@
 import pytest
 from cases import case, specs
 from megatron.training.training import num_floating_point_operations
+from megatron_operator.planner.architecture import architecture
+from megatron_operator.planner.parameters import mtp_parameters
 from real_model import sizes
 from stages import Megatron
 
@@ -13,9 +15,13 @@ ONE_OF_EACH = {str(spec.get("recipe", name)): name for name, spec in reversed(sp
 @pytest.mark.parametrize("name", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
 def test_parameters_are_those_of_the_real_model(megatron: Megatron, name: str) -> None:
     plan, real = case(name).plan, sizes(megatron, case(name).words)
-    assert plan.parameters_padded == real.total + real.prediction
+    shape = architecture(case(name).resolved.model, [])
+    assert shape is not None
     padding = plan.parameters_padded - plan.parameters
-    assert plan.active_parameters == real.active + real.active_prediction - padding
+    assert plan.parameters_padded == real.total
+    assert plan.active_parameters == real.active - padding
+    assert mtp_parameters(shape).total * shape.mtp_layers == real.prediction
+    assert mtp_parameters(shape).active * shape.mtp_layers == real.active_prediction
 
 
 @pytest.mark.parametrize("name", specs())
