@@ -1,7 +1,7 @@
 """The constants of the step-time model that no data sheet gives.
 
-Fitted to the calibration part of `bench/data/published.yaml` by `python -m bench.planner --calibrate`, save those
-that say `set`; the error on the other part is in docs/planner.md.
+Fitted to the calibration part of `bench/data/published.yaml` by `python -m bench.planner --calibrate`, save
+those that say `set`; the error on the other part is in docs/planner.md.
 """
 
 from dataclasses import dataclass
