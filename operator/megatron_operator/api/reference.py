@@ -82,8 +82,8 @@ def _type(field: Schema) -> str:
 def _rules() -> str:
     lines = [
         "## Rules between fields\n",
-        "The API server refuses an object that breaks one; `megatron validate` says the same words. `N` stands",
-        "for a number.\n",
+        "The API server refuses an object that breaks one; `megatron validate` says the same words.",
+        "`N` stands for a number.\n",
         "| Field | Refused when it | Mend |",
         "|---|---|---|",
     ]

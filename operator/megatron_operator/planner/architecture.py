@@ -214,6 +214,14 @@ def _latent(model: ModelSpec, errors: list[FieldError]) -> LatentAttention | Non
                 "leave one of the two out: latent attention has no query groups",
             )
         )
+    if model.rope_type == "rope" and not model.no_rope_fusion:
+        errors.append(
+            FieldError(
+                "spec.model.noRopeFusion",
+                "is not set, but latent attention with ropeType rope has no fused rotary kernel",
+                "set noRopeFusion: true",
+            )
+        )
     return LatentAttention(
         q_rank=model.q_lora_rank,
         kv_rank=model.kv_lora_rank or 0,

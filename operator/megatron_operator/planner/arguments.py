@@ -12,6 +12,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.contract import CHECKPOINT_DIR, DATA_DIR
 from megatron_operator.planner.passthrough import passthrough_arguments
+from megatron_operator.planner.unused import without_unused
 
 _SHAPE = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels",
@@ -51,6 +52,7 @@ _ON_CPU = (
 
 def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     """All words after `megatron-train`; the run of the recipe `name` saves in /checkpoints/<name>."""
+    resolved = without_unused(resolved)
     words = [
         *_parallelism(resolved, plan),
         *_model(resolved, plan),
@@ -120,11 +122,9 @@ def _model(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     grouped = m.num_query_groups is not None and m.num_query_groups != m.num_attention_heads
     if grouped and not m.multi_latent_attention:
         words += ["--group-query-attention", *_flag("num_query_groups", m.num_query_groups)]
-    if m.multi_latent_attention:
-        words += _flags(m, _LATENT)
+    words += _flags(m, _LATENT)
     words += _flag("position_embedding_type", position)
-    if position in ("rope", "yarn"):
-        words += _flags(m, _ROTARY)
+    words += _flags(m, _ROTARY)
     words += _flag("normalization", m.normalization or "LayerNorm")
     words += _flags(m, _LAYER)
     if m.squared_relu and not m.disable_bias_linear and resolved.profile.platform == "gpu":

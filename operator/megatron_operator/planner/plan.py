@@ -19,6 +19,7 @@ from megatron_operator.planner.support import (
     recompute_errors,
     training_errors,
 )
+from megatron_operator.planner.unused import unused_errors
 
 
 def plan(resolved: ResolvedRecipe) -> Plan:
@@ -75,6 +76,7 @@ def _answer(
     errors += precision_errors(resolved, accelerator)
     errors += recompute_errors(asked)
     errors += optimizer_errors(asked, distributed_optimizer)
+    errors += unused_errors(resolved, notes)
     errors += passthrough_errors(resolved.megatron_args)
     batches = global_batches(resolved.training, errors)
     if a is None or resolved.training.seq_length is None or not batches:
@@ -159,6 +161,8 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
         if asked.overlap_param_gather is not None
         else grad_reduce and overlap and request.distributed_optimizer
     )
+    if asked.cp_comm_type is not None and layout.cp == 1:
+        notes.append(f"cpCommType {asked.cp_comm_type} is not used: CP is 1")
     if padded != a.vocab:
         notes.append(
             f"vocabulary padded from {a.vocab} to {padded}, a multiple of {a.vocab_multiple} x TP {layout.tp}"

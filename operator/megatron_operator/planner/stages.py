@@ -45,6 +45,15 @@ def asked_split(
         bool(asked.account_for_embedding_in_pipeline_split),
         bool(asked.account_for_loss_in_pipeline_split),
     )
+    if pp == 1 and (any(end is not None for end in ends) or any(accounted)):
+        errors.append(
+            FieldError(
+                "spec.parallelism.pipelineModelParallelSize",
+                "is 1, so there are no stages to deal layers to",
+                "set it above 1, or leave the settings of the stage split out",
+            )
+        )
+        return None
     if asked.pipeline_model_parallel_layout is not None:
         return _layout_split(layers, mtp, pp, asked, errors)
     if any(end is not None for end in ends):

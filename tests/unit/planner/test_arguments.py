@@ -148,3 +148,29 @@ def test_a_further_flag_may_not_say_what_a_field_says(resolve: Any, flag: str, s
     with pytest.raises(Refused) as refused:
         plan(resolve("llama3-8b", 8, megatronArgs={flag: True}))
     assert [said in str(error) for error in refused.value.errors] == [True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"model": {"moeAuxLossCoeff": 0.01}}, "spec.model.moeAuxLossCoeff"),
+        ({"model": {"kvLoraRank": 512}}, "spec.model.kvLoraRank"),
+        ({"model": {"positionEmbeddingType": "none", "rotaryBase": 10000}}, "spec.model.rotaryBase"),
+        ({"model": {"mtpLossScalingFactor": 0.1}}, "spec.model.mtpLossScalingFactor"),
+        ({"training": {"optimizer": "sgd", "adamBeta2": 0.9}}, "spec.training.adamBeta2"),
+        ({"parallelism": {"overlapGradReduce": False, "ddpBucketSize": 1}}, "spec.parallelism.ddpBucketSize"),
+    ],
+)
+def test_a_setting_that_megatron_would_use_nowhere_is_refused(
+    resolve: Any, spec: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        plan(resolve("llama3-8b", 8, **spec))
+    assert [error.field for error in refused.value.errors if "no effect" in error.message] == [field]
+
+
+def test_what_the_catalog_leaves_without_effect_is_dropped_with_a_note(resolve: Any) -> None:
+    resolved = resolve("llama3-8b", 8, model={"positionEmbeddingType": "none"})
+    p = plan(resolved)
+    assert "--rotary-base" not in megatron_arguments(resolved, p, "run")
+    assert any("model.rotaryBase 500000 of the catalog is dropped" in note for note in p.notes)

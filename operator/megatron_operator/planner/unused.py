@@ -1,0 +1,89 @@
+"""Settings that Megatron would read and use nowhere: refused from the recipe, dropped with a note otherwise.
+
+Which flag needs which other was read off megatron-core 0.19.2; tests/megatron holds the rendered lists to it.
+"""
+
+from collections.abc import Iterator
+
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type")
+_SECTIONS: dict[str, type[ApiModel]] = {"model": ModelSpec, "training": TrainingSpec, "parallelism": ParallelismSpec}
+
+
+def unused(resolved: ResolvedRecipe) -> dict[tuple[str, str], str]:
+    """Section and field of every setting without effect -> what it would need."""
+    return {
+        (section, name): need
+        for section, name, need in _without_effect(resolved)
+        if getattr(getattr(resolved, section), name) not in (None, False)
+    }
+
+
+def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
+    m, t, p = resolved.model, resolved.training, resolved.parallelism
+    if m.position_embedding_type not in ("rope", "yarn"):
+        for name in ("rotary_base", "rotary_percent", "use_rope_scaling", "no_rope_fusion"):
+            yield "model", name, "positionEmbeddingType rope"
+    if not m.use_rope_scaling:
+        yield "model", "rope_scaling_factor", "useRopeScaling: true"
+    if not m.num_experts:
+        for name in ModelSpec.model_fields:
+            if name.startswith("moe_"):
+                yield "model", name, "numExperts"
+    else:
+        if not m.moe_router_num_groups:
+            yield "model", "moe_router_group_topk", "moeRouterNumGroups"
+        if not m.moe_router_enable_expert_bias:
+            yield "model", "moe_router_bias_update_rate", "moeRouterEnableExpertBias: true"
+        if "aux" not in (m.moe_router_load_balancing_type or "aux_loss"):
+            yield "model", "moe_aux_loss_coeff", "a moeRouterLoadBalancingType with aux_loss"
+    if not m.multi_latent_attention:
+        for name in _LATENT:
+            yield "model", name, "multiLatentAttention: true"
+    if not m.mtp_num_layers:
+        yield "model", "mtp_loss_scaling_factor", "mtpNumLayers"
+    if t.optimizer == "sgd":
+        for name in ("adam_beta1", "adam_beta2", "adam_eps"):
+            yield "training", name, "optimizer adam"
+    if p.overlap_grad_reduce is False:
+        yield "parallelism", "ddp_bucket_size", "overlapGradReduce: true"
+
+
+def alias(section: str, name: str) -> str:
+    """The path of a field below spec, as the recipe has it."""
+    return f"{section}.{_SECTIONS[section].model_fields[name].alias}"
+
+
+def unused_errors(resolved: ResolvedRecipe, notes: list[str]) -> list[FieldError]:
+    """A refusal for each that the recipe itself says; the catalog's leave a note."""
+    errors = []
+    for (section, name), need in unused(resolved).items():
+        path = alias(section, name)
+        value = getattr(getattr(resolved, section), name)
+        if resolved.origins.get(path, "recipe") == "recipe":
+            errors.append(
+                FieldError(
+                    f"spec.{path}", f"{value} has no effect without {need}", f"set {need}, or leave it out"
+                )
+            )
+        else:
+            notes.append(f"{path} {value} of the catalog is dropped: it has no effect without {need}")
+    return errors
+
+
+def without_unused(resolved: ResolvedRecipe) -> ResolvedRecipe:
+    """The recipe with every such setting taken out."""
+    sections: dict[str, dict[str, None]] = {}
+    for section, name in unused(resolved):
+        sections.setdefault(section, {})[name] = None
+    return resolved.model_copy(
+        update={
+            section: getattr(resolved, section).model_copy(update=fields)
+            for section, fields in sections.items()
+        }
+    )
