@@ -1,0 +1,190 @@
+"""Memory of the fullest GPU: what each part depends on. (Agreement with Megatron: tests/megatron.)"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.training import TrainingSpec
+from megatron_operator.planner import memory, plan
+from megatron_operator.planner.accelerators import GIB
+from megatron_operator.planner.architecture import Architecture, architecture
+from megatron_operator.planner.memory import activations, memory_per_gpu, states
+from megatron_operator.planner.workload import Numerics, Recomputation, Workload, moe_of_stages, numerics
+
+LLAMA = {
+    "numLayers": 80, "hiddenSize": 8192, "ffnHiddenSize": 28672, "numAttentionHeads": 64, "numQueryGroups": 8,
+    "vocabSize": 128256, "maxPositionEmbeddings": 8192, "positionEmbeddingType": "rope", "swiglu": True,
+    "normalization": "RMSNorm", "disableBiasLinear": True, "untieEmbeddingsAndOutputWeights": True,
+}  # fmt: skip
+MIXTRAL = LLAMA | {
+    "numLayers": 32, "hiddenSize": 4096, "ffnHiddenSize": 14336, "numAttentionHeads": 32, "vocabSize": 32000,
+    "numExperts": 8, "moeRouterTopk": 2,
+}  # fmt: skip
+LATENT = LLAMA | {
+    "numQueryGroups": None, "multiLatentAttention": True, "qLoraRank": 1536, "kvLoraRank": 512,
+    "qkHeadDim": 128, "qkPosEmbHeadDim": 64, "vHeadDim": 128, "qkLayernorm": True,
+}  # fmt: skip
+
+
+def model(sizes: dict[str, Any]) -> Architecture:
+    errors: list[FieldError] = []
+    built = architecture(ModelSpec.model_validate(sizes), errors)
+    assert built is not None, errors
+    return built
+
+
+def workload(sizes: dict[str, Any] | None = None, **changes: Any) -> Workload:
+    """Llama 3 70B on TP 4, PP 4, DP 2, but for the changes."""
+    whole: dict[str, Any] = {
+        "a": model(sizes or LLAMA), "seq_length": 4096, "micro_batch": 1, "micro_batches": 16,
+        "tp": 4, "cp": 1, "dp": 2, "stage_layers": (20,) * 4,
+    }  # fmt: skip
+    return Workload(**(whole | changes))
+
+
+def mixtral(**changes: Any) -> Workload:
+    whole: dict[str, Any] = {"tp": 1, "dp": 8, "stage_layers": (32,), "ep": 8, "expert_dp": 1}
+    return workload(MIXTRAL, **(whole | changes))
+
+
+def test_the_distributed_optimizer_splits_the_optimizer_alone() -> None:
+    split, whole = (states(workload(distributed_optimizer=on), 0) for on in (True, False))
+    assert (split.weights, split.gradients) == (whole.weights, whole.gradients)
+    assert split.optimizer == pytest.approx(whole.optimizer / 2)
+
+
+def test_context_parallel_ranks_share_the_optimizer_and_the_sequence() -> None:
+    one, two = workload(), workload(cp=2)
+    assert states(two, 0).optimizer == pytest.approx(states(one, 0).optimizer / 2)
+    assert activations(two, 0) == pytest.approx(activations(one, 0) / 2)
+
+
+def test_eighteen_bytes_a_parameter_without_any_splitting() -> None:
+    w = workload(tp=1, dp=1, stage_layers=(80,))
+    parameters = 70_553_706_496
+    assert states(w, 0).total == pytest.approx(18 * parameters, rel=1e-3)
+
+
+def test_experts_are_split_over_their_own_groups() -> None:
+    near, far = mixtral(ep=8, expert_dp=1), mixtral(ep=4, expert_dp=2)
+    assert states(far, 0).weights > 1.5 * states(near, 0).weights
+    assert states(near, 0).optimizer == pytest.approx(states(far, 0).optimizer)
+
+
+def test_sequence_parallelism_splits_what_tensor_parallelism_leaves_whole() -> None:
+    assert activations(workload(), 0) < 0.5 * activations(workload(sequence_parallel=False), 0)
+
+
+def test_at_tensor_parallel_one_sequence_parallelism_changes_nothing() -> None:
+    one = {"tp": 1, "dp": 8}
+    assert activations(workload(**one), 0) == activations(workload(**one, sequence_parallel=False), 0)
+
+
+def test_the_first_stage_holds_a_micro_batch_for_every_stage() -> None:
+    full, few = workload(micro_batches=16), workload(micro_batches=2)
+    assert activations(few, 0) == pytest.approx(activations(full, 0) / 2)
+
+
+def test_interleaving_holds_more_by_megatrons_factor() -> None:
+    plain, interleaved = workload(), workload(virtual=5)
+    assert activations(interleaved, 0) == pytest.approx(activations(plain, 0) * (1 + 3 / (4 * 5)))
+
+
+def test_the_last_stage_alone_has_the_logits() -> None:
+    w = workload(stage_layers=(80,), dp=8)
+    bigger = dataclasses.replace(w, a=dataclasses.replace(w.a, vocab=2 * w.a.vocab))
+    logits = activations(bigger, 0) - activations(w, 0)
+    assert logits == pytest.approx(4 * 4096 * 128256 / 4, rel=0.01)
+
+
+def test_the_fullest_stage_may_be_one_in_the_middle() -> None:
+    even, uneven = workload(stage_layers=(20,) * 4), workload(stage_layers=(10, 30, 20, 20))
+    fullest = memory_per_gpu(uneven, 80 * GIB)
+    assert fullest.weights > 1.2 * memory_per_gpu(even, 80 * GIB).weights
+
+
+def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
+    w = workload(recompute=Recomputation("full"), stage_layers=(80,), dp=8)
+    inputs = 80 * 2 * 4096 * 8192 / 4
+    one_layer = memory.layer_bytes(w, moe=False)
+    rest = activations(w, 0) - inputs - one_layer
+    assert 0 < rest < 1.2 * (4 * 4096 * (8192 + 128256) / 4)
+
+
+def test_recomputed_blocks_leave_the_other_layers_whole() -> None:
+    few, all_of_them = (workload(recompute=Recomputation("full", "block", layers)) for layers in (5, 20))
+    assert activations(all_of_them, 0) < activations(few, 0) < activations(workload(), 0)
+
+
+def test_recomputed_modules_are_not_kept() -> None:
+    for modules, sizes, count in (
+        ({"mla_up_proj"}, LATENT, {}),
+        ({"layernorm"}, LLAMA, {}),
+        ({"mlp"}, LLAMA, {}),
+    ):
+        kept = activations(workload(sizes, **count), 0)
+        recomputed = Recomputation("selective", modules=frozenset(modules))
+        assert activations(workload(sizes, recompute=recomputed, **count), 0) < kept
+
+
+def test_experts_activations_come_with_the_experts_of_a_token() -> None:
+    two, four = mixtral(), mixtral()
+    four = dataclasses.replace(four, a=dataclasses.replace(four.a, topk=4))
+    assert activations(four, 0) > 1.5 * activations(two, 0)
+
+
+def test_fp8_halves_what_linear_layers_keep_and_adds_copies_of_weights() -> None:
+    half, fp8 = workload(), workload(numerics=Numerics(fp8=True, fp8_copies=2))
+    gathered = workload(numerics=Numerics(fp8=True))
+    assert activations(fp8, 0) < activations(half, 0)
+    assert states(fp8, 1).weights == pytest.approx(2 * states(half, 1).weights)
+    assert states(gathered, 0).weights == states(half, 0).weights
+
+
+@pytest.mark.parametrize(
+    ("training", "args", "expected"),
+    [
+        ({"bf16": True}, {}, (2, 4, 12)),
+        ({}, {}, (4, 4, 8)),
+        ({"bf16": True, "optimizer": "sgd"}, {}, (2, 4, 8)),
+        ({"bf16": True, "usePrecisionAwareOptimizer": True}, {}, (2, 4, 10)),
+        (
+            {"bf16": True, "usePrecisionAwareOptimizer": True},
+            {"exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16", "main-grads-dtype": "bf16"},
+            (2, 2, 6),
+        ),
+        ({"bf16": True}, {"exp-avg-dtype": "bf16"}, (2, 4, 12)),
+        ({"bf16": True}, {"grad-reduce-in-bf16": True}, (2, 2, 12)),
+    ],
+)
+def test_bytes_a_parameter_follow_optimizer_and_precision(
+    training: dict[str, Any], args: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    n = numerics(TrainingSpec.model_validate(training), args)
+    assert (n.weight, n.gradient, n.optimizer) == expected
+
+
+def test_interleaved_stages_take_turns_in_the_layers_with_experts() -> None:
+    pattern = (False,) * 2 + (True,) * 6
+    assert moe_of_stages(pattern, (4, 4), 1) == (2, 4)
+    assert moe_of_stages(pattern, (4, 4), 2) == (2, 4)
+    assert moe_of_stages(pattern, (4, 4), 4) == (3, 3)
+    assert sum(moe_of_stages(pattern, (5, 3), 2)) == 6
+
+
+def test_a_plan_without_known_memory_has_no_runtime_either(resolve: Any) -> None:
+    resolved = resolve("tiny-gpt", 2, "cpu")
+    estimated = memory.estimate(resolved, plan(resolved))
+    assert estimated.capacity is None
+    assert estimated.other == 0
+    assert estimated.weights > 0
+
+
+def test_parts_add_up(resolve: Any) -> None:
+    resolved = resolve("llama3-70b", 64)
+    of = memory.estimate(resolved, plan(resolved))
+    assert of.total == of.weights + of.gradients + of.optimizer + of.activations + of.other
+    assert of.capacity is not None
+    assert of.total < of.capacity

@@ -1,0 +1,140 @@
+"""Step time: what each part depends on, and the error against published runs."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from megatron_operator.planner import accelerators, plan, speed
+from megatron_operator.planner.accelerators import Accelerator
+from megatron_operator.planner.speed import StepTime, expected, step_time
+from megatron_operator.planner.workload import Execution, Recomputation, Workload
+
+from bench import planner as error_table
+from bench.published import Figure, figures
+
+FIGURES = figures()
+LARGEST_ERROR = 0.30
+"""No published run may be predicted worse than this; docs/planner.md has the figures."""
+
+
+def find(*words: str) -> Figure:
+    return next(figure for figure in FIGURES if all(word in figure.name for word in words))
+
+
+DENSE = find("llama3-70b", "h100", "fp8").workload
+EXPERTS = find("deepseek-v3", "h100").workload
+H100 = accelerators.get("h100-sxm")
+assert H100 is not None, "the table has no H100"
+
+
+def on_h100(w: Workload, **changes: Any) -> StepTime:
+    assert isinstance(H100, Accelerator)
+    return step_time(dataclasses.replace(w, **changes), H100)
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_every_published_run_is_predicted(figure: Figure) -> None:
+    assert abs(error_table.error(figure)) < LARGEST_ERROR
+
+
+def test_the_mean_error_on_runs_held_out_is_below_ten_percent() -> None:
+    mean, _ = error_table.mean_and_worst(f for f in FIGURES if f.part == "held-out")
+    assert mean < 0.10
+
+
+def test_neither_part_of_the_figures_is_a_handful() -> None:
+    parts = [figure.part for figure in FIGURES]
+    assert min(parts.count("calibration"), parts.count("held-out")) >= 15
+
+
+def test_the_page_shows_the_table_as_it_is_now() -> None:
+    text = error_table.PAGE.read_text()
+    assert error_table.page(text, FIGURES) == text, "run `python -m bench.planner --write` and look at the diff"
+
+
+def test_parts_add_up_to_the_step() -> None:
+    step = on_h100(EXPERTS)
+    assert sum(getattr(step, f.name) for f in dataclasses.fields(step)) == pytest.approx(step.total)
+
+
+def test_more_micro_batches_make_the_bubble_smaller() -> None:
+    few, many = on_h100(DENSE, micro_batches=16), on_h100(DENSE, micro_batches=128)
+    assert few.bubble == pytest.approx(many.bubble)
+    assert few.bubble / few.total > 4 * many.bubble / many.total
+
+
+def test_interleaving_divides_the_bubble() -> None:
+    plain, interleaved = on_h100(DENSE, virtual=1), on_h100(DENSE, virtual=5)
+    assert interleaved.bubble == pytest.approx(plain.bubble / 5, rel=0.1)
+
+
+def test_full_recomputation_repeats_a_third_of_the_layers_products() -> None:
+    plain, full = on_h100(DENSE), on_h100(DENSE, recompute=Recomputation("full"))
+    assert 1.2 < full.products / plain.products < 4 / 3 + 0.01
+    assert full.attention > plain.attention
+
+
+def test_tensor_parallelism_across_domains_is_slow() -> None:
+    inside, across = on_h100(DENSE, tp=8, dp=1), on_h100(DENSE, tp=16, dp=1)
+    assert across.tensor > 5 * inside.tensor
+
+
+def test_overlap_hides_communication() -> None:
+    shown = on_h100(EXPERTS, execution=Execution())
+    hidden = on_h100(EXPERTS, execution=Execution(tensor_overlap=True, expert_overlap=True))
+    assert hidden.expert < 0.5 * shown.expert
+    assert hidden.tensor < 0.5 * shown.tensor
+
+
+def test_the_flex_dispatcher_sends_less_between_domains() -> None:
+    plain = on_h100(EXPERTS, execution=Execution())
+    flex = on_h100(EXPERTS, execution=Execution(deduplicated_dispatch=True))
+    assert flex.expert < plain.expert
+
+
+def test_experts_inside_a_rack_exchange_over_its_links() -> None:
+    rack = accelerators.get("gb200-nvl72")
+    assert rack is not None
+    assert step_time(EXPERTS, rack).expert < 0.2 * on_h100(EXPERTS).expert
+
+
+def test_gradients_that_are_not_overlapped_cost_more() -> None:
+    apart = Execution(gradient_overlap=False, parameter_overlap=False)
+    assert on_h100(DENSE, execution=apart).data > 5 * on_h100(DENSE, execution=Execution()).data
+
+
+def test_longer_sequences_cost_more_attention_a_token() -> None:
+    short, long = on_h100(DENSE), on_h100(DENSE, seq_length=2 * DENSE.seq_length)
+    assert long.attention == pytest.approx(4 * short.attention)
+
+
+def test_fp8_is_faster_than_bf16_and_measured_against_its_own_peak(resolve: Any) -> None:
+    half = resolve("llama3-8b", 8)
+    fp8 = resolve("llama3-8b", 8, training={"fp8Format": "hybrid"})
+    slow, fast = (speed.estimate(each, plan(each)) for each in (half, fp8))
+    assert slow is not None
+    assert fast is not None
+    assert fast.tokens_per_second_per_gpu > 1.2 * slow.tokens_per_second_per_gpu
+    assert fast.mfu == pytest.approx(fast.tflops_per_gpu / 1978.9, rel=1e-3)
+
+
+def test_expected_numbers_belong_together(resolve: Any) -> None:
+    resolved = resolve("llama3-70b", 64)
+    planned = plan(resolved)
+    of = speed.estimate(resolved, planned)
+    assert of is not None
+    tokens = planned.global_batch_size * (resolved.training.seq_length or 0)
+    assert of.tokens_per_second_per_gpu == pytest.approx(tokens / of.step_seconds / 64)
+    assert of.tflops_per_gpu == pytest.approx(of.tokens_per_second_per_gpu * planned.flops_per_token / 1e12)
+    assert of.mfu == pytest.approx(of.tflops_per_gpu / 989.4, rel=1e-3)
+
+
+def test_nothing_is_expected_of_a_cpu(resolve: Any) -> None:
+    resolved = resolve("tiny-gpt", 2, "cpu")
+    assert speed.estimate(resolved, plan(resolved)) is None
+
+
+def test_the_expected_bubble_is_a_part_of_the_step() -> None:
+    assert isinstance(H100, Accelerator)
+    step = step_time(DENSE, H100)
+    assert expected(DENSE, H100).bubble == pytest.approx(step.bubble / step.total)
