@@ -1,6 +1,7 @@
 """Reading recipe files as kubectl reads them."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def recipes(path: Path) -> list[dict[str, Any]]:
 
 def _text(path: Path) -> str:
     try:
-        return Path("/dev/stdin").read_text() if str(path) == "-" else path.read_text()
+        return sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else "is not text"
         raise Refused([FieldError(str(path), reason.lower(), "name a readable file")]) from None

@@ -50,10 +50,15 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
         (
             click.option("-f", "--file", type=path, help="Recipe file; - is standard input."),
             click.option(
-                "--recipe", metavar="NAME", shell_complete=_recipes, help="A recipe of the catalog."
+                "--recipe", metavar="NAME", shell_complete=complete_recipe, help="A recipe of the catalog."
             ),
             click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="Accelerators of the run."),
-            click.option("--accelerator", metavar="TYPE", shell_complete=_types, help="Kind of accelerator."),
+            click.option(
+                "--accelerator",
+                metavar="TYPE",
+                shell_complete=complete_accelerator,
+                help="Kind of accelerator.",
+            ),
             click.option(
                 "--set",
                 "overrides",
@@ -131,13 +136,17 @@ def _put(resource: dict[str, Any], path: str, value: Any) -> None:
     target[leaf] = value
 
 
-def _recipes(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_recipe(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the catalog that begin so."""
     from megatron_operator import catalog
 
     return [CompletionItem(name) for name in catalog.load().names() if name.startswith(incomplete)]
 
 
-def _types(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from megatron_operator.planner import accelerators
+def complete_accelerator(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Accelerators of the generic platform that begin so."""
+    from megatron_operator.cli import generic
 
-    return [CompletionItem(name) for name in [*accelerators.table(), "cpu"] if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in generic.platform().accelerators if name.startswith(incomplete)]

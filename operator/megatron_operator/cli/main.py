@@ -8,9 +8,11 @@ import click
 
 _COMMANDS = {
     "recipes": "List the catalog's recipes, or show one whole.",
+    "recommend": "Find the recipe for a model, a mode and the GPUs there are.",
     "plan": "Show how a run would lie on its accelerators, and why.",
     "validate": "Say everything that is wrong with a recipe.",
     "args": "Print Megatron's command line.",
+    "diff": "Compare a recipe's command line with the published or the running one.",
     "render": "Print the Kubernetes objects of a recipe.",
     "completion": "Print the shell's completion script.",
 }

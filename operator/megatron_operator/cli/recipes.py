@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from megatron_operator.cli import output as printing
-from megatron_operator.cli.inputs import _recipes
+from megatron_operator.cli.inputs import complete_recipe
 
 _CATALOG = click.option(
     "--catalog", type=click.Path(path_type=Path), help="Directory with recipes of your own."
@@ -68,7 +68,7 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
 
 
 @command.command("show")
-@click.argument("name", shell_complete=_recipes)
+@click.argument("name", shell_complete=complete_recipe)
 @_CATALOG
 @printing.formatted
 def show(name: str, catalog: Path | None, output: str) -> None:

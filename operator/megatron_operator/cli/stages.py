@@ -1,6 +1,7 @@
 """The operator's stages, one after the other, as the controller runs them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from megatron_operator import catalog
@@ -29,11 +30,12 @@ def run(asked: Question, resource: dict[str, Any]) -> Run:
     metadata = resource.get("metadata") or {}
     name = str(metadata.get("name") or spec.recipe or "recipe")
     namespace = str(metadata.get("namespace") or "default")
-    resolved = catalog.resolve(spec, _platform(asked), catalog.load(asked.catalog), namespace)
+    resolved = catalog.resolve(spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace)
     return Run(name, namespace, resolved, plan(resolved))
 
 
-def _platform(asked: Question) -> PlatformConfig:
-    if asked.platform is None:
+def platform_of(file: Path | None) -> PlatformConfig:
+    """The platform of a file, or the generic one. Raises Refused."""
+    if file is None:
         return generic.platform()
-    return parse(PlatformConfig, documents.read(asked.platform) or {}, str(asked.platform))
+    return parse(PlatformConfig, documents.read(file) or {}, str(file))

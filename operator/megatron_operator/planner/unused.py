@@ -12,7 +12,11 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type")
-_SECTIONS: dict[str, type[ApiModel]] = {"model": ModelSpec, "training": TrainingSpec, "parallelism": ParallelismSpec}
+_SECTIONS: dict[str, type[ApiModel]] = {
+    "model": ModelSpec,
+    "training": TrainingSpec,
+    "parallelism": ParallelismSpec,
+}
 
 
 def unused(resolved: ResolvedRecipe) -> dict[tuple[str, str], str]:

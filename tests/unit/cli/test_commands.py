@@ -152,9 +152,50 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, said: st
     assert said in result.stderr
 
 
+def test_plan_shows_the_runners_up() -> None:
+    plan = json.loads(megatron("plan", *LLAMA, "-o", "json").stdout)
+    assert {"tensorModelParallelSize", "expected", "memoryPerGpu", "reason"} <= plan["alternatives"][0].keys()
+    assert "Other layouts:" in megatron("plan", *LLAMA).stdout
+
+
+def test_recommend_says_what_to_type_next() -> None:
+    printed = megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm").stdout
+    assert "Next: megatron plan --recipe llama3-8b --gpus 8 --accelerator h100-sxm" in printed
+    best = json.loads(megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "-o", "json").stdout)[0]
+    assert (best["name"], best["runs"], best["published"]) == ("llama3-8b", True, True)
+
+
+def test_diff_shows_what_a_recipe_changes_of_the_published_command_line() -> None:
+    same = megatron("diff", *LLAMA)
+    assert (same.exit_code, same.stdout) == (0, "")
+    changed = megatron("diff", *LLAMA, "--set", "training.lr=1e-4")
+    assert changed.exit_code == 1
+    assert changed.stdout.splitlines() == ["- --lr 0.0003", "+ --lr 0.0001"]
+
+
+def test_diff_compares_with_a_running_job(recipe: Path, tmp_path: Path) -> None:
+    job = next(
+        m
+        for m in yaml.safe_load_all(megatron("render", "-f", str(recipe)).stdout)
+        if m["kind"] == "PyTorchJob"
+    )
+    running = tmp_path / "job.yaml"
+    running.write_text(yaml.safe_dump(job))
+    words = ("diff", "-f", str(recipe), "--running", str(running), "-o", "json")
+    assert megatron(*words).exit_code == 0
+    changed = megatron(*words, "--set", "training.trainIters=50000")
+    assert {"flag": "--train-iters", "before": "100000", "after": "50000"} in json.loads(changed.stdout)
+
+
+def test_diff_refuses_what_is_no_job(recipe: Path) -> None:
+    result = megatron("diff", "-f", str(recipe), "--running", str(recipe))
+    assert result.exit_code == 2
+    assert "is no PyTorchJob of a recipe" in result.stderr
+
+
 def test_help_names_every_command() -> None:
     printed = megatron("--help").stdout
-    for name in ("recipes", "plan", "validate", "args", "render", "completion"):
+    for name in ("recipes", "recommend", "plan", "validate", "args", "diff", "render", "completion"):
         assert name in printed
         assert megatron(name, "--help").exit_code == 0
 

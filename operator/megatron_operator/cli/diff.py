@@ -1,0 +1,93 @@
+"""`megatron diff`: what a recipe changes of Megatron's command line."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.cli import output as printing
+from megatron_operator.cli.inputs import Question, question, resource
+from megatron_operator.contract import CONTAINER_NAME
+
+EXIT_DIFFERENT = 1
+
+Flags = dict[str, str]
+
+
+@click.command("diff")
+@click.option(
+    "--running",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="The running PyTorchJob, as `kubectl get pytorchjob NAME -o yaml` prints it; - is standard input.",
+)
+@question
+@printing.formatted
+def command(asked: Question, running: Path | None, output: str) -> None:
+    """Compare a recipe's command line with the catalog's for the same accelerators, or with a running job's.
+
+    Ends with 0 when they are the same, with 1 when they differ.
+
+    \b
+    megatron diff -f recipe.yaml
+    kubectl get pytorchjob llama3-8b -o yaml | megatron diff -f recipe.yaml --running -
+    """
+    from megatron_operator.cli.stages import run
+    from megatron_operator.planner import megatron_arguments
+
+    mine = resource(asked)
+    one = run(asked, mine)
+    if running is not None:
+        before = flags(_running(running))
+    else:
+        if one.resolved.recipe is None:
+            fix = "name a recipe, or give --running"
+            raise Refused([FieldError("spec.recipe", "is missing: there is nothing to compare with", fix)])
+        spec = {
+            name: mine["spec"][name] for name in ("recipe", "accelerator", "data") if name in mine["spec"]
+        }
+        published = run(asked, mine | {"spec": spec})
+        before = flags(megatron_arguments(published.resolved, published.plan, one.name))
+    after = flags(megatron_arguments(one.resolved, one.plan, one.name))
+    changes = [
+        {"flag": flag, "before": before.get(flag), "after": after.get(flag)}
+        for flag in [*before, *(flag for flag in after if flag not in before)]
+        if before.get(flag) != after.get(flag)
+    ]
+    if output != "table":
+        printing.data(changes, output)
+    else:
+        for change in changes:
+            _print("-", "red", change["flag"], change["before"])
+            _print("+", "green", change["flag"], change["after"])
+    if changes:
+        raise click.exceptions.Exit(EXIT_DIFFERENT)
+
+
+def _print(sign: str, colour: str, flag: str | None, value: str | None) -> None:
+    if value is not None:
+        click.secho(f"{sign} {flag} {value}".rstrip(), fg=colour)
+
+
+def flags(words: list[str]) -> Flags:
+    """Each flag with its values as one text; a bare switch has none."""
+    found: dict[str, list[str]] = {}
+    last: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            last = found.setdefault(word, [])
+        else:
+            last.append(word)
+    return {flag: " ".join(values) for flag, values in found.items()}
+
+
+def _running(path: Path) -> list[str]:
+    from megatron_operator.cli import documents
+
+    job: Any = documents.read(path)
+    try:
+        containers = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+        return [str(word) for c in containers if c["name"] == CONTAINER_NAME for word in c["args"]]
+    except (KeyError, TypeError):
+        fix = "give the output of `kubectl get pytorchjob NAME -o yaml`"
+        raise Refused([FieldError(str(path), "is no PyTorchJob of a recipe", fix)]) from None

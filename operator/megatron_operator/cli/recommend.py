@@ -1,0 +1,114 @@
+"""`megatron recommend`: the recipe for a model, a mode and the accelerators there are."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megatron_operator.cli import output as printing
+from megatron_operator.cli.inputs import complete_accelerator, complete_recipe
+
+if TYPE_CHECKING:
+    from megatron_operator.planner.recommendation import Choice, Wish
+
+
+@click.command("recommend")
+@click.option(
+    "--model", metavar="NAME", shell_complete=complete_recipe, help="A name, a family or a size: 8b."
+)
+@click.option(
+    "--gpus", type=click.IntRange(min=1), metavar="N", required=True, help="Accelerators there are."
+)
+@click.option(
+    "--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Kind of accelerator."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["pretrain", "sft", "lora"]),
+    default="pretrain",
+    show_default=True,
+    help="Purpose.",
+)
+@click.option(
+    "--seq-length", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample, if not the recipe's."
+)
+@click.option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
+@click.option("--catalog", type=click.Path(path_type=Path), help="Directory with recipes of your own.")
+@printing.formatted
+def command(
+    model: str | None,
+    gpus: int,
+    accelerator: str | None,
+    mode: str,
+    seq_length: int | None,
+    platform: Path | None,
+    catalog: Path | None,
+    output: str,
+) -> None:
+    """Find the recipe for a model, a mode and the GPUs there are; say why, what else, and what to type next.
+
+    \b
+    megatron recommend --model llama3 --gpus 64 --accelerator h100-sxm
+    megatron recommend --model 8b --gpus 8 --seq-length 65536
+    """
+    from megatron_operator import catalog as library
+    from megatron_operator.cli.stages import platform_of
+    from megatron_operator.planner.recommendation import Wish, recommend
+
+    wish = Wish(model, gpus, accelerator, mode, seq_length)
+    choices = recommend(wish, platform_of(platform), library.load(catalog))
+    if output != "table":
+        printing.data([_document(choice, wish) for choice in choices], output)
+        return
+    best, *others = choices
+    if best.plan is None:
+        click.secho(f"None fits. Nearest: {best.entry.name}", bold=True)
+    else:
+        click.secho(best.entry.name, bold=True)
+        click.echo(f"  {best.entry.description}")
+    for reason in best.reasons:
+        click.echo(f"  - {reason}")
+    if best.plan is not None:
+        click.echo(f"\nNext: {_next_command(best, wish)}")
+    if others:
+        click.echo()
+        printing.table(
+            ("runners-up", "parameters", "layout", "tokens/s/GPU", "why"), [_row(c) for c in others[:5]]
+        )
+
+
+def _next_command(choice: "Choice", wish: "Wish") -> str:
+    words = f"megatron plan --recipe {choice.entry.name} --gpus {wish.gpus}"
+    words += f" --accelerator {wish.accelerator}" if wish.accelerator else ""
+    if wish.seq_length is not None:
+        words += (
+            f" --set training.seqLength={wish.seq_length} --set model.maxPositionEmbeddings={wish.seq_length}"
+        )
+    return words
+
+
+def _row(choice: "Choice") -> tuple[str, ...]:
+    p = choice.plan
+    size = printing.billions(choice.parameters) if choice.parameters else "-"
+    if p is None:
+        return choice.entry.name, size, "-", "-", choice.reasons[0]
+    layout = (
+        f"TP {p.tensor_model_parallel_size} PP {p.pipeline_model_parallel_size} CP {p.context_parallel_size} "
+        f"EP {p.expert_model_parallel_size} DP {p.data_parallel_size}"
+    )
+    speed = f"{p.expected.tokens_per_second_per_gpu:,.0f}" if p.expected else "-"
+    return choice.entry.name, size, layout, speed, choice.reasons[0]
+
+
+def _document(choice: "Choice", wish: "Wish") -> dict[str, Any]:
+    return {
+        "name": choice.entry.name,
+        "family": choice.entry.family,
+        "engine": choice.entry.engine,
+        "parameters": choice.parameters,
+        "runs": choice.plan is not None,
+        "published": choice.published,
+        "reasons": list(choice.reasons),
+        "plan": choice.plan.model_dump(by_alias=True, mode="json") if choice.plan else None,
+        "next": _next_command(choice, wish) if choice.plan else None,
+    }

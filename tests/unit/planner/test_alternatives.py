@@ -1,0 +1,60 @@
+"""Runners-up: other sizes, slower, or faster only than a layout that the catalog fixes."""
+
+from typing import Any
+
+from megatron_operator.planner import plan, plan_and_alternatives
+from megatron_operator.planner.alternatives import Alternative
+
+
+def sizes(x: Any) -> tuple[int, int, int, int]:
+    return (
+        x.tensor_model_parallel_size,
+        x.pipeline_model_parallel_size,
+        x.context_parallel_size,
+        x.expert_model_parallel_size,
+    )
+
+
+def of(resolved: Any) -> tuple[Any, list[Alternative]]:
+    return plan_and_alternatives(resolved)
+
+
+def test_the_plan_is_the_same_with_and_without_alternatives(resolve: Any) -> None:
+    resolved = resolve("llama3-70b", 64)
+    assert of(resolved)[0] == plan(resolved)
+
+
+def test_alternatives_differ_from_the_plan_and_from_each_other(resolve: Any) -> None:
+    chosen, others = of(resolve("llama3-70b", 128))
+    found = [sizes(chosen), *(sizes(other) for other in others if other.fits)]
+    assert len(found) == len(set(found)) > 3
+
+
+def test_no_alternative_that_fits_is_much_faster_than_a_planned_layout(resolve: Any) -> None:
+    chosen, others = of(resolve("llama3-70b", 128))
+    fitting = [other for other in others if other.fits]
+    assert all(o.expected.step_seconds > chosen.expected.step_seconds * 0.98 for o in fitting if o.expected)
+
+
+def test_what_the_recipe_fixes_is_the_same_in_all_alternatives(resolve: Any) -> None:
+    _, others = of(resolve("llama3-70b", 128, parallelism={"tensorModelParallelSize": 4}))
+    assert others
+    assert {other.tensor_model_parallel_size for other in others} == {4}
+
+
+def test_a_published_layout_is_compared_with_what_would_be_planned(resolve: Any) -> None:
+    _, others = of(resolve("llama3-70b", 64))
+    assert any(other.tensor_model_parallel_size != 4 for other in others)
+
+
+def test_a_simpler_layout_that_does_not_fit_says_by_how_much(resolve: Any) -> None:
+    _, others = of(resolve("llama3-70b", 128))
+    [too_large] = [other for other in others if not other.fits]
+    assert too_large.reason.startswith("does not fit: ")
+    assert too_large.memory_per_gpu.total > (too_large.memory_per_gpu.capacity or 0)
+
+
+def test_405b_on_16384_accelerators_is_planned(resolve: Any) -> None:
+    p = plan(resolve("llama3.1-405b", 16384, training={"globalBatchSize": 2048, "seqLength": 8192}))
+    assert p.world_size == 16384
+    assert sum(p.stage_layers) == 126
