@@ -18,12 +18,12 @@ class Calibration:
     """The same of the FP8 peak."""
     ampere: float = 1.41
     """What Ampere reaches of its peaks, against Hopper: chips differ in how far power holds the clock."""
-    blackwell: float = 0.86
-    blackwell_ultra: float = 1.13
+    blackwell: float = 0.83
+    blackwell_ultra: float = 1.15
     grouped: float = 0.75
     """Experts' grouped products against one product of the same size; set."""
-    attention: float = 0.596
-    """Part of the BF16 peak that fused attention reaches on Hopper."""
+    attention: float = 0.598
+    """Part of the BF16 peak that fused attention reaches, on any chip."""
     memory: float = 0.8
     """Part of the memory bandwidth that element-wise kernels reach; set."""
     link: float = 0.8
@@ -34,7 +34,7 @@ class Calibration:
     """Part of a communication that an overlap hides, at most; set."""
     product_seconds: float = 10e-6
     """Start and end of one matrix product: launch, filling and draining the chip; set."""
-    step_seconds: float = 41e-3
+    step_seconds: float = 40e-3
     """What a step costs beside its kernels: data, the norms' synchronization, logging."""
     layer_seconds: float = 60e-6
     """Host time of a dense layer's forward and backward pass that kernels do not hide; set."""

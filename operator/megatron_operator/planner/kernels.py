@@ -1,6 +1,7 @@
 """Seconds that one rank computes for one micro batch: matrix products, attention, what is bound by memory."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from megatron_operator.planner.accelerators import Accelerator
 from megatron_operator.planner.architecture import Architecture
@@ -79,9 +80,8 @@ class Kernels:
 
     def stage(self, stage: int) -> ComputeTime:
         """One micro batch in all layers of a stage; the output layer counts as a matrix product."""
-        counted = [
-            (n, self.layer(moe=moe)) for moe, n in zip((False, True), self.layers(stage), strict=True) if n
-        ]
+        dense, moe = self.layers(stage)
+        counted = ([(dense, self._dense)] if dense else []) + ([(moe, self._moe)] if moe else [])
         return ComputeTime(
             products=sum(n * each.products for n, each in counted) + self._output(stage),
             attention=sum(n * each.attention for n, each in counted),
@@ -102,8 +102,17 @@ class Kernels:
         moved = part * (2 * n.optimizer + 2 * n.gradient + n.weight) + sum(held) * n.gradient
         return moved / (self._on.memory_bandwidth * self._c.memory)
 
-    def layer(self, *, moe: bool) -> ComputeTime:
-        """One micro batch in one layer, with experts or with one feed-forward network."""
+    @cached_property
+    def _dense(self) -> ComputeTime:
+        """One micro batch in a layer with one feed-forward network."""
+        return self._layer(moe=False)
+
+    @cached_property
+    def _moe(self) -> ComputeTime:
+        """One micro batch in a layer with experts."""
+        return self._layer(moe=True)
+
+    def _layer(self, *, moe: bool) -> ComputeTime:
         w, c = self._w, self._c
         products = [*_attention_products(w), *(_expert_products(w) if moe else _dense_products(w))]
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
@@ -167,7 +176,7 @@ class Kernels:
         repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
         passes = 3.5 + repeats
         if not w.execution.unfused_attention:
-            return forward * passes / (self._bf16 * c.attention)
+            return forward * passes / (self._on.bf16 * c.attention)
         scores = w.tokens * w.seq_length * a.heads / w.tp
         products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
         return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)

@@ -6,7 +6,6 @@ Matrix products follow a roofline with a start-up time, collectives the bandwidt
 they cross. `calibration.py` has the constants that no data sheet gives.
 """
 
-import math
 from dataclasses import dataclass
 
 from megatron_operator.api.status import Expected, Plan
@@ -46,7 +45,9 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return math.fsum(getattr(self, name) for name in self.__slots__)
+        computed = self.products + self.attention + self.elementwise + self.host
+        exchanged = self.tensor + self.context + self.expert + self.pipeline + self.data
+        return computed + exchanged + self.bubble + self.optimizer
 
 
 def estimate(resolved: ResolvedRecipe, plan: Plan) -> Expected | None:
@@ -61,15 +62,16 @@ def estimate(resolved: ResolvedRecipe, plan: Plan) -> Expected | None:
 def expected(w: Workload, on: Accelerator) -> Expected:
     """Step time and what follows from it; MFU is against the peak of the precision that is trained in."""
     step = step_time(w, on)
+    seconds = step.total
     tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dp / w.world
-    flops = tokens * flops_per_token(w.a, w.seq_length, w.a.padded_vocab(w.tp)) / step.total
+    flops = tokens * flops_per_token(w.a, w.seq_length, w.a.padded_vocab(w.tp)) / seconds
     peak = on.fp8 if w.numerics.fp8 and on.fp8 else on.bf16
     return Expected(
-        step_seconds=step.total,
-        tokens_per_second_per_gpu=tokens / step.total,
+        step_seconds=seconds,
+        tokens_per_second_per_gpu=tokens / seconds,
         tflops_per_gpu=flops / 1e12,
         mfu=flops / peak,
-        bubble=step.bubble / step.total,
+        bubble=step.bubble / seconds,
     )
 
 

@@ -49,7 +49,9 @@ def test_neither_part_of_the_figures_is_a_handful() -> None:
 
 def test_the_page_shows_the_table_as_it_is_now() -> None:
     text = error_table.PAGE.read_text()
-    assert error_table.page(text, FIGURES) == text, "run `python -m bench.planner --write` and look at the diff"
+    assert error_table.page(text, FIGURES) == text, (
+        "run `python -m bench.planner --write` and look at the diff"
+    )
 
 
 def test_parts_add_up_to_the_step() -> None:
