@@ -106,7 +106,6 @@ def _workload(entry: Mapping[str, Any], a: Architecture) -> Workload:
     if layers is None or entry["gbs"] % (entry["mbs"] * dp):
         raise ValueError(f"{FILE}: {_name(entry)}: layers or batch do not divide")
     flags = set(entry.get("with", ()))
-    in_fp8 = entry["precision"] != "bf16"
     full, modules = entry.get("full"), entry.get("selective")
     return Workload(
         a=a,
@@ -121,9 +120,7 @@ def _workload(entry: Mapping[str, Any], a: Architecture) -> Workload:
         ep=ep,
         expert_dp=max(1, entry["count"] // (ep * pp)),
         sequence_parallel="noSequenceParallel" not in flags,
-        numerics=Numerics(gradient=2, fp8=True, block_scaled=entry["precision"] == "mxfp8", gathered_weight=1)
-        if in_fp8
-        else Numerics(),
+        numerics=_numerics(entry),
         recompute=Recomputation("full", "uniform", full)
         if full
         else Recomputation("selective" if modules else None, modules=frozenset(modules or ())),
@@ -135,6 +132,15 @@ def _workload(entry: Mapping[str, Any], a: Architecture) -> Workload:
             graphs="full" if "graphs" in flags else "partial" if "partialGraphs" in flags else "none",
         ),
     )
+
+
+def _numerics(entry: Mapping[str, Any]) -> Numerics:
+    """Megatron-Bridge's performance recipes reduce gradients in BF16 and gather FP8 weights as such."""
+    gradient = 2 if entry["source"].startswith("bridge") else 4
+    if entry["precision"] == "bf16":
+        return Numerics(gradient=gradient)
+    scaled = entry["precision"] == "mxfp8"
+    return Numerics(gradient=gradient, fp8=True, block_scaled=scaled, gathered_weight=1)
 
 
 def _name(entry: Mapping[str, Any]) -> str:

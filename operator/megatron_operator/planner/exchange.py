@@ -78,13 +78,14 @@ class Exchange:
     def pipeline(self) -> float:
         """Activations to the next stage and gradients back: 2 x 2 s b h / (t c) bytes for each chunk.
 
-        Interleaved stages send while they compute (`--overlap-p2p-communication`, on by default).
+        The slowest boundary between stages sets the pace. Interleaved stages send while they compute
+        (`--overlap-p2p-communication`, on by default).
         """
         w = self._w
         if w.pp == 1:
             return 0.0
         moved = 4 * w.tokens * w.a.hidden / (w.tp if w.split_sequence else 1) * w.virtual
-        seconds = self._seconds(moved, w.world if w.world > self._domain else 2)
+        seconds = self._seconds(moved, w.world)
         return seconds * (1 - self._c.hidden if w.virtual > 1 else 1)
 
     def data(self, held: tuple[float, float, float], forward: float, backward: float) -> float:
