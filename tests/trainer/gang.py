@@ -1,0 +1,177 @@
+"""Real Megatron on loopback: launchers as the training operator would start them, two pods of two ranks."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+DEADLINE_SECONDS = 300.0
+NODES = 2
+RANKS_PER_NODE = 2
+TRAIN_ITERS = 24
+SAVE_INTERVAL = 8
+
+# Tensor parallel 2 x data parallel 2, dropout at Megatron's default of 0.1.
+MODEL_FLAGS = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    "--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --lr-decay-iters 100 --bf16 "
+    "--position-embedding-type rope "
+    "--tensor-model-parallel-size 2 --use-distributed-optimizer --async-save --ckpt-format torch_dist "
+    f"--save-interval {SAVE_INTERVAL} --log-interval 100 --eval-iters 0 --eval-interval 1000 --split 98,2,0 "
+    "--tokenizer-type HuggingFaceTokenizer"
+).split()
+
+
+def until[T](what: str, look: Callable[[], T | None]) -> T:
+    """Wait until `look` returns something; fail after DEADLINE_SECONDS."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        if (found := look()) is not None:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {DEADLINE_SECONDS:.0f} s for {what}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Gang:
+    """The launchers of one run, its checkpoint directory and what it left there."""
+
+    def __init__(self, folder: Path, corpus: Path, train_iters: int = TRAIN_ITERS) -> None:
+        self.folder, self.save = folder, folder / "checkpoints"
+        self.train_iters = train_iters
+        self._corpus = corpus
+        self._store_port = free_port()
+        self.progress_ports = [free_port() for _ in range(NODES)]
+        self.pods: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: list[psutil.Process] = []
+
+    def start(self, *nodes: int, extra: tuple[str, ...] = ()) -> None:
+        for node in nodes or range(NODES):
+            environment = os.environ | {
+                "MEGATRON_PLATFORM": "cpu",
+                "MEGATRON_RUN_ID": "test",
+                "MEGATRON_PROGRESS_PORT": str(self.progress_ports[node]),
+                "MEGATRON_TERMINATION_LOG": str(self.folder / f"termination-{node}"),
+                "MEGATRON_TERMINATION_GRACE": str(int(DEADLINE_SECONDS)),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": str(self._store_port),
+                "PET_NNODES": str(NODES),
+                "PET_NODE_RANK": str(node),
+                "PET_NPROC_PER_NODE": str(RANKS_PER_NODE),
+                "TMPDIR": str(self.folder),
+                "PYTHONWARNINGS": "ignore",
+            }
+            flags = [
+                *MODEL_FLAGS,
+                *("--data-path", str(self._corpus / "text_text_document")),
+                *("--tokenizer-model", str(self._corpus / "tokenizer")),
+                *("--train-iters", str(self.train_iters)),
+                *("--save", str(self.save)),
+                *extra,
+            ]
+            with (self.folder / f"pod-{node}.log").open("ab") as log:
+                self.pods[node] = subprocess.Popen(
+                    [sys.executable, "-m", "megatron_trainer.launch", *flags],
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+
+    def records(self) -> list[dict[str, Any]]:
+        try:
+            text = (self.save / "progress.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines()]
+
+    def losses(self) -> dict[int, list[float]]:
+        """Every loss that was recorded, by iteration: several where an iteration was done again."""
+        losses: dict[int, list[float]] = {}
+        for record in self.records():
+            losses.setdefault(record["iteration"], []).append(record["lmLoss"])
+        return losses
+
+    def await_iteration(self, iteration: int, generation: int = 1) -> None:
+        def reached() -> bool | None:
+            for pod in self.pods.values():
+                assert pod.poll() is None, f"a pod ended early with {pod.returncode}: {self.log()[-3000:]}"
+            return (
+                any(r["iteration"] >= iteration and r["generation"] >= generation for r in self.records())
+                or None
+            )
+
+        until(f"iteration {iteration} of generation {generation}", reached)
+        self._remember()
+
+    def await_checkpoint(self, iteration: int) -> None:
+        tracker = self.save / "latest_checkpointed_iteration.txt"
+        until(
+            f"checkpoint {iteration}",
+            lambda: (tracker.exists() and tracker.read_text().strip() == str(iteration)) or None,
+        )
+
+    def wait(self) -> list[int]:
+        """Exit codes of the pods, by node rank."""
+        return [self.pods[node].wait(timeout=DEADLINE_SECONDS) for node in sorted(self.pods)]
+
+    def ranks(self, node: int) -> list[psutil.Process]:
+        """The rank processes of a pod: children of the warm parent, which is the launcher's only child."""
+        (nursery,) = psutil.Process(self.pods[node].pid).children()
+        return nursery.children()
+
+    def kill_rank(self, node: int) -> None:
+        self.ranks(node)[0].kill()
+
+    def replace(self, node: int) -> None:
+        """Kill a pod's launcher and start it anew, as the training operator replaces a pod."""
+        self.pods[node].kill()
+        self.pods[node].wait()
+        self.start(node)
+
+    def termination(self, node: int) -> dict[str, Any]:
+        return json.loads((self.folder / f"termination-{node}").read_text())  # type: ignore[no-any-return]
+
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("pod-*.log")))
+
+    def _remember(self) -> None:
+        for pod in self.pods.values():
+            self._started += psutil.Process(pod.pid).children(recursive=True)
+
+    def survivors(self) -> list[str]:
+        """Processes of this run that are still alive (not zombies), after a moment to be reaped."""
+        _, alive = psutil.wait_procs(self._started, timeout=10)
+        return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+    def stop(self) -> None:
+        for pod in self.pods.values():
+            if pod.poll() is None:
+                pod.send_signal(signal.SIGKILL)
+                pod.wait()
+
+
+def assert_same_training(run: Gang, undisturbed: Gang) -> None:
+    """Every iteration was done, and each loss, of whichever generation, equals that of the undisturbed
+    run."""
+    expected = {iteration: losses[0] for iteration, losses in undisturbed.losses().items()}
+    found = run.losses()
+    assert sorted(found) == list(range(1, TRAIN_ITERS + 1))
+    different = {
+        iteration: (losses, expected[iteration])
+        for iteration, losses in found.items()
+        if set(losses) != {expected[iteration]}
+    }
+    assert not different

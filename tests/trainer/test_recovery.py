@@ -1,0 +1,43 @@
+"""What breaks is put right without the operator, and training goes on as if nothing had happened."""
+
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from tests.trainer.gang import NODES, SAVE_INTERVAL, Gang, assert_same_training
+
+KILL_AT = SAVE_INTERVAL + 3
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        pytest.param(lambda run: run.kill_rank(1), id="a rank is killed"),
+        pytest.param(lambda run: run.replace(1), id="a worker pod is replaced"),
+        pytest.param(lambda run: run.replace(0), id="the Master pod is replaced"),
+    ],
+)
+def test_a_run_goes_on_with_equal_losses_and_leaves_no_process_when(
+    disturb: Callable[[Gang], None], gang: Gang, undisturbed: Gang
+) -> None:
+    gang.start()
+    gang.await_iteration(KILL_AT)
+    gang.await_checkpoint(SAVE_INTERVAL)
+    disturb(gang)
+    gang.await_iteration(SAVE_INTERVAL + 1, generation=2)
+    assert gang.wait() == [0] * NODES, gang.log()[-3000:]
+    assert_same_training(gang, undisturbed)
+    assert gang.survivors() == []
+
+
+def test_every_pod_tells_the_loss_and_the_generation_over_http(gang: Gang) -> None:
+    gang.start()
+    gang.await_iteration(2)
+    for port in gang.progress_ports:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            metrics = answer.read().decode()
+        assert "megatron_train_iterations" in metrics
+        assert "megatron_generation" in metrics
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
+            assert answer.status == 200
