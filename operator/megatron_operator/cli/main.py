@@ -1,6 +1,7 @@
 """The entry point. A command's module is imported when it is called, so that the shell does not wait."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -51,5 +52,6 @@ def cli() -> None:
 
 def main() -> None:
     """`megatron`, and `kubectl megatron` through the name kubectl-megatron."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # saves a look at every installed package
     called = Path(sys.argv[0]).name
     cli(prog_name="kubectl megatron" if called == "kubectl-megatron" else called)

@@ -1,6 +1,9 @@
 """`spec.megatronArgs`: Megatron flags without a typed field. What the operator owns or types is refused."""
 
+import difflib
 from collections.abc import Iterator
+from functools import cache
+from importlib import resources
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.model import ModelSpec
@@ -90,11 +93,34 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
         elif flag in TYPED:
             errors.append(FieldError(field, f"is said by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
-        elif isinstance(value, str) and not value:
-            errors.append(FieldError(field, "is empty", "give a value, or true for a switch"))
-        elif isinstance(value, list) and not value:
-            errors.append(FieldError(field, "is an empty list", "give values, or leave it out"))
+        elif problem := _wrong(flag, value):
+            errors.append(FieldError(field, *problem))
     return errors
+
+
+@cache
+def megatron_flags() -> dict[str, str]:
+    """Every flag of the pinned Megatron -> `switch`, `value` or `values`."""
+    text = resources.files("megatron_operator.planner").joinpath("data/megatron_flags.txt").read_text()
+    return dict(line.split() for line in text.splitlines())
+
+
+def _wrong(flag: str, value: Value) -> tuple[str, str] | None:
+    """What is wrong with a flag by Megatron's own parser, and the mend."""
+    known = megatron_flags()
+    match known.get(flag):
+        case None:
+            near = difflib.get_close_matches(flag, known, n=1)
+            return "is no flag of Megatron", f"set {near[0]}" if near else "leave it out"
+        case "switch" if not isinstance(value, bool):
+            return f"is a switch and takes no value, but is {value!r}", "set true, or leave it out"
+        case "value" if isinstance(value, bool | list):
+            return f"takes one value, but is {str(value).lower()}", "give one value"
+        case "values" if isinstance(value, bool):
+            return f"takes values, but is {str(value).lower()}", "give a list of values"
+    if value in ("", []):
+        return "is empty", "give a value, or leave it out"
+    return None
 
 
 def passthrough_arguments(args: dict[str, Value]) -> list[str]:

@@ -128,7 +128,7 @@ def test_numbers_are_written_so_that_they_read_back_equal(resolve: Any) -> None:
 
 
 def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
-    given = {"log-throughput": True, "adlr-autoresume": False, "recompute-modules": ["core_attn", "mlp"]}
+    given = {"log-throughput": True, "log-progress": False, "recompute-modules": ["core_attn", "mlp"]}
     words = words_of(resolve("llama3-8b", 8, megatronArgs=given))
     assert words[-4:] == ["--log-throughput", "--recompute-modules", "core_attn", "mlp"]
 
@@ -141,6 +141,9 @@ def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
         ("--log-throughput", "is written with dashes; write log-throughput"),
         ("save", "is said by spec.checkpoint.volume"),
         ("exit-on-missing-checkpoint", "is the operator's own; leave it out"),
+        ("log-troughput", "is no flag of Megatron; set log-throughput"),
+        ("manual-gc-interval", "takes one value, but is true; give one value"),
+        ("recompute-modules", "takes values, but is true; give a list of values"),
         ("use-flash-attn", "is accepted and ignored by Megatron; set spec.training.attentionBackend: flash"),
     ],
 )
@@ -174,3 +177,10 @@ def test_what_the_catalog_leaves_without_effect_is_dropped_with_a_note(resolve: 
     p = plan(resolved)
     assert "--rotary-base" not in megatron_arguments(resolved, p, "run")
     assert any("model.rotaryBase 500000 of the catalog is dropped" in note for note in p.notes)
+
+
+def test_a_switch_takes_no_value(resolve: Any) -> None:
+    with pytest.raises(
+        Refused, match="is a switch and takes no value, but is 'yes'; set true, or leave it out"
+    ):
+        plan(resolve("llama3-8b", 8, megatronArgs={"log-throughput": "yes"}))
