@@ -2,13 +2,19 @@
 
 from megatron_operator.api.recipe import PrepareSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.contract import DATA_DIR
+from megatron_operator.contract import DATA_DIR, ExitCode
 from megatron_operator.manifests.identity import ROLE_PREPARE, Manifest, Owner, with_hash
 from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, image
 from megatron_operator.manifests.storage import Storage
 
 CONTAINER = "prepare"
 RETRIES = 2
+FINAL: Manifest = {
+    "containerName": CONTAINER,
+    "operator": "In",
+    "values": sorted(int(code) for code in ExitCode if 0 < code < 128),
+}
+"""Ends that another try cannot mend: the cause is told at once."""
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
 
 
@@ -69,6 +75,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | 
         "metadata": owner.metadata(f"{owner.object_name}-prepare"),
         "spec": {
             "backoffLimit": RETRIES,
+            "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": FINAL}]},
             "template": {"metadata": {"labels": owner.labels(ROLE_PREPARE)}, "spec": spec},
         },
     }

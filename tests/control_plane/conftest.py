@@ -1,0 +1,197 @@
+"""A real control plane with nodes that KWOK plays, and the operator as a process with its own rights."""
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from localcluster import Cluster
+from localcluster.errors import ClusterError
+
+from tests.control_plane.api import Api, Object
+from tests.control_plane.gateway import Gateway
+from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
+from tests.control_plane.trainers import ProgressStandIn
+from tests.control_plane.world import World
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "megatron-operator"
+NODES = 32
+VOLUMES = 130
+STORAGE_CLASS = "control-plane-tests"
+PLATFORM = {
+    "image": "registry.example/megatron-trainer:1.0",
+    "accelerators": {
+        "simulated": {
+            "hardware": "cpu",
+            "platform": "cpu",
+            "nodeLabels": {"megatron.training/simulated-gpu": "true"},
+            "topology": ["topology.kubernetes.io/rack"],
+            "resources": {"cpu": "8", "memory": "64Gi"},
+            "shmSize": "1Gi",
+        }
+    },
+    "checkpoint": {"size": "1Gi", "storageClassName": STORAGE_CLASS},
+    "dataStorageClassName": STORAGE_CLASS,
+    "namespaces": {"forbidden-to-all": {"maxAccelerators": 1}},
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.control_plane)
+
+
+@pytest.fixture(scope="session")
+def plane() -> Iterator[Cluster]:
+    """The control plane, as it is if it runs, else started for these tests."""
+    cluster = Cluster("control-plane")
+    try:
+        there = bool(cluster.status()) and all(cluster.status().values())
+        if not there:
+            cluster.up()
+        if not cluster.layout.binary("helm").exists():
+            cluster.binaries.build(("helm",), cluster.report)
+    except ClusterError as error:
+        pytest.fail(f"the control plane does not start: {error}")
+    yield cluster
+    if not there:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def api(plane: Cluster) -> Iterator[Api]:
+    """With nodes and volumes to run on."""
+    api = Api(plane.kubeconfig)
+    for index in range(NODES):
+        api.apply(_node(index))
+    for index in range(VOLUMES):
+        api.apply(_volume(index))
+    yield api
+    for index in range(NODES):
+        api.delete("Node", None, f"fake-{index}")
+    for index in range(VOLUMES):
+        api.delete("PersistentVolume", None, f"control-plane-tests-{index}")
+
+
+def _node(index: int) -> Object:
+    name = f"fake-{index}"
+    resources = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "megatron.training/simulated-gpu": "true",
+                "topology.kubernetes.io/rack": f"rack-{index // 8}",
+            },
+        },
+        "status": {"allocatable": resources, "capacity": resources},
+    }
+
+
+def _volume(index: int) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"control-plane-tests-{index}"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+            "storageClassName": STORAGE_CLASS,
+            "hostPath": {"path": "/nonexistent"},
+            "persistentVolumeReclaimPolicy": "Retain",
+        },
+    }
+
+
+@pytest.fixture(scope="session")
+def installed(plane: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """All that the chart makes except the pod; returns a token of the operator's service account."""
+    values = tmp_path_factory.mktemp("chart") / "values.yaml"
+    values.write_text(yaml.safe_dump({"platform": PLATFORM}))
+    rendered = subprocess.run(
+        [
+            plane.layout.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
+            OPERATOR_NAMESPACE, "--kube-version", "1.36.3", "--values", values,
+        ],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR_NAMESPACE}})
+    objects = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "Deployment"]
+    for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
+        api.apply(item)
+    path = api.path("ServiceAccount", OPERATOR_NAMESPACE, "megatron-operator") + "/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    return str(api.request("POST", path, request)["status"]["token"])
+
+
+@pytest.fixture(scope="session")
+def gateway(api: Api) -> Iterator[Gateway]:
+    gateway = Gateway(api.server, api.ca_file)
+    gateway.url = gateway.start()
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture(scope="session")
+def trainers() -> Iterator[ProgressStandIn]:
+    stand_in = ProgressStandIn()
+    yield stand_in
+    stand_in.stop()
+
+
+@pytest.fixture(scope="session")
+def operator_process(
+    installed: str, gateway: Gateway, trainers: ProgressStandIn, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    folder = Path(os.environ.get("CONTROL_PLANE_LOGS", tmp_path_factory.mktemp("operator")))
+    kubeconfig = folder / "kubeconfig"
+    write_kubeconfig(kubeconfig, gateway.url, installed)
+    process = OperatorProcess(kubeconfig, folder / "operator.log", trainers.url)
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def operator(operator_process: OperatorProcess, gateway: Gateway) -> OperatorProcess:
+    """Running, and nobody cuts in."""
+    gateway.reset()
+    operator_process.ensure()
+    return operator_process
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def world(
+    api: Api, operator: OperatorProcess, gateway: Gateway, trainers: ProgressStandIn
+) -> Iterator[World]:
+    """A namespace of its own for each test."""
+    namespace = f"cp-{os.getpid()}-{next(_numbers)}"
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    yield World(api, namespace, operator, gateway, trainers)
+    gateway.reset()
+    for recipe in api.list("MegatronRecipe", namespace):
+        api.delete("MegatronRecipe", namespace, recipe["metadata"]["name"])
+    api.delete("Namespace", None, namespace)
+    _free_volumes(api, namespace)
+
+
+def _free_volumes(api: Api, namespace: str) -> None:
+    """Volumes are kept by their policy; the next test binds them again."""
+    volumes: list[Any] = api.list("PersistentVolume")
+    for volume in volumes:
+        claim = volume["spec"].get("claimRef") or {}
+        if claim.get("namespace") == namespace:
+            api.patch("PersistentVolume", None, volume["metadata"]["name"], {"spec": {"claimRef": None}})

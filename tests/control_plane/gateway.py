@@ -1,0 +1,85 @@
+"""Between operator and API server: counts what is written, and can cut in at any write."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable
+
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_HOP = frozenset({"connection", "transfer-encoding", "content-length", "host", "keep-alive"})
+
+
+class Gateway:
+    """Forwards plain HTTP on loopback to the API server, who sees the caller's own token."""
+
+    def __init__(self, server: str, ca_file: str) -> None:
+        self._server = server
+        self._ssl = ssl.create_default_context(cafile=ca_file)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="gateway")
+        self.writes: list[tuple[str, str]] = []
+        self.hidden: str | None = None
+        """Paths that begin so do not exist."""
+        self.cut_after: int | None = None
+        """Call `cut` once so many writes went through, before their answer is passed on."""
+        self.cut: Callable[[], None] = lambda: None
+
+    def start(self) -> str:
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def reset(self) -> None:
+        self.writes = []
+        self.cut_after = None
+        self.hidden = None
+
+    async def _serve(self) -> str:
+        self._session = ClientSession(
+            connector=TCPConnector(ssl=self._ssl, limit=0),
+            timeout=ClientTimeout(total=None),
+            auto_decompress=False,
+        )
+        application = web.Application(client_max_size=16 << 20)
+        application.router.add_route("*", "/{path:.*}", self._forward)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        return f"http://{host}:{port}"
+
+    async def _close(self) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        if self.hidden is not None and request.path.startswith(self.hidden):
+            return web.Response(status=404, text="404 page not found\n")
+        body = await request.read()
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
+        try:
+            async with self._session.request(
+                request.method, self._server + request.raw_path, data=body or None, headers=headers
+            ) as answer:
+                if request.method in WRITES:
+                    self.writes.append((request.method, request.path))
+                    if self.cut_after is not None and len(self.writes) >= self.cut_after:
+                        self.cut_after = None
+                        await asyncio.to_thread(self.cut)
+                kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
+                response = web.StreamResponse(status=answer.status, headers=kept)
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+                return response
+        except OSError as error:
+            return web.Response(status=502, text=f"the API server is away: {error}")

@@ -1,0 +1,77 @@
+"""The operator as a real process, with the rights of its service account and nothing more."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+OPERATOR_NAMESPACE = "megatron-system"
+
+
+def write_kubeconfig(path: Path, server: str, token: str) -> None:
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": {"token": token}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    path.chmod(0o600)
+
+
+class OperatorProcess:
+    """`megatron-operator`, started, killed and started again."""
+
+    def __init__(self, kubeconfig: Path, log: Path, progress_url: str) -> None:
+        self._environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
+        self._log = log
+        self._progress_url = progress_url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert not self.running()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "megatron_operator.controller.main",
+                    f"--namespace={OPERATOR_NAMESPACE}",
+                    f"--progress-url={self._progress_url}",
+                    "--progress-interval=0.5",
+                    "--liveness-port=0",
+                    "--node-discovery",
+                ],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def ensure(self) -> None:
+        if not self.running():
+            self.start()
+
+    def kill(self) -> None:
+        """As a node that loses power would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.wait(30)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")

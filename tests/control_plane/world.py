@@ -1,0 +1,119 @@
+"""One test's namespace: recipes in it, what became of them, and what happens to their pods."""
+
+from typing import Any
+
+from tests.control_plane.api import Api, Object, eventually
+from tests.control_plane.gateway import Gateway
+from tests.control_plane.operator_process import OperatorProcess
+from tests.control_plane.trainers import ProgressStandIn, end_container, running_pods
+
+
+class World:
+    """What a test acts on."""
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        operator: OperatorProcess,
+        gateway: Gateway,
+        trainers: ProgressStandIn,
+    ) -> None:
+        self.api = api
+        self.namespace = namespace
+        self.operator = operator
+        self.gateway = gateway
+        self.trainers = trainers
+
+    def apply(self, name: str, **changes: Any) -> Object:
+        """A recipe of two pods of two simulated GPUs, with the spec's sections changed."""
+        spec: Object = {
+            "recipe": "tiny-gpt",
+            "accelerator": {"count": 4, "perNode": 2},
+            "parallelism": {"tensorModelParallelSize": 2},
+            "data": {"mockData": True},
+        }
+        return self.api.apply(
+            {
+                "apiVersion": "megatron.training/v1alpha1",
+                "kind": "MegatronRecipe",
+                "metadata": {"name": name, "namespace": self.namespace},
+                "spec": spec | changes,
+            }
+        )
+
+    def edit(self, name: str, **changes: Any) -> None:
+        self.api.patch("MegatronRecipe", self.namespace, name, {"spec": changes})
+
+    def status(self, name: str) -> Object:
+        return dict(self.api.get("MegatronRecipe", self.namespace, name).get("status") or {})
+
+    def condition(self, name: str, kind: str) -> Object:
+        conditions = {c["type"]: c for c in self.status(name).get("conditions") or []}
+        return dict(conditions.get(kind) or {})
+
+    def await_phase(self, name: str, *phases: str, seconds: float = 40) -> Object:
+        return (
+            eventually(
+                lambda: (s := self.status(name)) if (s := self.status(name)).get("phase") in phases else None,
+                f"{name} is {' or '.join(phases)}: {self.status(name)}",
+                seconds,
+            )
+            or {}
+        )
+
+    def await_reason(self, name: str, kind: str, reason: str, seconds: float = 40) -> Object:
+        """The condition, once it gives this reason."""
+
+        def look() -> Object | None:
+            condition = self.condition(name, kind)
+            return condition if condition.get("reason") == reason else None
+
+        return (
+            eventually(look, f"{name}: {kind} for {reason}; it is {self.condition(name, kind)}", seconds)
+            or {}
+        )
+
+    def job(self, name: str) -> Object | None:
+        return self.api.find("PyTorchJob", self.namespace, name)
+
+    def await_pods(self, name: str, pods: int = 2) -> dict[str, Object]:
+        """All pods of the recipe's job run."""
+        names = {f"{name}-master-0", *(f"{name}-worker-{i}" for i in range(pods - 1))}
+        return running_pods(self.api, self.namespace, names)
+
+    def say(self, name: str, pods: int = 2, **report: Any) -> None:
+        """All pods of the recipe answer so from now on."""
+        for pod in [f"{name}-master-0", *(f"{name}-worker-{i}" for i in range(pods - 1))]:
+            self.trainers.say(self.namespace, pod, **report)
+
+    def train(self, name: str, iteration: int, checkpoint: int | None = None, **report: Any) -> Object:
+        """Bring the run to this iteration, and see the operator notice."""
+        self.await_pods(name)
+        self.say(name, iteration=iteration, checkpointIteration=checkpoint, **report)
+        return (
+            eventually(
+                lambda: (
+                    (s := self.status(name))
+                    if (s := self.status(name)).get("phase") == "Training"
+                    and s["progress"].get("iteration") == iteration
+                    else None
+                ),
+                f"{name} trains at {iteration}: {self.status(name)}",
+            )
+            or {}
+        )
+
+    def end(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
+        end_container(self.api, self.namespace, pod, code, message, reason)
+
+    def arguments(self, name: str) -> list[str]:
+        """What the recipe's job gives to Megatron."""
+        job = self.api.get("PyTorchJob", self.namespace, name)
+        template = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+        return list(template["spec"]["containers"][0]["args"])
+
+    def environment(self, name: str) -> dict[str, str]:
+        job = self.api.get("PyTorchJob", self.namespace, name)
+        template = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+        return {e["name"]: e["value"] for e in template["spec"]["containers"][0]["env"]}
