@@ -11,12 +11,13 @@ from megatron_operator.cli.inputs import Question, question, resources
 @question
 @printing.formatted
 def command(asked: Question, output: str) -> None:
-    """Say everything that is wrong with a recipe: schema, rules, catalog, layout, memory.
+    """Say everything that is wrong with a recipe: schema, rules, catalog, layout, memory, objects.
 
     \b
     megatron validate -f recipe.yaml
     megatron validate --recipe llama3-8b --gpus 12 --accelerator h100-sxm
     """
+    from megatron_operator import manifests
     from megatron_operator.cli.stages import run
 
     errors: list[FieldError] = []
@@ -24,7 +25,9 @@ def command(asked: Question, output: str) -> None:
     found = resources(asked)
     for resource in found:
         try:
-            valid.append(run(asked, resource))
+            one = run(asked, resource)
+            manifests.build(one.name, one.namespace, "", one.resolved, one.plan)
+            valid.append(one)
         except Refused as refused:
             errors += refused.errors
     if errors:

@@ -11,6 +11,7 @@ from megatron_operator.planner.batch import global_batches, iterations
 from megatron_operator.planner.notes import notes_of
 from megatron_operator.planner.parameters import flops_per_token, parameters
 from megatron_operator.planner.passthrough import passthrough_errors
+from megatron_operator.planner.pitfalls import pitfall_errors, pitfall_notes
 from megatron_operator.planner.ranking import Ranking, rank
 from megatron_operator.planner.request import Candidate, Request
 from megatron_operator.planner.support import (
@@ -78,6 +79,7 @@ def _answer(
     errors += optimizer_errors(asked, distributed_optimizer)
     errors += unused_errors(resolved, notes)
     errors += passthrough_errors(resolved.megatron_args)
+    errors += pitfall_errors(resolved)
     batches = global_batches(resolved.training, errors)
     if a is None or resolved.training.seq_length is None or not batches:
         raise Refused(errors)
@@ -168,7 +170,7 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
             f"vocabulary padded from {a.vocab} to {padded}, a multiple of {a.vocab_multiple} x TP {layout.tp}"
         )
     largest = max(request.batches)
-    return Plan(
+    made = Plan(
         world_size=request.world,
         nodes=-(-request.world // request.pod),
         per_node=request.pod,
@@ -206,3 +208,4 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
         expected=chosen.expected,
         notes=notes + notes_of(request, ranking, chosen),
     )
+    return made.model_copy(update={"notes": [*made.notes, *pitfall_notes(resolved, made)]})
