@@ -67,7 +67,11 @@ def _comparison(plan: Plan, candidate: Candidate, published: bool) -> str:
     if part > 0.005:
         return f"{part:.0%} slower"
     speed = f"{-part:.0%} faster as estimated" if part < -0.005 else "as fast"
-    return f"{speed}, but not the published layout" if published else f"{speed}, but less simple"
+    if published:
+        return f"{speed}, but not the published layout"
+    if not candidate.is_roomy and candidate.memory.capacity:
+        return f"{speed}, but fills {candidate.memory.total / candidate.memory.capacity:.0%} of the memory"
+    return f"{speed}, but less simple"
 
 
 def _alternative(candidate: Candidate, reason: str) -> Alternative:

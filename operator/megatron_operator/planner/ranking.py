@@ -1,4 +1,4 @@
-"""Which layout is taken: of those that fit the fastest, and of equally fast ones the simplest."""
+"""Which layout is taken: of those that fit with room the fastest, and of equally fast ones the simplest."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -55,14 +55,14 @@ def rank(request: Request, errors: list[FieldError]) -> Ranking:
         ranking.candidates.sort(key=lambda candidate: candidate.simplicity)
         return ranking
     timed = [_timed(request, candidate) for candidate in ranking.candidates]
-    fastest = min(_seconds(candidate) for candidate in timed)
-    timed.sort(
-        key=lambda c: (
-            (0.0, c.simplicity, _seconds(c))
-            if _seconds(c) <= fastest * (1 + EQUALLY_FAST)
-            else (_seconds(c), c.simplicity, 0.0)
-        )
-    )
+    fastest = min(_seconds(c) for c in [c for c in timed if c.is_roomy] or timed)
+
+    def order(c: Candidate) -> tuple[bool, float, tuple[bool, int, int, int, int, int], float]:
+        seconds = _seconds(c)
+        equally_fast = seconds <= fastest * (1 + EQUALLY_FAST)
+        return not c.is_roomy, 0.0 if equally_fast else seconds, c.simplicity, seconds
+
+    timed.sort(key=order)
     ranking.candidates = timed
     return ranking
 

@@ -9,6 +9,9 @@ from megatron_operator.planner.accelerators import Accelerator
 from megatron_operator.planner.architecture import Architecture
 from megatron_operator.planner.layout import Layout, Recompute, Setting
 
+ROOMY = 0.95
+"""Part of the memory up to which layouts come before tighter ones: published runs fill at most 94 %."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -75,6 +78,11 @@ class Candidate:
     @property
     def fits(self) -> bool:
         return self.memory.capacity is None or self.memory.total <= self.memory.capacity
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether the estimate may be somewhat wrong and the layout still fits."""
+        return self.memory.capacity is None or self.memory.total <= ROOMY * self.memory.capacity
 
     @property
     def simplicity(self) -> tuple[bool, int, int, int, int, int]:
