@@ -9,7 +9,8 @@ from megatron_operator.planner import plan
 MOE: dict[str, Any] = {
     "model": {
         "numLayers": 16, "hiddenSize": 2048, "numAttentionHeads": 16, "vocabSize": 32000,
-        "disableBiasLinear": True, "numExperts": 64, "moeRouterTopk": 8, "moeFfnHiddenSize": 1024, "positionEmbeddingType": "rope",
+        "disableBiasLinear": True, "numExperts": 64, "moeRouterTopk": 8, "moeFfnHiddenSize": 1024,
+        "positionEmbeddingType": "rope",
     },
     "training": {"seqLength": 4096, "globalBatchSize": 1024, "lr": 1e-4, "trainIters": 1000, "bf16": True},
 }  # fmt: skip
