@@ -76,6 +76,10 @@ class Buildah:
             words += ["--label", f"{key}={value}"]
         self._run(*words, "--file", dockerfile, "--tag", name, context)
 
+    def prune(self) -> None:
+        """Forget layers that no named image is built on."""
+        self._run("rmi", "--prune")
+
     def push(self, name: str) -> None:
         """Push what the registry lacks. Layers are not compressed: the way is one memory copy long."""
         path = name.split("/", 1)[1]

@@ -30,18 +30,28 @@ def current() -> Claim | None:
     return claim if claim.boot == boot_id() else None
 
 
-def take(checkout: Path) -> None:
-    """Claim the machine. Raises ClusterError naming the other checkout and how to stop its cluster."""
-    wanted = Claim(str(checkout), boot_id())
+def check(checkout: Path) -> None:
+    """Raises ClusterError naming the other checkout that holds the machine, and how to stop its cluster."""
     holder = current()
-    if holder is not None and holder != wanted:
+    if holder is not None and holder.checkout != str(checkout):
         raise ClusterError(
             f"the checkout {holder.checkout} runs the full cluster of this machine; "
             f"stop it with: cd {holder.checkout} && python -m localcluster down"
         )
+
+
+def take(checkout: Path) -> None:
+    """Claim the machine. Raises ClusterError when another checkout holds it."""
+    check(checkout)
+    wanted = Claim(str(checkout), boot_id())
     partial = PATH.with_name(f"{PATH.name}.{os.getpid()}")
     partial.write_text(json.dumps(asdict(wanted)))
     partial.rename(PATH)
+
+
+def is_ours(checkout: Path) -> bool:
+    holder = current()
+    return holder is not None and holder.checkout == str(checkout)
 
 
 def release(checkout: Path) -> None:

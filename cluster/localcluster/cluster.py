@@ -87,6 +87,8 @@ class Cluster:
 
     def up(self) -> None:
         """Bring up what is not up. Raises MissingRequirements when the machine cannot."""
+        if self.profile == "full":
+            claim.check(self.layout.checkout)
         requirements.check(self.layout)
         with self._exclusive():
             if self.profile == "full":
@@ -96,11 +98,17 @@ class Cluster:
 
     def _up_control_plane(self) -> None:
         self.binaries.build(BY_PROFILE[self.profile], self.report)
+        if all(self.processes.running(name) for name in self.components()) and self._plane().ready():
+            return
         plane = self._plane()
         plane.prepare()
-        plane.up(self.report)
-        operator.HostTrainingOperator(plane, self.kubectl).up(self.binaries, self.report)
-        kwok.Kwok(plane, self.kubectl).up(self.binaries, self.report)
+        with ThreadPoolExecutor(1) as background:
+            # Rendering takes as long as the API server needs to start.
+            stock = background.submit(operator.manifests, self.binaries, self.kubectl)
+            stages = background.submit(kwok.manifests, self.binaries, self.kubectl)
+            plane.up(self.report)
+            operator.HostTrainingOperator(plane, self.kubectl).up(stock.result(), self.report)
+            kwok.Kwok(plane, self.kubectl).up(*stages.result(), self.report)
 
     def _up_full(self) -> None:
         claim.take(self.layout.checkout)
@@ -166,8 +174,20 @@ class Cluster:
         with self._exclusive():
             for image in wanted:
                 images.build(self.layout, image, buildah, self.report)
+            present = images.Pulled(self.layout.home / "pulled.json")
+            fresh = {image: buildah.image_id(image.reference) for image in wanted}
+            changed = [image for image, made in fresh.items() if present.get(image) != made]
+            if not changed:
+                return
+            for image in changed:
                 images.push(image, buildah, self.report)
-            images.pull(self.kubectl, [image.reference for image in wanted], self.report)
+            images.pull(self.kubectl, [image.reference for image in changed], self.report)
+            present.put({image: fresh[image] for image in changed})
+            with self.report.step("forget what these images replaced"):
+                buildah.prune()
+                registry.prune(self.layout)
+                for node in self._nodes().values():
+                    node.prune_images()
 
     def _install_addons(self, plane: ControlPlane) -> None:
         stock = operator.manifests(self.binaries, self.kubectl)
@@ -200,7 +220,7 @@ class Cluster:
 
         Raises ClusterError when the machine's full cluster is another checkout's: nothing is touched then.
         """
-        if not self.layout.home.exists() and claim.current() is None:
+        if not self.layout.home.exists() and not claim.is_ours(self.layout.checkout):
             return
         with self._exclusive():
             if self.profile == "full":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +77,27 @@ def build(layout: Layout, image: Image, buildah: Buildah, report: Report) -> Non
 def push(image: Image, buildah: Buildah, report: Report) -> None:
     with report.step(f"push {image.reference}"):
         buildah.push(image.reference)
+
+
+class Pulled:
+    """Which image, by its id, every node of the running cluster has under a name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def _read(self) -> dict[str, str | None]:
+        try:
+            ids: dict[str, str | None] = json.loads(self.path.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return ids
+
+    def get(self, image: Image) -> str | None:
+        return self._read().get(image.name)
+
+    def put(self, ids: Mapping[Image, str | None]) -> None:
+        named_ids = {image.name: made for image, made in ids.items()}
+        self.path.write_text(json.dumps({**self._read(), **named_ids}))
 
 
 def pull_pod(node: str, images: list[str]) -> Object:

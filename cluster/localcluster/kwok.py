@@ -6,16 +6,26 @@ objects in the API server, so `kubectl apply` of a Stage changes how pods live w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from localcluster.binaries import Binaries
 from localcluster.controlplane import ControlPlane
-from localcluster.kubectl import Kubectl
+from localcluster.kubectl import Kubectl, Object
 from localcluster.report import Report
 
 MODULE = "sigs.k8s.io/kwok"
 NAME = "kwok"
+STAGES = "stages.kwok.x-k8s.io"
 NODE_ANNOTATION = "kwok.x-k8s.io/node=fake"
+
+
+def manifests(binaries: Binaries, kubectl: Kubectl) -> tuple[list[Object], list[Object]]:
+    """The custom resource for stages, and the stages, that kwok's own module carries."""
+    source = binaries.module_directory(NAME, MODULE) / "kustomize"
+    resources = kubectl.kustomize(source / "crd")
+    wanted = [item for item in resources if item["metadata"]["name"] == STAGES]
+    return wanted, kubectl.kustomize(source / "stage" / "fast")
 
 
 class Kwok:
@@ -36,15 +46,12 @@ class Kwok:
             f"--server-address=127.0.0.1:{self.plane.ports.kwok}",
         ]
 
-    def up(self, binaries: Binaries, report: Report) -> None:
-        if self.plane.processes.running(NAME):
-            return
+    def up(self, resources: Sequence[Object], stages: Sequence[Object], report: Report) -> None:
+        """Install the custom resources and the stages, and start it."""
         with report.step("kwok, with its fast stages"):
-            source = binaries.module_directory(NAME, MODULE) / "kustomize"
-            self.kubectl.apply(self.kubectl.kustomize(source / "crd"))
-            names = ("stages.kwok.x-k8s.io",)
-            self.kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
-            self.kubectl.apply(self.kubectl.kustomize(source / "stage" / "fast"))
+            self.kubectl.apply(resources)
+            self.kubectl.run("wait", "--for=condition=Established", "--timeout=30s", "crd", STAGES)
+            self.kubectl.apply(stages)
             self.start()
 
     def start(self) -> None:

@@ -21,6 +21,7 @@ from localcluster.addresses import (
     REGISTRY_PORT,
     NodeAddress,
 )
+from localcluster.commands import run
 from localcluster.controlplane import ControlPlane
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl
@@ -40,6 +41,18 @@ LABELS = {
 
 def cni_plugins() -> Path | None:
     return next((path for path in CNI_DIRECTORIES if (path / "bridge").exists()), None)
+
+
+def untagged(listing: str) -> list[str]:
+    """The references in `ctr images list` whose content no tag names.
+
+    containerd lists an image by tag, by digest (`name@sha256:...`) and by id (`sha256:...`).
+    """
+    digests = {line.split()[0]: line.split()[2] for line in listing.splitlines()[1:]}
+    tagged = {
+        digest for reference, digest in digests.items() if "@" not in reference and "sha256:" not in reference
+    }
+    return sorted(reference for reference, digest in digests.items() if digest not in tagged)
 
 
 class Node:
@@ -250,6 +263,12 @@ state = "/run/containerd"
         self.plane.processes.kill(self.name)
         if init is not None:
             wait_until(lambda: not Path(f"/proc/{init}").exists(), 30, f"{self.name} to end")
+
+    def prune_images(self) -> None:
+        """Forget images that a tag has moved away from; running containers keep what they use."""
+        ctr = [*self.enter(), "ctr", "--namespace", "k8s.io", "images"]
+        for reference in untagged(run([*ctr, "list"])):
+            run([*ctr, "remove", reference])
 
     def enter(self) -> list[str]:
         """The words that put a command into the node."""

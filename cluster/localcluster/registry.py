@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from localcluster.addresses import HOST, REGISTRY_PORT
+from localcluster.commands import run
 from localcluster.layout import Layout
 from localcluster.processes import Processes, http_ok, wait_until
 from localcluster.report import Report
@@ -20,6 +21,12 @@ def configuration(storage: Path) -> dict[str, object]:
         "storage": {"filesystem": {"rootdirectory": str(storage)}, "delete": {"enabled": True}},
         "http": {"addr": f"{HOST}:{REGISTRY_PORT}"},
     }
+
+
+def prune(layout: Layout) -> None:
+    """Delete what no tag names. Nobody may push meanwhile."""
+    words: list[str | Path] = ["garbage-collect", "--delete-untagged", "--quiet"]
+    run([layout.binary(NAME), *words, layout.home / "registry.json"])
 
 
 def up(layout: Layout, processes: Processes, report: Report) -> None:

@@ -106,10 +106,6 @@ class HostTrainingOperator:
             f"--webhook-server-port={ports.training_operator_webhook}",
         ]
 
-    def install(self, binaries: Binaries) -> None:
-        """Its custom resources, role and the empty webhook, server-side."""
-        self.kubectl.apply(without_workload(only_pytorchjob(manifests(binaries, self.kubectl))))
-
     def start(self) -> None:
         """Start the process and wait until its controllers run."""
         self._place_certificates()
@@ -121,11 +117,10 @@ class HostTrainingOperator:
         self.plane.processes.start(NAME, self.argv(), environment)
         wait_until(self._ready, 60, "training-operator ready", lambda: self.plane.processes.running(NAME))
 
-    def up(self, binaries: Binaries, report: Report) -> None:
-        if self.plane.processes.running(NAME):
-            return
+    def up(self, stock: Sequence[Object], report: Report) -> None:
+        """Install its custom resource, role and empty webhook from the `stock` overlay, and start it."""
         with report.step("training-operator: its custom resources, then the process"):
-            self.install(binaries)
+            self.kubectl.apply(without_workload(only_pytorchjob(stock)))
             self.start()
 
     def _place_certificates(self) -> None:
