@@ -39,7 +39,7 @@ class WorkQueue:
         self._waiting: set[Key] = set()
         self._working: set[Key] = set()
         self._again: set[Key] = set()
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._timers: dict[Key, tuple[float, asyncio.Handle]] = {}
         self._failures: dict[Key, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -47,7 +47,7 @@ class WorkQueue:
         self._tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._workers)]
 
     async def stop(self) -> None:
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         for task in self._tasks:
             task.cancel()
@@ -59,12 +59,13 @@ class WorkQueue:
     def add(self, key: Key, delay: float = COALESCE) -> None:
         """Look at this recipe after `delay` seconds; an earlier appointment stands."""
         loop = asyncio.get_running_loop()
-        timer = self._timers.get(key)
-        if timer is not None:
-            if timer.when() <= loop.time() + delay:
+        due = loop.time() + delay
+        if key in self._timers:
+            earlier, timer = self._timers[key]
+            if earlier <= due:
                 return
             timer.cancel()
-        self._timers[key] = loop.call_later(delay, self._due, key)
+        self._timers[key] = (due, loop.call_later(delay, self._due, key))
 
     def _due(self, key: Key) -> None:
         self._timers.pop(key, None)
