@@ -30,7 +30,8 @@ _BOUNDS = {
     "blackwell_ultra": (0.6, 1.3),
     "attention": (0.3, 0.75),
     "step_seconds": (1e-3, 1e-1),
-    "expert_layer_seconds": (1e-4, 5e-3),
+    "expert_layer_seconds": (1e-3, 2e-2),
+    "edge": (1.0, 1000.0),
     "graph": (0.1, 0.9),
 }
 """What is physically sensible; the fit stays inside."""
@@ -56,16 +57,16 @@ def mean_and_worst(of: Iterable[Figure]) -> tuple[float, Figure]:
 
 
 def summary(of: list[Figure]) -> list[str]:
-    """One line for each part."""
+    """One line for each part and kind of model."""
     lines = []
-    for part in ("calibration", "held-out"):
-        for kind, moe in (("all", None), ("dense", False), ("with experts", True)):
-            chosen = [f for f in of if f.part == part and (moe is None or f.workload.a.is_moe is moe)]
-            mean, worst = mean_and_worst(chosen)
-            lines.append(
-                f"{part}, {kind}: {len(chosen)} figures, mean error {mean:.1%}, "
-                f"worst {error(worst):+.1%} ({worst.name})"
-            )
+    for part in sorted({figure.part for figure in of}):
+        for kind, moe in (("dense", False), ("with experts", True)):
+            if chosen := [f for f in of if f.part == part and f.workload.a.is_moe is moe]:
+                mean, worst = mean_and_worst(chosen)
+                lines.append(
+                    f"{part}, {kind}: {len(chosen)} figures, mean error {mean:.1%}, "
+                    f"worst {error(worst):+.1%} ({worst.name})"
+                )
     return lines
 
 

@@ -36,7 +36,7 @@ class Figure:
     name: str
     """Model, accelerators, precision and layout, in short."""
     part: str
-    """`calibration` or `held-out`."""
+    """`calibration`, `held-out` or `not modelled`."""
     source: str
     workload: Workload
     accelerator: Accelerator

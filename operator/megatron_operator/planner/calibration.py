@@ -12,17 +12,17 @@ from typing import Final
 class Calibration:
     """Parts of a peak that are reached, parts of communication that stay visible, and times of launching."""
 
-    bf16: float = 0.511
+    bf16: float = 0.613
     """Part of the BF16 peak that large matrix products reach on Hopper."""
-    fp8: float = 0.586
+    fp8: float = 0.534
     """The same of the FP8 peak."""
-    ampere: float = 1.41
+    ampere: float = 1.45
     """What Ampere reaches of its peaks, against Hopper: chips differ in how far power holds the clock."""
-    blackwell: float = 0.83
-    blackwell_ultra: float = 1.15
-    grouped: float = 0.75
-    """Experts' grouped products against one product of the same size; set."""
-    attention: float = 0.598
+    blackwell: float = 0.97
+    blackwell_ultra: float = 1.28
+    edge: float = 341.0
+    """Elements that each dimension of a matrix product costs beyond its own: tiles and waves half filled."""
+    attention: float = 0.75
     """Part of the BF16 peak that fused attention reaches, on any chip."""
     memory: float = 0.8
     """Part of the memory bandwidth that element-wise kernels reach; set."""
@@ -34,13 +34,15 @@ class Calibration:
     """Part of a communication that an overlap hides, at most; set."""
     product_seconds: float = 10e-6
     """Start and end of one matrix product: launch, filling and draining the chip; set."""
-    step_seconds: float = 40e-3
+    step_seconds: float = 45e-3
     """What a step costs beside its kernels: data, the norms' synchronization, logging."""
-    layer_seconds: float = 60e-6
-    """Host time of a dense layer's forward and backward pass that kernels do not hide; set."""
-    expert_layer_seconds: float = 5e-3
+    layer_seconds: float = 1.5e-3
+    """Host time of launching a dense layer's forward and backward pass; set."""
+    expert_layer_seconds: float = 10.3e-3
     """The same of a layer with experts: routing, permutation and hundreds of small kernels."""
-    graph: float = 0.73
+    fp8_launches: float = 1.3
+    """Launches of an FP8 layer, with its casts and scales, against one in BF16; set."""
+    graph: float = 0.576
     """Part of that host time that is left with CUDA graphs of parts of a layer; of an iteration: none."""
 
     def reached(self, architecture: str) -> float:

@@ -19,11 +19,10 @@ class ComputeTime:
     products: float
     attention: float
     elementwise: float
-    host: float
 
     @property
     def total(self) -> float:
-        return self.products + self.attention + self.elementwise + self.host
+        return self.products + self.attention + self.elementwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,10 @@ class Product:
     inner: float
     columns: float
     count: float = 1
-    grouped: bool = False
 
-    @property
-    def flops(self) -> float:
-        return 2 * self.rows * self.inner * self.columns * self.count
+    def work(self, edge: float) -> float:
+        """FLOPs, with what is lost at the edges: each dimension costs `edge` elements more than it has."""
+        return 2 * (self.rows + edge) * (self.inner + edge) * (self.columns + edge) * self.count
 
     @property
     def operands(self) -> tuple[float, float, float]:
@@ -86,7 +84,6 @@ class Kernels:
             products=sum(n * each.products for n, each in counted) + self._output(stage),
             attention=sum(n * each.attention for n, each in counted),
             elementwise=sum(n * each.elementwise for n, each in counted),
-            host=sum(n * each.host for n, each in counted),
         )
 
     def optimizer(self, held: tuple[float, float, float]) -> float:
@@ -113,23 +110,28 @@ class Kernels:
         return self._layer(moe=True)
 
     def _layer(self, *, moe: bool) -> ComputeTime:
-        w, c = self._w, self._c
+        w = self._w
         products = [*_attention_products(w), *(_expert_products(w) if moe else _dense_products(w))]
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
         again = _recomputed_products(w, moe=moe)
-        host = c.expert_layer_seconds if moe else c.layer_seconds
         return ComputeTime(
             products=sum(self._product(product, passes=factor) for product in products)
             + sum(self._product(product, passes=1) for product in again),
             attention=self._attention(),
             elementwise=self._elementwise(moe=moe) * factor / _FORWARD_AND_BACKWARD,
-            host=host * self._launched * factor / _FORWARD_AND_BACKWARD,
         )
 
-    @property
-    def _launched(self) -> float:
-        """Part of the launching that the host still does."""
-        return {"none": 1.0, "partial": self._c.graph, "full": 0.0}[self._w.execution.graphs]
+    def host(self, stage: int) -> float:
+        """Time that the host takes to launch one micro batch of a stage: no step is faster, however fast the
+        chip.
+
+        CUDA graphs of parts of a layer leave a part of it, of a whole iteration nothing.
+        """
+        c, again = self._c, self._recomputed_share if self._w.recompute.granularity == "full" else 0.0
+        dense, moe = self.layers(stage)
+        left = {"none": 1.0, "partial": c.graph, "full": 0.0}[self._w.execution.graphs]
+        launches = left * (c.fp8_launches if self._w.numerics.fp8 else 1) * (1 + again / 3)
+        return (dense * c.layer_seconds + moe * c.expert_layer_seconds) * launches
 
     @property
     def _recomputed_share(self) -> float:
@@ -148,11 +150,9 @@ class Kernels:
         w, on, c = self._w, self._on, self._c
         in_fp8 = fp8 and w.numerics.fp8 and on.fp8 is not None
         peak = self._fp8 * c.fp8 if in_fp8 else self._bf16 * c.bf16
-        if product.grouped:
-            peak *= c.grouped
         size = 1 if in_fp8 else 2
         a, b, out = product.operands
-        arithmetic, bandwidth = product.flops / peak, on.memory_bandwidth * c.memory
+        arithmetic, bandwidth = product.work(c.edge) / peak, on.memory_bandwidth * c.memory
         forward = max(arithmetic, (size * (a + b) + 2 * out) / bandwidth)
         if passes == 1:
             return forward + c.product_seconds
@@ -256,8 +256,8 @@ def _expert_products(w: Workload) -> list[Product]:
     rows = w.tokens * a.topk * w.etp / w.tp / local
     width = a.expert_ffn / w.etp
     products = [
-        Product(rows, a.hidden, (2 if a.gated else 1) * width, count=local, grouped=True),
-        Product(rows, width, a.hidden, count=local, grouped=True),
+        Product(rows, a.hidden, (2 if a.gated else 1) * width, count=local),
+        Product(rows, width, a.hidden, count=local),
     ]
     return products + (_feed_forward(a, w.tokens, a.shared_ffn / w.tp) if a.shared_ffn else [])
 

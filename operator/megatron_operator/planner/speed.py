@@ -30,7 +30,7 @@ class StepTime:
     elementwise: float
     """Norms, activations, residuals, permutations, casts: bound by memory."""
     host: float
-    """Launching that kernels do not hide."""
+    """Waiting for the host to launch kernels."""
     tensor: float
     """Visible part of tensor- and sequence-parallel exchanges."""
     context: float
@@ -90,7 +90,9 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     tensor = dense * exchange.tensor(moe=False) + moe * exchange.tensor(moe=True)
     context = (dense + moe) * exchange.context(compute.attention / (dense + moe)) if dense + moe else 0.0
     expert, pipeline = moe * exchange.expert(), exchange.pipeline()
-    busy = compute.total + tensor + context + expert + pipeline
+    working = compute.total + tensor + context + expert + pipeline
+    waiting = max(0.0, kernels.host(slowest) - working)
+    busy = working + waiting
     held = held_parameters(w, slowest)
     m = w.micro_batches
     # Interleaved chunks finish at different times: all but the last reduce behind the others' passes.
@@ -99,7 +101,7 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
         products=m * compute.products,
         attention=m * compute.attention,
         elementwise=m * compute.elementwise,
-        host=m * compute.host,
+        host=m * waiting,
         tensor=m * tensor,
         context=m * context,
         expert=m * expert,
