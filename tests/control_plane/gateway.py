@@ -22,9 +22,8 @@ class Gateway:
         self.writes: list[tuple[str, str]] = []
         self.hidden: str | None = None
         """Paths that begin so do not exist."""
-        self.cut_after: int | None = None
-        """Call `cut` once so many writes went through, before their answer is passed on."""
-        self.cut: Callable[[], None] = lambda: None
+        self.cut: Callable[[], None] | None = None
+        """Called after each write that the API server has done, before its answer is passed on."""
 
     def start(self) -> str:
         self._thread.start()
@@ -38,7 +37,7 @@ class Gateway:
 
     def reset(self) -> None:
         self.writes = []
-        self.cut_after = None
+        self.cut = None
         self.hidden = None
 
     async def _serve(self) -> str:
@@ -71,8 +70,7 @@ class Gateway:
             ) as answer:
                 if request.method in WRITES:
                     self.writes.append((request.method, request.path))
-                    if self.cut_after is not None and len(self.writes) >= self.cut_after:
-                        self.cut_after = None
+                    if self.cut is not None:
                         await asyncio.to_thread(self.cut)
                 kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
                 response = web.StreamResponse(status=answer.status, headers=kept)

@@ -1,6 +1,8 @@
 """The operator forgets nothing, whenever it dies, and writes nothing that is already so."""
 
-import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.control_plane.api import eventually
@@ -43,33 +45,108 @@ def result(world: World, name: str) -> dict[str, Any]:
     status.pop("prepared")
     kinds = ("PyTorchJob", "Job", "PersistentVolumeClaim", "Pod", "Service")
     objects = {
-        kind: sorted(item["metadata"]["name"] for item in world.api.list(kind, world.namespace)) for kind in kinds
+        kind: sorted(item["metadata"]["name"] for item in world.api.list(kind, world.namespace))
+        for kind in kinds
     }
     objects["Pod"] = [pod for pod in objects["Pod"] if "prepare" not in pod]
     environment = world.environment(name) | {"MEGATRON_RUN_ID": ""}
     return {"status": status, "objects": objects, "args": world.arguments(name), "env": environment}
 
 
+@contextmanager
+def killed_after_every_write(world: World) -> Iterator[list[int]]:
+    """Every life of the operator ends with its first write; a supervisor, as a kubelet, starts the next."""
+    kills = [0]
+    over = threading.Event()
+
+    def cut() -> None:
+        kills[0] += 1
+        world.operator.kill()
+
+    def supervise() -> None:
+        while not over.wait(0.1):
+            world.operator.ensure()
+
+    world.gateway.cut = cut
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    try:
+        yield kills
+    finally:
+        world.gateway.cut = None
+        over.set()
+        supervisor.join()
+        world.operator.ensure()
+
+
 def test_killed_between_any_two_steps_the_result_is_the_same(world: World) -> None:
-    """A write is a step: the operator is killed after each one, before it learns that it got through."""
-    scenario(world, "undisturbed")
-    expected = json.dumps(result(world, "undisturbed")).replace("undisturbed", "NAME")
-    writes = [write for write in world.gateway.writes if "undisturbed" in write[1]]
-    assert 8 <= len(writes) <= 40, writes
-    world.api.delete("MegatronRecipe", world.namespace, "undisturbed")
-    eventually(lambda: not world.api.list("Pod", world.namespace), "the first run is gone")
-    for claim in world.api.list("PersistentVolumeClaim", world.namespace):
-        world.api.delete("PersistentVolumeClaim", world.namespace, claim["metadata"]["name"])
-    killed = 0
+    """A write is a step. The operator dies after each, before it learns that it got through."""
+    scenario(world, "run")
+    expected, steps = result(world, "run"), len(world.gateway.writes)
+    world.api.delete("MegatronRecipe", world.namespace, "run")
+    eventually(lambda: not world.api.list("Pod", world.namespace), "the undisturbed run is gone")
+    world.api.delete("PersistentVolumeClaim", world.namespace, "run-checkpoints")
+    eventually(lambda: not world.api.list("PersistentVolumeClaim", world.namespace), "its claims are gone")
+    with killed_after_every_write(world) as kills:
+        scenario(world, "run")
+    assert kills[0] >= steps // 2, f"killed {kills[0]} times in a scenario of {steps} writes"
+    assert result(world, "run") == expected
+
+
+def test_an_unchanged_recipe_costs_no_write_at_a_restart(world: World) -> None:
+    world.apply("trains")
+    world.train("trains", 10, checkpoint=5)
+    world.apply("runs")
+    world.await_pods("runs")
+    world.await_reason("runs", "Running", "PodsRunning")
+    world.apply("refused", accelerator={"type": "tpu", "count": 4})
+    world.await_phase("refused", "Refused")
+    world.apply("suspended", suspend=True)
+    world.await_phase("suspended", "Suspended")
+    world.apply("done")
+    for pod in world.await_pods("done"):
+        world.end(pod, 0, reason="Completed")
+    world.await_phase("done", "Succeeded")
+    world.operator.stop()
     world.gateway.reset()
-    world.gateway.cut = world.operator.kill
-    kill_every(world, len(writes))
-    scenario(world, "disturbed")
-    killed = world.gateway.cuts
-    world.gateway.reset()
-    assert killed >= len(writes) // 2, f"killed {killed} times"
-    got = json.loads(json.dumps(result(world, "disturbed")).replace("disturbed", "NAME"))
-    got["objects"] = {
-        kind: [name for name in names if "un" not in name] for kind, names in got["objects"].items()
+    world.operator.start()
+    # A new recipe is looked at after all that were there before.
+    world.apply("marker", accelerator={"type": "tpu", "count": 4})
+    world.await_phase("marker", "Refused")
+    world.say("trains", iteration=11, checkpointIteration=5)
+    eventually(lambda: world.status("trains")["progress"]["iteration"] == 11, "pods are asked again")
+    needed = {
+        ("PATCH", "megatronrecipes/marker/status"),
+        ("PATCH", "megatronrecipes/trains/status"),
+        ("POST", "events"),
     }
-    assert got == json.loads(expected)
+    inside = f"/namespaces/{world.namespace}/"
+    writes = {(method, path.split(inside)[1]) for method, path in world.gateway.writes if inside in path}
+    assert writes == needed
+
+
+def test_a_restart_that_was_decided_is_carried_out_by_the_next_operator(world: World) -> None:
+    """Killed between writing down a gang restart and the first deletion, the pods go all the same, once."""
+    world.apply("run", recovery={"hangTimeout": "5s"})
+    world.train("run", 60, checkpoint=50)
+    before = {pod["metadata"]["uid"] for pod in world.await_pods("run").values()}
+
+    def kill_once_it_is_written() -> None:
+        if (world.status("run").get("recovery") or {}).get("restartBefore"):
+            world.operator.kill()
+
+    world.gateway.cut = kill_once_it_is_written
+    eventually(lambda: not world.operator.running(), "the operator died after its decision")
+    world.gateway.cut = None
+    assert {pod["metadata"]["uid"] for pod in world.await_pods("run").values()} == before
+    world.operator.start()
+
+    def replaced() -> bool:
+        pods = world.api.list("Pod", world.namespace)
+        return len(pods) == 2 and not before & {pod["metadata"]["uid"] for pod in pods}
+
+    eventually(replaced, "both pods are new")
+    world.say("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
+    status = world.await_phase("run", "Training")
+    assert status["recovery"]["restarts"] == 1
+    assert status["recovery"]["lostIterations"] == 10

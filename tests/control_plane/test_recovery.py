@@ -1,0 +1,101 @@
+"""Pods end, hang and come back: what is counted, what is told, when the gang starts anew, when it is over."""
+
+import json
+
+from tests.control_plane.api import eventually
+from tests.control_plane.world import World
+
+
+def uids(world: World) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in world.api.list("Pod", world.namespace)}
+
+
+def test_a_pod_that_dies_is_replaced_counted_and_told_with_its_words(world: World) -> None:
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    master = world.api.get("Pod", world.namespace, "run-master-0")["metadata"]["uid"]
+    world.say("run", phase="rendezvous", iteration=60, checkpointIteration=50)
+    world.end("run-worker-0", 138, json.dumps({"reason": "WorkerDied", "message": "rank 3 was killed"}))
+    world.await_reason("run", "Recovering", "PodsReplaced")
+    world.await_pods("run")
+    assert master in uids(world), "only the pod that died is replaced"
+    world.say("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
+    status = world.await_phase("run", "Training")
+    recovery = status["recovery"]
+    assert (recovery["restarts"], recovery["restartsSinceCheckpoint"]) == (1, 1)
+    assert recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
+    assert recovery["lostIterations"] == 10
+    assert world.condition("run", "Recovering")["reason"] == "Recovered"
+
+
+def test_a_new_checkpoint_gives_the_budget_back(world: World) -> None:
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    world.end("run-worker-0", 138)
+    eventually(lambda: world.status("run")["recovery"]["restarts"] == 1, "the restart is counted")
+    world.train("run", 110, checkpoint=100, generation=2, resumedFrom=50)
+    eventually(lambda: world.status("run")["recovery"]["restartsSinceCheckpoint"] == 0, "the budget is back")
+    assert world.status("run")["recovery"]["restarts"] == 1
+
+
+def test_out_of_memory_is_told_as_such(world: World) -> None:
+    world.apply("run")
+    world.train("run", 60)
+    world.end("run-master-0", 137, reason="OOMKilled")
+    eventually(
+        lambda: world.status("run")["recovery"].get("lastCause") == "master-0: out of memory", "the cause"
+    )
+
+
+def test_a_gang_that_hangs_is_started_anew_as_a_whole(world: World) -> None:
+    world.apply("run", recovery={"hangTimeout": "5s"})
+    world.train("run", 60, checkpoint=50)
+    before = uids(world)
+    eventually(lambda: len(uids(world)) == 2 and not before & uids(world), "both pods are new")
+    world.say("run", iteration=52, checkpointIteration=50, generation=2, resumedFrom=50)
+    status = world.await_phase("run", "Training")
+    assert status["recovery"]["restarts"] == 1
+    assert status["recovery"]["lastCause"].startswith("no new iteration for ")
+    assert "after iteration 60 (hangTimeout 5 s)" in status["recovery"]["lastCause"]
+    assert status["recovery"]["lostIterations"] == 10
+
+
+def test_pods_that_do_not_come_together_are_started_anew(world: World) -> None:
+    world.apply("run", recovery={"rendezvousTimeout": 3})
+    world.await_pods("run")
+    before = uids(world)
+    world.say("run", phase="rendezvous", generation=None)
+    eventually(lambda: len(uids(world)) == 2 and not before & uids(world), "both pods are new")
+    assert world.status("run")["recovery"]["lastCause"] == (
+        "pods did not come together within 3 s (rendezvousTimeout)"
+    )
+
+
+def test_when_the_budget_is_spent_the_run_fails_and_holds_no_accelerator(world: World) -> None:
+    world.apply("run", recovery={"maxRestarts": 0})
+    world.train("run", 60, checkpoint=50)
+    world.end("run-worker-0", 138, json.dumps({"message": "rank 3 was killed"}))
+    world.await_phase("run", "Failed")
+    message = world.condition("run", "Failed")["message"]
+    assert message == (
+        "1 restarts brought no new checkpoint and recovery.maxRestarts is 0; "
+        "last cause: worker-0: rank 3 was killed (exit code 138)"
+    )
+    eventually(lambda: not world.api.list("Pod", world.namespace), "no pod is left")
+    world.edit("run", recovery={"maxRestarts": 5})
+    world.train("run", 61, checkpoint=50, generation=2)
+    assert world.condition("run", "Failed") == {}
+
+
+def test_pods_that_never_answered_are_not_blamed(world: World) -> None:
+    """A network policy between operator and pods must not cost restarts."""
+    world.apply("run", recovery={"hangTimeout": "1s", "rendezvousTimeout": 1})
+    world.await_pods("run")
+    world.await_reason("run", "Running", "PodsRunning")
+    before = uids(world)
+    # Another recipe's whole life passes.
+    world.apply("other")
+    world.await_pods("other")
+    world.await_reason("other", "Running", "PodsRunning")
+    assert before <= uids(world)
+    assert world.status("run")["recovery"]["restarts"] == 0
