@@ -1,10 +1,11 @@
 """Megatron's real GPTModel of an argument list, whole, unsplit, on the meta device: sizes without memory."""
 
-from dataclasses import dataclass
+import operator
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
-from effects import flags
+from effects import flags, without
 from megatron.core.models import backends
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -66,17 +67,55 @@ class Sizes:
     prediction: int
     active_prediction: int
 
+    def __add__(self, other: "Sizes") -> "Sizes":
+        return Sizes(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: "Sizes") -> "Sizes":
+        return Sizes(*map(operator.sub, astuple(self), astuple(other)))
+
+    def __mul__(self, times: int) -> "Sizes":
+        return Sizes(*(value * times for value in astuple(self)))
+
+
+_MANY_EXPERTS = 1000
+"""From so many experts in all layers together the model is built with one and with two MoE layers instead:
+the others are like these, and building tens of thousands of experts takes minutes."""
+
 
 def sizes(megatron: Megatron, words: list[str]) -> Sizes:
     """Parameters of the model that these words describe, whatever they are split over."""
+    experts = _experts_of_layers(megatron, words)
+    dense, moe = experts.count(0), len(experts) - experts.count(0)
+    if sum(experts) < _MANY_EXPERTS:
+        return _built(megatron, words)
+    one, two = (_built(megatron, _with_layers(words, dense, count)) for count in (1, 2))
+    return one + (two - one) * (moe - 1)
+
+
+def _experts_of_layers(megatron: Megatron, words: list[str]) -> list[int]:
+    """Experts of each layer; 0 for a dense one."""
+    config = megatron.start(_whole(words), 1).model.transformer
+    layers, experts, pattern = config.num_layers, config.num_moe_experts or 0, config.moe_layer_freq
+    if isinstance(pattern, int):
+        pattern = [int(layer % pattern == 0) for layer in range(layers)]
+    return [experts * is_moe for is_moe in pattern]
+
+
+def _with_layers(words: list[str], dense: int, moe: int) -> list[str]:
+    fewer = without(without(words, "--num-layers"), "--moe-layer-freq")
+    layers = [str(dense + moe), "--moe-layer-freq", f"([0]*{dense}+[1]*{moe})"]
+    return [*fewer, "--num-layers", *layers]
+
+
+def _whole(words: list[str]) -> list[str]:
+    """The words of the same model on one rank with Megatron's local layers."""
     dropped = _SPLIT | _NEEDS_TRANSFORMER_ENGINE | set(_PLAIN)
-    whole = [
-        word
-        for group in flags(words)
-        if group[0] not in dropped and not group[0].startswith("--fp8")
-        for word in group
-    ]
-    started = megatron.start([*whole, *_PLAIN], 1)
+    kept = [group for group in flags(words) if group[0] not in dropped and not group[0].startswith("--fp8")]
+    return [*(word for group in kept for word in group), *_PLAIN]
+
+
+def _built(megatron: Megatron, words: list[str]) -> Sizes:
+    started = megatron.start(_whole(words), 1, keep_groups=True)
     config = started.model
     config.transformer.perform_initialization = False
     with torch.device("meta"):

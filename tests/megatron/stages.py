@@ -21,8 +21,11 @@ from megatron.core import num_microbatches_calculator as microbatches
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.transformer import transformer_config
+from megatron.core.transformer.enums import LayerType
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.training import argument_utils, arguments, global_vars, initialize, training
+from megatron_trainer import gpt
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -91,6 +94,7 @@ class Megatron:
                 (transformer_config, "is_te_min_version", lambda *_, **__: True),
                 (rope_utils, "fused_apply_rotary_pos_emb", object()),
                 (rope_utils, "fused_apply_rotary_pos_emb_thd", object()),
+                *((moe_utils, name, object()) for name in vars(moe_utils) if name.startswith("fused_")),
                 # The parser takes 0.1 s to build and is the same every time.
                 (arguments, "add_megatron_arguments", lambda _: parser),
             ):
@@ -106,8 +110,11 @@ class Megatron:
         """What Megatron takes without the flag."""
         return self._actions[flag].default
 
-    def start(self, words: list[str], world_size: int) -> Started:
-        """Run every stage. Raises NotAccepted with the stage and Megatron's words."""
+    def start(self, words: list[str], world_size: int, *, keep_groups: bool = False) -> Started:
+        """Run every stage. Raises NotAccepted with the stage and Megatron's words.
+
+        Process groups of sizes that were met before are made again only to keep them, for a model.
+        """
         global_vars.unset_global_variables()
         os.environ["WORLD_SIZE"] = str(world_size)
         words = [self._tokenizers.get(word, word) for word in words]
@@ -117,11 +124,11 @@ class Megatron:
             parsed = dict(vars(args))
             _stage("validate_args", said, lambda: arguments.validate_args(args))
             _stage("set_global_variables", said, lambda: global_vars.set_global_variables(args))
-            model = _stage("TransformerConfig", said, lambda: argument_utils.gpt_config_from_args(args))
+            model = _stage("TransformerConfig", said, lambda: gpt.model_config(args))
             container = _stage(
                 "configs", said, lambda: argument_utils.pretrain_cfg_container_from_args(args, model)
             )
-            degrees = _stage("process groups", said, lambda: self._process_groups(args))
+            degrees = _stage("process groups", said, lambda: self._process_groups(args, keep_groups))
             stages = _stage("pipeline stages", said, lambda: _stage_layers(args, model.transformer))
             scheduler = _stage("learning rate", said, lambda: _scheduler(args))
             samples = _stage("samples", said, training.get_train_valid_test_num_samples)
@@ -141,8 +148,7 @@ class Megatron:
             output=said.getvalue(),
         )
 
-    def _process_groups(self, args: argparse.Namespace) -> dict[str, int]:
-        """Group sizes at this world size; groups are made once for each set of sizes."""
+    def _process_groups(self, args: argparse.Namespace, keep: bool) -> dict[str, int]:
         key = (
             args.world_size,
             args.tensor_model_parallel_size,
@@ -152,7 +158,7 @@ class Megatron:
             args.expert_model_parallel_size,
             args.expert_tensor_parallel_size,
         )
-        if key not in self._degrees:
+        if keep or key not in self._degrees:
             _end_process_groups()
             torch.distributed.init_process_group(
                 "fake", store=FakeStore(), rank=0, world_size=args.world_size
@@ -199,6 +205,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 def _stage_layers(args: argparse.Namespace, config: Any) -> list[list[int]]:
     chunks = args.virtual_pipeline_model_parallel_size
+    if config.pipeline_model_parallel_layout is not None:
+        stages = config.pipeline_model_parallel_layout.layout
+        return [[rank[chunk].count(LayerType.decoder) for rank in stages] for chunk in range(chunks or 1)]
     return [
         [
             get_num_layers_to_build(config, vp_stage=chunk if chunks else None, pp_rank=rank)

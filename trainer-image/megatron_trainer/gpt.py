@@ -17,6 +17,7 @@ from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_on_this_rank
 from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank, get_batch_on_this_tp_rank
 from megatron.training import get_args, get_timers
+from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
@@ -26,6 +27,18 @@ BATCH_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _PACKED_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
 # A loss is spiky when it is this many times the largest seen (Megatron's --check-for-spiky-loss).
 SPIKY_LOSS_FACTOR = 10
+
+
+def model_config(args: Any) -> Any:
+    """Megatron's model configuration of its flags.
+
+    gpt_config_from_args of megatron-core 0.19.2 forgets --rope-scaling-factor: all models would have 8.
+    """
+    if args.hybrid_layer_pattern:
+        return hybrid_config_from_args(args)
+    config = gpt_config_from_args(args)
+    config.rope_scaling_factor = args.rope_scaling_factor
+    return config
 
 
 def _predicts_tokens_here(args: Any, vp_stage: int | None) -> bool:

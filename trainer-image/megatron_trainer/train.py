@@ -15,11 +15,7 @@ from typing import Any, NoReturn
 import torch
 from megatron.core.enums import ModelType
 from megatron.training import get_args, pretrain
-from megatron.training.argument_utils import (
-    gpt_config_from_args,
-    hybrid_config_from_args,
-    pretrain_cfg_container_from_args,
-)
+from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
 
@@ -119,10 +115,9 @@ def _run(argv: Sequence[str], reporter: Reporter) -> None:
     observer = Observer(reporter)
     observer.install()
     writers.fork_writers(lambda how: _die(reporter, how))
-    model = hybrid_config_from_args(args) if args.hybrid_layer_pattern else gpt_config_from_args(args)
     try:
         pretrain(
-            pretrain_cfg_container_from_args(args, model),
+            pretrain_cfg_container_from_args(args, gpt.model_config(args)),
             gpt.datasets,
             ModelType.encoder_or_decoder,
             gpt.forward_step,
