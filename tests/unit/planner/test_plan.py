@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
 from megatron_operator.api.errors import Refused
-from megatron_operator.planner import plan
+from megatron_operator.planner import accelerators, plan
 
 MIXTRAL: dict[str, Any] = {
     "model": {
@@ -171,3 +172,8 @@ def test_parameters_are_unpadded_and_padded_ones_apart(resolve: Any) -> None:
 def test_a_plan_survives_the_way_through_the_api_server(resolve: Any) -> None:
     p = plan(resolve("llama3-8b", 8))
     assert type(p).model_validate(p.wire()) == p
+
+
+def test_every_accelerator_that_the_catalog_names_is_known() -> None:
+    named = {name for entry in catalog.load() for layout in entry.layouts for name in layout.accelerators}
+    assert named <= accelerators.table().keys()
