@@ -1,0 +1,163 @@
+"""What the status says of a run, look by look."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api.names import Condition, Phase
+from megatron_operator.controller.draft import Draft
+from megatron_operator.controller.follow import follow, record_gang_restart
+from megatron_operator.recovery.cause import PodEnd
+
+
+def look(run: Any) -> Draft:
+    draft = run.draft()
+    follow(draft, run.scene())
+    return run.keep(draft)
+
+
+def reason(draft: Draft, kind: Condition) -> str | None:
+    condition = draft.condition(kind)
+    return condition.reason if condition else None
+
+
+def test_a_run_in_training_is_told_with_its_figures(run: Any) -> None:
+    run.say(iteration=50, lmLoss=2.5, checkpointIteration=40)
+    draft = look(run)
+    assert draft.phase == Phase.TRAINING
+    assert (draft.progress.display, draft.progress.lm_loss) == ("50/200", 2.5)
+    assert draft.checkpoint.iteration == 40
+    assert draft.progress.eta == "2027-01-15T08:02:30Z"
+    assert draft.recovery.restarts == 0
+
+
+def test_a_second_look_at_the_same_changes_nothing(run: Any) -> None:
+    run.say(iteration=50)
+    look(run)
+    run.pass_time(10)
+    assert not look(run).changed()
+
+
+def test_a_restarted_operator_that_has_heard_nothing_yet_lets_stand_what_was_said(run: Any) -> None:
+    run.say(iteration=50)
+    look(run)
+    run.reading = None
+    draft = look(run)
+    assert not draft.changed()
+    assert draft.phase == Phase.TRAINING
+
+
+def test_a_replaced_pod_counts_once_and_recovers_when_training_goes_on(run: Any) -> None:
+    run.say(iteration=50, checkpointIteration=40)
+    look(run)
+    run.pass_time(5)
+    run.pods = run.pods[:1]
+    draft = look(run)
+    assert (draft.phase, reason(draft, Condition.RECOVERING)) == (Phase.RECOVERING, "PodsLost")
+    run.pass_time(2)
+    run.pods.append(run.pod("worker", "Pending"))
+    run.ends = {"run-worker-0": PodEnd("worker-0: out of memory", 137)}
+    draft = look(run)
+    assert (draft.recovery.restarts, draft.recovery.restarts_since_checkpoint) == (1, 1)
+    assert draft.recovery.last_cause == "worker-0: out of memory"
+    run.pass_time(2)
+    run.replace_worker()
+    run.pods[1]["metadata"]["creationTimestamp"] = draft.recovery.pods_as_of
+    run.pass_time(1)
+    run.say(phase="rendezvous", iteration=50, checkpointIteration=40)
+    assert look(run).phase == Phase.RECOVERING
+    run.say(iteration=41, generation=2, resumedFrom=40, checkpointIteration=40)
+    draft = look(run)
+    assert draft.phase == Phase.TRAINING
+    assert reason(draft, Condition.RECOVERING) == "Recovered"
+    assert (draft.recovery.restarts, draft.recovery.lost_iterations) == (1, 10)
+
+
+def test_iterations_lost_twice_in_a_row_are_counted_once_each(run: Any) -> None:
+    run.say(iteration=50, checkpointIteration=40)
+    look(run)
+    run.say(phase="loading", iteration=50, generation=2, resumedFrom=40)
+    assert look(run).recovery.lost_iterations == 10
+    run.say(phase="loading", iteration=50, generation=3, resumedFrom=40)
+    draft = look(run)
+    assert draft.recovery.lost_iterations == 10
+    assert draft.progress.iteration == 40
+
+
+def test_a_pod_that_gave_up_waiting_for_others_costs_no_budget(run: Any) -> None:
+    look(run)
+    run.pass_time(600)
+    run.replace_worker("Pending")
+    run.ends = {"run-worker-0": PodEnd("worker-0: peers did not come", 140)}
+    recovery = look(run).recovery
+    assert (recovery.restarts, recovery.restarts_since_checkpoint) == (1, 0)
+
+
+def test_a_newer_checkpoint_gives_the_budget_back(run: Any) -> None:
+    run.say(iteration=50, checkpointIteration=40)
+    look(run)
+    run.pass_time(5)
+    run.replace_worker()
+    assert look(run).recovery.restarts_since_checkpoint == 1
+    run.pass_time(5)
+    run.say(iteration=61, generation=2, resumedFrom=40, checkpointIteration=60)
+    recovery = look(run).recovery
+    assert (recovery.restarts, recovery.restarts_since_checkpoint) == (1, 0)
+
+
+def test_pods_of_a_gang_that_is_to_go_are_not_taken_for_its_successors(run: Any) -> None:
+    look(run)
+    run.pass_time(5)
+    draft = run.draft()
+    record_gang_restart(draft, run.scene(), "no new iteration")
+    run.keep(draft)
+    assert look(run).recovery.pods_as_of is None
+    run.pass_time(5)
+    run.pods = [run.pod("master"), run.pod("worker")]
+    draft = look(run)
+    assert draft.recovery.pods_as_of is not None
+    assert draft.recovery.restarts == 1, "the gang's new pods are the restart that was counted"
+
+
+def test_the_beginning_is_no_recovery(run: Any) -> None:
+    run.pods = [run.pod("master", "Pending")]
+    assert look(run).phase == Phase.STARTING
+    run.pass_time(3)
+    run.pods = [run.pod("master", "Running"), run.pod("worker", "Pending")]
+    assert look(run).phase == Phase.STARTING
+    run.pods = [run.pod("master"), run.pod("worker")]
+    run.say(phase="loading", iteration=None)
+    draft = look(run)
+    assert draft.phase == Phase.STARTING
+    assert draft.condition(Condition.RECOVERING) is None
+    assert draft.recovery.restarts == 0
+
+
+def test_a_failed_job_names_the_pod_that_began_it(run: Any) -> None:
+    run.job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "job is failing"}]}
+    peer = {"terminated": {"exitCode": 140, "message": '{"message": "peers did not come"}'}}
+    guilty = {"terminated": {"exitCode": 65, "message": '{"message": "web.idx is missing"}'}}
+    for pod, state in zip(run.pods, (peer, guilty), strict=True):
+        pod["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "pytorch", "state": state}]}
+    draft = look(run)
+    assert draft.phase == Phase.FAILED
+    failed = draft.condition(Condition.FAILED)
+    assert failed is not None
+    assert failed.message == "worker-0: web.idx is missing (exit code 65)"
+
+
+def test_a_job_that_waits_in_a_queue_says_which(run: Any) -> None:
+    run.job["spec"]["runPolicy"]["suspend"] = True
+    run.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    run.pods = []
+    draft = look(run)
+    running = draft.condition(Condition.RUNNING)
+    assert running is not None
+    assert (running.reason, running.message) == ("Queued", "waits for admission by queue research")
+
+
+@pytest.mark.parametrize("report", [{"iteration": 5, "generation": None}, {"iteration": None}])
+def test_pods_that_do_not_know_yet_take_nothing_back(run: Any, report: dict[str, Any]) -> None:
+    run.say(iteration=50, checkpointIteration=40)
+    look(run)
+    run.say(phase="starting", checkpointIteration=None, **report)
+    assert look(run).checkpoint.iteration == 40
