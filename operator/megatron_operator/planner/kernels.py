@@ -94,7 +94,7 @@ class Kernels:
         """
         w, n = self._w, self._w.numerics
         layers, experts, vocabulary = held
-        copies, expert_copies = (w.dp * w.cp, w.expert_dp) if w.distributed_optimizer else (1, 1)
+        copies, expert_copies = w.optimizer_copies
         part = (layers + vocabulary) / copies + experts / expert_copies
         moved = part * (2 * n.optimizer + 2 * n.gradient + n.weight) + sum(held) * n.gradient
         return moved / (self._on.memory_bandwidth * self._c.memory)

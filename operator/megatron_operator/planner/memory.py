@@ -104,7 +104,7 @@ def states(w: Workload, stage: int) -> States:
     layers, experts, vocabulary = held_parameters(w, stage)
     n = w.numerics
     held = layers + experts + vocabulary
-    copies, expert_copies = (w.dp * w.cp, w.expert_dp) if w.distributed_optimizer else (1, 1)
+    copies, expert_copies = w.optimizer_copies
     return States(
         weights=n.weight * held + n.fp8_copies * (layers + experts),
         gradients=n.gradient * held,

@@ -101,6 +101,13 @@ class Workload:
         return self.sequence_parallel or self.tp == 1
 
     @property
+    def optimizer_copies(self) -> tuple[int, int]:
+        """Ranks that share the optimizer's states of everything but experts, and of experts."""
+        if not self.distributed_optimizer:
+            return 1, 1
+        return self.dp * self.cp, self.expert_dp if self.a.is_moe else 1
+
+    @property
     def moe_of_stage(self) -> tuple[int, ...]:
         """Mixture-of-experts layers of each pipeline stage."""
         return moe_of_stages(self.a.moe_layers, self.stage_layers, self.virtual)
