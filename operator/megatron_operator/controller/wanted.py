@@ -34,7 +34,7 @@ def want(draft: Draft, known: Known) -> Wanted:
     """Raises Refused with all reasons when the recipe cannot be run as it is written."""
     namespace, name = draft.key
     resolved = catalog.resolve(parse_spec(draft.spec), known.platform, known.catalog, namespace)
-    plan = planner.plan(resolved)
+    plan = planner.plan(resolved, previous=draft.status.plan)
     # A run with a checkpoint must not begin from nothing because the checkpoint cannot be found.
     require = draft.checkpoint.iteration is not None
     manifests = build(name, namespace, draft.uid, resolved, plan, require_checkpoint=require)

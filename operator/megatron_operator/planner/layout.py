@@ -182,7 +182,7 @@ def _check_experts(layout: Layout, on: Setting, errors: list[FieldError]) -> Non
     if not a.experts:
         if ep > 1:
             errors.append(FieldError(field, f"EP {ep}, but the model has no experts", "leave it out"))
-        if etp > 1 and layout.tp == 1:
+        if etp != layout.tp:  # what it is for a model without experts, in Megatron as here
             errors.append(
                 FieldError(
                     f"{_P}expertTensorParallelSize",

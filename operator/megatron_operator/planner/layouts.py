@@ -74,11 +74,10 @@ def stage_split(request: Request, pp: int, errors: list[FieldError]) -> StageSpl
 
 def interleavings(request: Request, layout: Layout, micro_batches: list[int]) -> list[Layout]:
     """The layout as it is, and with virtual stages where the planner may choose them."""
-    split, pp, asked = layout.split, layout.pp, request.asked
-    open_ = split is not None and split.virtual is None and split.layout is None and pp > 1
-    published = request.resolved.origins.get("parallelism.pipelineModelParallelSize", "recipe") != "recipe"
-    kept = published and asked.pipeline_model_parallel_size is not None
-    if split is None or not open_ or kept or request.on_cpu or any(m % pp for m in micro_batches):
+    split, pp = layout.split, layout.pp
+    if split is None or split.virtual is not None or split.layout is not None or pp == 1:
+        return [layout]
+    if not request.interleave or request.on_cpu or any(m % pp for m in micro_batches):
         return [layout]
     chunked = [
         trial

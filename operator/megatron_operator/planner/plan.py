@@ -8,6 +8,7 @@ from megatron_operator.planner import accelerators
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.architecture import architecture
 from megatron_operator.planner.batch import global_batches, iterations
+from megatron_operator.planner.keeping import asked_by, same_layout
 from megatron_operator.planner.notes import notes_of
 from megatron_operator.planner.parameters import flops_per_token, parameters
 from megatron_operator.planner.passthrough import passthrough_errors
@@ -23,13 +24,46 @@ from megatron_operator.planner.support import (
 from megatron_operator.planner.unused import unused_errors
 
 
-def plan(resolved: ResolvedRecipe) -> Plan:
+def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     """The layout of the run, its sizes and the reasons for what was chosen.
 
+    `previous` is the plan of a run that has begun: its layout is kept where the recipe still allows it, on
+    another number of accelerators too, because checkpoints may load on no other.
     Raises Refused with all errors when the recipe cannot run as written on these accelerators.
     """
-    request, ranking, notes = _answer(resolved, resolved.parallelism, resolved.training.micro_batch_size)
-    return _plan(request, ranking, notes)
+    if previous is None:
+        return _fresh(resolved)
+    try:
+        fresh = _fresh(resolved)
+    except Refused:
+        return _kept(resolved, previous)
+    if same_layout(fresh, previous):
+        return fresh
+    try:
+        kept = _kept(resolved, previous)
+    except Refused:
+        return fresh
+    if same_layout(fresh, kept):
+        return fresh
+    layout = f"TP {fresh.tensor_model_parallel_size}, PP {fresh.pipeline_model_parallel_size}"
+    note = f"the layout that the run has is kept; planned anew it would be {layout}"
+    return kept.model_copy(update={"notes": [*kept.notes, note]})
+
+
+def _fresh(resolved: ResolvedRecipe) -> Plan:
+    published = not _said_by_recipe(resolved, "parallelism.pipelineModelParallelSize")
+    interleave = not published or resolved.parallelism.pipeline_model_parallel_size is None
+    micro_batch = resolved.training.micro_batch_size
+    return _plan(*_answer(resolved, resolved.parallelism, micro_batch, interleave=interleave))
+
+
+def _kept(resolved: ResolvedRecipe, previous: Plan) -> Plan:
+    """The plan with the layout of the previous one. Raises Refused where the recipe does not allow it."""
+    asked = asked_by(previous, resolved)
+    said = (
+        resolved.training.micro_batch_size if _said_by_recipe(resolved, "training.microBatchSize") else None
+    )
+    return _plan(*_answer(resolved, asked, said or previous.micro_batch_size, interleave=False))
 
 
 def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan, list[Alternative]]:
@@ -37,7 +71,10 @@ def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan
 
     Raises Refused as `plan` does.
     """
-    request, ranking, notes = _answer(resolved, resolved.parallelism, resolved.training.micro_batch_size)
+    published = not _said_by_recipe(resolved, "parallelism.pipelineModelParallelSize")
+    interleave = not published or resolved.parallelism.pipeline_model_parallel_size is None
+    micro_batch = resolved.training.micro_batch_size
+    request, ranking, notes = _answer(resolved, resolved.parallelism, micro_batch, interleave=interleave)
     chosen = _plan(request, ranking, notes)
     said = {
         name: value
@@ -45,14 +82,14 @@ def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan
         if value is not None
         and _said_by_recipe(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
     }
-    micro_batch = resolved.training.micro_batch_size
     free_batch = micro_batch if _said_by_recipe(resolved, "training.microBatchSize") else None
     if len(said) < len(resolved.parallelism.model_fields_set) or free_batch != micro_batch:
         try:
-            _, ranking, _ = _answer(resolved, ParallelismSpec.model_validate(said), free_batch)
+            _, ranking, _ = _answer(
+                resolved, ParallelismSpec.model_validate(said), free_batch, interleave=True
+            )
         except Refused:
             return chosen, []
-    published = not _said_by_recipe(resolved, "parallelism.tensorModelParallelSize")
     return chosen, alternatives_to(chosen, ranking, most, published=published)
 
 
@@ -61,7 +98,7 @@ def _said_by_recipe(resolved: ResolvedRecipe, path: str) -> bool:
 
 
 def _answer(
-    resolved: ResolvedRecipe, asked: ParallelismSpec, micro_batch: int | None
+    resolved: ResolvedRecipe, asked: ParallelismSpec, micro_batch: int | None, *, interleave: bool
 ) -> tuple[Request, Ranking, list[str]]:
     """The question and its ranked answers. Raises Refused when there is none."""
     errors: list[FieldError] = []
@@ -88,6 +125,7 @@ def _answer(
         resolved=resolved,
         asked=asked,
         micro_batch=micro_batch,
+        interleave=interleave,
         world=resolved.accelerator_count,
         pod=pod,
         seq_length=resolved.training.seq_length,

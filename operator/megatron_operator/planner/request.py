@@ -23,6 +23,8 @@ class Request:
     """What the layout has to keep."""
     micro_batch: int | None
     """What the batch has to keep; none lets the planner choose."""
+    interleave: bool
+    """Whether the planner may add virtual stages that are not asked for."""
     world: int
     pod: int
     """Ranks of one pod."""
