@@ -36,7 +36,6 @@ _SHARE_SECONDS = 0.5
 # itself.
 _BLAME_SECONDS = 3.0
 _FINISH_SECONDS = 60.0
-_LEAVE_SECONDS = 5.0
 
 
 class GangAgent(SimpleElasticAgent):
@@ -286,12 +285,6 @@ class GangAgent(SimpleElasticAgent):
                     return f"generation {state.generation} has begun ({state.why})"
                 if time.monotonic() >= deadline:
                     self._gang.move(f"not all pods finished within {_FINISH_SECONDS:.0f} s")
-                time.sleep(_MONITOR_SECONDS)
-            self._gang.mark("left")
-            deadline = time.monotonic() + _LEAVE_SECONDS
-            while self._gang.node_rank == 0 and time.monotonic() < deadline:
-                if self._gang.marked("left", of_all=True):
-                    break
                 time.sleep(_MONITOR_SECONDS)
         except StoreLost as lost:
             if self._gang.node_rank == 0:

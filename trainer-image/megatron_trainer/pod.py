@@ -150,6 +150,8 @@ class Pod:
         try:
             self._agent.run()
         except Ended as ended:
+            if ended.ending.code < 128:
+                gang.leave()
             return ended.ending
         raise AssertionError("the agent ends by raising Ended")
 

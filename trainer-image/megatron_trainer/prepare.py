@@ -87,7 +87,9 @@ def _log(text: str) -> None:
 def read_request(argv: Sequence[str]) -> Request:
     """Read the command line. Raises CannotPrepare with USAGE."""
     parser = argparse.ArgumentParser(
-        prog="megatron-prepare", description="Make a corpus that Megatron trains on."
+        prog="megatron-prepare",
+        description="Make a corpus that Megatron trains on.",
+        allow_abbrev=False,
     )
     parser.add_argument("--source", type=Path, required=True, help="folder with the text")
     parser.add_argument(
@@ -203,7 +205,8 @@ def _tokenizer(request: Request, files: Sequence[Path]) -> Any:
     if request.append_eod and eod is None:
         raise CannotPrepare(
             ExitCode.BAD_DATA,
-            f"--append-eod: the tokenizer in {request.tokenizer_dir} has no eos_token; name one or leave it out",
+            f"--append-eod: the tokenizer in {request.tokenizer_dir} has no eos_token; name one or leave "
+            "the flag out",
         )
     return loaded, eod if request.append_eod else None
 

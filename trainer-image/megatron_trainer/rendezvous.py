@@ -21,6 +21,7 @@ from megatron_trainer.termination import Ending
 
 _POLL_SECONDS = 0.1
 _BEAT_SECONDS = 1.0
+_LEAVE_SECONDS = 10.0
 # A pod that has not been heard of for so long is taken for gone, and the others stop waiting on its ranks.
 SILENCE_SECONDS = 15.0
 
@@ -140,11 +141,18 @@ class GangRendezvous(RendezvousHandler):
             if text is not None:
                 return Plan.loads(text)
             if self.node_rank == 0 and self.store.has([f"{key}/{rank}" for rank in range(self.nodes)]):
-                plan = Plan(_free_port(), self.choose_checkpoint())
+                plan = Plan(_free_port(), self._chosen())
                 self.store.enter(f"plan/{self.generation}", plan.dumps())
                 continue
             self._require_time(deadline, f"all {self.nodes} pods at generation {self.generation}")
             time.sleep(_POLL_SECONDS)
+
+    def _chosen(self) -> int | None:
+        try:
+            return self.choose_checkpoint()
+        except Ended as ended:
+            self.judge(ended.ending)
+            raise
 
     def _connect(self, deadline: float) -> None:
         self.store.connect(deadline, self.stopping)
@@ -210,8 +218,19 @@ class GangRendezvous(RendezvousHandler):
         except StoreLost as lost:
             self.log(f"cannot tell the other pods: {lost}")
 
+    def leave(self) -> None:
+        """Go for good, the run being over in all pods. Node 0 waits a little: its store says so to the rest."""
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        try:
+            self.store.set(f"left/{self.node_rank}", self._incarnation)
+            keys = [f"left/{rank}" for rank in range(self.nodes)]
+            while self.node_rank == 0 and time.monotonic() < deadline and not self.store.has(keys):
+                time.sleep(_POLL_SECONDS)
+        except StoreLost as lost:
+            self.log(f"the store is gone: {lost}")
+
     def mark(self, what: str) -> None:
-        """Let the others know that this pod is `leaving` (told to stop), `finished`, or has `left`."""
+        """Let the others know that this pod is `leaving` (told to stop) or `finished`."""
         try:
             self.store.set(f"{what}/{self.generation}/{self.node_rank}", self._incarnation)
         except StoreLost as lost:

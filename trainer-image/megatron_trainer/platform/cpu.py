@@ -30,7 +30,7 @@ REFUSED: dict[str, str] = {
     "--moe-permute-fusion": "the fused permutation needs Transformer Engine: leave it out",
     "--moe-enable-deepep": "DeepEP needs a GPU: leave it out",
     "--use-megatron-fsdp": "Megatron FSDP needs a GPU: use --use-distributed-optimizer",
-    "--use-torch-fsdp2": "FSDP2 in Megatron needs a GPU: use --use-distributed-optimizer",
+    "--use-torch-fsdp2": "FSDP2 needs a GPU: use --use-distributed-optimizer",
     "--enable-cuda-graph": "a CPU has no CUDA graphs: leave it out",
     "--external-cuda-graph": "a CPU has no CUDA graphs: leave --external-cuda-graph out",
     "--use-precision-aware-optimizer": "it needs Transformer Engine's FusedAdam: leave it out",
@@ -68,8 +68,8 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     dispatcher = _value_after(argv, "--moe-token-dispatcher-type")
     if (experts or "1") != "1" and dispatcher in ("alltoall", "flex"):
         refusals.append(
-            f"--moe-token-dispatcher-type {dispatcher} with --expert-model-parallel-size {experts}: gloo cannot do "
-            "its all-to-all; use the dispatcher allgather, or 1"
+            f"--moe-token-dispatcher-type {dispatcher} with --expert-model-parallel-size {experts}: gloo cannot "
+            "do its all-to-all; use the dispatcher allgather, or 1"
         )
     if (_value_after(argv, "--context-parallel-size") or "1") != "1":
         refusals.append("--context-parallel-size: ring attention needs Transformer Engine; use 1")
@@ -110,8 +110,8 @@ def install() -> None:
 def announce(added: Sequence[str]) -> None:
     """The first log line of a run without a GPU."""
     print(
-        "megatron-train: platform cpu: NO GPU IS USED. A stand-in for torch.cuda runs Megatron's loop on the CPU "
-        f"over gloo; for demonstrations and tests only. Flags added: {' '.join(added) or 'none'}",
+        "megatron-train: platform cpu: NO GPU IS USED. A stand-in for torch.cuda runs Megatron's loop on the "
+        f"CPU over gloo; for demonstrations and tests only. Flags added: {' '.join(added) or 'none'}",
         file=sys.stderr,
         flush=True,
     )

@@ -1,0 +1,152 @@
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from megatron_trainer import checkpoints
+
+SHARD_BYTES = 100
+
+
+def write_checkpoint(root: Path, iteration: int) -> Path:
+    """A directory as Megatron's torch_dist format has it, by the parts that are looked at."""
+    path = checkpoints.directory(root, iteration)
+    path.mkdir(parents=True)
+    storage = {
+        (name, part): SimpleNamespace(relative_path=name, offset=part * 50, length=50)
+        for name in ("__0_0.distcp", "__1_0.distcp")
+        for part in range(2)
+    }
+    (path / ".metadata").write_bytes(pickle.dumps(SimpleNamespace(storage_data=storage)))
+    for name in ("__0_0.distcp", "__1_0.distcp"):
+        (path / name).write_bytes(b"x" * SHARD_BYTES)
+    (path / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for iteration in (10, 20, 30):
+        write_checkpoint(tmp_path, iteration)
+    (tmp_path / checkpoints.TRACKER).write_text("30")
+    return tmp_path
+
+
+def test_the_newest_whole_checkpoint_is_chosen_and_nothing_changes(root: Path) -> None:
+    before = sorted(root.rglob("*"))
+    assert checkpoints.choose(root) == checkpoints.Choice(30, [])
+    assert sorted(root.rglob("*")) == before
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "metadata.json is missing": (
+        lambda path: (path / "metadata.json").unlink(),
+        "metadata.json is missing: the save did not finish",
+    ),
+    "metadata.json is torn": (
+        lambda path: (path / "metadata.json").write_text('{"shard'),
+        "metadata.json cannot be read",
+    ),
+    ".metadata is missing": (
+        lambda path: (path / ".metadata").unlink(),
+        ".metadata is missing: the save did not finish",
+    ),
+    ".metadata is torn": (
+        lambda path: (path / ".metadata").write_bytes((path / ".metadata").read_bytes()[:40]),
+        ".metadata cannot be read",
+    ),
+    ".metadata is empty": (lambda path: (path / ".metadata").write_bytes(b""), ".metadata cannot be read"),
+    "a shard is missing": (lambda path: (path / "__1_0.distcp").unlink(), "shard __1_0.distcp is missing"),
+    "a shard is one byte short": (
+        lambda path: (path / "__1_0.distcp").write_bytes(b"x" * (SHARD_BYTES - 1)),
+        "shard __1_0.distcp has 99 of 100 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_broken_checkpoint_is_set_aside_with_the_reason_when(damage: str, root: Path) -> None:
+    hurt, reason = DAMAGES[damage]
+    hurt(checkpoints.directory(root, 30))
+    choice = checkpoints.choose(root)
+    assert choice.iteration == 20
+    assert (root / checkpoints.TRACKER).read_text() == "20"
+    aside = root / "iter_0000030.broken-1"
+    assert (aside / checkpoints.REASON_FILE).read_text().startswith(reason)
+    assert reason in choice.repairs[0]
+    assert not checkpoints.directory(root, 30).exists()
+
+
+def test_the_same_iteration_can_be_set_aside_twice(root: Path) -> None:
+    for _ in range(2):
+        (checkpoints.directory(root, 30) / ".metadata").unlink()
+        checkpoints.choose(root)
+        write_checkpoint(root, 30)
+    assert (root / "iter_0000030.broken-1").is_dir()
+    assert (root / "iter_0000030.broken-2").is_dir()
+
+
+@pytest.mark.parametrize("text", ["garbage", "", "20", "9999", "30\x00"])
+def test_a_tracker_that_says_anything_else_is_repaired(text: str, root: Path) -> None:
+    (root / checkpoints.TRACKER).write_text(text)
+    choice = checkpoints.choose(root)
+    assert choice.iteration == 30
+    assert (root / checkpoints.TRACKER).read_text() == "30"
+    assert len(choice.repairs) == 1
+
+
+def test_a_missing_tracker_does_not_lose_the_checkpoints(root: Path) -> None:
+    (root / checkpoints.TRACKER).unlink()
+    assert checkpoints.choose(root).iteration == 30
+    assert (root / checkpoints.TRACKER).read_text() == "30"
+
+
+def test_a_tracker_without_any_whole_checkpoint_is_set_aside_so_that_training_starts_anew(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / checkpoints.TRACKER).write_text("30")
+    choice = checkpoints.choose(tmp_path)
+    assert choice.iteration is None
+    assert not (tmp_path / checkpoints.TRACKER).exists()
+    assert (tmp_path / f"{checkpoints.TRACKER}.broken-1").read_text() == "30"
+
+
+def test_a_release_checkpoint_is_left_to_megatron(tmp_path: Path) -> None:
+    (tmp_path / "release").mkdir()
+    (tmp_path / checkpoints.TRACKER).write_text("release")
+    assert checkpoints.choose(tmp_path) == checkpoints.Choice(None, [])
+    assert (tmp_path / checkpoints.TRACKER).read_text() == "release"
+
+
+def test_a_directory_that_is_not_there_holds_no_checkpoint(tmp_path: Path) -> None:
+    assert checkpoints.choose(tmp_path / "nowhere") == checkpoints.Choice(None, [])
+
+
+def test_pruning_keeps_the_newest_whole_ones(root: Path) -> None:
+    checkpoints.prune(root, 2)
+    assert checkpoints.iterations(root) == [30, 20]
+
+
+def test_pruning_never_counts_a_broken_one_and_never_deletes_the_newest_whole_one(root: Path) -> None:
+    (checkpoints.directory(root, 30) / ".metadata").unlink()
+    checkpoints.prune(root, 1)
+    assert checkpoints.iterations(root) == [30, 20]
+
+
+def test_pruning_keeps_only_the_last_checkpoints_that_were_set_aside(root: Path) -> None:
+    for _ in range(checkpoints.BROKEN_KEPT + 2):
+        (checkpoints.directory(root, 30) / ".metadata").unlink()
+        checkpoints.choose(root)
+        write_checkpoint(root, 30)
+    checkpoints.prune(root, 5)
+    assert len(list(root.glob("iter_*.broken-*"))) == checkpoints.BROKEN_KEPT
+
+
+def test_the_legacy_format_has_no_metadata_and_is_judged_by_its_files(tmp_path: Path) -> None:
+    path = checkpoints.directory(tmp_path, 10) / "mp_rank_00"
+    path.mkdir(parents=True)
+    assert checkpoints.newest_whole(tmp_path, "torch") is None
+    (path / "model_optim_rng.pt").write_bytes(b"x")
+    assert checkpoints.newest_whole(tmp_path, "torch") == 10

@@ -1,0 +1,47 @@
+import pytest
+from megatron_trainer.platform import cpu
+
+
+def test_adds_what_a_cpu_needs_and_says_what() -> None:
+    argv, added = cpu.adapt(["--bf16"])
+    assert argv == ["--bf16", *added]
+    assert added[:4] == ["--transformer-impl", "local", "--distributed-backend", "gloo"]
+    assert "--no-rope-fusion" in added
+
+
+def test_what_is_given_is_not_added_again() -> None:
+    once, _ = cpu.adapt(["--bf16"])
+    assert cpu.adapt(once) == (once, [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (
+            ["--sequence-parallel"],
+            "--sequence-parallel: sequence parallelism needs Transformer Engine's norms",
+        ),
+        (["--fp8-format", "hybrid"], "--fp8-format: FP8 needs"),
+        (
+            ["--transformer-impl", "transformer_engine"],
+            "--transformer-impl transformer_engine: Transformer Engine",
+        ),
+        (["--distributed-backend=nccl"], "--distributed-backend nccl: NCCL needs a GPU; set it to gloo"),
+        (["--context-parallel-size", "2"], "--context-parallel-size: ring attention needs"),
+        (
+            ["--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall"],
+            "--moe-token-dispatcher-type alltoall with --expert-model-parallel-size 2",
+        ),
+    ],
+)
+def test_what_a_cpu_cannot_do_is_refused_by_name(argv: list[str], named: str) -> None:
+    with pytest.raises(cpu.Unsupported) as refusal:
+        cpu.adapt(argv)
+    assert named in str(refusal.value)
+
+
+def test_all_refusals_are_told_at_once() -> None:
+    with pytest.raises(cpu.Unsupported) as refusal:
+        cpu.adapt(["--sequence-parallel", "--fp8-format", "hybrid"])
+    assert "--sequence-parallel" in str(refusal.value)
+    assert "--fp8-format" in str(refusal.value)

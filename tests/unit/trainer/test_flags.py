@@ -1,0 +1,35 @@
+from pathlib import Path
+
+import pytest
+from megatron_trainer import flags
+
+
+def test_reads_only_what_the_launcher_needs_and_leaves_the_rest_alone() -> None:
+    known = flags.read(["--save", "/c", "--num-layers", "2", "--train-iters=30", "--bf16"])
+    assert known == flags.Flags(Path("/c"), None, 30, "torch_dist")
+
+
+def test_a_flag_without_a_number_is_refused_with_its_name() -> None:
+    with pytest.raises(flags.BadFlags, match=r"--train-iters.*'many'"):
+        flags.read(["--train-iters", "many"])
+
+
+def test_a_run_that_saves_resumes_from_there_and_saves_on_sigterm() -> None:
+    complete, added = flags.complete(["--save", "/c"])
+    assert added == ["--load", "/c", "--exit-signal-handler", "--override-opt-param-scheduler"]
+    assert complete == ["--save", "/c", *added]
+
+
+def test_what_the_user_gave_is_not_added_again() -> None:
+    given = ["--save", "/c", "--load", "/d", "--exit-signal-handler", "--use-checkpoint-opt-param-scheduler"]
+    assert flags.complete(given) == (given, [])
+
+
+def test_real_data_gets_its_index_beside_the_checkpoints() -> None:
+    _, added = flags.complete(["--save", "/c", "--data-path", "/data/corpus"])
+    assert added[added.index("--data-cache-path") + 1] == "/c/data-cache"
+
+
+def test_async_save_gets_the_persistent_worker_without_which_megatron_drops_it() -> None:
+    _, added = flags.complete(["--async-save"])
+    assert "--use-persistent-ckpt-worker" in added

@@ -1,0 +1,219 @@
+"""Pods that meet over a real store on loopback, each played by a thread."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import pytest
+from megatron_trainer.contract import ExitCode
+from megatron_trainer.gangstore import GangStore, State, StoreLost
+from megatron_trainer.rendezvous import Ended, GangRendezvous
+from megatron_trainer.termination import Ending
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def pod(
+    port: int,
+    node_rank: int,
+    nodes: int = 2,
+    timeout: float = 60,
+    choose: Callable[[], int | None] = lambda: 20,
+    stopping: Callable[[], bool] = lambda: False,
+) -> GangRendezvous:
+    return GangRendezvous(
+        store=GangStore("localhost", port, host=node_rank == 0),
+        run_id="run",
+        node_rank=node_rank,
+        nodes=nodes,
+        master_addr="localhost",
+        timeout=timeout,
+        choose_checkpoint=choose,
+        stopping=stopping,
+        log=lambda _text: None,
+    )
+
+
+class Meeting:
+    """Lets pods go to the rendezvous at the same time; `join` gives what each met or how it ended."""
+
+    def __init__(self, *pods: GangRendezvous) -> None:
+        self._outcomes: dict[int, object] = {}
+        self._threads = [threading.Thread(target=self._go, args=(each,), daemon=True) for each in pods]
+        for thread in self._threads:
+            thread.start()
+
+    def _go(self, each: GangRendezvous) -> None:
+        try:
+            each.next_rendezvous()
+            self._outcomes[each.node_rank] = each.plan
+        except Ended as ended:
+            self._outcomes[each.node_rank] = ended.ending
+
+    def join(self) -> dict[int, object]:
+        for thread in self._threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+        return self._outcomes
+
+
+@pytest.fixture
+def met(port: int) -> list[GangRendezvous]:
+    pods = [pod(port, 0), pod(port, 1)]
+    Meeting(*pods).join()
+    return pods
+
+
+def test_all_pods_get_the_same_plan_from_node_0(port: int) -> None:
+    pods = [pod(port, rank, nodes=3, choose=lambda: 40) for rank in (2, 0, 1)]
+    plans = Meeting(*pods).join()
+    assert plans[0] == plans[1] == plans[2]
+    assert all(each.plan is not None and each.plan.iteration == 40 for each in pods)
+    assert {each.generation for each in pods} == {1}
+
+
+def test_a_pod_that_starts_before_the_master_waits_for_it(port: int) -> None:
+    early = pod(port, 1)
+    meeting = Meeting(early)
+    late = pod(port, 0)
+    second = Meeting(late)
+    assert meeting.join()[1] == second.join()[0]
+
+
+def test_a_failure_in_one_pod_is_seen_by_the_other_and_both_meet_again(met: list[GangRendezvous]) -> None:
+    assert [each.num_nodes_waiting() for each in met] == [0, 0]
+    met[1].move("rank 2 was killed by SIGKILL")
+    state = met[0].watch()
+    assert (state.generation, state.why) == (2, "rank 2 was killed by SIGKILL")
+    assert [each.num_nodes_waiting() for each in met] == [1, 1]
+    first = met[0].plan
+    plans = Meeting(*met).join()
+    assert plans[0] == plans[1] != first
+    assert {each.generation for each in met} == {2}
+
+
+def test_two_pods_that_fail_at_once_begin_one_generation(met: list[GangRendezvous]) -> None:
+    for each in met:
+        each.move("lost a peer")
+    assert met[0].watch().generation == 2
+
+
+def test_a_replaced_pod_with_the_same_index_begins_a_generation(met: list[GangRendezvous], port: int) -> None:
+    replacement = pod(port, 1)
+    meeting = Meeting(replacement)
+    while met[0].watch().generation == 1:
+        time.sleep(0.01)
+    assert met[0].watch().why == "node 1 was replaced"
+    Meeting(met[0]).join()
+    meeting.join()
+    assert replacement.generation == met[0].generation == 2
+
+
+MASTER = """
+import sys
+from megatron_trainer.gangstore import GangStore
+from megatron_trainer.rendezvous import GangRendezvous
+
+master = GangRendezvous(
+    GangStore("localhost", int(sys.argv[1]), host=True),
+    *("run", 0, 2, "localhost", 60, lambda: 20, lambda: False, lambda _text: None),
+)
+while True:
+    master.next_rendezvous()
+    print(master.generation, flush=True)
+    while not master.num_nodes_waiting():
+        pass
+"""
+
+
+@contextmanager
+def master_process(port: int) -> Iterator[IO[str]]:
+    """The Master pod as a process that can be killed. Yields what it prints: each generation it met."""
+    with subprocess.Popen(
+        [sys.executable, "-c", MASTER, str(port)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout
+        process.kill()
+
+
+def test_when_the_master_is_replaced_the_others_find_its_new_store_and_count_on(port: int) -> None:
+    survivor = pod(port, 1)
+    with master_process(port) as met:
+        Meeting(survivor).join()
+        survivor.move("a rank was killed")
+        Meeting(survivor).join()
+        assert [met.readline(), met.readline()] == ["1\n", "2\n"]
+    with pytest.raises(StoreLost):
+        survivor.watch()
+    with master_process(port) as met:
+        Meeting(survivor).join()
+        assert survivor.generation > 2
+        assert int(met.readline()) == survivor.generation
+
+
+def test_a_verdict_ends_all_pods_the_same_way(met: list[GangRendezvous]) -> None:
+    verdict = Ending(ExitCode.LOSS_NOT_FINITE, "lm loss is nan at iteration 7", 3)
+    met[1].judge(verdict)
+    assert met[0].watch().verdict == verdict
+    assert Meeting(*met).join() == {0: verdict, 1: verdict}
+
+
+def test_the_first_verdict_stays(met: list[GangRendezvous]) -> None:
+    first = Ending(ExitCode.BAD_DATA, "first")
+    met[0].judge(first)
+    met[1].judge(Ending(ExitCode.INTERNAL, "second"))
+    assert met[0].watch().verdict == first
+
+
+def test_a_pod_whose_others_do_not_come_ends_with_peer_lost(port: int) -> None:
+    alone = pod(port, 0, timeout=1)
+    ending = Meeting(alone).join()[0]
+    assert ending == Ending(
+        ExitCode.PEER_LOST, "waited 1 s at the rendezvous for all 2 pods at generation 1 in vain"
+    )
+
+
+def test_a_pod_whose_master_does_not_come_ends_with_peer_lost(port: int) -> None:
+    ending = Meeting(pod(port, 1, timeout=1)).join()[1]
+    assert isinstance(ending, Ending)
+    assert ending.code == ExitCode.PEER_LOST
+    assert "the Master pod's store" in ending.message
+
+
+def test_sigterm_at_the_rendezvous_ends_the_wait(port: int) -> None:
+    stop = threading.Event()
+    waiting = pod(port, 0, stopping=stop.is_set)
+    meeting = Meeting(waiting)
+    stop.set()
+    ending = meeting.join()[0]
+    assert isinstance(ending, Ending)
+    assert ending.code == ExitCode.TERMINATED
+
+
+def test_node_0_can_end_the_run_while_it_chooses_the_checkpoint(port: int) -> None:
+    done = Ending(ExitCode.OK, "iteration 20 of 20 was done already")
+
+    def choose() -> int | None:
+        raise Ended(done)
+
+    assert Meeting(pod(port, 0, choose=choose), pod(port, 1)).join() == {0: done, 1: done}
+
+
+def test_the_state_survives_the_store_with_and_without_a_verdict() -> None:
+    for state in (State(3, "why"), State(4, "why", Ending(ExitCode.USAGE, "flags", None))):
+        assert State.loads(state.dumps()) == state

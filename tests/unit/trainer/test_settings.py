@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+from megatron_trainer import settings
+
+POD = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "4",
+    "MASTER_ADDR": "run-master-0",
+    "MASTER_PORT": "23456",
+}
+
+
+def test_a_pod_of_a_pytorchjob_with_the_defaults() -> None:
+    pod = settings.read(POD)
+    assert (pod.node_rank, pod.nodes, pod.ranks_per_node, pod.world_size) == (1, 2, 4, 8)
+    assert (pod.master_addr, pod.master_port, pod.progress_port) == ("run-master-0", 23456, 8432)
+    assert pod.platform == "gpu"
+    assert (pod.max_rank_restarts, pod.rendezvous_timeout, pod.keep_checkpoints) == (3, 600, 0)
+    assert pod.termination_log == Path("/dev/termination-log")
+    assert not pod.require_checkpoint
+
+
+def test_one_pod_by_hand_needs_no_setting() -> None:
+    pod = settings.read({})
+    assert (pod.node_rank, pod.nodes, pod.ranks_per_node, pod.master_addr) == (0, 1, 1, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2 of PET_NNODES 2; set a number below 2"),
+        ({"PET_NODE_RANK": ""}, "PET_NODE_RANK is not set"),
+        (
+            {"PET_NPROC_PER_NODE": "auto"},
+            "PET_NPROC_PER_NODE is 'auto', not a whole number; set a number >= 1",
+        ),
+        ({"PET_NNODES": "0"}, "PET_NNODES is 0; set a number >= 1"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set; give the name of the Master pod"),
+        ({"MEGATRON_PLATFORM": "tpu"}, "MEGATRON_PLATFORM is 'tpu'; set gpu or cpu"),
+        ({"MEGATRON_MAX_RANK_RESTARTS": "-1"}, "MEGATRON_MAX_RANK_RESTARTS is -1; set a number >= 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named_with_its_value(change: dict[str, str], message: str) -> None:
+    with pytest.raises(settings.BadSetting) as refusal:
+        settings.read(POD | change)
+    assert str(refusal.value).startswith(message)
