@@ -49,6 +49,10 @@ crds: setup ## Generate the CRD from the pydantic models
 golden: setup ## Write the golden manifests anew; look at the diff
 	@$(PY) -m pytest -q tests/unit --update-golden
 
+.PHONY: bench-planner
+bench-planner: setup ## Print the planner's step times against published ones, with their errors
+	@$(PY) -m bench.planner
+
 .PHONY: lock
 lock: setup ## Compile the pinned requirements anew
 	@for name in operator dev; do \
