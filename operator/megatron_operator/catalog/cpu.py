@@ -16,11 +16,11 @@ _IMPOSSIBLE: Final = {
 }
 _ONE_ONLY: Final = {
     "parallelism.contextParallelSize": "context parallelism needs Transformer Engine",
-    "parallelism.expertModelParallelSize": "gloo lacks the exchange that experts need",
 }
 _SPEED_ONLY: Final = {
     "model.moeGroupedGemm": False,
     "model.moePermuteFusion": False,
+    "model.moeTokenDispatcherType": "allgather",
     "training.attentionBackend": None,
     "training.transformerImpl": "local",
 }

@@ -94,10 +94,14 @@ def _entry(spec: MegatronRecipeSpec, catalog: Catalog, errors: list[FieldError])
     if spec.recipe is None:
         return None
     try:
-        return catalog.get(spec.recipe)
+        entry = catalog.get(spec.recipe)
     except Refused as refused:
         errors += refused.errors
         return None
+    if entry.engine != "megatron":
+        message = f"{entry.name} needs Megatron {entry.engine.capitalize()}, which trainer images do not have"
+        errors.append(FieldError("spec.recipe", message, "choose a recipe of engine megatron"))
+    return entry
 
 
 def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> list[FieldError]:

@@ -1,8 +1,12 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
+from megatron_operator.api.errors import Refused
 from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import ResolvedRecipe
 
 Resolve = Callable[..., ResolvedRecipe]
@@ -100,6 +104,16 @@ def test_a_recipe_without_a_catalog_entry_needs_its_fields_each_named(refusal: R
         "spec.training.globalBatchSize",
         "spec.training.trainTokens",
     }
+
+
+def test_a_recipe_of_an_engine_that_is_not_there_is_refused(folder: Path, platform: PlatformConfig) -> None:
+    own = "entries: {other: {extends: small-1, engine: bridge, description: d, source: s}}"
+    (folder / "own.yaml").write_text(own)
+    spec = MegatronRecipeSpec.model_validate(
+        {"recipe": "other", "accelerator": {"count": 8}, "data": {"mockData": True}}
+    )
+    with pytest.raises(Refused, match="other needs Megatron Bridge"):
+        catalog.resolve(spec, platform, catalog.load(folder))
 
 
 def test_a_full_recipe_needs_no_catalog_entry(resolve: Resolve) -> None:
@@ -228,7 +242,7 @@ def test_missing_data_is_refused_by_field(refusal: Refusal, data: dict[str, Any]
         ({"training": {"fp8Format": "hybrid"}}, "spec.training.fp8Format"),
         ({"parallelism": {"sequenceParallel": True}}, "spec.parallelism.sequenceParallel"),
         ({"parallelism": {"contextParallelSize": 2}}, "spec.parallelism.contextParallelSize"),
-        ({"parallelism": {"expertModelParallelSize": 2}}, "spec.parallelism.expertModelParallelSize"),
+        ({"model": {"moeTokenDispatcherType": "alltoall"}}, "spec.model.moeTokenDispatcherType"),
         ({"training": {"attentionBackend": "flash"}}, "spec.training.attentionBackend"),
     ],
 )
