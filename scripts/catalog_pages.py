@@ -1,0 +1,162 @@
+"""Write docs/catalog from the catalog's data: one page a family, and a list of all recipes.
+
+.venv/bin/python scripts/catalog_pages.py          # write
+.venv/bin/python scripts/catalog_pages.py --check  # say what is stale, exit 1
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+from megatron_operator import catalog
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog import Entry, Layout
+from megatron_operator.planner import accelerators, plan
+
+DIRECTORY = Path(__file__).parents[1] / "docs" / "catalog"
+MADE = "<!-- made by scripts/catalog_pages.py from operator/megatron_operator/catalog/data; do not edit -->"
+
+
+def pages() -> dict[str, str]:
+    """Every page by file name."""
+    entries = sorted(catalog.load(), key=lambda entry: (entry.family, _size(entry)))
+    families = {name: list(group) for name, group in groupby(entries, key=lambda entry: entry.family)}
+    made = {f"{name}.md": _family_page(name, group) for name, group in families.items()}
+    return made | {"README.md": _list_page(families)}
+
+
+def _list_page(families: dict[str, list[Entry]]) -> str:
+    rows = (
+        (
+            f"[{entry.name}]({name}.md#{entry.name})",
+            _billions(_size(entry)),
+            _counts(entry),
+            entry.description,
+        )
+        for name, group in families.items()
+        for entry in group
+    )
+    return "\n".join(
+        [
+            MADE,
+            "",
+            "# Recipes",
+            "",
+            "`megatron recipes` lists them on the shell, `megatron recipes show NAME` shows one whole.",
+            "Counts are those with a published layout; any other count is planned.",
+            "",
+            *_table(("Recipe", "Parameters", "Accelerators", ""), rows),
+            "",
+        ]
+    )
+
+
+def _family_page(family: str, entries: list[Entry]) -> str:
+    return "\n".join([MADE, "", f"# {family}", "", *(line for entry in entries for line in _section(entry))])
+
+
+def _section(entry: Entry) -> Iterator[str]:
+    yield from (
+        f'<a id="{entry.name}"></a>',
+        "",
+        f"## {entry.name}",
+        "",
+        f"{entry.description}. Source: {entry.source}.",
+        "",
+    )
+    if entry.aliases:
+        yield from (f"Also called {', '.join(entry.aliases)}.", "")
+    sizes = _plan(entry, None)
+    active = sizes.active_parameters
+    of_them = f", {_billions(active)} of them active" if active != sizes.parameters else ""
+    yield f"{_billions(sizes.parameters)} parameters ({sizes.parameters:,}{of_them})."
+    yield ""
+    for title, section in (("Model", entry.model), ("Training", entry.training)):
+        said = ", ".join(f"`{name}: {_value(value)}`" for name, value in section.wire().items())
+        yield from (f"{title}: {said}", "")
+    head = ("Accelerators", "TP", "PP", "VP", "CP", "EP", "DP", "Batch", "Recompute", "Source")
+    if entry.layouts:
+        yield from (*_table(head, (_row(entry, layout) for layout in entry.layouts)), "")
+    else:
+        yield from ("No layout is published; every number of accelerators is planned.", "")
+    if entry.corrections:
+        yield from ("What the source says and what is set here:", "")
+        yield from (f"- {each.says} → {each.megatron}: {each.why}." for each in entry.corrections)
+        yield ""
+
+
+def _row(entry: Entry, layout: Layout) -> Iterator[str]:
+    made = _plan(entry, layout)
+    yield layout.title
+    yield from (str(made.tensor_model_parallel_size), str(made.pipeline_model_parallel_size))
+    yield str(made.virtual_pipeline_model_parallel_size or "")
+    yield str(made.context_parallel_size)
+    yield str(made.expert_model_parallel_size) if entry.model.num_experts else ""
+    yield str(made.data_parallel_size)
+    yield f"{made.micro_batch_size} / {made.global_batch_size}"
+    yield layout.parallelism.recompute_granularity or ""
+    yield layout.source
+
+
+def _plan(entry: Entry, layout: Layout | None) -> Plan:
+    """The plan of a layout, or of the entry's first one; of eight H100 where none is published."""
+    layout = layout or next(iter(entry.layouts), None)
+    asked = (
+        {"type": layout.accelerators[0], "count": layout.count}
+        if layout
+        else {"type": "h100-sxm", "count": 8}
+    )
+    spec = {"recipe": entry.name, "accelerator": asked, "data": {"mockData": True}}
+    known: dict[str, dict[str, str]] = {name: {} for name in accelerators.table()}
+    platform = PlatformConfig.model_validate({"accelerators": known | {"cpu": {"platform": "cpu"}}})
+    return plan(catalog.resolve(MegatronRecipeSpec.model_validate(spec), platform, catalog.load()))
+
+
+def _size(entry: Entry) -> int:
+    return _plan(entry, None).parameters
+
+
+def _counts(entry: Entry) -> str:
+    return ", ".join(
+        sorted({layout.title for layout in entry.layouts}, key=lambda title: (len(title), title))
+    )
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.3g}B" if count < 999.5e9 else f"{count / 1e12:.3g}T"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *(list(row) for row in rows)]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def main() -> int:
+    made = pages()
+    there = {path.name: path.read_text() for path in DIRECTORY.glob("*.md")}
+    stale = sorted(name for name in made.keys() | there.keys() if made.get(name) != there.get(name))
+    if sys.argv[1:] == ["--check"]:
+        for name in stale:
+            print(f"{DIRECTORY / name} is stale: run scripts/catalog_pages.py")
+        return 1 if stale else 0
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for name in stale:
+        if name in made:
+            (DIRECTORY / name).write_text(made[name])
+        else:
+            (DIRECTORY / name).unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
