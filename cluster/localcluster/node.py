@@ -267,8 +267,8 @@ state = "/run/containerd"
     def prune_images(self) -> None:
         """Forget images that a tag has moved away from; running containers keep what they use."""
         ctr = [*self.enter(), "ctr", "--namespace", "k8s.io", "images"]
-        for reference in untagged(run([*ctr, "list"])):
-            run([*ctr, "remove", reference])
+        if references := untagged(run([*ctr, "list"])):
+            run([*ctr, "remove", "--sync", *references])
 
     def enter(self) -> list[str]:
         """The words that put a command into the node."""
