@@ -123,7 +123,7 @@ class Api:
                 raise
 
 
-def eventually[T](look: Callable[[], T], what: str, seconds: float = 40) -> T:
+def eventually[T](look: Callable[[], T], what: str | Callable[[], str], seconds: float = 40) -> T:
     """The first truthy answer of `look`; fails with its last answer when none comes in time."""
     deadline = time.monotonic() + seconds
     while True:
@@ -131,5 +131,6 @@ def eventually[T](look: Callable[[], T], what: str, seconds: float = 40) -> T:
         if answer:
             return answer
         if time.monotonic() > deadline:
-            raise AssertionError(f"after {seconds:.0f} s still not: {what}; last: {answer!r}")
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"after {seconds:.0f} s still not: {said}; last: {answer!r}")
         time.sleep(0.1)

@@ -1,5 +1,6 @@
 """One test's namespace: recipes in it, what became of them, and what happens to their pods."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.control_plane.api import Api, Object, eventually
@@ -52,27 +53,34 @@ class World:
         conditions = {c["type"]: c for c in self.status(name).get("conditions") or []}
         return dict(conditions.get(kind) or {})
 
+    def _awaited(self, name: str, holds: Callable[[Object], bool], what: str, seconds: float) -> Object:
+        def look() -> Object | None:
+            status = self.status(name)
+            return status if status and holds(status) else None
+
+        return eventually(look, lambda: f"{name} {what}; its status: {self.brief(name)}", seconds) or {}
+
+    def brief(self, name: str) -> str:
+        """The telling part of the status."""
+        status = self.status(name)
+        conditions = [
+            f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in status.get("conditions", [])
+        ]
+        parts = {part: status.get(part) for part in ("phase", "progress", "checkpoint", "recovery")}
+        (parts["checkpoint"] or {}).pop("contract", None)
+        return f"{parts} {conditions}"
+
     def await_phase(self, name: str, *phases: str, seconds: float = 40) -> Object:
-        return (
-            eventually(
-                lambda: (s := self.status(name)) if (s := self.status(name)).get("phase") in phases else None,
-                f"{name} is {' or '.join(phases)}: {self.status(name)}",
-                seconds,
-            )
-            or {}
-        )
+        return self._awaited(name, lambda s: s.get("phase") in phases, f"is {' or '.join(phases)}", seconds)
 
     def await_reason(self, name: str, kind: str, reason: str, seconds: float = 40) -> Object:
         """The condition, once it gives this reason."""
 
-        def look() -> Object | None:
-            condition = self.condition(name, kind)
-            return condition if condition.get("reason") == reason else None
+        def holds(status: Object) -> bool:
+            return any((c["type"], c["reason"]) == (kind, reason) for c in status.get("conditions", []))
 
-        return (
-            eventually(look, f"{name}: {kind} for {reason}; it is {self.condition(name, kind)}", seconds)
-            or {}
-        )
+        self._awaited(name, holds, f"says {kind} for {reason}", seconds)
+        return self.condition(name, kind)
 
     def job(self, name: str) -> Object | None:
         return self.api.find("PyTorchJob", self.namespace, name)
@@ -91,18 +99,12 @@ class World:
         """Bring the run to this iteration, and see the operator notice."""
         self.await_pods(name)
         self.say(name, iteration=iteration, checkpointIteration=checkpoint, **report)
-        return (
-            eventually(
-                lambda: (
-                    (s := self.status(name))
-                    if (s := self.status(name)).get("phase") == "Training"
-                    and s["progress"].get("iteration") == iteration
-                    else None
-                ),
-                f"{name} trains at {iteration}: {self.status(name)}",
-            )
-            or {}
-        )
+
+        def holds(status: Object) -> bool:
+            progress = status.get("progress") or {}
+            return status.get("phase") == "Training" and progress.get("iteration") == iteration
+
+        return self._awaited(name, holds, f"trains at {iteration}", 40)
 
     def end(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
         end_container(self.api, self.namespace, pod, code, message, reason)

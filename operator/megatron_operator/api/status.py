@@ -127,6 +127,8 @@ class RecoveryStatus(ApiModel):
     last_restart_time: str | None = None
     pods_as_of: str | None = None
     """Creation of the youngest pod that was taken notice of; a younger one replaces a pod."""
+    gang: str | None = None
+    """Hash of the whole gang's pods: tells a replacement made within the same second."""
     restart_before: str | None = None
     """Pods of the gang that were created until then are to be deleted."""
 

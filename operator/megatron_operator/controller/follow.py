@@ -5,6 +5,7 @@ from megatron_operator.api.status import Progress
 from megatron_operator.controller.diagnosis import Diagnosis, diagnose
 from megatron_operator.controller.draft import Draft, seconds, timestamp
 from megatron_operator.controller.scene import Scene
+from megatron_operator.manifests.identity import digest
 from megatron_operator.manifests.pytorchjob import JobPhase
 from megatron_operator.recovery import Heartbeat, History, Limits, Observation
 from megatron_operator.recovery.cause import PodEnd, last_words, pod_end
@@ -85,13 +86,19 @@ def count_replacements(draft: Draft, scene: Scene) -> None:
         return
     _give_budget_back(draft)
     newest = max(pod["metadata"]["creationTimestamp"] for pod in staying)
+    gang = digest(sorted(pod["metadata"]["uid"] for pod in staying)) if len(staying) == scene.size else None
     if recovery.pods_as_of is None:
         old = [p for p in staying if p["metadata"]["creationTimestamp"] <= (recovery.restart_before or "")]
-        if len(staying) == scene.size and not old:
-            draft.set_recovery(pods_as_of=newest)
+        if gang is not None and not old:
+            draft.set_recovery(pods_as_of=newest, gang=gang)
         return
     fresh = [pod for pod in staying if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of]
+    if not fresh and gang is not None and recovery.gang not in (None, gang):
+        # Replaced within the second in which the others were made, which the API server's times do not tell.
+        fresh = [pod for pod in staying if pod["metadata"]["name"] in scene.ends][:1] or staying[-1:]
     if not fresh:
+        if gang is not None and recovery.gang is None:
+            draft.set_recovery(gang=gang)
         return
     ends = {pod["metadata"]["name"]: scene.ends.get(pod["metadata"]["name"]) for pod in fresh}
     guilty = [end for end in ends.values() if end is None or end.own_fault]
@@ -103,6 +110,7 @@ def count_replacements(draft: Draft, scene: Scene) -> None:
         last_cause=cause,
         last_restart_time=newest,
         pods_as_of=newest,
+        gang=gang,
     )
     draft.tell(Condition.RECOVERING, True, "PodsReplaced", cause)
     draft.notice("PodsReplaced", cause, warning=True)
@@ -147,6 +155,7 @@ def record_gang_restart(draft: Draft, scene: Scene, cause: str) -> None:
         last_cause=cause,
         last_restart_time=timestamp(draft.now),
         pods_as_of=None,
+        gang=None,
         restart_before=max(pod["metadata"]["creationTimestamp"] for pod in scene.pods),
     )
     draft.set(phase=Phase.RECOVERING)

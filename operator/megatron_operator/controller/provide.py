@@ -182,6 +182,10 @@ def part(draft: Draft) -> None:
     """Forget what is true of the present job alone, before it is deleted."""
     draft.set(job=None, progress=draft.progress.model_copy(update={"generation": None, "eta": None}))
     draft.set_recovery(
-        pods_as_of=None, restart_before=None, restarts_since_checkpoint=0, checkpoint_iteration=None
+        pods_as_of=None,
+        gang=None,
+        restart_before=None,
+        restarts_since_checkpoint=0,
+        checkpoint_iteration=None,
     )
     draft.clear(Condition.RECOVERING)

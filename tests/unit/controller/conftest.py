@@ -1,5 +1,6 @@
 """A run as the API server holds it, made up in memory."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ class Run:
 
     def __init__(self) -> None:
         self.now = NOW
+        self.numbers = itertools.count()
         self.body: dict[str, Any] = {
             "metadata": {
                 "name": "run",
@@ -43,6 +45,7 @@ class Run:
         return {
             "metadata": {
                 "name": f"run-{kind}-0",
+                "uid": f"uid-{next(self.numbers)}",
                 "creationTimestamp": timestamp(born),
                 "labels": {
                     "training.kubeflow.org/replica-type": kind,

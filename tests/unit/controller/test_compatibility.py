@@ -28,10 +28,14 @@ LAYOUT: dict[str, Any] = {
 }
 
 
+WIDER = LAYOUT | {"tensorModelParallelSize": 4}
+SENTENCE_PIECE = {"tokenizerType": "SentencePieceTokenizer", "tokenizerModel": "/data/t"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"training": {"trainIters": 1000}},
+        {"training": {"trainIters": 100000}},
         {"training": {"lr": 0.0001, "globalBatchSize": 512}},
         {"model": {"hiddenDropout": 0.1}},
         {"accelerator": {"count": 32}},
@@ -55,13 +59,13 @@ def test_a_checkpoint_takes(changes: dict[str, Any]) -> None:
         ({"training": {"fp8Format": "hybrid", "fp8Recipe": "delayed"}}, "spec.training.fp8Format"),
         ({"training": {"optimizer": "sgd"}}, "spec.training.optimizer"),
         (
-            {"data": {"mockData": True, "tokenizer": {"tokenizerType": "SentencePieceTokenizer", "tokenizerModel": "/data/t"}}},
+            {"data": {"mockData": True, "tokenizer": SENTENCE_PIECE}},
             "spec.data.tokenizer.tokenizerType",
         ),
-        ({"parallelism": LAYOUT | {"tensorModelParallelSize": 4}}, "spec.parallelism.tensorModelParallelSize"),
+        ({"parallelism": WIDER}, "spec.parallelism.tensorModelParallelSize"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_a_checkpoint_does_not_take(changes: dict[str, Any], field: str) -> None:
     before = made(parallelism=LAYOUT)
     found = breaches(before, made(**({"parallelism": LAYOUT} | changes)), 100)
@@ -71,7 +75,7 @@ def test_a_checkpoint_does_not_take(changes: dict[str, Any], field: str) -> None
 def test_an_elastic_runs_checkpoint_takes_another_layout() -> None:
     elastic = {"recovery": {"elastic": {"minCount": 32}}}
     before = made(parallelism=LAYOUT, **elastic)
-    after = made(parallelism=LAYOUT | {"tensorModelParallelSize": 4}, **elastic)
+    after = made(parallelism=WIDER, **elastic)
     assert breaches(before, after, 100) == []
 
 

@@ -60,8 +60,7 @@ def test_a_replaced_pod_counts_once_and_recovers_when_training_goes_on(run: Any)
     assert (draft.recovery.restarts, draft.recovery.restarts_since_checkpoint) == (1, 1)
     assert draft.recovery.last_cause == "worker-0: out of memory"
     run.pass_time(2)
-    run.replace_worker()
-    run.pods[1]["metadata"]["creationTimestamp"] = draft.recovery.pods_as_of
+    run.pods[1]["status"]["phase"] = "Running"
     run.pass_time(1)
     run.say(phase="rendezvous", iteration=50, checkpointIteration=40)
     assert look(run).phase == Phase.RECOVERING
@@ -70,6 +69,15 @@ def test_a_replaced_pod_counts_once_and_recovers_when_training_goes_on(run: Any)
     assert draft.phase == Phase.TRAINING
     assert reason(draft, Condition.RECOVERING) == "Recovered"
     assert (draft.recovery.restarts, draft.recovery.lost_iterations) == (1, 10)
+
+
+def test_a_pod_replaced_within_the_second_of_its_making_counts_too(run: Any) -> None:
+    look(run)
+    run.replace_worker()
+    run.ends = {"run-worker-0": PodEnd("worker-0: out of memory", 137)}
+    draft = look(run)
+    assert (draft.recovery.restarts, draft.recovery.last_cause) == (1, "worker-0: out of memory")
+    assert look(run).recovery.restarts == 1
 
 
 def test_iterations_lost_twice_in_a_row_are_counted_once_each(run: Any) -> None:
@@ -119,12 +127,14 @@ def test_pods_of_a_gang_that_is_to_go_are_not_taken_for_its_successors(run: Any)
 
 
 def test_the_beginning_is_no_recovery(run: Any) -> None:
-    run.pods = [run.pod("master", "Pending")]
+    master, worker = run.pod("master", "Pending"), run.pod("worker", "Pending")
+    run.pods = [master]
     assert look(run).phase == Phase.STARTING
     run.pass_time(3)
-    run.pods = [run.pod("master", "Running"), run.pod("worker", "Pending")]
+    master["status"]["phase"] = "Running"
+    run.pods = [master, worker]
     assert look(run).phase == Phase.STARTING
-    run.pods = [run.pod("master"), run.pod("worker")]
+    worker["status"]["phase"] = "Running"
     run.say(phase="loading", iteration=None)
     draft = look(run)
     assert draft.phase == Phase.STARTING
