@@ -42,7 +42,7 @@ def alternatives_to(plan: Plan, ranking: Ranking, most: int, *, published: bool)
     if too_large:
         nearest = min(too_large, key=lambda candidate: candidate.memory.total)
         over = (nearest.memory.total - (nearest.memory.capacity or 0)) / GIB
-        found.append(_alternative(nearest, f"does not fit: {over:.1f} GiB too large"))
+        found.append(_alternative(nearest, f"does not fit: {max(over, 0.1):.1f} GiB too large"))
     return found
 
 
