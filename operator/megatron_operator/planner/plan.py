@@ -105,6 +105,14 @@ def _answer(
     notes = list(resolved.notes)
     accelerator = accelerators.of_profile(resolved.accelerator_type, resolved.profile)
     on_cpu = resolved.profile.platform == "cpu"
+    if resolved.engine != "megatron":
+        errors.append(
+            FieldError(
+                "spec.recipe",
+                f"{resolved.recipe} needs Megatron-Bridge, whose training loop the trainer does not start",
+                "choose a recipe of engine megatron (megatron recipes list)",
+            )
+        )
     pod = _pod(resolved, errors, notes)
     a = architecture(resolved.model, errors)
     distributed_optimizer = (

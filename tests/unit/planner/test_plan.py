@@ -177,3 +177,8 @@ def test_a_plan_survives_the_way_through_the_api_server(resolve: Any) -> None:
 def test_every_accelerator_that_the_catalog_names_is_known() -> None:
     named = {name for entry in catalog.load() for layout in entry.layouts for name in layout.accelerators}
     assert named <= accelerators.table().keys()
+
+
+def test_a_recipe_of_another_training_loop_is_refused(resolve: Any) -> None:
+    bridge = resolve("llama3-8b", 8).model_copy(update={"engine": "bridge"})
+    assert any("needs Megatron-Bridge" in line for line in refusal(bridge))
