@@ -173,6 +173,8 @@ def _give_budget_back(draft: Draft) -> None:
 
 
 def _show_pods(draft: Draft, scene: Scene) -> None:
+    if scene.finishing():
+        return
     if not scene.all_run():
         ran = draft.is_true(Condition.RUNNING)
         obstacle = diagnose(scene.staying, scene.events, scene.name) or _incomplete(scene)

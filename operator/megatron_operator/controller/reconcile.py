@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from megatron_operator.api.errors import Refused
 from megatron_operator.api.names import KIND, Condition, Phase
 from megatron_operator.api.recipe import RecoverySpec
-from megatron_operator.controller.cluster import EVENTS, JOBS, PODS, RECIPES, Cluster, Object
+from megatron_operator.controller.cluster import EVENTS, JOBS, PODS, RECIPES, ApiError, Cluster, Object
 from megatron_operator.controller.draft import Draft, seconds
 from megatron_operator.controller.follow import follow, observation, record_gang_restart
 from megatron_operator.controller.notices import post
@@ -89,8 +89,8 @@ class Reconciler:
         draft = Draft.of(body, time.time())
         before = draft.recovery
         step = await self._step(draft)
-        if draft.changed():
-            await self._cluster.apply(RECIPES, draft.patch(), "status")
+        if draft.changed() and not await self._write(draft):
+            return None
         if draft.recovery.pods_as_of != before.pods_as_of or draft.recovery.restarts != before.restarts:
             self._ends.pop(key, None)
         if step.delete_job is not None:
@@ -99,6 +99,16 @@ class Reconciler:
             await self._cluster.delete(PODS, pod, GANG_GRACE)
         await post(self._cluster, draft)
         return step.again
+
+    async def _write(self, draft: Draft) -> bool:
+        """Whether the recipe was still there to be told."""
+        try:
+            await self._cluster.apply(RECIPES, draft.patch(), "status")
+        except ApiError as error:
+            if error.not_found:
+                return False
+            raise
+        return True
 
     async def _step(self, draft: Draft) -> Step:
         job = await self._cluster.get(JOBS, draft.key.namespace, object_name(draft.key.name))

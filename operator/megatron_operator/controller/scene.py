@@ -51,6 +51,12 @@ class Scene:
             view.phase is PodPhase.RUNNING and not view.deleting for view in views
         )
 
+    def finishing(self) -> bool:
+        """Whether some pods have ended well and the others still run."""
+        phases = {view.phase for view in self.views()}
+        done = PodPhase.SUCCEEDED in phases and phases <= {PodPhase.SUCCEEDED, PodPhase.RUNNING}
+        return done and len(self.pods) == self.size
+
     def together(self) -> float:
         """When the youngest of the running pods began."""
         return max((view.started or 0.0 for view in self.views()), default=0.0)

@@ -142,6 +142,16 @@ def test_the_beginning_is_no_recovery(run: Any) -> None:
     assert draft.recovery.restarts == 0
 
 
+def test_pods_that_end_well_one_after_the_other_are_no_recovery(run: Any) -> None:
+    run.say(iteration=200)
+    look(run)
+    run.pods[1]["status"]["phase"] = "Succeeded"
+    draft = look(run)
+    assert draft.phase == Phase.TRAINING
+    assert draft.condition(Condition.RECOVERING) is None
+    assert not draft.changed()
+
+
 def test_a_failed_job_names_the_pod_that_began_it(run: Any) -> None:
     run.job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "job is failing"}]}
     peer = {"terminated": {"exitCode": 140, "message": '{"message": "peers did not come"}'}}
