@@ -40,6 +40,11 @@ def complete(
     if data.get("mockData") and _below("data.tokenizer", origins["data.mockData"], origins):
         data["tokenizer"] = {"tokenizerType": "NullTokenizer"}
         origins["data.tokenizer"] = "data.mockData"
+    if data.get("tokenizer", {}).get("tokenizerType") == "GPT2BPETokenizer":
+        notes.append(
+            "GPT2BPETokenizer asks the model hub for gpt2 even where vocabFile and mergeFile are given; without"
+            " internet in the pods use HuggingFaceTokenizer with a folder on the data volume"
+        )
     if "split" not in data:
         data["split"] = DEFAULT_SPLIT
         origins["data.split"] = "default"

@@ -223,6 +223,12 @@ def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
     assert tokenizer.wire() == {"tokenizerType": "NullTokenizer"}
 
 
+def test_a_tokenizer_that_needs_the_internet_is_told(resolve: Resolve) -> None:
+    data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}]}
+    notes = resolve(recipe="small-1", data=data).notes
+    assert any("GPT2BPETokenizer asks the model hub" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("data", "field"),
     [
