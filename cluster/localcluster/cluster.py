@@ -190,7 +190,9 @@ class Cluster:
                     node.prune_images()
 
     def _install_addons(self, plane: ControlPlane) -> None:
-        stock = operator.manifests(self.binaries, self.kubectl)
+        certificates = operator.WebhookCertificates(self.layout.pki / "webhook")
+        certificates.create()
+        stock = certificates.fill(operator.manifests(self.binaries, self.kubectl))
         place = {"kubernetes.io/hostname": SYSTEM_NODE}
         images = (systemimages.TRAINING_OPERATOR_IMAGE, systemimages.BASE_IMAGE)
         self.kubectl.apply(operator.in_cluster(stock, *images, place))

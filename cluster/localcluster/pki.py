@@ -49,10 +49,13 @@ def _openssl(*words: str | Path) -> None:
 
 
 class Authority:
-    """The cluster's certificate authority and what it signed, in one folder."""
+    """A certificate authority and what it signed, in one folder."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = "megatron-local-cluster", rsa: bool = False) -> None:
+        """`rsa`: the authority's own key is RSA in PKCS#1, for programs that read nothing else."""
         self.directory = directory
+        self.name = name
+        self.rsa = rsa
 
     @property
     def certificate(self) -> Path:
@@ -77,11 +80,17 @@ class Authority:
             return
         account = self._new_key("service-account")
         _openssl("pkey", "-in", account, "-pubout", "-out", self.directory / "service-account.pub")
-        key = self._new_key("ca")
+        key = self.key("ca")
+        if self.rsa:
+            _openssl("genrsa", "-traditional", "-out", key, "2048")
+            key.chmod(0o600)
+        else:
+            self._new_key("ca")
         # Written last: its presence says that all of it is there.
         _openssl(
-            *("req", "-x509", "-new", "-key", key, "-days", DAYS, "-subj", "/CN=megatron-local-cluster"),
+            *("req", "-x509", "-new", "-key", key, "-days", DAYS, "-subj", f"/CN={self.name}"),
             *("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"),
+            *("-addext", f"subjectAltName=DNS:{self.name}"),
             *("-out", self.certificate),
         )
 

@@ -40,13 +40,17 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which `pid` began; None when it is gone or a zombie."""
+    """Clock ticks after boot at which `pid` began; None when it is gone or a zombie.
+
+    A process whose first thread is a zombie may still have others, and with them its sockets.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
+        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except (FileNotFoundError, ProcessLookupError):
         return None
     state, *fields = stat[stat.rindex(")") + 2 :].split()
-    return None if state in "ZX" else int(fields[18])
+    return None if state in "ZX" and threads <= 1 else int(fields[18])
 
 
 def owned_pids(home: Path) -> list[int]:

@@ -7,6 +7,7 @@ a Service without a node, so there a webhook configuration with the same name ma
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import shutil
@@ -16,12 +17,14 @@ from pathlib import Path
 from localcluster.binaries import Binaries
 from localcluster.controlplane import ControlPlane
 from localcluster.kubectl import Kubectl, Object
+from localcluster.pki import Authority, Certificate
 from localcluster.processes import http_ok, wait_until
 from localcluster.report import Report
 
 MODULE = "github.com/kubeflow/training-operator"
 NAMESPACE = "kubeflow"
 NAME = "training-operator"
+WEBHOOK_SECRET = "training-operator-webhook-cert"
 CERTIFICATE_DIRECTORY = Path("/tmp/k8s-webhook-server/serving-certs")
 """Fixed in the training-operator's own source."""
 INIT_CONTAINER = Path(__file__).parent / "data" / "init-container.yaml"
@@ -86,12 +89,48 @@ def in_cluster(
     return [*result, template]
 
 
+class WebhookCertificates:
+    """The certificates of the training-operator's webhooks, made before it starts.
+
+    Left to itself it makes them and waits until the kubelet shows them in its volume, which was measured to
+    take 104 s. It keeps a pair that it finds when authority and server carry the names that it wants.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = Authority(directory, "training-operator-ca", rsa=True)
+
+    def create(self) -> None:
+        self.authority.create()
+        self.authority.sign(Certificate("tls", NAME, hosts=(f"{NAME}.{NAMESPACE}.svc",)))
+
+    def files(self) -> dict[str, Path]:
+        """The Secret's entries."""
+        authority = self.authority
+        return {
+            "ca.crt": authority.certificate,
+            "ca.key": authority.key("ca"),
+            "tls.crt": authority.crt("tls"),
+            "tls.key": authority.key("tls"),
+        }
+
+    def fill(self, objects: Sequence[Object]) -> list[Object]:
+        """The overlay with its empty Secret filled."""
+        result = copy.deepcopy(list(objects))
+        for item in result:
+            if item["kind"] == "Secret" and item["metadata"]["name"] == WEBHOOK_SECRET:
+                item["data"] = {
+                    name: base64.b64encode(path.read_bytes()).decode() for name, path in self.files().items()
+                }
+        return result
+
+
 class HostTrainingOperator:
     """The training-operator as a process of the host."""
 
     def __init__(self, plane: ControlPlane, kubectl: Kubectl) -> None:
         self.plane = plane
         self.kubectl = kubectl
+        self.certificates = WebhookCertificates(plane.layout.pki / "webhook")
         # The webhook server reads its certificates below the temporary directory.
         self.temporary = plane.layout.home / "tmp"
 
@@ -120,19 +159,19 @@ class HostTrainingOperator:
     def up(self, stock: Sequence[Object], report: Report) -> None:
         """Install its custom resource, role and empty webhook from the `stock` overlay, and start it."""
         with report.step("training-operator: its custom resources, then the process"):
-            self.kubectl.apply(without_workload(only_pytorchjob(stock)))
+            self.certificates.create()
+            self.kubectl.apply(self.certificates.fill(without_workload(only_pytorchjob(stock))))
             self.start()
 
     def _place_certificates(self) -> None:
-        """In a pod the Secret is mounted. Nobody calls this process's webhooks: any pair does.
+        """What a mounted Secret is in a pod.
 
         The certificate rotator looks for the files in one fixed place, the webhook server below TMPDIR.
         """
-        authority = self.plane.authority
         for directory in (self.temporary / "k8s-webhook-server" / "serving-certs", CERTIFICATE_DIRECTORY):
             directory.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(authority.crt(NAME), directory / "tls.crt")
-            shutil.copyfile(authority.key(NAME), directory / "tls.key")
+            for name, path in self.certificates.files().items():
+                shutil.copy(path, directory / name)
 
     def remove_certificates(self) -> None:
         """Undo what was placed outside of the profile's folder."""
