@@ -42,7 +42,7 @@ def complete(
         origins["data.tokenizer"] = "data.mockData"
     if data.get("tokenizer", {}).get("tokenizerType") == "GPT2BPETokenizer":
         notes.append(
-            "GPT2BPETokenizer asks the model hub for gpt2 even where vocabFile and mergeFile are given; without"
+            "GPT2BPETokenizer asks the model hub for gpt2 even with vocabFile and mergeFile; without"
             " internet in the pods use HuggingFaceTokenizer with a folder on the data volume"
         )
     if "split" not in data:

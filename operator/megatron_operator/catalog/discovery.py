@@ -15,35 +15,35 @@ COUNT: Final = "nvidia.com/gpu.count"
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 
 PRODUCTS: Final = {
-    "NVIDIA-A100-SXM4-40GB": "a100-40gb",
-    "NVIDIA-A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA-A100-SXM4-40GB": "a100-40",
+    "NVIDIA-A100-SXM4-80GB": "a100-80",
     "NVIDIA-H100-80GB-HBM3": "h100-sxm",
     "NVIDIA-H100-PCIe": "h100-pcie",
     "NVIDIA-H100-NVL": "h100-nvl",
     "NVIDIA-H200": "h200",
     "NVIDIA-B200": "b200",
     "NVIDIA-B300-SXM6-AC": "b300",
-    "NVIDIA-GB200": "gb200-nvl72",
-    "NVIDIA-GB300": "gb300-nvl72",
+    "NVIDIA-GB200": "gb200",
+    "NVIDIA-GB300": "gb300",
     "NVIDIA-L40S": "l40s",
 }
 """Product name by GPU feature discovery -> the planner's name."""
 
 INSTANCE_TYPES: Final = {
-    "p4d.24xlarge": ("a100-40gb", 8),
-    "p4de.24xlarge": ("a100-80gb", 8),
+    "p4d.24xlarge": ("a100-40", 8),
+    "p4de.24xlarge": ("a100-80", 8),
     "p5.48xlarge": ("h100-sxm", 8),
     "p5e.48xlarge": ("h200", 8),
     "p5en.48xlarge": ("h200", 8),
     "p6-b200.48xlarge": ("b200", 8),
-    "a2-highgpu-8g": ("a100-40gb", 8),
-    "a2-ultragpu-8g": ("a100-80gb", 8),
+    "a2-highgpu-8g": ("a100-40", 8),
+    "a2-ultragpu-8g": ("a100-80", 8),
     "a3-highgpu-8g": ("h100-sxm", 8),
     "a3-megagpu-8g": ("h100-sxm", 8),
     "a3-ultragpu-8g": ("h200", 8),
     "a4-highgpu-8g": ("b200", 8),
-    "Standard_ND96asr_v4": ("a100-40gb", 8),
-    "Standard_ND96amsr_A100_v4": ("a100-80gb", 8),
+    "Standard_ND96asr_v4": ("a100-40", 8),
+    "Standard_ND96amsr_A100_v4": ("a100-80", 8),
     "Standard_ND96isr_H100_v5": ("h100-sxm", 8),
     "Standard_ND96isr_H200_v5": ("h200", 8),
 }

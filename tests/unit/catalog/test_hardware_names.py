@@ -1,0 +1,19 @@
+"""Layouts, node discovery and the planner call an accelerator by one name."""
+
+from megatron_operator import catalog
+from megatron_operator.catalog import discovery
+from megatron_operator.planner import accelerators
+
+
+def names_of_the_planner() -> set[str]:
+    return {each.name for each in accelerators.table().values() if each is not None} | {"cpu"}
+
+
+def test_published_layouts_name_accelerators_that_the_planner_knows() -> None:
+    named = {name for entry in catalog.load() for layout in entry.layouts for name in layout.accelerators}
+    assert named <= names_of_the_planner()
+
+
+def test_discovered_nodes_get_the_names_that_layouts_have() -> None:
+    named = {*discovery.PRODUCTS.values(), *(name for name, _ in discovery.INSTANCE_TYPES.values())}
+    assert named <= names_of_the_planner()
