@@ -26,7 +26,7 @@ from megatron_trainer.contract import ExitCode
 from megatron_trainer.gangstore import State, StoreLost
 from megatron_trainer.nursery import Nursery
 from megatron_trainer.rendezvous import Ended, GangRendezvous
-from megatron_trainer.report import GENERATION_ENV, RESUME_ENV
+from megatron_trainer.report import GENERATION_ENV, RESUME_ELSEWHERE, RESUME_ENV
 from megatron_trainer.status import EventSocket, Status
 from megatron_trainer.termination import Ending
 
@@ -61,6 +61,7 @@ class GangAgent(SimpleElasticAgent):
         self._grace = termination_grace
         self._log = log
         self._restarts = 0
+        self._loss_was_not_finite = False
         self._terminations = 0
         self._give_up_at = 0.0
         self._shared_at = 0.0
@@ -185,11 +186,15 @@ class GangAgent(SimpleElasticAgent):
             return self._stopped_early(ending)
         if ending.code == ExitCode.PEER_LOST:
             return self._await_blame(ending)
-        if ending.code < 128:
-            self._gang.judge(ending)
+        if any(failure.exitcode == RESUME_ELSEWHERE for failure in result.failures.values()):
             raise Ended(ending)
         if self._moved():
             return f"{ending.message}, in a generation that is over"
+        once_more = ending.code == ExitCode.LOSS_NOT_FINITE and not self._loss_was_not_finite
+        self._loss_was_not_finite = ending.code == ExitCode.LOSS_NOT_FINITE
+        if ending.code < 128 and not once_more:
+            self._gang.judge(ending)
+            raise Ended(ending)
         self._restarts += 1
         limit = self._worker_group.spec.max_restarts
         if self._restarts > limit:
@@ -255,6 +260,7 @@ class GangAgent(SimpleElasticAgent):
         newest = self._status.get("checkpointIteration")
         if self._restarts and newest is not None and newest > (self._checkpoint_at_start or 0):
             self._restarts = 0
+            self._loss_was_not_finite = False
             self._status.set(rankRestarts=0)
 
     def _share_progress(self) -> None:

@@ -45,6 +45,16 @@ def read(argv: Sequence[str]) -> Flags:
     return Flags(known.save, known.load, known.train_iters, known.ckpt_format)
 
 
+# With these a start takes no more than weights from --load; a restart must take everything from --save.
+_FRESH_START = {"--finetune", "--no-load-optim", "--no-load-rng"}
+
+
+def resume(argv: Sequence[str]) -> list[str]:
+    """The flags of a restart: load all from where the run itself saved, whatever it began with."""
+    kept = [word for word in argv if word not in _FRESH_START]
+    return [*kept, "--load", str(read(argv).save)]
+
+
 def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the flags with those added that recovery needs, and the words added.
 

@@ -7,6 +7,7 @@ Kept light at import and guarded below: helpers that Megatron spawns import this
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +17,7 @@ from megatron_trainer.contract import REASONS, ExitCode
 from megatron_trainer.flags import BadFlags
 from megatron_trainer.flags import complete as complete_flags
 from megatron_trainer.platform import cpu
-from megatron_trainer.settings import BadSetting, Settings
+from megatron_trainer.settings import BadSetting
 from megatron_trainer.termination import Ending, write
 
 
@@ -25,28 +26,25 @@ def log(text: str) -> None:
     print(f"megatron-train: {text}", file=sys.stderr, flush=True)
 
 
-def _prepare_environment(settings: Settings) -> None:
-    """A home and caches that a read-only root and any user can write; one thread per rank unless told
-    otherwise."""
-    temporary = os.environ.setdefault("TMPDIR", "/tmp")
+def _prepare_environment(world_size: int) -> None:
+    """Caches and a home that any user can write on a read-only root; one thread a rank by default."""
+    temporary = Path(os.environ.setdefault("TMPDIR", "/tmp"))
+    if not os.access(os.environ.get("HOME", "/"), os.W_OK):
+        os.environ["HOME"] = str(temporary)
     for name, folder in (
-        ("HOME", ""),
         ("XDG_CACHE_HOME", "cache"),
         ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
         ("TRITON_CACHE_DIR", "triton"),
-        ("MPLCONFIGDIR", "matplotlib"),
         ("HF_HOME", "huggingface"),
     ):
-        if name == "HOME" and os.access(os.environ.get("HOME", "/"), os.W_OK):
-            continue
-        os.environ.setdefault(name, str(Path(temporary) / folder)) if name != "HOME" else os.environ.update(
-            HOME=temporary
-        )
+        os.environ.setdefault(name, str(temporary / folder))
+    # The user of a pod need not be in /etc/passwd; torch asks for a name.
+    os.environ.setdefault("USER", "megatron")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["WORLD_SIZE"] = str(settings.world_size)
+    os.environ["WORLD_SIZE"] = str(world_size)
 
 
 def flags_of(argv: Sequence[str], platform: str) -> list[str]:
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     settings = None
     try:
         settings = pod_settings.read()
-        _prepare_environment(settings)
+        _prepare_environment(settings.world_size)
         flags = flags_of(words, settings.platform)
         from megatron_trainer.pod import Pod
 
@@ -75,6 +73,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         ending, iteration, checkpoint = Ending(ExitCode.USAGE, str(error)), None, None
     except cpu.Unsupported as error:
         ending, iteration, checkpoint = Ending(ExitCode.UNSUPPORTED, str(error)), None, None
+    except Exception as error:
+        traceback.print_exc()
+        text = f"a fault of the launcher: {type(error).__name__}: {error}"
+        ending, iteration, checkpoint = Ending(ExitCode.INTERNAL, text), None, None
     if settings is not None:
         write(settings.termination_log, ending, settings.node_rank, iteration, checkpoint)
     log(f"{REASONS[ending.code]} (exit {int(ending.code)}): {ending.message}")

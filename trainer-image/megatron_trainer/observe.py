@@ -24,11 +24,16 @@ class LossNotFinite(Exception):
     """The reduced loss of an iteration is NaN or infinite."""
 
 
-class Observer:
-    """Reports phases, loads, saves and every iteration of one rank."""
+class LoadedAnother(Exception):
+    """Megatron loaded another iteration than the one that the gang agreed on."""
 
-    def __init__(self, reporter: Reporter) -> None:
+
+class Observer:
+    """Reports phases, loads, saves and every iteration of one rank. `resume_from`: what must be loaded."""
+
+    def __init__(self, reporter: Reporter, resume_from: int | None) -> None:
         self._reporter = reporter
+        self._resume_from = resume_from
         self.iteration = 0
 
     def install(self) -> None:
@@ -51,6 +56,10 @@ class Observer:
         self._reporter.send("phase", phase="loading")
         iteration, flops = inner(*args, **kwargs)
         self.iteration = iteration
+        if self._resume_from is not None and iteration != self._resume_from:
+            raise LoadedAnother(
+                f"iteration {self._resume_from} was to be loaded, Megatron loaded {iteration}"
+            )
         self._reporter.send("loaded", iteration=iteration)
         return iteration, flops
 
@@ -76,16 +85,17 @@ class Observer:
         value = None if loss is None else float(loss.item())
         record = self._record(value, seconds, optimizer)
         if value is not None and self._reporter.rank == torch.distributed.get_world_size() - 1:
-            if get_args().save:
-                ProgressFile(Path(get_args().save) / PROGRESS_FILE).append(
-                    {key: record[key] for key in _FILED} | {"generation": self._reporter.generation}
-                )
-            self._reporter.send("iteration", **record)
-        else:
-            self._reporter.send("iteration", **record)
+            self._file(record)
+        self._reporter.send("iteration", **record)
         if value is not None and not math.isfinite(value):
             raise LossNotFinite(f"lm loss is {value} at iteration {self.iteration}")
         return result
+
+    def _file(self, record: dict[str, Any]) -> None:
+        if get_args().save:
+            ProgressFile(Path(get_args().save) / PROGRESS_FILE).append(
+                {key: record[key] for key in _FILED} | {"generation": self._reporter.generation}
+            )
 
     def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:
         args = get_args()

@@ -159,26 +159,39 @@ class Pod:
         return None if self._save is None else checkpoints.newest_whole(self._save, self._format)
 
     def _choose_checkpoint(self) -> int | None:
-        """On node 0, while no rank is alive: put the checkpoint directory in order."""
+        """On node 0, while no rank is alive: put the checkpoint directory in order.
+
+        Returns the iteration that the run itself saved last, None if it has saved none: Megatron begins then,
+        from --load if that is another directory. Raises Ended where nothing is left to do or to load.
+        """
         from megatron_trainer.rendezvous import Ended
 
-        if self._load is None:
-            chosen = None
-        elif self._load != self._save:
-            chosen = checkpoints.newest_whole(self._load, self._format)
-        else:
-            choice = checkpoints.choose(self._load, self._format)
+        chosen = None
+        if self._save is not None:
+            choice = checkpoints.choose(self._save, self._format)
             for repair in choice.repairs:
                 self._log(repair)
             chosen = choice.iteration
-        if chosen is None and self._settings.require_checkpoint:
+        if chosen is not None:
+            self._log(f"starting from iteration {chosen}")
+            if self._train_iters is not None and chosen >= self._train_iters:
+                raise Ended(
+                    Ending(ExitCode.OK, f"iteration {chosen} of {self._train_iters} was done already")
+                )
+            return chosen
+        elsewhere = self._load is not None and self._load != self._save
+        if (elsewhere or self._settings.require_checkpoint) and not self._can_load():
             raise Ended(
-                Ending(ExitCode.NO_CHECKPOINT, f"no whole checkpoint under {self._load}, and one is required")
+                Ending(ExitCode.NO_CHECKPOINT, f"no whole checkpoint in {self._load}; one is required")
             )
-        self._log("starting from the beginning" if chosen is None else f"starting from iteration {chosen}")
-        if chosen is not None and self._train_iters is not None and chosen >= self._train_iters:
-            raise Ended(Ending(ExitCode.OK, f"iteration {chosen} of {self._train_iters} was done already"))
-        return chosen
+        self._log(f"starting from what is in {self._load}" if elsewhere else "starting from the beginning")
+        return None
+
+    def _can_load(self) -> bool:
+        if self._load is None:
+            return False
+        released = checkpoints.tracked(self._load) == "release"
+        return released or checkpoints.newest_whole(self._load, self._format) is not None
 
     def _verify(self, ending: Ending) -> Ending:
         """Look at the checkpoint once more: exit 0 only if that of the last iteration is whole."""

@@ -219,7 +219,7 @@ class GangRendezvous(RendezvousHandler):
             self.log(f"cannot tell the other pods: {lost}")
 
     def leave(self) -> None:
-        """Go for good, the run being over in all pods. Node 0 waits a little: its store says so to the rest."""
+        """Go for good: the run is over in all pods. Node 0 waits a little, its store says so to the rest."""
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
             self.store.set(f"left/{self.node_rank}", self._incarnation)

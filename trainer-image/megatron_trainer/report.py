@@ -15,6 +15,10 @@ SOCKET_ENV = "MEGATRON_TRAINER_EVENTS"
 GENERATION_ENV = "MEGATRON_TRAINER_GENERATION"
 RESUME_ENV = "MEGATRON_TRAINER_RESUME"
 
+# A rank ends with this, Megatron's own code, when a result must be computed again on another GPU to be judged
+# (megatron.core.rerun_state_machine). To start it again in this pod would tell nothing.
+RESUME_ELSEWHERE = 16
+
 MAX_EVENT_BYTES = 16 << 10
 
 

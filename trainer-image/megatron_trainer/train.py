@@ -21,11 +21,11 @@ from megatron.training.utils import get_blend_and_blend_per_split
 
 from megatron_trainer import gpt, writers
 from megatron_trainer.contract import ExitCode
-from megatron_trainer.observe import LossNotFinite, Observer
-from megatron_trainer.report import Reporter
+from megatron_trainer.flags import resume
+from megatron_trainer.observe import LoadedAnother, LossNotFinite, Observer
+from megatron_trainer.report import RESUME_ELSEWHERE, RESUME_ENV, Reporter
 
-# Exit codes of Megatron's rerun state machine (megatron.core.rerun_state_machine).
-RESUME_TO_DISAMBIGUATE = 16
+# Exit code of Megatron's rerun state machine (megatron.core.rerun_state_machine).
 FAILED_ON_RESULT_VALIDATION = 17
 
 _PEER_LOST = (
@@ -44,7 +44,7 @@ _PEER_LOST = (
 class RankFailed(Exception):
     """The rank ends with `code` for the reason that the text says."""
 
-    def __init__(self, code: ExitCode, message: str) -> None:
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -100,6 +100,8 @@ def _require_data(args: Any) -> None:
 def _classify(error: BaseException) -> RankFailed:
     if isinstance(error, RankFailed):
         return error
+    if isinstance(error, LoadedAnother):
+        return RankFailed(ExitCode.INTERNAL, str(error))
     if isinstance(error, LossNotFinite):
         return RankFailed(ExitCode.LOSS_NOT_FINITE, str(error))
     text = _where(error)
@@ -111,8 +113,9 @@ def _classify(error: BaseException) -> RankFailed:
 
 
 def _run(argv: Sequence[str], reporter: Reporter) -> None:
-    args = parse(argv)
-    observer = Observer(reporter)
+    resume_from = os.environ.get(RESUME_ENV)
+    args = parse(resume(argv) if resume_from else argv)
+    observer = Observer(reporter, int(resume_from) if resume_from else None)
     observer.install()
     writers.fork_writers(lambda how: _die(reporter, how))
     try:
@@ -142,9 +145,10 @@ def _early_end(code: object, iteration: int) -> RankFailed:
         return RankFailed(
             ExitCode.LOSS_NOT_FINITE, f"a result of iteration {iteration + 1} failed validation twice"
         )
-    if code == RESUME_TO_DISAMBIGUATE:
+    if code == RESUME_ELSEWHERE:
         return RankFailed(
-            ExitCode.WORKER_DIED, f"iteration {iteration + 1}: Megatron asks to resume on other nodes"
+            RESUME_ELSEWHERE,
+            f"iteration {iteration + 1}: Megatron asks to resume on another GPU, to tell why",
         )
     if code in (None, 0):
         trained = getattr(get_args(), "train_iters", None)

@@ -33,3 +33,11 @@ def test_real_data_gets_its_index_beside_the_checkpoints() -> None:
 def test_async_save_gets_the_persistent_worker_without_which_megatron_drops_it() -> None:
     _, added = flags.complete(["--async-save"])
     assert "--use-persistent-ckpt-worker" in added
+
+
+def test_a_restart_loads_everything_from_where_the_run_saved_whatever_it_began_with() -> None:
+    argv = ["--load", "/base", "--finetune", "--no-load-optim", "--save", "/c", "--bf16"]
+    resumed = flags.resume(argv)
+    assert flags.read(resumed).load == Path("/c")
+    assert not {"--finetune", "--no-load-optim"} & set(resumed)
+    assert "--bf16" in resumed

@@ -18,6 +18,12 @@ REQUIRED: dict[str, tuple[str, str]] = {
     "--no-persist-layer-norm": ("", "the fused kernel needs Apex"),
 }
 
+# Added unless the flag is given with any value.
+DEFAULTS: dict[str, str] = {
+    # Megatron would answer a NaN by asking for another GPU, to tell a broken one from a broken run.
+    "--rerun-mode": "disabled",
+}
+
 REFUSED: dict[str, str] = {
     "--fp8-format": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
     "--fp8-recipe": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
@@ -68,8 +74,8 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     dispatcher = _value_after(argv, "--moe-token-dispatcher-type")
     if (experts or "1") != "1" and dispatcher in ("alltoall", "flex"):
         refusals.append(
-            f"--moe-token-dispatcher-type {dispatcher} with --expert-model-parallel-size {experts}: gloo cannot "
-            "do its all-to-all; use the dispatcher allgather, or 1"
+            f"--moe-token-dispatcher-type {dispatcher} with --expert-model-parallel-size {experts}: gloo "
+            "cannot do its all-to-all; use the dispatcher allgather, or 1"
         )
     if (_value_after(argv, "--context-parallel-size") or "1") != "1":
         refusals.append("--context-parallel-size: ring attention needs Transformer Engine; use 1")
@@ -79,6 +85,9 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             added += [flag, value] if value else [flag]
         elif value and (found := _value_after(argv, flag)) != value:
             refusals.append(f"{flag} {found}: {why}; set it to {value} or leave it out")
+    for flag, value in DEFAULTS.items():
+        if flag not in given:
+            added += [flag, value]
     if refusals:
         raise Unsupported("the cpu platform cannot do: " + "; ".join(refusals))
     return [*argv, *added], added
