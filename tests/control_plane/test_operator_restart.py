@@ -25,13 +25,18 @@ def scenario(world: World, name: str) -> None:
 
 def _started(world: World, name: str, iterations: str) -> None:
     def look() -> bool:
-        job = world.job(name)
-        if job is None or world.condition(name, "Running").get("reason") != "PodsRunning":
+        recipe, condition = (
+            world.api.get("MegatronRecipe", world.namespace, name),
+            world.condition(name, "Running"),
+        )
+        generation = recipe["metadata"]["generation"]
+        told = (condition.get("reason"), condition.get("observedGeneration")) == ("PodsRunning", generation)
+        if world.job(name) is None or not told:
             return False
         arguments = world.arguments(name)
         return arguments[arguments.index("--train-iters") + 1] == iterations
 
-    eventually(look, f"{name} runs with {iterations} iterations; its status: {world.status(name)}", 60)
+    eventually(look, lambda: f"{name} runs with {iterations} iterations: {world.brief(name)}", 90)
     world.await_pods(name)
 
 
@@ -146,7 +151,6 @@ def test_a_restart_that_was_decided_is_carried_out_by_the_next_operator(world: W
         return len(pods) == 2 and not before & {pod["metadata"]["uid"] for pod in pods}
 
     eventually(replaced, "both pods are new")
-    world.say("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
-    status = world.await_phase("run", "Training")
+    status = world.train("run", 51, checkpoint=50, generation=2, resumedFrom=50)
     assert status["recovery"]["restarts"] == 1
     assert status["recovery"]["lostIterations"] == 10

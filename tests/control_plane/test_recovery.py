@@ -19,8 +19,7 @@ def test_a_pod_that_dies_is_replaced_counted_and_told_with_its_words(world: Worl
     world.await_reason("run", "Recovering", "PodsReplaced")
     world.await_pods("run")
     assert master in uids(world), "only the pod that died is replaced"
-    world.say("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
-    status = world.await_phase("run", "Training")
+    status = world.train("run", 51, checkpoint=50, generation=2, resumedFrom=50)
     recovery = status["recovery"]
     assert (recovery["restarts"], recovery["restartsSinceCheckpoint"]) == (1, 1)
     assert recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
@@ -52,8 +51,7 @@ def test_a_gang_that_hangs_is_started_anew_as_a_whole(world: World) -> None:
     world.train("run", 60, checkpoint=50)
     before = uids(world)
     eventually(lambda: len(uids(world)) == 2 and not before & uids(world), "both pods are new")
-    world.say("run", iteration=52, checkpointIteration=50, generation=2, resumedFrom=50)
-    status = world.await_phase("run", "Training")
+    status = world.train("run", 52, checkpoint=50, generation=2, resumedFrom=50)
     assert status["recovery"]["restarts"] == 1
     assert status["recovery"]["lastCause"].startswith("no new iteration for ")
     assert "after iteration 60 (hangTimeout 5 s)" in status["recovery"]["lastCause"]

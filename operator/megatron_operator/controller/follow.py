@@ -66,11 +66,11 @@ def absorb_progress(draft: Draft, scene: Scene) -> None:
         progress=Progress(
             iteration=iteration,
             train_iters=total,
-            lm_loss=report.get("lmLoss"),
-            learning_rate=report.get("learningRate"),
-            step_seconds=step,
-            tokens_per_second=report.get("tokensPerSecond"),
-            tflops_per_gpu=report.get("tflopsPerGpu"),
+            lm_loss=_short(report.get("lmLoss")),
+            learning_rate=_short(report.get("learningRate")),
+            step_seconds=_short(step),
+            tokens_per_second=_short(report.get("tokensPerSecond")),
+            tflops_per_gpu=_short(report.get("tflopsPerGpu")),
             eta=eta,
             display=_display(iteration, total),
             generation=generation,
@@ -240,9 +240,8 @@ def _succeed(draft: Draft, scene: Scene) -> None:
     words = next((said for pod in scene.pods if (said := last_words(pod))), {})
     iteration = words.get("iteration") or draft.progress.iteration
     total = draft.progress.train_iters or (draft.status.plan.train_iters if draft.status.plan else None)
-    if iteration != draft.progress.iteration:
-        update = {"iteration": iteration, "display": _display(iteration, total), "eta": None}
-        draft.set(progress=draft.progress.model_copy(update=update))
+    update = {"iteration": iteration, "display": _display(iteration, total), "eta": None}
+    draft.set(progress=draft.progress.model_copy(update=update))
     if words.get("checkpointIteration") is not None:
         newest = {"iteration": words["checkpointIteration"]}
         draft.set(checkpoint=draft.checkpoint.model_copy(update=newest))
@@ -252,6 +251,11 @@ def _succeed(draft: Draft, scene: Scene) -> None:
     _recovered(draft)
     draft.tell(Condition.SUCCEEDED, True, "Succeeded", message)
     draft.notice("Succeeded", message or "the run is done")
+
+
+def _short(value: float | None) -> float | None:
+    """Five digits, for people; the exact loss of every iteration is in the run's progress file."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def _display(iteration: int | None, total: int | None) -> str | None:

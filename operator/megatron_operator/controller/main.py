@@ -46,6 +46,7 @@ def main(
 ) -> None:
     """Turn MegatronRecipe objects into training runs and keep them running."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("kopf").setLevel(max(logging.getLogger().level, logging.WARNING))
     settings = Settings(
         namespace=namespace,

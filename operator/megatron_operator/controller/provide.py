@@ -95,12 +95,8 @@ async def _ensure(cluster: Cluster, resource: Resource, body: Object) -> None:
 async def provide_data(cluster: Cluster, draft: Draft, wanted: Wanted, *, edited: bool) -> Blocked | None:
     """Run the preparation, once for each thing asked for."""
     body, digest = wanted.manifests.prepare_job, wanted.manifests.prepare_hash
-    if body is None or digest is None:
-        if draft.condition(Condition.PREPARED) is None:
-            draft.tell(Condition.PREPARED, True, "NothingToPrepare", "")
-        return None
-    if draft.status.prepared == digest:
-        draft.tell(Condition.PREPARED, True, "Prepared", "")
+    if body is None or digest is None or draft.status.prepared == digest:
+        told_prepared(draft, wanted)
         return None
     there = await cluster.get(BATCH_JOBS, draft.key.namespace, body["metadata"]["name"])
     if there is not None and deleting(there):
@@ -117,8 +113,7 @@ async def provide_data(cluster: Cluster, draft: Draft, wanted: Wanted, *, edited
         await cluster.delete(BATCH_JOBS, there)
         return Blocked(SOON)
     if "Complete" in done:
-        draft.set(prepared=digest)
-        draft.tell(Condition.PREPARED, True, "Prepared", "")
+        told_prepared(draft, wanted)
         return None
     name = body["metadata"]["name"]
     pods = await role_pods(cluster, draft, ROLE_PREPARE)
@@ -137,6 +132,13 @@ async def provide_data(cluster: Cluster, draft: Draft, wanted: Wanted, *, edited
     else:
         draft.tell(Condition.PREPARED, False, obstacle.reason, obstacle.message)
     return Blocked(LATER)
+
+
+def told_prepared(draft: Draft, wanted: Wanted) -> None:
+    """Say that the data is there: nothing was to be prepared, or it is done."""
+    digest = wanted.manifests.prepare_hash
+    draft.set(prepared=digest)
+    draft.tell(Condition.PREPARED, True, "Prepared" if digest else "NothingToPrepare", "")
 
 
 async def provide_job(cluster: Cluster, draft: Draft, wanted: Wanted) -> Object | Blocked:

@@ -1,5 +1,6 @@
 """One look at one recipe: what it asks for, what there is, the next step, and what the status says."""
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,6 +29,7 @@ from megatron_operator.controller.provide import (
     provide_data,
     provide_job,
     role_pods,
+    told_prepared,
 )
 from megatron_operator.controller.scene import Scene
 from megatron_operator.controller.sources import Sources
@@ -38,6 +40,8 @@ from megatron_operator.manifests.identity import ROLE_TRAINER
 from megatron_operator.manifests.pytorchjob import JobPhase
 from megatron_operator.recovery import Fail, Limits, RestartGang, decide
 from megatron_operator.recovery.cause import PodEnd, pod_end
+
+log = logging.getLogger(__name__)
 
 STARTING_LOOK: Final = 3.0
 """Seconds between two looks at pods that do not all run: what keeps them may be told in events alone."""
@@ -87,10 +91,14 @@ class Reconciler:
             self._ends.pop(key, None)
             return None
         draft = Draft.of(body, time.time())
-        before = draft.recovery
+        before, phase = draft.recovery, draft.phase
         step = await self._step(draft)
         if draft.changed() and not await self._write(draft):
             return None
+        if draft.phase != phase:
+            log.info("%s: %s", key, draft.phase)
+        for notice in draft.notices:
+            log.info("%s: %s: %s", key, notice.reason, notice.message)
         if draft.recovery.pods_as_of != before.pods_as_of or draft.recovery.restarts != before.restarts:
             self._ends.pop(key, None)
         if step.delete_job is not None:
@@ -184,6 +192,7 @@ class Reconciler:
         if blocked := await provide_claims(self._cluster, draft, wanted, running=running):
             return Step(again=blocked.seconds)
         if job is not None and same and state is not JobPhase.FAILED:
+            told_prepared(draft, wanted)
             return job
         if job is not None:
             self._poller.forget(draft.key)
@@ -191,7 +200,10 @@ class Reconciler:
             draft.clear(Condition.FAILED, Condition.SUCCEEDED)
             draft.set(phase=Phase.STARTING)
             draft.tell(Condition.RUNNING, False, "JobReplaced", "the recipe changed: the job is made anew")
-            return Step(again=SOON, delete_job=None if deleting(job) else job)
+            if not deleting(job):
+                # Before the status says that this generation is dealt with: a restart must find it undone.
+                await self._cluster.delete(JOBS, job)
+            return Step(again=SOON)
         if edited and draft.phase == Phase.FAILED:
             part(draft)
             draft.clear(Condition.FAILED)
