@@ -64,7 +64,6 @@ def _schema() -> Schema:
         "x-kubernetes-list-map-keys": ["type"],
     }
     status["properties"]["conditions"]["items"]["required"] = ["type"]
-    status["properties"]["kopf"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     for rule in RULES:
         target = spec
         for name in rule.at.split(".")[1:]:

@@ -12,7 +12,6 @@ SINGULAR: Final = "megatronrecipe"
 SHORT_NAME: Final = "mr"
 
 FIELD_MANAGER: Final = "megatron-operator"
-FINALIZER: Final = f"{GROUP}/cleanup"
 
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_RECIPE: Final = f"{GROUP}/recipe"

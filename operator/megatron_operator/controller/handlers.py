@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import kopf
 
-from megatron_operator.api.names import FIELD_MANAGER, GROUP, LABEL_RECIPE, PLURAL, Phase
+from megatron_operator.api.names import GROUP, LABEL_RECIPE, PLURAL, Phase
 from megatron_operator.controller.cluster import RECIPES, Cluster
 from megatron_operator.controller.progress import Poller
 from megatron_operator.controller.reconcile import Reconciler
@@ -78,11 +78,14 @@ class Operator:
 
     async def _follow_sources(self) -> None:
         """When the platform or the catalog changed, recipes that wait or were refused have another chance."""
+        seen = 0
         while True:
             await asyncio.sleep(SOURCES_INTERVAL)
             try:
-                if await self.sources.refresh():
+                await self.sources.refresh()
+                if self.sources.revision != seen:
                     await self._look_at_waiting()
+                    seen = self.sources.revision
             except Exception as error:
                 log.warning("platform and catalog could not be read: %s", error or repr(error))
 
@@ -144,4 +147,3 @@ def configure(settings: kopf.OperatorSettings, *, everywhere: bool) -> None:
     settings.networking.request_timeout = 30
     for plural in ("pods", "jobs", pytorchjob.PLURAL):
         settings.watching.label_selectors[plural] = LABEL_RECIPE
-    settings.persistence.finalizer = f"{GROUP}/{FIELD_MANAGER}"

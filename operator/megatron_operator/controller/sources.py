@@ -60,6 +60,8 @@ class Sources:
         self._node_labels: list[dict[str, str]] = []
         self._versions: tuple[str | None, ...] | None = None
         self._known: Known | Refused | None = None
+        self.revision = 0
+        """Counts what was found changed; 0 before the first reading."""
 
     async def known(self) -> Known:
         """Raises Refused while the platform file is broken; a missing one is an empty one."""
@@ -69,11 +71,11 @@ class Sources:
         assert self._known is not None, "a refresh leaves something known"
         return self._known
 
-    async def refresh(self) -> bool:
-        """Read again when it is time; True when something differs from before."""
+    async def refresh(self) -> None:
+        """Read again when it is time."""
         async with self._lock:
             if self._known is not None and time.monotonic() - self._read_at < FRESH:
-                return False
+                return
             namespace = self._settings.namespace
             platform = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
             recipes = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
@@ -85,15 +87,14 @@ class Sources:
                 digest(sorted(map(sorted, map(dict.items, nodes)))),
             )
             if self._known is not None and versions == self._versions:
-                return False
-            first = self._known is None
+                return
             self._versions = versions
             try:
                 described = with_nodes(self._platform(platform), nodes)
                 self._known = Known(described, _catalog(recipes))
             except Refused as refused:
                 self._known = refused
-            return not first
+            self.revision += 1
 
     async def _nodes(self) -> list[dict[str, str]]:
         """Labels that tell of accelerators; read seldom, for nodes come and go slowly."""
