@@ -28,6 +28,9 @@ from megatron_trainer.report import RESUME_ELSEWHERE, RESUME_ENV, Reporter
 # Exit code of Megatron's rerun state machine (megatron.core.rerun_state_machine).
 FAILED_ON_RESULT_VALIDATION = 17
 
+# How Megatron says that its flags do not go together: plain exceptions, asserts foremost.
+_REFUSALS = (AssertionError, ValueError, TypeError, KeyError, NotImplementedError)
+
 _PEER_LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -74,10 +77,22 @@ def parse(argv: Sequence[str]) -> Any:
         args = parse_and_validate_args(args_defaults={"tokenizer_type": "HuggingFaceTokenizer"})
     except (FileNotFoundError, OSError) as error:
         raise RankFailed(ExitCode.BAD_DATA, f"tokenizer: {_where(error)}") from error
-    except (AssertionError, ValueError, TypeError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise RankFailed(ExitCode.USAGE, f"Megatron refuses the flags: {_where(error)}") from error
+    except (*_REFUSALS, RuntimeError) as error:
+        raise _refused(error) from error
     _require_data(args)
     return args
+
+
+def _refused(error: Exception) -> RankFailed:
+    return RankFailed(ExitCode.USAGE, f"Megatron refuses the flags: {_where(error)}")
+
+
+def _model_config(args: Any) -> Any:
+    """Megatron's configuration of the model. Raises RankFailed with USAGE where flags do not go together."""
+    try:
+        return gpt.model_config(args)
+    except _REFUSALS as error:
+        raise _refused(error) from error
 
 
 def _require_data(args: Any) -> None:
@@ -120,7 +135,7 @@ def _run(argv: Sequence[str], reporter: Reporter) -> None:
     writers.fork_writers(lambda how: _die(reporter, how))
     try:
         pretrain(
-            pretrain_cfg_container_from_args(args, gpt.model_config(args)),
+            pretrain_cfg_container_from_args(args, _model_config(args)),
             gpt.datasets,
             ModelType.encoder_or_decoder,
             gpt.forward_step,
@@ -128,6 +143,10 @@ def _run(argv: Sequence[str], reporter: Reporter) -> None:
         )
     except SystemExit as end:
         raise _early_end(end.code, observer.iteration) from end
+    except _REFUSALS as error:
+        if observer.building:
+            raise _refused(error) from error
+        raise
     reporter.send("finished", iteration=observer.iteration)
 
 
@@ -139,8 +158,7 @@ def _die(reporter: Reporter, how: str) -> NoReturn:
 
 
 def _early_end(code: object, iteration: int) -> RankFailed:
-    """Megatron leaves its loop by sys.exit: 0 for a signal, a time limit, an interval or a garbled
-    tracker."""
+    """Megatron leaves its loop by sys.exit: 0 for a signal, a time limit, an interval, a garbled tracker."""
     if code == FAILED_ON_RESULT_VALIDATION:
         return RankFailed(
             ExitCode.LOSS_NOT_FINITE, f"a result of iteration {iteration + 1} failed validation twice"
@@ -161,7 +179,7 @@ def check(argv: Sequence[str]) -> int:
     reporter = Reporter()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         try:
-            parse(argv)
+            _model_config(parse(argv))
         except BaseException as error:
             failure = _classify(error)
             reporter.send("failed", exitCode=int(failure.code), message=str(failure)[:2000])
