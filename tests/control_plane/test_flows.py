@@ -32,7 +32,7 @@ def test_data_is_prepared_before_the_job_is_made(world: World) -> None:
     eventually(lambda: world.job("run"), "the job is made")
     prepare = world.api.get("Job", world.namespace, "run-prepare")
     assert prepare["status"]["succeeded"] == 1
-    assert world.condition("run", "Prepared")["status"] == "True"
+    assert world.await_reason("run", "Prepared", "Prepared")["status"] == "True"
     claims = {claim["metadata"]["name"] for claim in world.api.list("PersistentVolumeClaim", world.namespace)}
     assert claims == {"run-checkpoints", "run-data"}
 

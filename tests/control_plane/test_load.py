@@ -22,7 +22,12 @@ def test_fifty_recipes_at_once_become_fifty_jobs_at_two_writes_each(world: World
 
     def all_run() -> bool:
         recipes = world.api.list("MegatronRecipe", world.namespace)
-        running = [c for r in recipes for c in r["status"].get("conditions", []) if c["type"] == "Running"]
+        running = [
+            c
+            for r in recipes
+            for c in (r.get("status") or {}).get("conditions", [])
+            if c["type"] == "Running"
+        ]
         return sum(c["status"] == "True" for c in running) == RECIPES
 
     eventually(all_run, "all recipes say that their pods run", 120)

@@ -46,7 +46,7 @@ def result(world: World, name: str) -> dict[str, Any]:
     for part in (status, *status.get("conditions", []), status.get("recovery") or {}):
         for time in TIMES:
             part.pop(time, None)
-    status["job"].pop("hash")
+    status["job"] = status["job"]["name"]
     status.pop("prepared")
     kinds = ("PyTorchJob", "Job", "PersistentVolumeClaim", "Pod", "Service")
     objects = {

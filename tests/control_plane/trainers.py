@@ -26,6 +26,7 @@ class ProgressStandIn:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
+        ThreadingHTTPServer.request_queue_size = 256
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/{{namespace}}/{{pod}}/progress"

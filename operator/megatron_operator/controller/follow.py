@@ -187,11 +187,7 @@ def _show_pods(draft: Draft, scene: Scene) -> None:
     reading = scene.reading
     fresh = reading is not None and reading.answered >= scene.together()
     if reading is None or not fresh:
-        # A restarted operator has not heard the pods yet: what was said before stands.
-        if draft.progress.iteration is None or draft.phase not in (Phase.TRAINING, Phase.RECOVERING):
-            draft.tell(Condition.RUNNING, True, "PodsRunning", "all pods run; no progress is known yet")
-            _recovered(draft)
-            draft.set(phase=Phase.STARTING)
+        _show_silent(draft)
         return
     phase = str(reading.report.get("phase"))
     if phase in TRAINING_PHASES:
@@ -201,6 +197,18 @@ def _show_pods(draft: Draft, scene: Scene) -> None:
         return
     recovering = draft.is_true(Condition.RECOVERING)
     draft.tell(Condition.RUNNING, True, "PodsRunning", f"all pods run; phase {phase}")
+    draft.set(phase=Phase.RECOVERING if recovering else Phase.STARTING)
+
+
+def _show_silent(draft: Draft) -> None:
+    """All pods run and have not been heard yet: they are new, or the operator is, or they cannot be reached."""
+    never_heard = draft.progress.iteration is None
+    if never_heard:
+        _recovered(draft)
+    recovering = draft.is_true(Condition.RECOVERING)
+    if draft.phase == Phase.TRAINING and not recovering and not never_heard:
+        return
+    draft.tell(Condition.RUNNING, True, "PodsRunning", "all pods run; no progress is known yet")
     draft.set(phase=Phase.RECOVERING if recovering else Phase.STARTING)
 
 

@@ -43,6 +43,8 @@ class Operator:
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._follow_sources(), name="sources"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(_tell_end)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -94,6 +96,12 @@ class Operator:
             for recipe in await self.cluster.find(RECIPES, namespace):
                 if (recipe.get("status") or {}).get("phase") in WAITING_PHASES:
                     self.queue.add(Key(recipe["metadata"]["namespace"], recipe["metadata"]["name"]))
+
+
+def _tell_end(task: asyncio.Task[None]) -> None:
+    """A task that should run for ever has ended; the liveness probe fails from now on."""
+    if not task.cancelled():
+        log.error("task %s has ended", task.get_name(), exc_info=task.exception())
 
 
 def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:

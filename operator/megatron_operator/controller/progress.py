@@ -104,7 +104,13 @@ class Poller:
             while True:
                 interval = max(self._settings.progress_interval, len(self._runs) / RUNS_A_SECOND)
                 await asyncio.sleep(interval)
-                await asyncio.gather(*(self._ask(session, key, run) for key, run in list(self._runs.items())))
+                runs = list(self._runs.items())
+                asked = await asyncio.gather(
+                    *(self._ask(session, key, run) for key, run in runs), return_exceptions=True
+                )
+                for (key, _), problem in zip(runs, asked, strict=True):
+                    if isinstance(problem, Exception):
+                        log.error("%s: its progress could not be asked for", key, exc_info=problem)
 
     async def _ask(self, session: aiohttp.ClientSession, key: Key, run: _Run) -> None:
         answers = await asyncio.gather(*(self._fetch(session, key, target) for target in run.targets))
@@ -133,7 +139,7 @@ class Poller:
             async with self._at_once, session.get(url) as response:
                 response.raise_for_status()
                 report = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             log.debug("%s: no progress from %s: %r", key, target.pod, error)
             return None
         if not isinstance(report, dict) or report.get("schema") != PROGRESS_SCHEMA:

@@ -169,19 +169,19 @@ async def provide_job(cluster: Cluster, draft: Draft, wanted: Wanted) -> Object 
 
 def adopt(draft: Draft, job: dict[str, Any]) -> None:
     """Take notice of a job that is not yet in the status, whoever saw it made."""
-    digest = hash_of(job) or ""
-    name = job["metadata"]["name"]
-    if draft.status.job is not None and (draft.status.job.name, draft.status.job.hash) == (name, digest):
+    uid = job["metadata"]["uid"]
+    if draft.status.job is not None and draft.status.job.uid == uid:
         return
+    part(draft)
     draft.set(
-        job=JobStatus(name=name, hash=digest),
+        job=JobStatus(name=job["metadata"]["name"], uid=uid, hash=hash_of(job) or ""),
         checkpoint=draft.checkpoint.model_copy(update={"contract": contract_of(job)}),
     )
-    draft.clear(Condition.FAILED, Condition.SUCCEEDED, Condition.RECOVERING)
+    draft.clear(Condition.FAILED, Condition.SUCCEEDED)
 
 
 def part(draft: Draft) -> None:
-    """Forget what is true of the present job alone, before it is deleted."""
+    """Forget what is true of one job alone: it goes, or another has come in its place."""
     draft.set(job=None, progress=draft.progress.model_copy(update={"generation": None, "eta": None}))
     draft.set_recovery(
         pods_as_of=None,

@@ -112,6 +112,17 @@ def test_a_newer_checkpoint_gives_the_budget_back(run: Any) -> None:
     assert (recovery.restarts, recovery.restarts_since_checkpoint) == (1, 0)
 
 
+def test_a_pod_that_is_replaced_between_two_looks_is_a_recovery_until_training_is_heard_of(run: Any) -> None:
+    run.say(phase="rendezvous", iteration=50)
+    look(run)
+    run.pass_time(5)
+    run.replace_worker()
+    run.pass_time(1)
+    assert look(run).phase == Phase.RECOVERING
+    run.say(iteration=51, generation=2, resumedFrom=40)
+    assert look(run).phase == Phase.TRAINING
+
+
 def test_pods_of_a_gang_that_is_to_go_are_not_taken_for_its_successors(run: Any) -> None:
     look(run)
     run.pass_time(5)
