@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 
 from megatron_trainer import checkpoints
-from megatron_trainer.contract import ExitCode
+from megatron_trainer.contract import ENV_PROGRESS_PORT, ExitCode
 from megatron_trainer.flags import read as read_flags
 from megatron_trainer.nursery import PREFLIGHT, Nursery, NurseryLost, Programs
 from megatron_trainer.report import SOCKET_ENV
 from megatron_trainer.server import ProgressServer
-from megatron_trainer.settings import Settings
+from megatron_trainer.settings import BadSetting, Settings
 from megatron_trainer.status import EventSocket, Status, written_at
 from megatron_trainer.termination import Ending
 
@@ -68,9 +68,8 @@ class Pod:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._on_sigterm)
         self._events.start()
-        server = ProgressServer(self._settings.progress_port, self._status.snapshot)
-        server.start()
         try:
+            self._serve()
             ending = self._preflight() or self._train()
         except NurseryLost as lost:
             ending = Ending(ExitCode.WORKER_DIED, str(lost))
@@ -80,6 +79,13 @@ class Pod:
         ending = self._verify(ending)
         self._status.set(phase="finished" if ending.code == ExitCode.OK else "failed", message=ending.message)
         return ending, self._status.get("iteration"), self._status.get("checkpointIteration")
+
+    def _serve(self) -> None:
+        port = self._settings.progress_port
+        try:
+            ProgressServer(port, self._status.snapshot).start()
+        except OSError as error:
+            raise BadSetting(f"{ENV_PROGRESS_PORT} {port}: {error.strerror}; set a free port") from error
 
     def _on_sigterm(self, _number: int, _frame: object) -> None:
         self._stop_requests += 1

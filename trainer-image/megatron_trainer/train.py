@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from megatron.core.enums import ModelType
-from megatron.training import get_args, pretrain
+from megatron.training import get_args, get_tokenizer, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
@@ -79,6 +79,7 @@ def parse(argv: Sequence[str]) -> Any:
         raise RankFailed(ExitCode.BAD_DATA, f"tokenizer: {_where(error)}") from error
     except (*_REFUSALS, RuntimeError) as error:
         raise _refused(error) from error
+    _require_room_for_tokens(args)
     _require_data(args)
     return args
 
@@ -93,6 +94,17 @@ def _model_config(args: Any) -> Any:
         return gpt.model_config(args)
     except _REFUSALS as error:
         raise _refused(error) from error
+
+
+def _require_room_for_tokens(args: Any) -> None:
+    """Megatron takes --padded-vocab-size at its word; a larger token would lie outside the embedding."""
+    tokens = get_tokenizer().vocab_size
+    if args.padded_vocab_size is not None and tokens > args.padded_vocab_size:
+        raise RankFailed(
+            ExitCode.BAD_DATA,
+            f"the tokenizer has {tokens} entries, --padded-vocab-size is {args.padded_vocab_size}; "
+            "set it to at least as many",
+        )
 
 
 def _require_data(args: Any) -> None:

@@ -30,6 +30,7 @@ REFUSED: dict[str, str] = {
     "--fp4-format": "FP4 needs Transformer Engine and a Blackwell GPU",
     "--fp8-param-gather": "FP8 needs Transformer Engine and a GPU of compute capability 8.9 or more",
     "--sequence-parallel": "sequence parallelism needs Transformer Engine's norms: leave it out",
+    "--multi-latent-attention": "latent attention needs Transformer Engine's attention: leave it out",
     "--tp-comm-overlap": "communication overlap needs Transformer Engine: leave it out",
     "--use-flash-attn": "Flash Attention needs a GPU: leave it out",
     "--moe-grouped-gemm": "grouped GEMM needs a GPU: leave it out",
