@@ -69,12 +69,17 @@ def test_host_and_device_draw_from_streams_of_their_own_and_both_are_restored() 
     assert (
         under_the_stand_in(
             """
-            torch.manual_seed(7) host, device = torch.get_rng_state(), torch.cuda.get_rng_state() first =
-            torch.rand(3, device="cuda") assert torch.equal(torch.get_rng_state(), host), "the device's draw
-            moved the host's stream" loader = torch.utils.data.DataLoader([1, 2]) before =
-            torch.cuda.get_rng_state() iter(loader) assert torch.equal(torch.cuda.get_rng_state(), before),
-            "the data loader moved the device's stream" assert not torch.equal(torch.get_rng_state(), host)
-            torch.cuda.set_rng_state(device) print(torch.equal(torch.rand(3, device="cuda"), first))
+            torch.manual_seed(7)
+            host, device = torch.get_rng_state(), torch.cuda.get_rng_state()
+            first = torch.rand(3, device="cuda")
+            assert torch.equal(torch.get_rng_state(), host), "the device's draw moved the host's stream"
+            loader = torch.utils.data.DataLoader([1, 2])
+            before = torch.cuda.get_rng_state()
+            iter(loader)
+            assert torch.equal(torch.cuda.get_rng_state(), before), "the loader moved the device's stream"
+            assert not torch.equal(torch.get_rng_state(), host)
+            torch.cuda.set_rng_state(device)
+            print(torch.equal(torch.rand(3, device="cuda"), first))
             """
         )
         == "True"
