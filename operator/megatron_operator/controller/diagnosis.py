@@ -34,9 +34,8 @@ def diagnose(
     unplaced = [(pod, message) for pod in pods if (message := _unschedulable(pod))]
     if unplaced:
         pod, message = unplaced[0]
-        return Diagnosis(
-            "Unschedulable", f"{len(unplaced)} pods have no node; {short_name(pod, job_name)}: {message}"
-        )
+        count = "1 pod has" if len(unplaced) == 1 else f"{len(unplaced)} pods have"
+        return Diagnosis("Unschedulable", f"{count} no node; {short_name(pod, job_name)}: {message}")
     for event in sorted(events, key=_time, reverse=True):
         message = event.get("message") or ""
         if "exceeded quota" in message:
