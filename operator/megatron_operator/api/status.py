@@ -137,7 +137,7 @@ class JobStatus(ApiModel):
     """The training job that was made for this recipe."""
 
     name: str
-    uid: str
+    uid: str = ""
     hash: str
     """Of what was wanted; an equal one needs no other job."""
 

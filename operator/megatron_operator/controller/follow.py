@@ -201,7 +201,7 @@ def _show_pods(draft: Draft, scene: Scene) -> None:
 
 
 def _show_silent(draft: Draft) -> None:
-    """All pods run and have not been heard yet: they are new, or the operator is, or they cannot be reached."""
+    """All pods run and were not heard yet: they are new, or the operator is, or they are out of reach."""
     never_heard = draft.progress.iteration is None
     if never_heard:
         _recovered(draft)
