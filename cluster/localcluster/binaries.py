@@ -7,6 +7,7 @@ cache therefore costs time only.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,9 +156,5 @@ class Binaries:
 
     def module_directory(self, module: str, path: str) -> Path:
         """The source folder of Go module `path` as pinned in `tools/<module>`; it carries manifests."""
-        listed = run(
-            [go(), "list", "-m", "-f", "{{.Dir}}", path], directory=self.layout.tools / module
-        ).strip()
-        if not listed:
-            raise ClusterError(f"Go module {path} is not downloaded: run `go mod download` in {module}")
-        return Path(listed)
+        told = run([go(), "mod", "download", "-json", path], directory=self.layout.tools / module)
+        return Path(json.loads(told)["Dir"])

@@ -30,7 +30,7 @@ from localcluster.binaries import BY_PROFILE, Binaries
 from localcluster.buildah import Buildah
 from localcluster.controlplane import COMPONENTS, ControlPlane, choose_ports
 from localcluster.errors import ClusterError
-from localcluster.kubectl import Kubectl
+from localcluster.kubectl import Kubectl, Object
 from localcluster.layout import Layout
 from localcluster.node import Node
 from localcluster.processes import Processes, boot_id
@@ -131,19 +131,15 @@ class Cluster:
         network.up()
         plane = self._plane()
         plane.prepare()
-        registry.up(self.layout, self.processes, self.report)
-        systemimages.push(buildah, self.report)
-        plane.up(self.report)
-        dns.up(plane, self.kubectl, self.report)
-        nodes = self._nodes()
-        with self.report.step(f"nodes: {', '.join(nodes)}, 8 simulated GPUs each"):
-            for node in nodes.values():
-                node.start()
-            for node in nodes.values():
-                node.wait_ready()
-                node.label()
-        with self.report.step("training-operator and storage class"):
-            self._install_addons(plane)
+        with ThreadPoolExecutor(1) as background:
+            stock = background.submit(operator.manifests, self.binaries, self.kubectl)
+            registry.up(self.layout, self.processes, self.report)
+            systemimages.push(buildah, self.report)
+            plane.up(self.report)
+            dns.up(plane, self.kubectl, self.report)
+            self._start_nodes()
+            with self.report.step("training-operator and storage class"):
+                self._install_addons(plane, stock.result())
         self._mark_complete()
 
     def _forget_earlier_boot(self) -> None:
@@ -189,10 +185,19 @@ class Cluster:
                 for node in self._nodes().values():
                     node.prune_images()
 
-    def _install_addons(self, plane: ControlPlane) -> None:
+    def _start_nodes(self) -> None:
+        nodes = self._nodes()
+        with self.report.step(f"nodes: {', '.join(nodes)}, 8 simulated GPUs each"):
+            for node in nodes.values():
+                node.start()
+            for node in nodes.values():
+                node.wait_ready()
+                node.label()
+
+    def _install_addons(self, plane: ControlPlane, stock: list[Object]) -> None:
         certificates = operator.WebhookCertificates(self.layout.pki / "webhook")
         certificates.create()
-        stock = certificates.fill(operator.manifests(self.binaries, self.kubectl))
+        stock = certificates.fill(stock)
         place = {"kubernetes.io/hostname": SYSTEM_NODE}
         images = (systemimages.TRAINING_OPERATOR_IMAGE, systemimages.BASE_IMAGE)
         self.kubectl.apply(operator.in_cluster(stock, *images, place))

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import subprocess
+from base64 import b64decode
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +99,25 @@ def test_no_image_comes_from_outside(provisioner: list[dict[str, Any]]) -> None:
     workload, _, config = storage.adapted(provisioner, "/shared")
     assert deployment([workload])["containers"][0]["image"].startswith("registry.local/")
     assert "busybox" not in config["data"]["helperPod.yaml"]
+
+
+def test_the_training_operator_finds_its_certificates_made(tmp_path: Path) -> None:
+    certificates = trainingoperator.WebhookCertificates(tmp_path)
+    certificates.create()
+    secret = {"kind": "Secret", "metadata": {"name": trainingoperator.WEBHOOK_SECRET}}
+    (filled,) = certificates.fill([secret])
+    assert set(filled["data"]) == {"ca.crt", "ca.key", "tls.crt", "tls.key"}
+    # Its rotator reads the authority's key as PKCS#1 and nothing else, or waits for ever.
+    assert b64decode(filled["data"]["ca.key"]).startswith(b"-----BEGIN RSA PRIVATE KEY-----")
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("ca.crt", "training-operator-ca"), ("tls.crt", "training-operator.kubeflow.svc")],
+)
+def test_webhook_certificates_carry_the_names_it_looks_for(tmp_path: Path, file: str, name: str) -> None:
+    certificates = trainingoperator.WebhookCertificates(tmp_path)
+    certificates.create()
+    words = ["openssl", "x509", "-noout", "-checkhost", name, "-in", certificates.files()[file]]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "does match" in told
