@@ -21,7 +21,7 @@ class Buildah:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def _run(self, *words: str | Path) -> str:
+    def _run(self, *words: str | Path, environment: Mapping[str, str] | None = None) -> str:
         # A build that is killed leaves no mount behind: they are all in this namespace.
         return run(
             [
@@ -31,7 +31,8 @@ class Buildah:
                 *("--root", self.layout.cache / "buildah"),
                 *("--runroot", self.layout.cache / "buildah-run"),
                 *words,
-            ]
+            ],
+            environment=environment,
         )
 
     def image_id(self, name: str) -> str | None:
@@ -77,14 +78,16 @@ class Buildah:
         self._run(*words, "--file", dockerfile, "--tag", name, context)
 
     def prune(self) -> None:
-        """Forget layers that no named image is built on."""
+        """Forget layers that no named image is built on, and what killed builds left."""
+        self._run("rm", "--all")
         self._run("rmi", "--prune")
 
     def push(self, name: str) -> None:
-        """Push what the registry lacks. Layers are not compressed: the way is one memory copy long."""
+        """Push what the registry lacks."""
         path = name.split("/", 1)[1]
         target = f"docker://{HOST}:{REGISTRY_PORT}/{path}"
-        self._run("push", "--disable-compression", "--tls-verify=false", name, target)
+        direct = {"NO_PROXY": HOST, "no_proxy": HOST}
+        self._run("push", "--tls-verify=false", name, target, environment=direct)
 
 
 def build_environment(environment: Mapping[str, str]) -> str:

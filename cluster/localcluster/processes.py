@@ -69,6 +69,11 @@ def owned_pids(home: Path) -> list[int]:
     return found
 
 
+def _without_proxies() -> dict[str, str]:
+    """The caller's environment; the machine's proxies would be asked for the cluster's own addresses."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+
+
 def wait_until(
     done: Callable[[], bool], seconds: float, what: str, alive: Callable[[], bool] | None = None
 ) -> None:
@@ -146,7 +151,7 @@ class Processes:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env={**os.environ, **(environment or {}), OWNER_VARIABLE: str(self.home)},
+                    env={**_without_proxies(), **(environment or {}), OWNER_VARIABLE: str(self.home)},
                 )
             except OSError as error:
                 raise ClusterError(f"{name}: cannot start {words[0]}: {error.strerror}") from error

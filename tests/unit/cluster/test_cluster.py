@@ -39,6 +39,7 @@ def test_a_claim_of_an_earlier_boot_holds_nothing(monkeypatch: pytest.MonkeyPatc
     claim.take(Path("/second"))
 
 
+@pytest.mark.usefixtures("no_claim")
 def test_all_that_is_missing_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

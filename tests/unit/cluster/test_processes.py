@@ -79,6 +79,13 @@ def test_a_missing_program_is_named(processes: Processes) -> None:
         processes.start("etcd", ["/nowhere/etcd"])
 
 
+def test_a_process_is_not_told_of_proxies(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    pid = processes.start("sleeper", SLEEP)
+    assert b"proxy.example" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def test_waiting_ends_when_the_process_does() -> None:
     with pytest.raises(ClusterError, match="API server ready: the process ended"):
         wait_until(lambda: False, 60, "API server ready", alive=lambda: False)
