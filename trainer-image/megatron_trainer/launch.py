@@ -44,6 +44,8 @@ def _prepare_environment(world_size: int) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # torch prints its C++ stack for every attempt to reach a store that is not there yet.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ["WORLD_SIZE"] = str(world_size)
 
 

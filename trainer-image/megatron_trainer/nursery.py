@@ -17,9 +17,12 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from megatron_trainer.contract import ExitCode
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -176,7 +179,7 @@ class _Parent:
         if pid:
             self._children[pid] = key
             return pid
-        code = 70
+        code = int(ExitCode.WORKER_DIED)
         try:
             self._control.close()
             os.setsid()
@@ -195,6 +198,8 @@ class _Parent:
                 code = programs.rank()
             sys.stdout.flush()
             sys.stderr.flush()
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
 

@@ -35,7 +35,7 @@ class Observer:
         self._reporter = reporter
         self._resume_from = resume_from
         self.iteration = 0
-        # Until something is loaded or trained, what goes wrong lies in the flags and comes again.
+        # Until the first step is done, what Megatron refuses lies in the flags and comes again.
         self.building = True
 
     def install(self) -> None:
@@ -55,7 +55,6 @@ class Observer:
         setattr(training, name, outer)
 
     def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.building = False
         self._reporter.send("phase", phase="loading")
         iteration, flops = inner(*args, **kwargs)
         self.iteration = iteration
@@ -77,9 +76,9 @@ class Observer:
         self._reporter.send("phase", phase="training")
 
     def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.building = False
         started = time.perf_counter()
         result = inner(*args, **kwargs)
+        self.building = False
         losses, should_exit, optimizer = result[0], result[3], args[3]
         if should_exit:
             return result

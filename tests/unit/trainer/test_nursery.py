@@ -111,3 +111,14 @@ def test_ranks_end_when_the_warm_parent_is_killed_and_the_launcher_is_told(tmp_p
         nursery.exited(DEADLINE_SECONDS)
     nursery.close()
     helper.kill()
+
+
+def test_a_program_that_raises_counts_as_a_rank_that_died(capfd: pytest.CaptureFixture[str]) -> None:
+    def program() -> int:
+        raise RuntimeError("a data loader's worker was killed")
+
+    nursery = Nursery(lambda: Programs(rank=program, preflight=lambda: 0, cold=None))
+    nursery.start({0: {}})
+    assert exits(nursery, 1) == {0: 138}
+    nursery.close()
+    assert "a data loader's worker was killed" in capfd.readouterr().err
