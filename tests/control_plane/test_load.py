@@ -51,6 +51,6 @@ def test_an_api_server_that_was_away_finds_the_operator_at_work(world: World, pl
         plane.component_start("kube-apiserver")
     eventually(lambda: world.status("before")["progress"]["iteration"] == 11, "the run is followed again", 90)
     world.apply("after")
-    world.await_pods("after")
-    world.await_reason("after", "Running", "PodsRunning", 60)
+    # Scheduler, training-operator and KWOK come back in their own time.
+    world.await_reason("after", "Running", "PodsRunning", 120)
     assert world.status("before")["recovery"]["restarts"] == 0

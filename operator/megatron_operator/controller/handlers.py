@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
+from collections.abc import Iterator
 from typing import Any, Final
 
 import kopf
@@ -144,6 +146,13 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
         operator.pod_event(dict(body))
 
 
+class Backoffs:
+    """Seconds between attempts, without end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 1.0, 2.0, 3.0), itertools.repeat(5.0))
+
+
 def configure(settings: kopf.OperatorSettings, *, everywhere: bool) -> None:
     """kopf only watches here: it writes nothing, neither annotations nor finalizers."""
     settings.posting.enabled = False
@@ -153,5 +162,7 @@ def configure(settings: kopf.OperatorSettings, *, everywhere: bool) -> None:
     settings.watching.client_timeout = 660
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 30
+    # kopf would give up after a minute and end the process; an API server may be away for longer.
+    settings.networking.error_backoffs = Backoffs()
     for plural in ("pods", "jobs", pytorchjob.PLURAL):
         settings.watching.label_selectors[plural] = LABEL_RECIPE

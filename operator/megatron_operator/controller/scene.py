@@ -77,9 +77,11 @@ def _view(pod: dict[str, Any]) -> PodView:
         running = (state.get("state") or {}).get("running") or {}
         started = running.get("startedAt") or started
     phase = status.get("phase")
+    began = seconds(started)
     return PodView(
         pytorchjob.node_rank(pod),
         PodPhase(phase) if phase in set(PodPhase) else PodPhase.PENDING,
-        seconds(started),
+        # Times are told in whole seconds: what was heard within that one may be of the pod before.
+        None if began is None else began + 1.0,
         bool(pod["metadata"].get("deletionTimestamp")),
     )

@@ -64,6 +64,7 @@ class Run:
 
     def say(self, **report: Any) -> None:
         defaults = {"phase": "training", "generation": 1, "trainIters": 200, "stepSeconds": 1.0}
+        self.now += 1
         self.reading = Reading({"schema": 1, **defaults, **report}, self.now)
 
     def draft(self) -> Draft:

@@ -26,7 +26,7 @@ def test_a_run_in_training_is_told_with_its_figures(run: Any) -> None:
     assert draft.phase == Phase.TRAINING
     assert (draft.progress.display, draft.progress.lm_loss) == ("50/200", 2.5)
     assert draft.checkpoint.iteration == 40
-    assert draft.progress.eta == "2027-01-15T08:02:30Z"
+    assert draft.progress.eta == "2027-01-15T08:02:31Z"
     assert draft.recovery.restarts == 0
 
 
