@@ -78,13 +78,11 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             f"--moe-token-dispatcher-type {dispatcher} with --expert-model-parallel-size {experts}: gloo "
             "cannot do its all-to-all; use the dispatcher allgather, or 1"
         )
-    if (
-        "--num-experts" in given
-        and (tensor := _value_after(argv, "--tensor-model-parallel-size") or "1") != "1"
-    ):
+    tensor = _value_after(argv, "--tensor-model-parallel-size") or "1"
+    if "--num-experts" in given and tensor != "1":
         refusals.append(
-            f"--num-experts with --tensor-model-parallel-size {tensor}: Megatron wants sequence parallelism for "
-            "that, which needs Transformer Engine; use 1"
+            f"--num-experts with --tensor-model-parallel-size {tensor}: Megatron wants sequence parallelism "
+            "for that, which needs Transformer Engine; use 1"
         )
     if (_value_after(argv, "--context-parallel-size") or "1") != "1":
         refusals.append("--context-parallel-size: ring attention needs Transformer Engine; use 1")
