@@ -3,7 +3,7 @@
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,25 +114,38 @@ def _volume(index: int) -> Object:
     }
 
 
+Install = Callable[[str, Object], str]
+
+
 @pytest.fixture(scope="session")
-def installed(plane: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """All that the chart makes except the pod; returns a token of the operator's service account."""
-    values = tmp_path_factory.mktemp("chart") / "values.yaml"
-    values.write_text(yaml.safe_dump({"platform": PLATFORM}))
-    rendered = subprocess.run(
-        [
-            plane.layout.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
-            OPERATOR_NAMESPACE, "--kube-version", "1.36.3", "--values", values,
-        ],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR_NAMESPACE}})
-    objects = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "Deployment"]
-    for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
-        api.apply(item)
-    path = api.path("ServiceAccount", OPERATOR_NAMESPACE, "megatron-operator") + "/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    return str(api.request("POST", path, request)["status"]["token"])
+def install(plane: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """Makes all that the chart makes except the pod; returns a token of the operator's service account."""
+
+    def with_values(namespace: str, values: Object) -> str:
+        path = tmp_path_factory.mktemp("chart") / "values.yaml"
+        path.write_text(yaml.safe_dump(values))
+        rendered = subprocess.run(
+            [
+                plane.layout.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
+                namespace, "--kube-version", "1.36.3", "--values", path,
+            ],
+            check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        objects = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "Deployment"]
+        for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
+            api.apply(item)
+        account = api.path("ServiceAccount", namespace, "megatron-operator") + "/token"
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        return str(api.request("POST", account, request)["status"]["token"])
+
+    return with_values
+
+
+@pytest.fixture(scope="session")
+def installed(install: Install) -> str:
+    """The cluster-wide operator's installation; its token."""
+    return install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
 
 
 @pytest.fixture(scope="session")
@@ -157,7 +170,8 @@ def operator_process(
     folder = Path(os.environ.get("CONTROL_PLANE_LOGS", tmp_path_factory.mktemp("operator")))
     kubeconfig = folder / "kubeconfig"
     write_kubeconfig(kubeconfig, gateway.url, installed)
-    process = OperatorProcess(kubeconfig, folder / "operator.log", trainers.url)
+    options = [f"--namespace={OPERATOR_NAMESPACE}", "--node-discovery"]
+    process = OperatorProcess(kubeconfig, folder / "operator.log", trainers.url, options)
     yield process
     process.stop()
 

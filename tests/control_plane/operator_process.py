@@ -29,7 +29,8 @@ def write_kubeconfig(path: Path, server: str, token: str) -> None:
 class OperatorProcess:
     """`megatron-operator`, started, killed and started again."""
 
-    def __init__(self, kubeconfig: Path, log: Path, progress_url: str) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, progress_url: str, options: list[str]) -> None:
+        self._options = options
         self._environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
         self._log = log
         self._progress_url = progress_url
@@ -43,11 +44,10 @@ class OperatorProcess:
                     sys.executable,
                     "-m",
                     "megatron_operator.controller.main",
-                    f"--namespace={OPERATOR_NAMESPACE}",
+                    *self._options,
                     f"--progress-url={self._progress_url}",
                     "--progress-interval=0.5",
                     "--liveness-port=0",
-                    "--node-discovery",
                 ],
                 env=self._environment,
                 stdout=log,

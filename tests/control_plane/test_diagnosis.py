@@ -53,11 +53,17 @@ def test_a_missing_claim_is_named_and_waited_for(world: World) -> None:
     message = world.await_reason("run", "Running", "VolumeClaimMissing", SECONDS)["message"]
     assert message.startswith(f"PersistentVolumeClaim corpus does not exist in namespace {world.namespace}")
     assert world.job("run") is None
+    claim(world, "corpus")
+    world.await_pods("run")
+
+
+def claim(world: World, name: str) -> None:
+    """A claim that a user makes."""
     world.api.apply(
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "corpus", "namespace": world.namespace},
+            "metadata": {"name": name, "namespace": world.namespace},
             "spec": {
                 "accessModes": ["ReadWriteMany"],
                 "resources": {"requests": {"storage": "1Gi"}},
@@ -65,7 +71,23 @@ def test_a_missing_claim_is_named_and_waited_for(world: World) -> None:
             },
         }
     )
-    world.await_pods("run")
+
+
+def test_a_change_that_needs_a_missing_claim_waits_while_the_run_goes_on(world: World) -> None:
+    world.apply("run")
+    world.train("run", 10)
+    old = world.api.get("PyTorchJob", world.namespace, "run")["metadata"]["uid"]
+    world.edit("run", checkpoint={"volume": {"claimName": "elsewhere"}})
+    world.await_reason("run", "Prepared", "VolumeClaimMissing", SECONDS)
+    world.train("run", 11)
+    assert world.api.get("PyTorchJob", world.namespace, "run")["metadata"]["uid"] == old
+    claim(world, "elsewhere")
+
+    def replaced() -> bool:
+        job = world.job("run")
+        return job is not None and job["metadata"]["uid"] != old
+
+    eventually(replaced, "the change is carried out")
 
 
 def quota(world: World, resource: str, amount: str) -> None:

@@ -253,12 +253,14 @@ def _succeed(draft: Draft, scene: Scene) -> None:
     if words.get("checkpointIteration") is not None:
         newest = {"iteration": words["checkpointIteration"]}
         draft.set(checkpoint=draft.checkpoint.model_copy(update=newest))
+    told = draft.is_true(Condition.SUCCEEDED)
     draft.set(phase=Phase.SUCCEEDED)
     message = "" if iteration is None else f"all {iteration} iterations are done"
     draft.tell(Condition.RUNNING, False, "Succeeded", message)
     _recovered(draft)
     draft.tell(Condition.SUCCEEDED, True, "Succeeded", message)
-    draft.notice("Succeeded", message or "the run is done")
+    if not told:
+        draft.notice("Succeeded", message or "the run is done")
 
 
 def _short(value: float | None) -> float | None:

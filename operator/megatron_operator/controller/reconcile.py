@@ -59,6 +59,14 @@ class Step:
     delete_pods: list[Object] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A change that has to wait while the job that it would replace runs on."""
+
+    job: Object
+    seconds: float
+
+
 class Reconciler:
     """Level-triggered: everything is read anew, and all that must be remembered is in the status.
 
@@ -138,6 +146,8 @@ class Reconciler:
             return await self._suspend(draft, job)
         if wanted is not None:
             made = await self._provide(draft, wanted, job, edited=edited)
+            if isinstance(made, Held):
+                return await self._go_on(draft, made)
             draft.set(observed_generation=draft.generation)
             if isinstance(made, Step):
                 return made
@@ -147,6 +157,12 @@ class Reconciler:
         if deleting(job):
             return Step(again=SOON)
         return await self._follow(draft, job)
+
+    async def _go_on(self, draft: Draft, held: Held) -> Step:
+        """Follow the job of the generation before; the new one stays to be dealt with."""
+        step = await self._follow(draft, held.job)
+        step.again = min(step.again or held.seconds, held.seconds)
+        return step
 
     def _foreign(self, draft: Draft, job: Object) -> Step:
         name = job["metadata"]["name"]
@@ -180,7 +196,7 @@ class Reconciler:
 
     async def _provide(
         self, draft: Draft, wanted: Wanted, job: Object | None, *, edited: bool
-    ) -> Object | Step:
+    ) -> Object | Step | Held:
         """The job that is wanted, or what to wait for."""
         same = job is not None and hash_of(job) == wanted.manifests.job_hash
         state = pytorchjob.state(job).phase if job is not None else None
@@ -190,7 +206,7 @@ class Reconciler:
                 return Step()
         running = state is JobPhase.ACTIVE
         if blocked := await provide_claims(self._cluster, draft, wanted, running=running):
-            return Step(again=blocked.seconds)
+            return Held(job, blocked.seconds) if job is not None and running else Step(again=blocked.seconds)
         if job is not None and same and state is not JobPhase.FAILED:
             told_prepared(draft, wanted)
             return job

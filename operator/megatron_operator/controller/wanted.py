@@ -79,6 +79,7 @@ def refuse(draft: Draft, reason: str, refused: Refused, *, running: bool) -> Non
         draft.notice(reason, message, warning=True)
     draft.tell(Condition.PLANNED, False, reason, message)
     if not running:
+        draft.clear(Condition.FAILED)
         draft.set(phase=Phase.REFUSED)
 
 

@@ -1,0 +1,46 @@
+"""An operator with Roles in some namespaces serves these and asks for nothing else."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.control_plane.api import Object
+from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.operator_process import OperatorProcess, write_kubeconfig
+from tests.control_plane.world import World
+
+RELEASE_NAMESPACE = "megatron-namespaced"
+
+
+@pytest.fixture
+def namespaced(
+    world: World, install: Callable[[str, Object], str], tmp_path: Path
+) -> Iterator[OperatorProcess]:
+    """The only operator that runs, with rights in the world's namespace alone."""
+    world.operator.stop()
+    values = {
+        "platform": PLATFORM,
+        "watchNamespaces": [world.namespace],
+        "crd": {"install": False},
+        "aggregateRoles": False,
+    }
+    kubeconfig = tmp_path / "kubeconfig"
+    write_kubeconfig(kubeconfig, world.gateway.url, install(RELEASE_NAMESPACE, values))
+    options = [f"--namespace={RELEASE_NAMESPACE}", f"--watch-namespaces={world.namespace}"]
+    process = OperatorProcess(kubeconfig, tmp_path / "operator.log", world.trainers.url, options)
+    process.start()
+    yield process
+    process.stop()
+    world.api.delete("Namespace", None, RELEASE_NAMESPACE)
+    world.operator.ensure()
+
+
+def test_roles_in_one_namespace_are_enough(world: World, namespaced: OperatorProcess) -> None:
+    world.apply("run")
+    world.train("run", 10, checkpoint=5)
+    world.end("run-worker-0", 138)
+    world.await_reason("run", "Recovering", "PodsReplaced")
+    world.edit("run", suspend=True)
+    world.await_phase("run", "Suspended")
+    assert "orbidden" not in namespaced.log()
