@@ -10,7 +10,7 @@ from localcluster.cluster import Cluster
 from localcluster.errors import ClusterError, MissingRequirements
 from localcluster.layout import PROFILES
 
-FAILED, CANNOT_RUN_HERE = 1, 2
+FAILED, CANNOT_RUN_HERE, INTERRUPTED = 1, 2, 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,28 +33,40 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked. Raises ClusterError."""
+    cluster = Cluster(getattr(options, "profile", None) or "full")
+    if options.command == "binaries":
+        for profile in [options.profile] if options.profile else PROFILES:
+            Cluster(profile).build()
+    elif options.command == "up":
+        cluster.up()
+        cluster.report.line(f"the {cluster.profile} cluster is up: export KUBECONFIG={cluster.kubeconfig}")
+    elif options.command == "down":
+        cluster.down()
+    elif options.command == "images":
+        cluster.images(options.names)
+    elif options.command == "kubeconfig":
+        print(cluster.kubeconfig)
+    elif options.command == "status":
+        status = cluster.status()
+        for name, running in status.items():
+            print(f"{name:28} {'running' if running else 'stopped'}")
+        if not status or not all(status.values()):
+            raise ClusterError(f"the {cluster.profile} cluster is not up")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    cluster = Cluster(getattr(options, "profile", None) or "full")
     try:
-        if options.command == "binaries":
-            for profile in [options.profile] if options.profile else PROFILES:
-                Cluster(profile).build()
-        elif options.command == "up":
-            cluster.up()
-        elif options.command == "down":
-            cluster.down()
-        elif options.command == "images":
-            cluster.images(options.names)
-        elif options.command == "kubeconfig":
-            print(cluster.kubeconfig)
-        elif options.command == "status":
-            for name, running in cluster.status().items():
-                print(f"{name:28} {'running' if running else 'stopped'}")
+        return run(options)
     except MissingRequirements as error:
         print(error, file=sys.stderr)
         return CANNOT_RUN_HERE
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
-    return 0
+    except KeyboardInterrupt:
+        print("interrupted: the next up or down goes on from here", file=sys.stderr)
+        return INTERRUPTED
