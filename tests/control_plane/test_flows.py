@@ -18,7 +18,7 @@ def test_a_recipe_becomes_a_job_that_trains_and_succeeds(world: World) -> None:
     assert status["checkpoint"]["iteration"] == 5
     assert world.condition("run", "Planned")["status"] == "True"
     assert world.condition("run", "Running")["reason"] == "Training"
-    for pod in ("run-master-0", "run-worker-0"):
+    for pod in ("run-worker-0", "run-master-0"):
         world.end(
             pod, 0, '{"reason": "Completed", "iteration": 200, "checkpointIteration": 200}', "Completed"
         )

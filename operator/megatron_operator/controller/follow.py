@@ -184,12 +184,10 @@ def _show_pods(draft: Draft, scene: Scene) -> None:
         recovering = draft.is_true(Condition.RECOVERING)
         draft.set(phase=Phase.RECOVERING if recovering else Phase.STARTING)
         return
-    reading = scene.reading
-    fresh = reading is not None and reading.answered >= scene.together()
-    if reading is None or not fresh:
+    if scene.reading is None or not scene.heard():
         _show_silent(draft)
         return
-    phase = str(reading.report.get("phase"))
+    phase = str(scene.reading.report.get("phase"))
     if phase in TRAINING_PHASES:
         draft.tell(Condition.RUNNING, True, "Training", "")
         _recovered(draft)

@@ -279,11 +279,11 @@ class Reconciler:
         if isinstance(decision, RestartGang):
             record_gang_restart(draft, scene, decision.cause)
             return Step(again=SOON, delete_pods=scene.staying)
-        if scene.all_run():
+        if scene.all_run() and scene.heard():
             return Step(again=decision.seconds)
         condition = draft.condition(Condition.RUNNING)
         young = condition is None or draft.now - (seconds(condition.last_transition_time) or 0.0) < 60
-        return Step(again=STARTING_LOOK if young else PATIENT_LOOK)
+        return Step(again=(SOON if scene.all_run() else STARTING_LOOK) if young else PATIENT_LOOK)
 
 
 def _limits(draft: Draft) -> Limits:

@@ -61,6 +61,10 @@ class Scene:
         """When the youngest of the running pods began."""
         return max((view.started or 0.0 for view in self.views()), default=0.0)
 
+    def heard(self) -> bool:
+        """Whether what was heard is of these pods, not of those before them."""
+        return self.reading is not None and self.reading.answered >= self.together()
+
     def targets(self) -> tuple[Target, ...]:
         """Pods that can be asked for their progress."""
         return tuple(
