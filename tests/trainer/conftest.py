@@ -29,7 +29,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gang(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
-    run = Gang(tmp_path, corpus)
+    """A run of two pods of two ranks."""
+    run = Gang(tmp_path, corpus, nodes=2)
+    yield run
+    run.stop()
+
+
+@pytest.fixture
+def pod(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
+    """The same run in one pod of four ranks: the layout is the same, and so are the losses."""
+    run = Gang(tmp_path, corpus, nodes=1)
     yield run
     run.stop()
 
@@ -37,7 +46,7 @@ def gang(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Gang:
     """A run that nothing happened to: its losses are what every other run must have."""
-    run = Gang(tmp_path_factory.mktemp("undisturbed"), corpus)
+    run = Gang(tmp_path_factory.mktemp("undisturbed"), corpus, nodes=1)
     run.start()
-    assert run.wait() == [0, 0], run.log()[-3000:]
+    assert run.wait() == [0], run.log()[-3000:]
     return run

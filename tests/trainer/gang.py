@@ -1,4 +1,5 @@
-"""Real Megatron on loopback: launchers as the training operator would start them, two pods of two ranks."""
+"""Real Megatron on loopback: launchers as the training operator would start them, four ranks in one pod or
+two."""
 
 import json
 import os
@@ -14,8 +15,7 @@ from typing import Any
 import psutil
 
 DEADLINE_SECONDS = 300.0
-NODES = 2
-RANKS_PER_NODE = 2
+WORLD_SIZE = 4
 TRAIN_ITERS = 24
 SAVE_INTERVAL = 8
 
@@ -49,17 +49,17 @@ def free_port() -> int:
 class Gang:
     """The launchers of one run, its checkpoint directory and what it left there."""
 
-    def __init__(self, folder: Path, corpus: Path, train_iters: int = TRAIN_ITERS) -> None:
+    def __init__(self, folder: Path, corpus: Path, nodes: int) -> None:
         self.folder, self.save = folder, folder / "checkpoints"
-        self.train_iters = train_iters
+        self.nodes = nodes
         self._corpus = corpus
         self._store_port = free_port()
-        self.progress_ports = [free_port() for _ in range(NODES)]
+        self.progress_ports = [free_port() for _ in range(nodes)]
         self.pods: dict[int, subprocess.Popen[bytes]] = {}
         self._started: list[psutil.Process] = []
 
     def start(self, *nodes: int, extra: tuple[str, ...] = ()) -> None:
-        for node in nodes or range(NODES):
+        for node in nodes or range(self.nodes):
             environment = os.environ | {
                 "MEGATRON_PLATFORM": "cpu",
                 "MEGATRON_RUN_ID": "test",
@@ -68,9 +68,9 @@ class Gang:
                 "MEGATRON_TERMINATION_GRACE": str(int(DEADLINE_SECONDS)),
                 "MASTER_ADDR": "localhost",
                 "MASTER_PORT": str(self._store_port),
-                "PET_NNODES": str(NODES),
+                "PET_NNODES": str(self.nodes),
                 "PET_NODE_RANK": str(node),
-                "PET_NPROC_PER_NODE": str(RANKS_PER_NODE),
+                "PET_NPROC_PER_NODE": str(WORLD_SIZE // self.nodes),
                 "TMPDIR": str(self.folder),
                 "PYTHONWARNINGS": "ignore",
             }
@@ -78,7 +78,7 @@ class Gang:
                 *MODEL_FLAGS,
                 *("--data-path", str(self._corpus / "text_text_document")),
                 *("--tokenizer-model", str(self._corpus / "tokenizer")),
-                *("--train-iters", str(self.train_iters)),
+                *("--train-iters", str(TRAIN_ITERS)),
                 *("--save", str(self.save)),
                 *extra,
             ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.gang import NODES, SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training
+from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training
 
 SECOND = 2 * SAVE_INTERVAL
 
@@ -43,15 +43,15 @@ def garble_the_tracker(save: Path) -> None:
     ],
 )
 def test_resumes_with_equal_losses_after(
-    damage: Callable[[Path], None], resumed_from: int, gang: Gang, undisturbed: Gang
+    damage: Callable[[Path], None], resumed_from: int, pod: Gang, undisturbed: Gang
 ) -> None:
-    shutil.copytree(undisturbed.save, gang.save)
-    shutil.rmtree(gang.save / f"iter_{TRAIN_ITERS:07d}")
-    (gang.save / "latest_checkpointed_iteration.txt").write_text(str(SECOND))
-    damage(gang.save)
-    gang.start()
-    assert gang.wait() == [0] * NODES, gang.log()[-3000:]
-    assert f"starting from iteration {resumed_from}" in gang.log()
-    assert_same_training(gang, undisturbed)
-    done_again = [iteration for iteration, losses in gang.losses().items() if len(losses) > 1]
+    shutil.copytree(undisturbed.save, pod.save)
+    shutil.rmtree(pod.save / f"iter_{TRAIN_ITERS:07d}")
+    (pod.save / "latest_checkpointed_iteration.txt").write_text(str(SECOND))
+    damage(pod.save)
+    pod.start()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert f"starting from iteration {resumed_from}" in pod.log()
+    assert_same_training(pod, undisturbed)
+    done_again = [iteration for iteration, losses in pod.losses().items() if len(losses) > 1]
     assert done_again == list(range(resumed_from + 1, TRAIN_ITERS + 1))
