@@ -31,7 +31,8 @@ cluster-up: setup ## Start the local two-node cluster with images, without the d
 
 .PHONY: cluster-down
 cluster-down: ## Stop everything that was started; leaves no process, mount, cgroup, interface or rule
-	@if [ -x $(PY) ]; then $(PY) -m localcluster down; fi
+	@if [ -x $(PY) ]; then \
+	  for profile in full control-plane; do $(PY) -m localcluster down --profile $$profile; done; fi
 
 .PHONY: lint
 lint: setup ## ruff and mypy --strict
@@ -44,6 +45,10 @@ crds: setup ## Generate the CRD from the pydantic models
 	@$(PY) -m megatron_operator.api.crd crds/megatronrecipes.yaml
 	@cp crds/megatronrecipes.yaml charts/megatron-operator/files/
 	@$(PY) -m megatron_operator.api.reference docs/recipe.md
+
+.PHONY: catalog-pages
+catalog-pages: setup ## Write docs/catalog anew from the catalog's data
+	@$(PY) scripts/catalog_pages.py
 
 .PHONY: golden
 golden: setup ## Write the golden manifests anew; look at the diff

@@ -121,7 +121,10 @@ class Run:
         return self.cluster.select("pods", f"training.kubeflow.org/job-name={self.name}")
 
     def kill_pod(self, pod: str) -> float:
-        """Delete a pod without grace, as a lost node would. Returns the time, seconds since the epoch."""
+        """Delete a pod by force. Returns the time, seconds since the epoch.
+
+        The object is gone at once; the kubelet still gives the process a moment, in which it may save.
+        """
         now = time.time()
         self.cluster.kubectl("delete", "pod", pod, "--force", "--grace-period=0", show=True)
         return now

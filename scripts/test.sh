@@ -18,4 +18,5 @@ layer "megatron: every argument list against the real Megatron" $python -m pytes
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
 layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
+$python -m localcluster down --profile control-plane
 layer "e2e: kubelets, containers, training" $python -m pytest -q tests/e2e
