@@ -165,9 +165,8 @@ def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
 def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[[str], None] = print) -> None:
     """Delete all but the newest `keep` (at least one) whole checkpoints, and old ones that were set aside.
 
-    A directory that is not whole is left alone, it may be in writing; so is every whole one not older than
-    those kept. A directory is renamed before its files go, so that a half-deleted one is never taken for a
-    checkpoint.
+    A directory newer than those kept that is not whole is left alone: it may be in writing. A directory is
+    renamed before its files go, so that a half-deleted one is never taken for a checkpoint.
     """
     kept = 0
     doomed: list[Path] = []

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from megatron_trainer.contract import REASONS, ExitCode
 
-# kubelet reads at most 4096 bytes of a termination message.
-MAX_MESSAGE_CHARACTERS = 2000
+# kubelet reads at most 4096 bytes of a termination message; escapes and the other fields need room too.
+MAX_MESSAGE_BYTES = 3000
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,16 @@ def write(
     text = json.dumps(
         {
             "reason": REASONS[ending.code],
-            "message": ending.message[:MAX_MESSAGE_CHARACTERS],
+            "message": ending.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore"),
             "nodeRank": node_rank,
             "rank": ending.rank,
             "iteration": iteration,
             "checkpointIteration": checkpoint_iteration,
             "exitCode": int(ending.code),
-        }
+        },
+        ensure_ascii=False,
     )
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         print(f"megatron-train: cannot write {path}: {error}; it would say: {text}", flush=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from megatron_trainer.contract import TERMINATION_FIELDS, ExitCode
-from megatron_trainer.termination import MAX_MESSAGE_CHARACTERS, Ending, write
+from megatron_trainer.termination import Ending, write
 
 
 def test_the_termination_log_holds_one_object_with_the_fields_of_the_contract(tmp_path: Path) -> None:
@@ -15,11 +15,12 @@ def test_the_termination_log_holds_one_object_with_the_fields_of_the_contract(tm
     assert (message["nodeRank"], message["rank"], message["exitCode"]) == (1, 3, 138)
 
 
-def test_a_long_message_stays_below_what_kubelet_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("letter", ["x", "ß", "語"])
+def test_a_long_message_stays_below_what_kubelet_reads(letter: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
-    write(path, Ending(ExitCode.USAGE, "x" * 10_000), 0, None, None)
-    assert len(path.read_text()) < 4096
-    assert len(json.loads(path.read_text())["message"]) == MAX_MESSAGE_CHARACTERS
+    write(path, Ending(ExitCode.USAGE, letter * 10_000), 0, None, None)
+    assert len(path.read_bytes()) < 4096
+    assert set(json.loads(path.read_text())["message"]) == {letter}
 
 
 def test_a_log_that_cannot_be_written_is_told_in_the_pods_log(
