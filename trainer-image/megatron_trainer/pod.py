@@ -95,9 +95,12 @@ class Pod:
     def _preflight(self) -> Ending | None:
         """Let Megatron check its flags, tokenizer and data files now: before waiting for any other pod."""
         settings = self._settings
-        self._nursery.start(
-            {PREFLIGHT: {"RANK": str(settings.world_size - 1), "WORLD_SIZE": str(settings.world_size)}}
-        )
+        environment = {
+            "RANK": str(settings.world_size - 1),
+            "WORLD_SIZE": str(settings.world_size),
+            "LOCAL_WORLD_SIZE": str(settings.ranks_per_node),
+        }
+        self._nursery.start({PREFLIGHT: environment})
         # Meanwhile this process imports what it needs of torch.
         import megatron_trainer.agent  # noqa: F401
 

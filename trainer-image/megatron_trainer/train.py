@@ -20,7 +20,7 @@ from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
 
 from megatron_trainer import gpt, writers
-from megatron_trainer.contract import ExitCode
+from megatron_trainer.contract import ENV_PLATFORM, ExitCode
 from megatron_trainer.flags import resume
 from megatron_trainer.observe import LoadedAnother, LossNotFinite, Observer
 from megatron_trainer.report import RESUME_ELSEWHERE, RESUME_ENV, Reporter
@@ -186,11 +186,22 @@ def _early_end(code: object, iteration: int) -> RankFailed:
     return RankFailed(ExitCode.INTERNAL, f"Megatron ended with exit code {code} at iteration {iteration}")
 
 
+def _require_gpus() -> None:
+    """One GPU a rank. A pod that sees fewer is worth another start, on another node."""
+    seen, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if os.environ.get(ENV_PLATFORM) != "cpu" and seen < ranks:
+        raise RankFailed(
+            ExitCode.WORKER_DIED,
+            f"this pod sees {seen} GPUs for {ranks} ranks: a GPU is lost, or the pod asks for too few",
+        )
+
+
 def check(argv: Sequence[str]) -> int:
-    """Only read the flags, the tokenizer and the names of the data files. Returns the exit code."""
+    """Count GPUs, read the flags, the tokenizer and the names of the data files. Returns the exit code."""
     reporter = Reporter()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         try:
+            _require_gpus()
             _model_config(parse(argv))
         except BaseException as error:
             failure = _classify(error)
