@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from megatron_trainer import contract
 from megatron_trainer import settings as pod_settings
 from megatron_trainer.contract import REASONS, ExitCode
 from megatron_trainer.flags import BadFlags
@@ -19,6 +20,31 @@ from megatron_trainer.flags import complete as complete_flags
 from megatron_trainer.platform import cpu
 from megatron_trainer.settings import BadSetting
 from megatron_trainer.termination import Ending, write
+
+_SETTINGS = {
+    contract.ENV_PLATFORM: "gpu (default) or cpu",
+    contract.ENV_PROGRESS_PORT: f"port of /progress, /metrics, /healthz (default {contract.PROGRESS_PORT})",
+    contract.ENV_MAX_RANK_RESTARTS: "rank restarts without a new checkpoint "
+    f"(default {contract.DEFAULT_MAX_RANK_RESTARTS})",
+    contract.ENV_RENDEZVOUS_TIMEOUT: "seconds to wait for other pods "
+    f"(default {contract.DEFAULT_RENDEZVOUS_TIMEOUT})",
+    contract.ENV_REQUIRE_CHECKPOINT: "1: a start without a usable checkpoint is an error",
+    contract.ENV_KEEP_CHECKPOINTS: "newest whole checkpoints that are kept (default all)",
+    contract.ENV_TERMINATION_GRACE: "seconds from SIGTERM for the last save "
+    f"(default {contract.DEFAULT_TERMINATION_GRACE})",
+}
+
+HELP = f"""usage: megatron-train MEGATRON_FLAG ...
+
+Run this pod's ranks of a Megatron Core training run, from the newest whole checkpoint to the last iteration.
+All arguments are flags of Megatron 0.19.2 (`megatron args` prints those of a recipe).
+
+Settings come by environment. The training-operator sets PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE,
+MASTER_ADDR and MASTER_PORT; further there are
+{"\n".join(f"  {name:28} {text}" for name, text in _SETTINGS.items())}
+
+Exit codes: {", ".join(f"{int(code)} {reason}" for code, reason in REASONS.items())}
+"""
 
 
 def log(text: str) -> None:
@@ -63,6 +89,9 @@ def flags_of(argv: Sequence[str], platform: str) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the pod to its end and exit with what the contract says."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(words):
+        print(HELP)
+        sys.exit(0)
     settings = None
     try:
         settings = pod_settings.read()
