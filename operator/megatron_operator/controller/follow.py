@@ -244,8 +244,9 @@ def _culprit(scene: Scene) -> str | None:
 
 def _succeed(draft: Draft, scene: Scene) -> None:
     words = next((said for pod in scene.pods if (said := last_words(pod))), {})
-    iteration = words.get("iteration") or draft.progress.iteration
     total = draft.progress.train_iters or (draft.status.plan.train_iters if draft.status.plan else None)
+    # A trainer ends well only after its last iteration; what it last reported may be the one before.
+    iteration = total or words.get("iteration") or draft.progress.iteration
     update = {"iteration": iteration, "display": _display(iteration, total), "eta": None}
     draft.set(progress=draft.progress.model_copy(update=update))
     if words.get("checkpointIteration") is not None:

@@ -163,6 +163,21 @@ def test_pods_that_end_well_one_after_the_other_are_no_recovery(run: Any) -> Non
     assert not draft.changed()
 
 
+def test_a_run_that_succeeded_did_its_last_iteration_even_if_its_pods_last_told_of_the_one_before(
+    run: Any,
+) -> None:
+    run.say(iteration=199)
+    look(run)
+    run.job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
+    late = {"terminated": {"exitCode": 0, "message": '{"iteration": 199, "checkpointIteration": 200}'}}
+    for pod in run.pods:
+        pod["status"] |= {"phase": "Succeeded", "containerStatuses": [{"name": "pytorch", "state": late}]}
+    draft = look(run)
+    assert draft.phase == Phase.SUCCEEDED
+    assert (draft.progress.iteration, draft.progress.display) == (200, "200/200")
+    assert draft.checkpoint.iteration == 200
+
+
 def test_a_failed_job_names_the_pod_that_began_it(run: Any) -> None:
     run.job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "job is failing"}]}
     peer = {"terminated": {"exitCode": 140, "message": '{"message": "peers did not come"}'}}
