@@ -26,7 +26,7 @@ OUTPUT = ROOT / "demo-output"
 KILL_AT = 0.6
 """Part of the run after which the pod is killed."""
 
-console = Console()
+console = Console(soft_wrap=True)
 
 
 class Clock:
@@ -125,9 +125,7 @@ def main() -> int:
     with clock.step("install", "The operator, from its chart"):
         install(cluster)
     run = Run(cluster, EXAMPLE)
-    with clock.step(
-        "apply", "The recipe: a tiny GPT, 2 pods x 2 ranks, TP 2 x DP 2, on the standard library's source"
-    ):
+    with clock.step("apply", "The recipe: a tiny GPT on Python's own source, TP 2 x DP 2"):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         run.delete()
         console.print(EXAMPLE.read_text(), style="dim", highlight=False)

@@ -14,7 +14,7 @@ class Report:
     """Prints steps to standard error, so that standard output stays for results."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
     def line(self, text: str) -> None:
         self.console.print(text)
@@ -35,7 +35,9 @@ class Report:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        with Progress(
+            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
+        ) as progress:
             task = progress.add_task(text, total=len(names))
             for name in names:
                 progress.update(task, description=f"{text}: {name}")
