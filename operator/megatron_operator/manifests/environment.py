@@ -13,6 +13,7 @@ from megatron_operator.contract import (
     ENV_RENDEZVOUS_TIMEOUT,
     ENV_REQUIRE_CHECKPOINT,
     ENV_RUN_ID,
+    ENV_TERMINATION_GRACE,
     ENV_TERMINATION_LOG,
     PROGRESS_PORT,
 )
@@ -27,6 +28,7 @@ _RESERVED = frozenset(
         ENV_RENDEZVOUS_TIMEOUT,
         ENV_REQUIRE_CHECKPOINT,
         ENV_RUN_ID,
+        ENV_TERMINATION_GRACE,
         ENV_TERMINATION_LOG,
         # Set by the training-operator.
         "MASTER_ADDR",
@@ -38,6 +40,10 @@ _RESERVED = frozenset(
         "PET_NPROC_PER_NODE",
     }
 )
+GRACE_SECONDS = {"gpu": 300, "cpu": 60}
+"""Seconds from SIGTERM to SIGKILL, by platform: what saving a large checkpoint takes."""
+_ENDING_SECONDS = 10
+"""Of these, what the launcher keeps for checking the save and telling its end."""
 _BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
 
 
@@ -75,6 +81,7 @@ def environment(
         ENV_PROGRESS_PORT: str(PROGRESS_PORT),
         ENV_MAX_RANK_RESTARTS: str(resolved.recovery.max_rank_restarts),
         ENV_RENDEZVOUS_TIMEOUT: str(resolved.recovery.rendezvous_timeout),
+        ENV_TERMINATION_GRACE: str(GRACE_SECONDS[resolved.profile.platform] - _ENDING_SECONDS),
     }
     if resolved.checkpoint.keep is not None:
         values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)

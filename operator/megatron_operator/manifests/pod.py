@@ -7,13 +7,12 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.contract import CONTAINER_NAME, PROGRESS_PORT, PROGRESS_PORT_NAME
 from megatron_operator.manifests import quantity
+from megatron_operator.manifests.environment import GRACE_SECONDS
 from megatron_operator.manifests.identity import ROLE_TRAINER, Manifest, Owner
 from megatron_operator.manifests.placement import affinity, tolerations
 from megatron_operator.manifests.storage import Storage
 
 USER_ID = 1000
-GRACE_SECONDS = {"gpu": 300, "cpu": 60}
-"""Time for the checkpoint that the trainer saves on SIGTERM."""
 
 POD_SECURITY: Manifest = {
     "runAsNonRoot": True,

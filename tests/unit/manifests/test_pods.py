@@ -42,6 +42,13 @@ def test_trainers_have_no_api_token_and_cannot_write_data(run: Any) -> None:
     assert mounts.keys() == {"/data", "/checkpoints", "/dev/shm", "/tmp"}
 
 
+@pytest.mark.parametrize("recipe", ["llama3-8b-64-gpus", "tiny-gpt"])
+def test_the_trainer_may_save_for_nearly_all_of_the_time_that_kubelet_gives_it(run: Any, recipe: str) -> None:
+    given = run(recipe).pod()["spec"]["terminationGracePeriodSeconds"]
+    values = {each["name"]: each.get("value") for each in run(recipe).container()["env"]}
+    assert given - 15 <= int(values["MEGATRON_TERMINATION_GRACE"]) < given
+
+
 def test_affinity_prefers_near_over_far(run: Any) -> None:
     near_to_far = run("llama3-8b-64-gpus").pod()["spec"]["affinity"]["podAffinity"]
     terms = near_to_far["preferredDuringSchedulingIgnoredDuringExecution"]
