@@ -43,16 +43,16 @@ def wait_for[T](look: Callable[[], T | None]) -> T:
     raise AssertionError(f"waited {DEADLINE_SECONDS:.0f} s in vain")
 
 
-def helper_of(path: Path) -> psutil.Process:
-    def read() -> psutil.Process | None:
-        text = path.read_text() if path.exists() else ""
-        return psutil.Process(int(text)) if text else None
-
-    return wait_for(read)
+def helper_of(path: Path) -> int:
+    """The helper's pid; it may be gone by the time it is read."""
+    return wait_for(lambda: int(text) if path.exists() and (text := path.read_text()) else None)
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def exits(nursery: Nursery, count: int) -> dict[int, int]:
@@ -103,14 +103,14 @@ def test_ranks_and_helpers_end_when_the_launcher_goes(tmp_path: Path) -> None:
 def test_ranks_end_when_the_warm_parent_is_killed_and_the_launcher_is_told(tmp_path: Path) -> None:
     nursery = Nursery(lambda: Programs(rank=rank_program, preflight=lambda: 0, cold=None))
     pids = nursery.start({0: {"TELL": str(tmp_path / "helper")}})
-    rank = psutil.Process(pids[0])
+    rank = pids[0]
     helper = helper_of(tmp_path / "helper")
     os.kill(nursery.pid, signal.SIGKILL)
     assert wait_for(lambda: gone(rank) or None)
     with pytest.raises(NurseryLost):
         nursery.exited(DEADLINE_SECONDS)
     nursery.close()
-    helper.kill()
+    os.kill(helper, signal.SIGKILL)
 
 
 def test_a_program_that_raises_counts_as_a_rank_that_died(capfd: pytest.CaptureFixture[str]) -> None:
