@@ -56,17 +56,6 @@ REASONS: Final[dict[ExitCode, str]] = {
     ExitCode.TERMINATED: "Terminated",
 }
 
-PHASES: Final = (
-    "starting",
-    "rendezvous",
-    "loading",
-    "training",
-    "saving",
-    "evaluating",
-    "finished",
-    "failed",
-)
-
 TERMINATION_FIELDS: Final = (
     "reason",
     "message",
