@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.hardware import canonical
 from megatron_operator.api.model import Positive
-from megatron_operator.api.recipe import Quantity
+from megatron_operator.api.recipe import Quantity, Seconds
 
 
 class Toleration(ApiModel):
@@ -42,6 +43,8 @@ class AcceleratorProfile(ApiModel):
     """Labels that a node of this kind has; they become required node affinity."""
     tolerations: list[Toleration] = Field(default_factory=list)
     """Taints that pods of this kind tolerate."""
+    node_lost_after: Seconds = 30
+    """Seconds that a node may be unreachable or not ready before its pods are replaced elsewhere."""
     topology: list[str] = Field(default_factory=list)
     """Node labels from near to far within which a run's pods should lie."""
     extra_resources: dict[str, Quantity] = Field(default_factory=dict)
@@ -54,6 +57,10 @@ class AcceleratorProfile(ApiModel):
     """Size of /dev/shm, counted in the memory request."""
     image: str | None = None
     """Trainer image; default the platform's."""
+
+    def known_as(self, name: str) -> str:
+        """What catalog and planner call the accelerator of this profile, whose own name is `name`."""
+        return canonical(self.hardware or name)
 
 
 class NamespaceLimit(ApiModel):

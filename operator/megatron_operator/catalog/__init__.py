@@ -2,7 +2,16 @@
 
 from megatron_operator.catalog.entry import Correction, Entry, Layout
 from megatron_operator.catalog.library import Catalog, load
-from megatron_operator.catalog.resolve import resolve
+from megatron_operator.catalog.resolve import resolve, resolve_for_planning
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
-__all__ = ["Catalog", "Correction", "Entry", "Layout", "ResolvedRecipe", "load", "resolve"]
+__all__ = [
+    "Catalog",
+    "Correction",
+    "Entry",
+    "Layout",
+    "ResolvedRecipe",
+    "load",
+    "resolve",
+    "resolve_for_planning",
+]

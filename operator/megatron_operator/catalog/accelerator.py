@@ -1,6 +1,7 @@
 """Which of the platform's accelerators a recipe gets, and whether its namespace may have it."""
 
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.hardware import canonical
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec
 
@@ -18,6 +19,8 @@ def pick(asked: AcceleratorSpec, platform: PlatformConfig) -> tuple[str, Acceler
             f"is not set and the platform has no default (it has: {there})",
             "name one",
         )
+    if name not in profiles and canonical(name) in profiles:
+        name = canonical(name)
     if name not in profiles:
         said = "" if asked.type else " (the platform's default)"
         return FieldError(

@@ -79,7 +79,7 @@ def with_nodes(platform: PlatformConfig, nodes: Iterable[Mapping[str, str]]) -> 
         described = [
             name
             for name, profile in profiles.items()
-            if profile.platform == "gpu" and (profile.hardware or name) == hardware
+            if profile.platform == "gpu" and profile.known_as(name) == hardware
         ]
         for name in described or [hardware]:
             profiles[name] = _filled(profiles.get(name), members)

@@ -36,6 +36,23 @@ def resolve(
     Raises Refused with all that is wrong: unknown recipe or accelerator, `namespace` limits, missing fields.
     """
     errors: list[FieldError] = []
+    resolved = resolve_for_planning(spec, platform, catalog, namespace, errors)
+    if errors:
+        raise Refused(errors)
+    return resolved
+
+
+def resolve_for_planning(
+    spec: MegatronRecipeSpec,
+    platform: PlatformConfig,
+    catalog: Catalog,
+    namespace: str | None,
+    errors: list[FieldError],
+) -> ResolvedRecipe:
+    """The same for a recipe that may be wrong: what does not hinder planning is added to `errors`.
+
+    Raises Refused, with these errors too, when nothing can be planned.
+    """
     notes: list[str] = []
     entry = _entry(spec, catalog, errors)
     picked = pick(spec.accelerator, platform)
@@ -51,7 +68,7 @@ def resolve(
     if entry is not None:
         label = f"catalog {entry.name}"
         layers.append((label, entry.wire()))
-        layout = fitting_layout(entry, profile.hardware or accelerator, spec, notes)
+        layout = fitting_layout(entry, profile.known_as(accelerator), spec, notes)
         if layout is not None:
             layers.append((f"{label}, layout {layout.title}", layout.wire()))
         entry_batch = schedule.largest_batch(fold(layers)[0]["training"])
@@ -61,12 +78,13 @@ def resolve(
 
     errors += data.complete(merged["data"], model, origins, notes)
     errors += _positions(model, training, origins)
-    errors += _missing(merged, entry)
+    missing = _missing(merged, entry)
+    errors += missing
     errors += schedule.settle_length(training, origins, notes)
     errors += schedule.scale_learning_rate(training, origins, entry_batch, notes)
     if profile.platform == "cpu":
         errors += cpu.fit(merged, origins, notes)
-    if errors:
+    if missing:
         raise Refused(errors)
     return ResolvedRecipe.model_validate(
         merged

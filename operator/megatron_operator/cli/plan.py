@@ -27,11 +27,10 @@ def command(asked: Question, output: str) -> None:
     megatron plan -f recipe.yaml --set parallelism.tensorModelParallelSize=4
     megatron plan --recipe llama3-70b --gpus 64 --accelerator h100-sxm -o json
     """
-    from megatron_operator.cli.stages import run
-    from megatron_operator.planner import plan_and_alternatives
+    from megatron_operator.cli.stages import run_and_compare
 
-    one = run(asked, resource(asked))
-    p, alternatives = plan_and_alternatives(one.resolved)
+    one, alternatives = run_and_compare(asked, resource(asked))
+    p = one.plan
     if output != "table":
         printing.data(document(p, alternatives), output)
         return

@@ -11,7 +11,7 @@ from megatron_operator.api.validation import parse, parse_recipe
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.cli import documents, generic
 from megatron_operator.cli.inputs import Question
-from megatron_operator.planner import plan
+from megatron_operator.planner import Alternative, admit, admit_and_compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,25 @@ class Run:
 def run(asked: Question, resource: dict[str, Any]) -> Run:
     """From the object to its plan. Raises Refused with the words that the status would have."""
     spec = parse_recipe(resource)
+    name, namespace = _names(resource)
+    resolved, plan = admit(spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace)
+    return Run(name, namespace, resolved, plan)
+
+
+def run_and_compare(asked: Question, resource: dict[str, Any]) -> tuple[Run, list[Alternative]]:
+    """The same, with the layouts that are not the plan."""
+    spec = parse_recipe(resource)
+    name, namespace = _names(resource)
+    resolved, (plan, alternatives) = admit_and_compare(
+        spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace
+    )
+    return Run(name, namespace, resolved, plan), alternatives
+
+
+def _names(resource: dict[str, Any]) -> tuple[str, str]:
     metadata = resource.get("metadata") or {}
-    name = str(metadata.get("name") or spec.recipe or "recipe")
-    namespace = str(metadata.get("namespace") or "default")
-    resolved = catalog.resolve(spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace)
-    return Run(name, namespace, resolved, plan(resolved))
+    name = metadata.get("name") or resource["spec"].get("recipe") or "recipe"
+    return str(name), str(metadata.get("namespace") or "default")
 
 
 def platform_of(file: Path | None) -> PlatformConfig:

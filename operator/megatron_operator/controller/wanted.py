@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from megatron_operator import catalog, planner
+from megatron_operator import planner
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.names import GROUP, Condition, Phase
 from megatron_operator.api.status import Plan
@@ -33,8 +33,8 @@ class Wanted:
 def want(draft: Draft, known: Known) -> Wanted:
     """Raises Refused with all reasons when the recipe cannot be run as it is written."""
     namespace, name = draft.key
-    resolved = catalog.resolve(parse_spec(draft.spec), known.platform, known.catalog, namespace)
-    plan = planner.plan(resolved, previous=draft.status.plan)
+    spec = parse_spec(draft.spec)
+    resolved, plan = planner.admit(spec, known.platform, known.catalog, namespace, draft.status.plan)
     # A run with a checkpoint must not begin from nothing because the checkpoint cannot be found.
     require = draft.checkpoint.iteration is not None
     manifests = build(name, namespace, draft.uid, resolved, plan, require_checkpoint=require)

@@ -53,7 +53,7 @@ def needs_single_connection(resolved: ResolvedRecipe, plan: Plan) -> bool:
         return False
     if any("fsdp" in flag and value for flag, value in resolved.megatron_args.items()):
         return False
-    hardware = (resolved.profile.hardware or resolved.accelerator_type).lower()
+    hardware = resolved.profile.known_as(resolved.accelerator_type).lower()
     split = plan.tensor_model_parallel_size > 1 or plan.context_parallel_size > 1
     return split and not _BLACKWELL_OR_LATER.match(hardware)
 

@@ -1,7 +1,15 @@
 """From a resolved recipe to the layout of its run: sizes, memory, parallelism, Megatron's arguments."""
 
+from megatron_operator.planner.admission import admit, admit_and_compare
 from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.arguments import megatron_arguments
 from megatron_operator.planner.plan import plan, plan_and_alternatives
 
-__all__ = ["Alternative", "megatron_arguments", "plan", "plan_and_alternatives"]
+__all__ = [
+    "Alternative",
+    "admit",
+    "admit_and_compare",
+    "megatron_arguments",
+    "plan",
+    "plan_and_alternatives",
+]

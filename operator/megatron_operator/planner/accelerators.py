@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from megatron_operator.api.hardware import ALIASES
 from megatron_operator.api.platform import AcceleratorProfile
 
 GIB = 2**30
@@ -57,10 +58,8 @@ def table() -> dict[str, Accelerator | None]:
     data: dict[str, dict[str, Any]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     known: dict[str, Accelerator | None] = {}
     for name, entry in data.items():
-        accelerator = _accelerator(name, entry) if "memoryGiB" in entry else None
-        for each in [name, *entry.get("aliases", [])]:
-            known[each] = accelerator
-    return known
+        known[name] = _accelerator(name, entry) if "memoryGiB" in entry else None
+    return known | {alias: known[name] for alias, name in ALIASES.items()}
 
 
 def get(name: str) -> Accelerator | None:
@@ -70,4 +69,4 @@ def get(name: str) -> Accelerator | None:
 
 def of_profile(name: str, profile: AcceleratorProfile) -> Accelerator | None:
     """The accelerator behind a platform's profile of that name; none for `cpu` and unknown hardware."""
-    return None if profile.platform == "cpu" else get(profile.hardware or name)
+    return None if profile.platform == "cpu" else get(profile.known_as(name))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.errors import Refused
-from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import ResolvedRecipe
 
@@ -137,6 +137,20 @@ def test_all_reasons_are_told_at_once(refusal: Refusal) -> None:
 def test_an_unknown_accelerator_is_refused_with_those_there_are(refusal: Refusal) -> None:
     line = refusal(recipe="small-1", accelerator={"type": "tpu", "count": 8})["spec.accelerator.type"]
     assert "no accelerator 'tpu'; use one that it has: h100, laptop" in line
+
+
+@pytest.mark.parametrize("hardware", ["h200", "h200-sxm"])
+def test_a_published_layout_is_found_by_every_name_of_its_accelerator(hardware: str) -> None:
+    platform = PlatformConfig(accelerators={"large": AcceleratorProfile(hardware=hardware)})
+    asked = {"recipe": "llama3-8b", "accelerator": {"count": 8}, "data": {"mockData": True}}
+    resolved = catalog.resolve(MegatronRecipeSpec.model_validate(asked), platform, catalog.load())
+    assert resolved.parallelism.context_parallel_size == 2
+
+
+def test_an_accelerator_is_found_by_its_other_name(resolve: Resolve, platform: PlatformConfig) -> None:
+    theirs = platform.model_copy(update={"accelerators": {"h200": AcceleratorProfile()}})
+    resolved = resolve(recipe="small-1", platform=theirs, accelerator={"type": "h200-sxm", "count": 8})
+    assert resolved.accelerator_type == "h200"
 
 
 def test_the_only_accelerator_is_the_default(resolve: Resolve, platform: PlatformConfig) -> None:
