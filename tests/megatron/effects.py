@@ -25,6 +25,7 @@ READ_BY_THE_LOOP = {
 """Flags whose effect lies after the stages: arguments that the training loop reads itself."""
 
 NEEDS: dict[str, Callable[[Settings], bool]] = {
+    "activation_func_clamp_value": lambda a: a["quick_geglu"],
     "adam_": lambda a: "adam" in a["optimizer"] or "muon" in a["optimizer"],
     "account_for_": lambda a: a["pipeline_model_parallel_size"] > 1,
     "cp_comm_type": lambda a: a["context_parallel_size"] > 1,
@@ -33,6 +34,7 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "expert_model_parallel_size": lambda a: bool(a["num_experts"]),
     "expert_tensor_parallel_size": lambda a: bool(a["num_experts"]),
     "fp8_": lambda a: bool(a["fp8"]),
+    "glu_linear_offset": lambda a: a["quick_geglu"],
     "kv_lora_rank": lambda a: a["multi_latent_attention"],
     "lr_decay_iters": lambda a: bool(a["train_iters"]) and not a["train_samples"],
     "lr_decay_samples": lambda a: bool(a["train_samples"]),
@@ -53,8 +55,11 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "recompute_num_layers": lambda a: a["recompute_granularity"] == "full",
     "rope_scaling_factor": lambda a: a["use_rope_scaling"],
     "rotary_": lambda a: a["position_embedding_type"] in ("rope", "yarn", "mrope"),
+    "rotary_scaling_factor": lambda a: "yarn" in (a["position_embedding_type"], a["rope_type"]),
     "use_rope_scaling": lambda a: a["position_embedding_type"] == "rope",
     "v_head_dim": lambda a: a["multi_latent_attention"],
+    "window_attn_skip_freq": lambda a: bool(a["window_size"]),
+    "yarn_": lambda a: a["position_embedding_type"] == "yarn" and not a["multi_latent_attention"],
 }
 """Destination, or the beginning of several -> without what Megatron copies the value and uses it nowhere."""
 
@@ -150,7 +155,8 @@ def effects(started: Started) -> Settings:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        # Not only the fields: Megatron adds YaRN's settings to a configuration that has none for them.
+        return {name: _plain(inner) for name, inner in vars(value).items()}
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

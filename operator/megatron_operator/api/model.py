@@ -37,6 +37,16 @@ class ModelSpec(ApiModel):
     """Llama 3.1's scaling of rotary frequencies."""
     rope_scaling_factor: Annotated[float, Field(gt=0)] | None = None
     """Factor of `useRopeScaling`."""
+    rotary_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    """Factor by which YaRN stretches positions (`positionEmbeddingType: yarn`, `ropeType: yarn`)."""
+    yarn_original_max_position_embeddings: Positive | None = None
+    """Longest position before YaRN's stretch."""
+    yarn_beta_fast: Annotated[float, Field(gt=0)] | None = None
+    """Turns above which YaRN leaves a frequency alone."""
+    yarn_beta_slow: Annotated[float, Field(gt=0)] | None = None
+    """Turns below which YaRN stretches a frequency whole."""
+    no_yarn_correction_range_round_to_int: bool | None = None
+    """YaRN's range between the two not rounded to whole dimensions."""
     normalization: Literal["LayerNorm", "RMSNorm"] | None = None
     """Kind of normalization."""
     norm_epsilon: Annotated[float, Field(gt=0)] | None = None
@@ -47,12 +57,24 @@ class ModelSpec(ApiModel):
     """Gated SiLU feed-forward layers."""
     squared_relu: bool | None = None
     """Squared ReLU feed-forward layers."""
+    quick_geglu: bool | None = None
+    """Feed-forward layers gated by x * sigmoid(1.702 x)."""
+    glu_linear_offset: float | None = None
+    """What is added to the linear half of a gated layer; with quickGeglu."""
+    activation_func_clamp_value: Annotated[float, Field(gt=0)] | None = None
+    """Bound of the values that go into the activation; with quickGeglu."""
     disable_bias_linear: bool | None = None
     """No bias in linear layers."""
     add_qkv_bias: bool | None = None
     """Bias in the QKV projection alone."""
     qk_layernorm: bool | None = None
     """Normalization of queries and keys."""
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] | None = None
+    """Attention sinks: a term of the softmax beside the keys, 1 or learnt for each head."""
+    window_size: Annotated[str, Field(pattern=r"^-?[0-9]+,-?[0-9]+$")] | None = None
+    """Sliding-window attention: keys before and after a query that it sees, such as `128,0`."""
+    window_attn_skip_freq: str | None = None
+    """Which layers have the window: a number n (all but every n-th) or a Python list such as `[1,1,0]*12`."""
     untie_embeddings_and_output_weights: bool | None = None
     """Output layer with weights of its own."""
     attention_dropout: Fraction | None = None

@@ -1,6 +1,7 @@
 """The model in numbers, with Megatron's defaults filled in (`megatron/training/arguments.py`, 0.19.2)."""
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_operator.api.errors import FieldError
@@ -32,6 +33,8 @@ class Architecture:
     vocab_multiple: int
     max_positions: int
     gated: bool
+    quick_geglu: bool
+    """Gated by quick GELU: Megatron's count of FLOPs takes only SwiGLU's third product into account."""
     bias: bool
     qkv_bias: bool
     norm_size: int
@@ -47,6 +50,12 @@ class Architecture:
     """For each layer whether its feed-forward part is a mixture of experts."""
     mtp_layers: int
     latent: LatentAttention | None
+    sinks: bool = False
+    """A learnt term of the softmax for each head."""
+    window: int | None = None
+    """Keys before a query that it sees in the windowed layers; none where every layer sees all."""
+    windowed: float = 0.0
+    """Part of the layers that have the window."""
 
     @property
     def is_moe(self) -> bool:
@@ -64,11 +73,32 @@ def moe_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
     A number n makes every n-th layer, from the first on, a mixture; a Python list of 0 and 1, built with `+`
     and `*`, says it for each. Raises ValueError for anything else.
     """
-    value = _evaluate(ast.parse(freq or "1", mode="eval").body)
+    value = _pattern(freq or "1", layers)
+    if isinstance(value, int):
+        return tuple(i % value == 0 for i in range(layers))
+    return value
+
+
+def window_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
+    """`--window-attn-skip-freq` as one truth value a layer: whether it has the window.
+
+    Without it all have, a number n leaves every n-th layer without, a list says it for each. Raises
+    ValueError for anything else.
+    """
+    if freq is None:
+        return (True,) * layers
+    value = _pattern(freq, layers)
+    if isinstance(value, int):
+        return tuple((i + 1) % value != 0 for i in range(layers))
+    return value
+
+
+def _pattern(text: str, layers: int) -> int | tuple[bool, ...]:
+    value = _evaluate(ast.parse(text, mode="eval").body)
     if isinstance(value, int):
         if value < 1:
             raise ValueError(f"{value} is below 1")
-        return tuple(i % value == 0 for i in range(layers))
+        return value
     if len(value) != layers:
         raise ValueError(f"it lists {len(value)} layers, the model has {layers}")
     return tuple(bool(v) for v in value)
@@ -128,13 +158,15 @@ def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | N
                 f"set a divisor of {heads}",
             )
         )
-    if model.squared_relu and model.swiglu:
+    activations = [name for name in ("swiglu", "squared_relu", "quick_geglu") if getattr(model, name)]
+    if len(activations) > 1:
+        first, second = (ModelSpec.model_fields[name].alias for name in activations[:2])
         errors.append(
-            FieldError("spec.model.squaredRelu", "is set together with swiglu", "set one of the two")
+            FieldError(f"spec.model.{second}", f"is set together with {first}", "set one of the two")
         )
     pattern: tuple[bool, ...] = (False,) * layers
     if model.num_experts is not None:
-        pattern = _checked_pattern(model, layers, errors)
+        pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, errors)
         topk = model.moe_router_topk or 2
         if topk > model.num_experts:
             errors.append(
@@ -145,10 +177,10 @@ def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | N
                 )
             )
     latent = _latent(model, errors)
+    window, windowed = _window(model, layers, errors)
     if len(errors) > before:
         return None
-    gated = bool(model.swiglu)
-    default_ffn = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    default_ffn = int(4 * hidden * 2 / 3 / 64) * 64 if model.swiglu else 4 * hidden
     ffn = model.ffn_hidden_size or default_ffn
     bias = not model.disable_bias_linear
     return Architecture(
@@ -161,7 +193,8 @@ def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | N
         vocab=vocab,
         vocab_multiple=model.make_vocab_size_divisible_by or 128,
         max_positions=model.max_position_embeddings or 1,
-        gated=gated,
+        gated=bool(model.swiglu or model.quick_geglu),
+        quick_geglu=bool(model.quick_geglu),
         bias=bias,
         qkv_bias=bias or bool(model.add_qkv_bias),
         norm_size=1 if model.normalization == "RMSNorm" else 2,
@@ -175,22 +208,51 @@ def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | N
         moe_layers=pattern,
         mtp_layers=model.mtp_num_layers or 0,
         latent=latent,
+        sinks=model.softmax_type == "learnable",
+        window=window,
+        windowed=windowed,
     )
 
 
-def _checked_pattern(model: ModelSpec, layers: int, errors: list[FieldError]) -> tuple[bool, ...]:
+def _checked(
+    model: ModelSpec,
+    name: str,
+    read: Callable[[str | None, int], tuple[bool, ...]],
+    layers: int,
+    errors: list[FieldError],
+) -> tuple[bool, ...]:
+    """The field's pattern; the reason in `errors` where it is none."""
+    text = getattr(model, name)
     try:
-        return moe_pattern(model.moe_layer_freq, layers)
+        return read(text, layers)
     except (ValueError, SyntaxError) as problem:
         reason = "it is no Python expression" if isinstance(problem, SyntaxError) else str(problem)
+        meaning = "0 (dense) or 1 (experts)" if name == "moe_layer_freq" else "0 (all keys) or 1 (window)"
         errors.append(
             FieldError(
-                "spec.model.moeLayerFreq",
-                f"{model.moe_layer_freq!r}: {reason}",
-                f"set a number, or a list of {layers} values 0 (dense) or 1 (experts)",
+                f"spec.model.{ModelSpec.model_fields[name].alias}",
+                f"{text!r}: {reason}",
+                f"set a number, or a list of {layers} values {meaning}",
             )
         )
         return (True,) * layers
+
+
+def _window(model: ModelSpec, layers: int, errors: list[FieldError]) -> tuple[int | None, float]:
+    """Keys that a query of a windowed layer sees, and the part of the layers that are windowed."""
+    if model.window_size is None:
+        return None, 0.0
+    before, after = map(int, model.window_size.split(","))
+    if after != 0:
+        errors.append(
+            FieldError(
+                "spec.model.windowSize",
+                f"{model.window_size} lets a token see {'all' if after < 0 else after} that follow it",
+                f"set {before},0: the loss is on the next token",
+            )
+        )
+    pattern = _checked(model, "window_attn_skip_freq", window_pattern, layers, errors)
+    return (before + 1 if before >= 0 else None), sum(pattern) / layers
 
 
 def _latent(model: ModelSpec, errors: list[FieldError]) -> LatentAttention | None:

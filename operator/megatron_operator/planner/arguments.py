@@ -18,10 +18,15 @@ _SHAPE = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels",
     "max_position_embeddings",
 )  # fmt: skip
-_ROTARY = ("rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor", "no_rope_fusion")
+_ROTARY = (
+    "rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor", "rotary_scaling_factor",
+    "yarn_original_max_position_embeddings", "yarn_beta_fast", "yarn_beta_slow",
+    "no_yarn_correction_range_round_to_int", "no_rope_fusion",
+)  # fmt: skip
 _LAYER = (
-    "norm_epsilon", "apply_layernorm_1p", "swiglu", "squared_relu", "disable_bias_linear", "add_qkv_bias",
-    "qk_layernorm", "untie_embeddings_and_output_weights", "init_method_std",
+    "norm_epsilon", "apply_layernorm_1p", "swiglu", "squared_relu", "quick_geglu", "glu_linear_offset",
+    "activation_func_clamp_value", "disable_bias_linear", "add_qkv_bias", "qk_layernorm", "softmax_type",
+    "window_size", "window_attn_skip_freq", "untie_embeddings_and_output_weights", "init_method_std",
 )  # fmt: skip
 _LATENT = (
     "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",

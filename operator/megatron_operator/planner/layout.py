@@ -157,6 +157,16 @@ def _check_sequence(layout: Layout, on: Setting, errors: list[FieldError]) -> No
                     f"set a CP of which twice divides {seq}",
                 )
             )
+        if (a.sinks or a.window) and on.cp_comm_type != "a2a":
+            what = "attention sinks" if a.sinks else "windowed attention"
+            errors.append(
+                FieldError(
+                    f"{_P}cpCommType",
+                    f"is {on.cp_comm_type or 'p2p'}, but Transformer Engine splits the sequences of {what} "
+                    "with a2a only",
+                    "set a2a, or contextParallelSize 1",
+                )
+            )
         local_heads, local_groups = a.heads // tp, max(a.groups // tp, 1)
         if on.cp_comm_type == "a2a" and (local_heads % cp or local_groups % cp):
             errors.append(

@@ -37,6 +37,7 @@ def _attention(a: Architecture) -> tuple[int, int]:
     if a.latent is None:
         d, g = a.head_dim, a.groups
         tensor = h * (n + 2 * g) * d + n * d * h + ((n + 2 * g) * d if a.qkv_bias else 0)
+        tensor += n if a.sinks else 0
         return tensor, proj_bias + (2 * d * a.norm_size if a.qk_norm else 0)
     m = a.latent
     query_width = n * (m.qk_dim + m.rope_dim)
@@ -99,12 +100,16 @@ def parameters(a: Architecture, vocab: int, *, active: bool = False) -> int:
 
 
 def flops_per_token(a: Architecture, seq_length: int, padded_vocab: int) -> int:
-    """Floating-point operations of one token, forward and backward, causal mask counted as half."""
+    """Floating-point operations of one token, forward and backward, causal mask counted as half.
+
+    As Megatron counts, so that a run's own figures compare: windows of attention are not taken off, and of
+    quick GEGLU's three products it knows two.
+    """
     h, n, mtp = a.hidden, a.heads, a.mtp_layers
     last_is_moe = a.moe_layers[-1]
     moe_layers = sum(a.moe_layers) + (mtp if last_is_moe else 0)
     dense_layers = a.layers - sum(a.moe_layers) + (0 if last_is_moe else mtp)
-    expansion = 3 if a.gated else 2
+    expansion = 3 if a.gated and not a.quick_geglu else 2
     mlp = h * expansion * (a.ffn * dense_layers + (a.expert_ffn * a.topk + a.shared_ffn) * moe_layers)
     if a.latent is None:
         width = n * a.head_dim

@@ -209,7 +209,7 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
         if asked.overlap_param_gather is not None
         else grad_reduce and overlap and request.distributed_optimizer
     )
-    if asked.cp_comm_type is not None and layout.cp == 1:
+    if layout.cp == 1 and asked.cp_comm_type and _said_by_recipe(resolved, "parallelism.cpCommType"):
         notes.append(f"cpCommType {asked.cp_comm_type} is not used: CP is 1")
     if padded != a.vocab:
         notes.append(

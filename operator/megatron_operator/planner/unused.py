@@ -12,6 +12,12 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type")
+_YARN = (
+    "yarn_original_max_position_embeddings",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "no_yarn_correction_range_round_to_int",
+)
 _SECTIONS: dict[str, type[ApiModel]] = {
     "model": ModelSpec,
     "training": TrainingSpec,
@@ -33,6 +39,16 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
     if m.position_embedding_type not in ("rope", "yarn"):
         for name in ("rotary_base", "rotary_percent", "use_rope_scaling", "no_rope_fusion"):
             yield "model", name, "positionEmbeddingType rope"
+    if m.position_embedding_type != "yarn" and m.rope_type != "yarn":
+        yield "model", "rotary_scaling_factor", "positionEmbeddingType yarn"
+    if m.position_embedding_type != "yarn" or m.multi_latent_attention:
+        for name in _YARN:
+            yield "model", name, "positionEmbeddingType yarn"
+    if not m.quick_geglu:
+        for name in ("glu_linear_offset", "activation_func_clamp_value"):
+            yield "model", name, "quickGeglu: true"
+    if not m.window_size:
+        yield "model", "window_attn_skip_freq", "windowSize"
     if not m.use_rope_scaling:
         yield "model", "rope_scaling_factor", "useRopeScaling: true"
     if not m.num_experts:
