@@ -41,6 +41,7 @@ PODS: Final = Resource("", "v1", "pods")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 EVENTS: Final = Resource("", "v1", "events")
+NODES: Final = Resource("", "v1", "nodes")
 
 
 class ApiError(Exception):

@@ -11,6 +11,7 @@ import kopf
 
 from megatron_operator.api.names import GROUP, LABEL_RECIPE, PLURAL, Phase
 from megatron_operator.controller.cluster import RECIPES, Cluster
+from megatron_operator.controller.nodes import Nodes
 from megatron_operator.controller.progress import Poller
 from megatron_operator.controller.reconcile import Reconciler
 from megatron_operator.controller.settings import Settings
@@ -38,7 +39,8 @@ class Operator:
         self.cluster = await Cluster.connect()
         self.sources = Sources(self.cluster, self.settings)
         self.poller = Poller(self.settings, lambda key: self.queue.add(key, 0))
-        self.reconciler = Reconciler(self.cluster, self.sources, self.poller)
+        nodes = Nodes(self.cluster, allowed=self.settings.node_discovery)
+        self.reconciler = Reconciler(self.cluster, nodes, self.sources, self.poller)
         self.queue = WorkQueue(self.reconciler, self.settings.workers)
         self.queue.start()
         self._tasks = [

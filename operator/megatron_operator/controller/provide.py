@@ -1,5 +1,6 @@
 """From what is wanted to what is there: claims, preparation, job. Every step may be done twice."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from megatron_operator.controller.cluster import (
 )
 from megatron_operator.controller.diagnosis import diagnose
 from megatron_operator.controller.draft import Draft
+from megatron_operator.controller.nodes import Nodes
 from megatron_operator.controller.wanted import Wanted, contract_of
 from megatron_operator.manifests import prepare, pytorchjob
 from megatron_operator.manifests.identity import ROLE_PREPARE, ROLE_TRAINER
@@ -44,6 +46,12 @@ def owned_by(obj: Object, uid: str) -> bool:
 
 def deleting(obj: Object) -> bool:
     return obj["metadata"].get("deletionTimestamp") is not None
+
+
+async def force_delete(cluster: Cluster, pods: Iterable[Object]) -> None:
+    """Take pods out of the API server whose kubelet will never say that they have ended."""
+    for pod in pods:
+        await cluster.delete(PODS, pod, 0)
 
 
 async def role_pods(cluster: Cluster, draft: Draft, role: str) -> list[Object]:
@@ -92,7 +100,9 @@ async def _ensure(cluster: Cluster, resource: Resource, body: Object) -> None:
         await cluster.apply(resource, body)
 
 
-async def provide_data(cluster: Cluster, draft: Draft, wanted: Wanted, *, edited: bool) -> Blocked | None:
+async def provide_data(
+    cluster: Cluster, nodes: Nodes, draft: Draft, wanted: Wanted, *, edited: bool
+) -> Blocked | None:
     """Run the preparation, once for each thing asked for."""
     body, digest = wanted.manifests.prepare_job, wanted.manifests.prepare_hash
     if body is None or digest is None or draft.status.prepared == digest:
@@ -125,6 +135,8 @@ async def provide_data(cluster: Cluster, draft: Draft, wanted: Wanted, *, edited
         draft.tell(Condition.PREPARED, False, "PrepareFailed", cause)
         draft.fail("PrepareFailed", cause)
         return Blocked(LATER)
+    # The Job makes no other pod before this one has ended.
+    await force_delete(cluster, await nodes.stuck(pods, draft.now))
     obstacle = diagnose(pods, [], name)
     draft.set(phase=Phase.PREPARING)
     if obstacle is None:
@@ -141,10 +153,11 @@ def told_prepared(draft: Draft, wanted: Wanted) -> None:
     draft.tell(Condition.PREPARED, True, "Prepared" if digest else "NothingToPrepare", "")
 
 
-async def provide_job(cluster: Cluster, draft: Draft, wanted: Wanted) -> Object | Blocked:
+async def provide_job(cluster: Cluster, nodes: Nodes, draft: Draft, wanted: Wanted) -> Object | Blocked:
     """Make the job, once no pod of an earlier one is left: two gangs must not write one checkpoint."""
     left = await role_pods(cluster, draft, ROLE_TRAINER)
     if left:
+        await force_delete(cluster, await nodes.stuck(left, draft.now))
         draft.set(phase=Phase.STARTING)
         draft.tell(Condition.RUNNING, False, "PodsEnding", f"{len(left)} pods of the previous job are ending")
         return Blocked(SOON)

@@ -13,6 +13,7 @@ from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.controller.cluster import EVENTS, JOBS, PODS, RECIPES, ApiError, Cluster, Object
 from megatron_operator.controller.draft import Draft, seconds
 from megatron_operator.controller.follow import follow, observation, record_gang_restart
+from megatron_operator.controller.nodes import Nodes, node_of
 from megatron_operator.controller.notices import post
 from megatron_operator.controller.progress import Poller
 from megatron_operator.controller.provide import (
@@ -21,6 +22,7 @@ from megatron_operator.controller.provide import (
     Blocked,
     adopt,
     deleting,
+    force_delete,
     hash_of,
     hold,
     owned_by,
@@ -39,7 +41,7 @@ from megatron_operator.manifests import object_name, pytorchjob
 from megatron_operator.manifests.identity import ROLE_TRAINER
 from megatron_operator.manifests.pytorchjob import JobPhase
 from megatron_operator.recovery import Fail, Limits, RestartGang, decide
-from megatron_operator.recovery.cause import PodEnd, pod_end
+from megatron_operator.recovery.cause import PodEnd, pod_end, short_name
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class Step:
     again: float | None = None
     delete_job: Object | None = None
     delete_pods: list[Object] = field(default_factory=list)
+    force_delete: list[Object] = field(default_factory=list)
+    """Pods whose kubelet will never say that they have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,9 @@ class Reconciler:
     from the watch. Without them the cause of a restart is told less well, nothing else changes.
     """
 
-    def __init__(self, cluster: Cluster, sources: Sources, poller: Poller) -> None:
+    def __init__(self, cluster: Cluster, nodes: Nodes, sources: Sources, poller: Poller) -> None:
         self._cluster = cluster
+        self._nodes = nodes
         self._sources = sources
         self._poller = poller
         self._ends: dict[Key, dict[str, PodEnd]] = {}
@@ -113,6 +118,7 @@ class Reconciler:
             await self._cluster.delete(JOBS, step.delete_job)
         for pod in step.delete_pods:
             await self._cluster.delete(PODS, pod, GANG_GRACE)
+        await force_delete(self._cluster, step.force_delete)
         await post(self._cluster, draft)
         return step.again
 
@@ -223,9 +229,9 @@ class Reconciler:
         if edited and draft.phase == Phase.FAILED:
             part(draft)
             draft.clear(Condition.FAILED)
-        if blocked := await provide_data(self._cluster, draft, wanted, edited=edited):
+        if blocked := await provide_data(self._cluster, self._nodes, draft, wanted, edited=edited):
             return Step(again=blocked.seconds)
-        made = await provide_job(self._cluster, draft, wanted)
+        made = await provide_job(self._cluster, self._nodes, draft, wanted)
         return Step(again=made.seconds) if isinstance(made, Blocked) else made
 
     async def _suspend(self, draft: Draft, job: Object | None) -> Step:
@@ -237,6 +243,7 @@ class Reconciler:
             draft.tell(Condition.RUNNING, False, "Suspended", "pods are ending")
             return Step(again=SOON, delete_job=None if deleting(job) else job)
         left = await role_pods(self._cluster, draft, ROLE_TRAINER)
+        await force_delete(self._cluster, await self._nodes.stuck(left, draft.now))
         draft.tell(
             Condition.RUNNING,
             False,
@@ -259,6 +266,10 @@ class Reconciler:
             self._poller.forget(draft.key)
             return Step()
         self._poller.watch(draft.key, scene.targets())
+        if stuck := await self._nodes.stuck(pods, draft.now):
+            names = ", ".join(f"{short_name(pod, scene.name)} on {node_of(pod)}" for pod in stuck)
+            draft.notice("NodeLost", f"{names}: deleted by force, for the node does not answer", warning=True)
+            return Step(again=SOON, force_delete=stuck)
         return self._recover(draft, scene)
 
     def _recover(self, draft: Draft, scene: Scene) -> Step:

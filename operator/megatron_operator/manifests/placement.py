@@ -1,10 +1,13 @@
 """Where pods may run: nodes of the accelerator, near to each other, behind which taints."""
 
 from megatron_operator.api.names import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.platform import Toleration
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.identity import ROLE_TRAINER, Manifest, Owner
 
 HOSTNAME = "kubernetes.io/hostname"
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Put by Kubernetes on a node that is not Ready, or whose kubelet is silent."""
 
 
 def affinity(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Manifest:
@@ -40,5 +43,24 @@ def affinity(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Manifest:
 
 
 def tolerations(resolved: ResolvedRecipe) -> list[Manifest]:
-    """The profile's tolerations, as Kubernetes spells them."""
-    return [toleration.wire() for toleration in resolved.profile.tolerations]
+    """The profile's tolerations, as Kubernetes spells them, and how long pods wait for their node to return.
+
+    Kubernetes' default is 300 s, in which all other pods of the gang stand still. What the profile itself says
+    of these two taints holds.
+    """
+    said = resolved.profile.tolerations
+    patience = [
+        Toleration(
+            key=taint,
+            operator="Exists",
+            effect="NoExecute",
+            toleration_seconds=resolved.profile.node_lost_after,
+        )
+        for taint in LOST_NODE_TAINTS
+        if not any(_covers(toleration, taint) for toleration in said)
+    ]
+    return [toleration.wire() for toleration in [*said, *patience]]
+
+
+def _covers(toleration: Toleration, taint: str) -> bool:
+    return toleration.key in (None, taint) and toleration.effect in (None, "NoExecute")

@@ -103,12 +103,11 @@ def template(
             }
         ],
         "volumes": storage.volumes(shm_size(resolved, plan)),
+        "tolerations": tolerations(resolved),
     }
     placement = affinity(owner, resolved, plan.nodes)
     if placement:
         spec["affinity"] = placement
-    if resolved.profile.tolerations:
-        spec["tolerations"] = tolerations(resolved)
     if resolved.scheduling.priority_class_name is not None:
         spec["priorityClassName"] = resolved.scheduling.priority_class_name
     if resolved.image_pull_secrets:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.errors import Refused
+from megatron_operator.api.platform import Toleration
 
 
 def test_shm_counts_in_the_memory_request_and_is_the_pods_share_of_the_node(run: Any) -> None:
@@ -56,6 +57,31 @@ def test_affinity_prefers_near_over_far(run: Any) -> None:
         (100, "cloud.provider.com/topology-rack"),
         (50, "cloud.provider.com/topology-block"),
     ]
+
+
+def tolerated(spec: dict[str, Any]) -> dict[str, int | None]:
+    return {str(each.get("key")): each.get("tolerationSeconds") for each in spec["tolerations"]}
+
+
+def test_pods_of_a_lost_node_are_replaced_after_half_a_minute_not_after_five(run: Any) -> None:
+    spec = run("tiny-gpt").pod()["spec"]
+    assert tolerated(spec) == {
+        "node.kubernetes.io/not-ready": 30,
+        "node.kubernetes.io/unreachable": 30,
+    }
+
+
+def test_what_the_profile_says_of_lost_nodes_holds(run: Any) -> None:
+    tolerated_for_ever = Toleration(key="node.kubernetes.io/unreachable", operator="Exists")
+    lost = run("tiny-gpt")
+    profile = lost.resolved.profile.model_copy(
+        update={"tolerations": [tolerated_for_ever], "node_lost_after": 5}
+    )
+    lost.resolved = lost.resolved.model_copy(update={"profile": profile})
+    assert tolerated(lost.pod()["spec"]) == {
+        "node.kubernetes.io/unreachable": None,
+        "node.kubernetes.io/not-ready": 5,
+    }
 
 
 def test_a_single_pod_needs_no_company(run: Any) -> None:
