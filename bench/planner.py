@@ -31,6 +31,7 @@ _BOUNDS = {
     "attention": (0.3, 0.75),
     "step_seconds": (1e-3, 1e-1),
     "expert_layer_seconds": (1e-3, 2e-2),
+    "expert_wait": (0.0, 0.6),
     "edge": (1.0, 1000.0),
     "graph": (0.1, 0.9),
 }

@@ -36,7 +36,7 @@ class Figure:
     name: str
     """Model, accelerators, precision and layout, in short."""
     part: str
-    """`calibration`, `held-out` or `not modelled`."""
+    """`calibration`, `held-out` or `added later`."""
     source: str
     workload: Workload
     accelerator: Accelerator

@@ -8,6 +8,9 @@ from megatron_operator.planner.architecture import Architecture
 from megatron_operator.planner.calibration import Calibration
 from megatron_operator.planner.workload import Workload
 
+_EXPERT_BIAS_BYTES = 64
+"""Bytes of an element of the experts' output for its bias, forward and backward: `TEGroupedMLP._apply_bias`
+multiplies it by the token's weight, adds, concatenates and casts in FP32, and so do the gradients."""
 _FORWARD_AND_BACKWARD = 3
 """A product's backward pass is two products of its size."""
 
@@ -121,17 +124,19 @@ class Kernels:
             elementwise=self._elementwise(moe=moe) * factor / _FORWARD_AND_BACKWARD,
         )
 
-    def host(self, stage: int) -> float:
-        """Time that the host takes to launch one micro batch of a stage: no step is faster, however fast the
-        chip.
+    def waiting(self, stage: int, working: float) -> float:
+        """Time that a micro batch, `working` seconds long, waits for the host to launch its kernels.
 
-        CUDA graphs of parts of a layer leave a part of it, of a whole iteration nothing.
+        No step is faster than its launches, however fast the chip; and a part of those of experts is seen in
+        any case. CUDA graphs of parts of a layer leave a part of the launches, of a whole iteration none.
         """
         c, again = self._c, self._recomputed_share if self._w.recompute.granularity == "full" else 0.0
         dense, moe = self.layers(stage)
         left = {"none": 1.0, "partial": c.graph, "full": 0.0}[self._w.execution.graphs]
         launches = left * (c.fp8_launches if self._w.numerics.fp8 else 1) * (1 + again / 3)
-        return (dense * c.layer_seconds + moe * c.expert_layer_seconds) * launches
+        experts = moe * c.expert_layer_seconds * launches
+        host = dense * c.layer_seconds * launches + experts
+        return max(0.0, host - working) + c.expert_wait * min(experts, working)
 
     @property
     def _recomputed_share(self) -> float:
@@ -165,18 +170,22 @@ class Kernels:
 
         Forward s x core operations a token, core = 2 x heads x head width or, for latent attention, heads x
         (query width + value width); the backward pass of FlashAttention is 2.5 times that (arXiv:2307.08691,
-        3.1). Selective and full recomputation repeat the forward pass. Unfused attention does the masked half
-        too and writes its probabilities: 12 bytes a score and pass.
+        3.1). A head of width d below 128 reaches d / (d + 64) of the peak against 2/3: there are as many
+        exponentials for fewer products (arXiv:2407.08608, figure 5). Selective and full recomputation repeat
+        the forward pass. Unfused attention does the masked half too and writes its probabilities: 12 bytes a
+        score and pass.
         """
         w, a, c = self._w, self._w.a, self._c
         core = 2 * a.heads * a.head_dim
         if a.latent is not None:
             core = a.heads * (a.latent.qk_dim + a.latent.rope_dim + a.latent.v_dim)
-        forward = w.tokens * w.seq_length * core / w.tp
+        forward = w.tokens * 2 * _keys(w) * core / w.tp
         repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
         passes = 3.5 + repeats
         if not w.execution.unfused_attention:
-            return forward * passes / (self._on.bf16 * c.attention)
+            width = core / (2 * a.heads)
+            reached = c.attention * min(1.0, 1.5 * width / (width + 64))
+            return forward * passes / (self._on.bf16 * reached)
         scores = w.tokens * w.seq_length * a.heads / w.tp
         products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
         return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
@@ -193,8 +202,8 @@ class Kernels:
 
         Forward, in bytes a token: two norms 4 h each, two residuals 6 h each, rotation 4 bytes a query and
         key element, activation 6 (gated) or 4 an element; a cast to FP8 reads 2 and writes 2, with a scale
-        for each block once for rows and once for columns. Experts permute their tokens and back, 8 h. The
-        backward pass moves twice as much.
+        for each block once for rows and once for columns. Experts permute their tokens and back, 8 h; a bias
+        of their output is added unfused. The backward pass moves twice as much.
         """
         w, a = self._w, self._w.a
         rotated = a.heads * a.head_dim + a.groups * a.head_dim
@@ -204,6 +213,8 @@ class Kernels:
         if moe:
             width = a.topk * a.expert_ffn + a.shared_ffn
             moved += 8 * a.topk * a.hidden + activation * width
+            if a.bias:
+                moved += _EXPERT_BIAS_BYTES / _FORWARD_AND_BACKWARD * a.topk * a.hidden
             inputs += a.topk * a.hidden + width
         else:
             moved += activation * a.ffn
@@ -217,6 +228,14 @@ class Kernels:
             / self._sequence_split
             / (self._on.memory_bandwidth * self._c.memory)
         )
+
+
+def _keys(w: Workload) -> float:
+    """Keys that a query meets, over all layers; a window is met in whole tiles of 128 keys."""
+    every = w.seq_length / 2
+    if w.a.window is None:
+        return every
+    return w.a.windowed * min(every, w.a.window + 128) + (1 - w.a.windowed) * every
 
 
 def _attention_products(w: Workload) -> list[Product]:

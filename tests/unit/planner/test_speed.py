@@ -13,9 +13,11 @@ from bench import planner as error_table
 from bench.published import Figure, figures
 
 FIGURES = figures()
-MODELLED = [figure for figure in FIGURES if figure.part != "not modelled"]
-LARGEST_ERROR = 0.35
-"""No published run of a modelled kind may be predicted worse than this; docs/planner.md has the figures."""
+BEFORE_ITS_KERNELS = [f for f in FIGURES if f.part == "added later" and "bf16" in f.name]
+"""GPT-OSS in BF16 in a container of early 2026, slower than the model explains."""
+MODELLED = [figure for figure in FIGURES if figure not in BEFORE_ITS_KERNELS]
+LARGEST_ERROR = 0.25
+"""No other published run may be predicted worse than this; docs/planner.md has the figures."""
 
 
 def find(*words: str) -> Figure:
@@ -43,6 +45,12 @@ def test_the_mean_error_on_runs_held_out_is_below_ten_percent() -> None:
     assert mean < 0.10
 
 
+def test_what_is_slower_than_explained_is_told_in_the_table() -> None:
+    off = {figure for figure in FIGURES if abs(error_table.error(figure)) >= LARGEST_ERROR}
+    assert off <= set(BEFORE_ITS_KERNELS)
+    assert all(f"| added later | {figure.name} |" in error_table.PAGE.read_text() for figure in off)
+
+
 def test_neither_part_of_the_figures_is_a_handful() -> None:
     parts = [figure.part for figure in FIGURES]
     assert min(parts.count("calibration"), parts.count("held-out")) >= 15
@@ -53,6 +61,21 @@ def test_the_page_shows_the_table_as_it_is_now() -> None:
     assert error_table.page(text, FIGURES) == text, (
         "run `python -m bench.planner --write` and look at the diff"
     )
+
+
+def test_a_window_takes_attention_off() -> None:
+    windowed = dataclasses.replace(DENSE.a, window=128, windowed=0.5)
+    assert on_h100(DENSE, a=windowed).attention < 0.6 * on_h100(DENSE).attention
+
+
+def test_biases_of_experts_cost_memory_traffic() -> None:
+    biased = dataclasses.replace(EXPERTS.a, bias=True)
+    assert on_h100(EXPERTS, a=biased).elementwise > on_h100(EXPERTS).elementwise
+
+
+def test_launches_of_experts_are_hidden_in_part_only() -> None:
+    assert on_h100(EXPERTS, micro_batch=8).host > 0
+    assert on_h100(EXPERTS, micro_batch=8, execution=Execution(graphs="full")).host == 0
 
 
 def test_parts_add_up_to_the_step() -> None:
@@ -106,7 +129,7 @@ def test_no_layer_is_faster_than_its_launches() -> None:
     captured = dataclasses.replace(tiny, execution=Execution(graphs="full"))
     assert on_h100(tiny).host > 0.5 * on_h100(tiny).total
     assert on_h100(captured).host == 0
-    assert on_h100(EXPERTS, micro_batch=8).host == 0
+    assert on_h100(DENSE, micro_batch=8).host == 0
 
 
 def test_the_same_flops_in_experts_an_eighth_as_wide_take_longer() -> None:
