@@ -79,6 +79,13 @@ class CheckpointDefaults(ApiModel):
     storage_class_name: str | None = None
 
 
+class BadNodes(ApiModel):
+    """What is done about nodes that runs avoid."""
+
+    cordon: bool = False
+    """Cordon them too, so that nobody's pods are placed there; needs the right to patch nodes."""
+
+
 class PlatformConfig(ApiModel):
     """What a cluster's owner knows and recipes need not say."""
 
@@ -95,3 +102,5 @@ class PlatformConfig(ApiModel):
     """Kueue local queue of recipes that name none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
     """Limits by namespace; `*` holds for all others."""
+    bad_nodes: BadNodes = BadNodes()
+    """What is done about nodes that runs avoid."""

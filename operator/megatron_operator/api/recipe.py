@@ -10,7 +10,7 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
 RELATIVE_PATTERN = r"^[^/].*$"
-HANG_PATTERN = r"^(auto|off|[0-9]+s)$"
+HANG_PATTERN = r"^(auto|off|[1-9][0-9]*s)$"
 SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
 DATASET_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
@@ -123,20 +123,46 @@ class ElasticSpec(ApiModel):
     min_count: Positive
     """Fewest accelerators worth running on."""
     shrink_after: Seconds = 600
-    """Seconds of waiting before the run is laid out on fewer."""
+    """Seconds of waiting for pods to be placed before the run is laid out on fewer."""
+    grow_after: Seconds = 300
+    """Seconds that more accelerators must have been free before the run is laid out on them."""
+
+
+class LossSpec(ApiModel):
+    """What is done about the loss. A loss that is not finite is always a failure."""
+
+    spike_factor: Annotated[float, Field(gt=1)] | None = None
+    """A loss above this multiple of the median of the last `spikeWindow` is a failure; default never."""
+    spike_window: Annotated[int, Field(ge=2)] = 50
+    """Losses of which the median is taken."""
+    on_repeat: Literal["fail", "skip"] = "fail"
+    """An iteration fails again after a resume from an older checkpoint: end the run, or skip its batches."""
+
+
+class NodesSpec(ApiModel):
+    """What is done about nodes on which the run fails again and again."""
+
+    avoid_after: Annotated[int, Field(ge=0)] = 2
+    """Failures of the run on one node after which its next pods avoid that node; 0 never."""
 
 
 class RecoverySpec(ApiModel):
     """What the run survives, and how often."""
 
     max_restarts: Annotated[int, Field(ge=0)] = 10
-    """Restarts without a new checkpoint before the run fails."""
+    """Restarts without a new checkpoint before the run fails. Draining, preemption and resizing cost none."""
     max_rank_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts of ranks inside their pods before a pod is given up."""
     hang_timeout: Annotated[str, Field(pattern=HANG_PATTERN)] = "auto"
     """Longest silence between iterations: `auto` (a multiple of the run's own step time), `off`, `600s`."""
     rendezvous_timeout: Seconds = 600
     """Seconds that pods wait for each other before the whole gang is started anew."""
+    preflight: bool = False
+    """Check every pod by a matrix product and a collective, in seconds, before its first step."""
+    loss: LossSpec = LossSpec()
+    """What is done about the loss."""
+    nodes: NodesSpec = NodesSpec()
+    """What is done about bad nodes."""
     elastic: ElasticSpec | None = None
     """Shrink and grow with what is there."""
 

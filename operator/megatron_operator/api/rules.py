@@ -39,6 +39,8 @@ def _exclusive(at: str, first: str, second: str, fix: str) -> Rule:
 
 
 _COUNT = field("accelerator.count", 1)
+_PER_NODE = field("accelerator.perNode", 1)
+_MIN_COUNT = field("recovery.elastic.minCount", 1)
 _TP = field("parallelism.tensorModelParallelSize", 1)
 _PP = field("parallelism.pipelineModelParallelSize", 1)
 _CP = field("parallelism.contextParallelSize", 1)
@@ -76,11 +78,11 @@ _SPEC = (
     _rule(
         "spec",
         "parallelism.tensorModelParallelSize",
-        ~said("accelerator.perNode") | (field("accelerator.perNode", 1) >= _TP),
+        ~said("accelerator.perNode") | (_PER_NODE >= _TP),
         "{} is above accelerator.perNode {}: a TP group would leave its node",
         "set at most perNode",
         _TP,
-        field("accelerator.perNode", 1),
+        _PER_NODE,
     ),
     _rule(
         "spec",
@@ -121,11 +123,20 @@ _SPEC = (
     _rule(
         "spec",
         "recovery.elastic.minCount",
-        ~said("recovery.elastic") | (field("recovery.elastic.minCount", 1) <= _COUNT),
+        _MIN_COUNT <= _COUNT,
         "{} is above accelerator.count {}",
         "set at most the count",
-        field("recovery.elastic.minCount", 1),
+        _MIN_COUNT,
         _COUNT,
+    ),
+    _rule(
+        "spec",
+        "recovery.elastic.minCount",
+        (_MIN_COUNT <= _PER_NODE) | (_MIN_COUNT % _PER_NODE).equals(0),
+        "{} is not a multiple of accelerator.perNode {}: a run takes whole nodes",
+        "set a multiple of it",
+        _MIN_COUNT,
+        _PER_NODE,
     ),
 )
 

@@ -110,18 +110,114 @@ class CheckpointStatus(ApiModel):
     """What a later start must not change to be able to load it: model shape, tokenizer, number formats."""
 
 
+class LostSeconds(ApiModel):
+    """Seconds from the last step before a failure to the first iteration that had not been reached yet."""
+
+    detect: float | None = None
+    """From the last step until the failure was noticed."""
+    schedule: float | None = None
+    """From then until all pods had a node."""
+    start: float | None = None
+    """From then until all pods had met at the rendezvous: image, imports."""
+    load: float | None = None
+    """From then until the first step: process groups, model, checkpoint."""
+    redo: float | None = None
+    """From then until the first iteration beyond the one reached before."""
+
+
+class RestartsByKind(ApiModel):
+    """How often the run was interrupted, by what."""
+
+    rank: int = 0
+    """A rank died and its pod stayed."""
+    pod: int = 0
+    """A pod was lost, evicted or drained."""
+    node: int = 0
+    """A node was lost."""
+    gang: int = 0
+    """All pods were started anew by the operator."""
+    hang: int = 0
+    """Iterations stopped, as the trainer saw it."""
+    loss: int = 0
+    """The loss was not finite, or a spike."""
+    resize: int = 0
+    """The run was laid out on another count of accelerators."""
+
+
+class Incident(ApiModel):
+    """One interruption of the training."""
+
+    number: int
+    """1 for the run's first."""
+    time: str
+    """When it was noticed, RFC 3339."""
+    kind: str
+    """A field of restartsByKind."""
+    cause: str
+    pod: str | None = None
+    """Where it began, without the job's name: `worker-3`."""
+    node: str | None = None
+    rank: int | None = None
+    """Global rank that died or was behind."""
+    exit_code: int | None = None
+    iteration: int | None = None
+    """Last one that was done before."""
+    resumed_from: int | None = None
+    """Iteration of the checkpoint that was loaded; 0 for none."""
+    lost_iterations: int | None = None
+    """Iterations that were done again."""
+    seconds: LostSeconds = LostSeconds()
+    recovered_at: str | None = None
+    """First step after it, RFC 3339; none when the next incident came before."""
+    generation: int | None = None
+    """The pods' count of starts, from this incident on."""
+
+
+class ElasticStatus(ApiModel):
+    """The run is laid out on fewer accelerators than it asks for."""
+
+    count: int
+    """Accelerators that it is laid out on."""
+    since: str
+    """RFC 3339."""
+    reason: str
+    larger: int | None = None
+    """More accelerators that are free now and can be used."""
+    larger_since: str | None = None
+    """Since when, RFC 3339."""
+
+
 class RecoveryStatus(ApiModel):
     """What the run has survived."""
 
     restarts: int = 0
     """Restarts of any kind: pods replaced and gangs started anew."""
+    restarts_by_kind: RestartsByKind = RestartsByKind()
     restarts_since_checkpoint: int = 0
-    """Of these, those that brought no new checkpoint: they count against maxRestarts."""
+    """Restarts that brought no new checkpoint: they count against maxRestarts."""
     rank_restarts: int = 0
     """Restarts of ranks inside pods that stayed."""
+    first_cause: str | None = None
+    """Of the first restart since the newest checkpoint."""
     last_cause: str | None = None
+    last_incident: Incident | None = None
+    history: list[Incident] = Field(default_factory=list)
+    """Newest last, at most 20."""
     lost_iterations: int = 0
     """Iterations that were done again."""
+    lost_seconds: LostSeconds = LostSeconds()
+    """Over all incidents."""
+    goodput: float | None = None
+    """Step time of the iterations that were kept, over wall time since the run's first start."""
+    node_failures: dict[str, int] = Field(default_factory=dict)
+    """How often the run failed on a node."""
+    nodes_avoided: list[str] = Field(default_factory=list)
+    """Nodes that pods made from now on avoid."""
+    elastic: ElasticStatus | None = None
+    """Only while the run is laid out on fewer accelerators than it asks for."""
+    last_resize_time: str | None = None
+    waiting_since: str | None = None
+    """Since when pods cannot be placed, RFC 3339."""
     checkpoint_iteration: int | None = None
     """Newest checkpoint at the last restart; a newer one gives the budget back."""
     last_restart_time: str | None = None

@@ -6,6 +6,7 @@ from megatron_operator.recovery.observation import (
     HEARTBEAT_ENDED,
     HEARTBEAT_GATHERING,
     HEARTBEAT_TRAINING,
+    Heartbeat,
     Observation,
 )
 
@@ -15,6 +16,16 @@ SHORTEST: Final = 120.0
 """A pause of two minutes is no hang, however short the step: logs, validation of data, slow storage."""
 UNMEASURED: Final = 1800.0
 """Longest wait where no step time says what is usual: loading, saving, evaluating, the first step."""
+
+
+STALE: Final = 60.0
+"""Seconds without any answer after which nothing can be said of the iterations."""
+
+
+def heard(observation: Observation) -> bool:
+    """Whether a pod answered lately, by the operator's clock."""
+    heartbeat = observation.heartbeat
+    return heartbeat is not None and abs(observation.now - heartbeat.answered) <= STALE
 
 
 def hang_limit(observation: Observation) -> float | None:
@@ -32,13 +43,19 @@ def hang_limit(observation: Observation) -> float | None:
 def stall(observation: Observation, together: float) -> str | None:
     """Why the gang, running whole since `together`, must be started anew; None while it need not.
 
-    Pods that never answered since then are not blamed: it may be the network up to the operator.
+    Pods that never answered since then are not blamed: it may be the network up to the operator. Those that
+    stopped answering are given the longest wait there is: the trainer has a watchdog of its own.
     """
     heartbeat = observation.heartbeat
     if heartbeat is None or heartbeat.answered < together or heartbeat.phase in HEARTBEAT_ENDED:
         return None
     since = max(together, heartbeat.moved or 0.0)
     silent = observation.now - since
+    if not heard(observation):
+        return _unheard(observation, heartbeat)
+    if heartbeat.unmoved is not None:
+        # The operator's clock may have been set.
+        silent = min(silent, heartbeat.unmoved)
     if heartbeat.phase in HEARTBEAT_GATHERING:
         limit = observation.limits.rendezvous_timeout
         if silent > limit:
@@ -49,3 +66,12 @@ def stall(observation: Observation, together: float) -> str | None:
         after = "" if heartbeat.iteration is None else f" after iteration {heartbeat.iteration}"
         return f"no new iteration for {silent:.0f} s{after} (hangTimeout {allowed:.0f} s)"
     return None
+
+
+def _unheard(observation: Observation, heartbeat: Heartbeat) -> str | None:
+    usual = hang_limit(observation)
+    if usual is None:
+        return None
+    allowed = max(usual, UNMEASURED, observation.limits.rendezvous_timeout)
+    silent = observation.now - heartbeat.answered
+    return f"no pod has answered for {silent:.0f} s" if silent > allowed else None

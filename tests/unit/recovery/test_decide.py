@@ -106,7 +106,7 @@ def test_a_spent_budget_fails_with_the_last_cause() -> None:
     history = History("run", restarts_since_checkpoint=4, last_cause="worker-0: out of memory")
     assert decide(replace(HEALTHY, history=history)) == Fail(
         "4 restarts brought no new checkpoint and recovery.maxRestarts is 3; "
-        "last cause: worker-0: out of memory"
+        "first cause: worker-0: out of memory"
     )
 
 
