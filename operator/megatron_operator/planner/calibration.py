@@ -41,8 +41,8 @@ class Calibration:
     expert_layer_seconds: float = 7.7e-3
     """The same of a layer with experts: routing, permutation and hundreds of small kernels."""
     expert_wait: float = 0.366
-    """Part of that time that computation does not hide: the host waits for the router's counts of tokens before
-    it can launch the experts, and the accelerator then waits for the host."""
+    """Part of that time that computation does not hide: the host waits for the router's counts of tokens
+    before it can launch the experts, and the accelerator then waits for the host."""
     fp8_launches: float = 1.3
     """Launches of an FP8 layer, with its casts and scales, against one in BF16; set."""
     graph: float = 0.467
