@@ -1,7 +1,12 @@
 """`megatron completion`: what a shell needs to complete commands, recipes and accelerators."""
 
+from collections.abc import Iterator, Sequence
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import ShellComplete, get_completion_class
+
+_NO_FILES, _FILES = ":4", ":0"
+"""What kubectl reads after the proposals: whether the shell may propose files (cobra's directives)."""
 
 
 @click.command("completion")
@@ -10,9 +15,20 @@ from click.shell_completion import get_completion_class
 def command(ctx: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
+    `kubectl megatron` is completed by kubectl itself, which calls kubectl_complete-megatron.
+
     \b
     source <(megatron completion bash)
     """
     found = get_completion_class(shell)
     assert found is not None, "every choice has a completion class"
     click.echo(found(ctx.find_root().command, {}, "megatron", "_MEGATRON_COMPLETE").source())
+
+
+def proposals(cli: click.Command, words: Sequence[str], incomplete: str) -> Iterator[str]:
+    """What may follow these words, one a line, and the directive, as kubectl reads them."""
+    found = ShellComplete(cli, {}, "megatron", "_MEGATRON_COMPLETE").get_completions(list(words), incomplete)
+    for item in found:
+        if item.type == "plain":
+            yield f"{item.value}\t{item.help}" if item.help else str(item.value)
+    yield _FILES if any(item.type in ("file", "dir") for item in found) else _NO_FILES

@@ -4,8 +4,11 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+from megatron_operator.cli import output as printing
 
 _COMMANDS = {
     "recipes": "List the catalog's recipes, or show one whole.",
@@ -36,6 +39,19 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = printing.asked_for(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """A wrong command line is told in the form that it asks for."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            if ctx.obj != "json":
+                raise
+            printing.refuse([printing.usage_error(error)], ctx.obj)
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="megatron-operator", message="%(version)s")
@@ -55,3 +71,12 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # saves a look at every installed package
     called = Path(sys.argv[0]).name
     cli(prog_name="kubectl megatron" if called == "kubectl-megatron" else called)
+
+
+def kubectl_complete() -> None:
+    """`kubectl_complete-megatron`, which kubectl calls for what may follow `kubectl megatron`."""
+    from megatron_operator.cli.completion import proposals
+
+    *words, incomplete = sys.argv[1:] or [""]
+    for line in proposals(cli, words, incomplete):
+        click.echo(line)

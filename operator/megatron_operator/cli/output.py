@@ -10,6 +10,7 @@ import click
 from megatron_operator.api.errors import FieldError, Refused
 
 EXIT_REFUSED = 2
+FORMATS = ("table", "json", "yaml")
 
 
 def formatted(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,11 +26,29 @@ def formatted(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "-o",
         "--output",
-        type=click.Choice(["table", "json", "yaml"]),
+        type=click.Choice(FORMATS),
         default="table",
         show_default=True,
         help="How to print.",
     )(wrapped)
+
+
+def asked_for(words: Sequence[str]) -> str:
+    """The form that a command line asks for, told before it is parsed: it may be wrong."""
+    for i, word in enumerate(words):
+        following = words[i + 1] if i + 1 < len(words) else ""
+        said = following if word in ("-o", "--output") else word.removeprefix("--output=").removeprefix("-o")
+        if said in FORMATS and said != word:
+            return said
+    return FORMATS[0]
+
+
+def usage_error(error: click.UsageError) -> FieldError:
+    """A wrong command line as every other refusal."""
+    parameter = getattr(error, "param", None)
+    where = parameter.opts[-1] if parameter is not None else getattr(error, "option_name", None)
+    fix = f"see {error.ctx.command_path} --help" if error.ctx else "see --help"
+    return FieldError(where or "command line", error.format_message().rstrip("."), fix)
 
 
 def refuse(errors: Sequence[FieldError], output: str) -> None:

@@ -30,7 +30,12 @@ def command(ctx: click.Context) -> None:
 @_CATALOG
 @printing.formatted
 def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
-    """List all recipes."""
+    """List all recipes.
+
+    \b
+    megatron recipes list --family llama3
+    megatron recipes list -o json | jq -r '.[] | select(.modes[] == "sft") | .name'
+    """
     from megatron_operator import catalog as library
 
     entries = [e for e in library.load(catalog) if family is None or e.family == family]
@@ -72,7 +77,11 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
 @_CATALOG
 @printing.formatted
 def show(name: str, catalog: Path | None, output: str) -> None:
-    """Show one recipe whole, with its source and what was corrected."""
+    """Show one recipe whole, with its source and what was corrected.
+
+    \b
+    megatron recipes show llama3-8b
+    """
     from megatron_operator import catalog as library
 
     entry = library.load(catalog).get(name)

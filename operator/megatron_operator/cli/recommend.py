@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @click.command("recommend")
 @click.option(
-    "--model", metavar="NAME", shell_complete=complete_recipe, help="A name, a family or a size: 8b."
+    "--model",
+    metavar="NAME",
+    shell_complete=complete_recipe,
+    help="A name, a family, a size (8b) or a kind (moe).",
 )
 @click.option(
     "--gpus", type=click.IntRange(min=1), metavar="N", required=True, help="Accelerators there are."
@@ -49,7 +52,9 @@ def command(
 
     \b
     megatron recommend --model llama3 --gpus 64 --accelerator h100-sxm
-    megatron recommend --model 8b --gpus 8 --seq-length 65536
+    megatron recommend --model 8b --gpus 32 --seq-length 65536
+    megatron recommend --model 8b --gpus 1 --mode lora
+    megatron recommend --model moe --gpus 8
     """
     from megatron_operator import catalog as library
     from megatron_operator.cli.stages import platform_of
@@ -61,14 +66,14 @@ def command(
         printing.data([_document(choice, wish) for choice in choices], output)
         return
     best, *others = choices
-    if best.plan is None:
+    if not best.runs:
         click.secho(f"None fits. Nearest: {best.entry.name}", bold=True)
     else:
         click.secho(best.entry.name, bold=True)
         click.echo(f"  {best.entry.description}")
     for reason in best.reasons:
         click.echo(f"  - {reason}")
-    if best.plan is not None:
+    if best.runs:
         click.echo(f"\nNext: {_next_command(best, wish)}")
     if others:
         click.echo()
@@ -78,9 +83,11 @@ def command(
 
 
 def _next_command(choice: "Choice", wish: "Wish") -> str:
+    if choice.plan is None:
+        return f"megatron recipes show {choice.entry.name}"
     words = f"megatron plan --recipe {choice.entry.name} --gpus {wish.gpus}"
     words += f" --accelerator {wish.accelerator}" if wish.accelerator else ""
-    if wish.seq_length is not None:
+    if wish.seq_length is not None and wish.seq_length != choice.entry.training.seq_length:
         words += (
             f" --set training.seqLength={wish.seq_length} --set model.maxPositionEmbeddings={wish.seq_length}"
         )
@@ -91,7 +98,8 @@ def _row(choice: "Choice") -> tuple[str, ...]:
     p = choice.plan
     size = printing.billions(choice.parameters) if choice.parameters else "-"
     if p is None:
-        return choice.entry.name, size, "-", "-", choice.reasons[0]
+        layout = choice.layout.title if choice.layout else "-"
+        return choice.entry.name, size, layout, "-", choice.reasons[0]
     layout = (
         f"TP {p.tensor_model_parallel_size} PP {p.pipeline_model_parallel_size} CP {p.context_parallel_size} "
         f"EP {p.expert_model_parallel_size} DP {p.data_parallel_size}"
@@ -106,9 +114,9 @@ def _document(choice: "Choice", wish: "Wish") -> dict[str, Any]:
         "family": choice.entry.family,
         "engine": choice.entry.engine,
         "parameters": choice.parameters,
-        "runs": choice.plan is not None,
+        "runs": choice.runs,
         "published": choice.published,
         "reasons": list(choice.reasons),
         "plan": choice.plan.model_dump(by_alias=True, mode="json") if choice.plan else None,
-        "next": _next_command(choice, wish) if choice.plan else None,
+        "next": _next_command(choice, wish) if choice.runs else None,
     }

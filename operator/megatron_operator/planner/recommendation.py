@@ -1,25 +1,30 @@
 """Which recipe suits a model, a mode and the accelerators there are."""
 
-import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from megatron_operator import catalog as library
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.recipe import AcceleratorSpec, MegatronRecipeSpec
 from megatron_operator.api.status import Plan
-from megatron_operator.catalog import Catalog, Entry
-from megatron_operator.planner.architecture import architecture
-from megatron_operator.planner.parameters import parameters
-from megatron_operator.planner.plan import plan
+from megatron_operator.catalog import Catalog, Entry, Layout
+from megatron_operator.catalog.accelerator import pick
+from megatron_operator.planner.admission import admit
+from megatron_operator.planner.matching import Match, generation, match, size_of
 
-NEAR = 1.6
-"""A model of another size is offered when it is no more than this factor away."""
+WEIGHED = 5
+"""Recipes that are planned: the best and four others."""
+LONG = 8192
+"""Tokens of a sample above which a variant for long sequences comes before its base."""
+COMFORTABLE = ((128, None), (16, 80e9), (8, 16e9), (1, 4e9))
+"""Without a model: for at least so many accelerators dense models up to so many parameters, as
+Megatron-Bridge's index recommends (8B-16B on a node, 70B on 16 to 64, 405B from 128), MoE up to twice that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is there and what it is for. `model` is a name, a family or a size such as 8b."""
+    """What is there and what it is for. `model` is a name, a family, a size such as 8b, or a kind: moe."""
 
     model: str | None
     gpus: int
@@ -35,10 +40,16 @@ class Choice:
     entry: Entry
     parameters: int | None
     plan: Plan | None
-    """None where it cannot run; `reasons` say why."""
+    """None where it cannot run, and for another engine's recipes, which are not planned."""
+    layout: Layout | None
+    """The published layout that it is built on."""
     published: bool
-    """Its layout for exactly these accelerators is published."""
+    """That layout is for exactly these accelerators."""
     reasons: tuple[str, ...]
+
+    @property
+    def runs(self) -> bool:
+        return self.plan is not None or (self.entry.engine != "megatron" and self.layout is not None)
 
 
 def recommend(wish: Wish, platform: PlatformConfig, catalog: Catalog) -> list[Choice]:
@@ -46,81 +57,155 @@ def recommend(wish: Wish, platform: PlatformConfig, catalog: Catalog) -> list[Ch
 
     Those whose name is asked for come before those of like size; what can run before what cannot, what has a
     published layout for these accelerators before what is planned, larger models before smaller ones.
-    Raises Refused when the catalog has nothing of the kind.
+    Raises Refused when the catalog has nothing of the kind, or the platform not this accelerator.
     """
-    sized = [(entry, _size(entry)) for entry in catalog if wish.mode in entry.modes]
-    matched = [
-        (_match(wish.model, entry, size), entry, size)
-        for entry, size in sized
-        if _match(wish.model, entry, size) is not None
-    ]
-    if not matched:
+    picked = pick(AcceleratorSpec(type=wish.accelerator, count=wish.gpus), platform)
+    if isinstance(picked, FieldError):
+        raise Refused([FieldError("--accelerator", picked.message, picked.fix)])
+    name, profile = picked
+    hardware = profile.known_as(name)
+    candidates = list(_candidates(wish, hardware, catalog))
+    if not candidates:
         raise Refused([_nothing(wish, catalog)])
-    best = min(match for match, _, _ in matched if match is not None)
-    choices = [
-        (match, _weigh(wish, entry, size, platform, catalog))
-        for match, entry, size in sorted(matched, key=lambda found: found[0] or 0.0)[:12]
-        if match is not None and match < best + 1
-    ]
-    choices.sort(
-        key=lambda pair: (pair[1].plan is None, pair[0], not pair[1].published, -(pair[1].parameters or 0))
-    )
-    return [choice for _, choice in choices]
+    candidates.sort(key=lambda each: each.order)
+    choices = [_weigh(wish, candidate, hardware, platform, catalog) for candidate in candidates[:WEIGHED]]
+    choices.sort(key=lambda choice: not choice.runs)
+    best, *others = choices
+    if not best.runs and (hint := _other_mode(wish, hardware, catalog)):
+        best = replace(best, reasons=(*best.reasons, hint))
+    return [best, *others]
 
 
-def _size(entry: Entry) -> int | None:
-    a = architecture(entry.model, [])
-    return parameters(a, a.vocab) if a else None
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    entry: Entry
+    parameters: int | None
+    match: Match
+    layout: Layout | None
+    """The largest published one for this hardware that divides the count."""
+    order: tuple[object, ...]
 
 
-def _match(model: str | None, entry: Entry, size: int | None) -> float | None:
-    """0 for the very name, 1 for its beginning or family, 2 and more for a like size; none for no match."""
-    if model is None:
-        return 0.0
-    text = model.lower()
-    if text == entry.name or text in entry.aliases:
-        return 0.0
-    if entry.name.startswith(text) or text == entry.family:
-        return 1.0
-    asked = _billions(text)
-    if asked is None or size is None:
-        return None
-    factor = max(asked / size, size / asked)
-    return 2.0 + (factor - 1) / NEAR if factor <= NEAR else None
+def _candidates(wish: Wish, hardware: str, catalog: Catalog) -> Iterator[_Candidate]:
+    for entry in catalog:
+        if wish.mode not in entry.modes:
+            continue
+        size = size_of(entry)
+        found = match(wish.model, entry, size)
+        if found is None:
+            continue
+        layout = _layout(entry, hardware, wish.gpus)
+        exact = layout is not None and layout.count == wish.gpus
+        least = min((each.count for each in entry.layouts), default=None)
+        suits = layout is not None or least is None or least <= wish.gpus
+        if wish.model is None:
+            suits = suits and _is_comfortable(entry, size, wish.gpus)
+        stretched = _distance(entry, wish.seq_length)
+        # The variant for these sequences is the recipe that was named, as much as its base is.
+        rank = max(found.rank, 1) if (wish.seq_length or 0) > LONG else found.rank
+        order = (
+            rank,
+            found.factor,
+            not suits,
+            stretched,
+            not exact and found.by != "kind",
+            -(size or 0) if found.by == "kind" else 0,
+            not exact,
+            layout is None,
+            entry.engine != "megatron",
+            *generation(entry.name),
+        )
+        yield _Candidate(entry, size, found, layout, order)
 
 
-def _billions(text: str) -> float | None:
-    found = re.fullmatch(r".*?(\d+(?:\.\d+)?)([bmt])", text)
-    return float(found[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[found[2]] if found else None
+def _layout(entry: Entry, hardware: str, gpus: int) -> Layout | None:
+    fitting = [each for each in entry.layouts if hardware in each.accelerators and gpus % each.count == 0]
+    return max(fitting, key=lambda each: each.count, default=None)
 
 
-def _weigh(wish: Wish, entry: Entry, size: int | None, platform: PlatformConfig, catalog: Catalog) -> Choice:
-    spec = {
+def _distance(entry: Entry, wanted: int | None) -> int:
+    """How far the entry's sequences are from those asked for; long ones only matter when asked for."""
+    own = entry.training.seq_length or 0
+    if wanted is None:
+        return 1 if own > LONG and _is_variant(entry) else 0
+    return abs(own - wanted) if wanted > LONG else int(own > LONG)
+
+
+def _is_comfortable(entry: Entry, size: int | None, gpus: int) -> bool:
+    most = next(most for least, most in COMFORTABLE if gpus >= least)
+    return most is None or (size or 0) <= most * (2 if entry.model.num_experts else 1)
+
+
+def _is_variant(entry: Entry) -> bool:
+    return entry.name.endswith("k") and entry.name.rpartition("-")[2][:-1].isdigit()
+
+
+def _weigh(
+    wish: Wish, candidate: _Candidate, hardware: str, platform: PlatformConfig, catalog: Catalog
+) -> Choice:
+    entry, layout = candidate.entry, candidate.layout
+    if entry.engine != "megatron":
+        return _of_another_engine(wish, candidate, hardware)
+    spec: dict[str, object] = {
         "recipe": entry.name,
         "accelerator": {"count": wish.gpus} | ({"type": wish.accelerator} if wish.accelerator else {}),
         "data": {"mockData": True},
     }
-    if wish.seq_length is not None:
+    stretched = wish.seq_length is not None and wish.seq_length != entry.training.seq_length
+    if wish.seq_length is not None and stretched:
         longest = max(wish.seq_length, entry.model.max_position_embeddings or 0)
         spec |= {"training": {"seqLength": wish.seq_length}, "model": {"maxPositionEmbeddings": longest}}
     try:
-        resolved = library.resolve(MegatronRecipeSpec.model_validate(spec), platform, catalog)
-        found = plan(resolved)
+        _, found = admit(MegatronRecipeSpec.model_validate(spec), platform, catalog)
     except Refused as refused:
-        return Choice(entry, size, None, False, tuple(str(error) for error in refused.errors))
-    hardware = resolved.profile.hardware or resolved.accelerator_type
-    published = wish.seq_length is None and entry.layout_for(hardware, wish.gpus) is not None
-    return Choice(entry, size, found, published, tuple(_reasons(found, published)))
+        reasons = tuple(str(error) for error in refused.errors)
+        return Choice(entry, candidate.parameters, None, layout, False, reasons)
+    published = not stretched and layout is not None and layout.count == wish.gpus
+    return Choice(
+        entry, candidate.parameters, found, layout, published, tuple(_reasons(found, layout, published))
+    )
 
 
-def _reasons(found: Plan, published: bool) -> list[str]:
-    reasons = ["its layout for these accelerators is published" if published else "its layout is planned"]
+def _reasons(found: Plan, layout: Layout | None, published: bool) -> Iterator[str]:
+    if published:
+        yield "its layout for these accelerators is published"
+    elif layout is not None:
+        yield f"its layout is planned; one for {layout.title} is published"
+    else:
+        yield "its layout is planned"
     if found.context_parallel_size > 1:
-        reasons.append(f"context parallelism {found.context_parallel_size} splits the long sequence")
+        yield f"context parallelism {found.context_parallel_size} splits the long sequence"
+    if found.expert_model_parallel_size > 1:
+        yield f"expert parallelism {found.expert_model_parallel_size} splits the experts"
     if found.expected is not None and found.train_iters:
         days = found.expected.step_seconds * found.train_iters / 86400
-        reasons.append(f"{days:,.1f} days for its tokens, as estimated")
-    return reasons
+        yield f"{days:,.1f} days for its tokens, as estimated"
+
+
+def _of_another_engine(wish: Wish, candidate: _Candidate, hardware: str) -> Choice:
+    """Only a published layout says how such a recipe lies: its loop is not Megatron Core's own."""
+    entry, layout = candidate.entry, candidate.layout
+    needs = f"needs Megatron-{entry.engine.capitalize()}, whose loop the trainer image does not start yet"
+    if layout is None:
+        there = "; ".join(each.title for each in entry.layouts) or "none"
+        why = f"has no published layout for {wish.gpus} x {hardware} (published: {there})"
+        return Choice(entry, candidate.parameters, None, None, False, (why, needs))
+    exact = layout.count == wish.gpus
+    why = "its layout for these accelerators is published"
+    if not exact:
+        copies = wish.gpus // layout.count
+        why = f"{copies} copies, by data parallelism, of the published layout for {layout.title}"
+    return Choice(entry, candidate.parameters, None, layout, exact, (why, needs))
+
+
+def _other_mode(wish: Wish, hardware: str, catalog: Catalog) -> str | None:
+    """Fine-tuning needs fewer accelerators: how the same model can be trained where it cannot as asked."""
+    for mode in {"pretrain": ("sft", "lora"), "sft": ("lora",)}.get(wish.mode, ()):
+        other = replace(wish, mode=mode)
+        fitting = [each for each in _candidates(other, hardware, catalog) if each.layout is not None]
+        if wish.model is not None and fitting:
+            return f"--mode {mode} fits: {min(fitting, key=lambda each: each.order).entry.name}"
+    return None
 
 
 def _nothing(wish: Wish, catalog: Catalog) -> FieldError:

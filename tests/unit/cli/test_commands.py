@@ -3,9 +3,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from megatron_operator.cli.completion import proposals
 from megatron_operator.cli.main import cli
 
 LLAMA = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
@@ -134,6 +136,27 @@ def test_misuse_ends_with_2_and_a_word_on_standard_error(words: tuple[str, ...],
 
 
 @pytest.mark.parametrize(
+    ("words", "field", "said"),
+    [
+        (("plan", "-o", "json"), "command line", "give either -f FILE or --recipe NAME"),
+        (("plan", *LLAMA, "--gpus", "many", "-ojson"), "--gpus", "'many' is not a valid integer range"),
+        (("recommend", "--output=json"), "--gpus", "Missing option"),
+        (("plna", "--output", "json"), "command line", "No such command 'plna'"),
+        (("plan", "--recipe", "llama3-8b", "-o", "json"), "spec.accelerator.count", "is missing"),
+    ],
+)
+def test_a_wrong_command_line_is_told_as_json_where_json_is_asked_for(
+    words: tuple[str, ...], field: str, said: str
+) -> None:
+    result = megatron(*words)
+    assert result.exit_code == 2
+    [error] = json.loads(result.stdout)["errors"]
+    assert error["field"] == field
+    assert said in error["message"]
+    assert error["fix"]
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("a: [\n", "is no YAML in line 2"),
@@ -203,6 +226,33 @@ def test_help_names_every_command() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script(shell: str) -> None:
     assert "_MEGATRON_COMPLETE" in megatron("completion", shell).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    [
+        (("pl",), ["plan\tShow how a run would lie on its...", ":4"]),
+        (("plan", "--recipe", "llama3-8b-f"), ["llama3-8b-fp8", ":4"]),
+        (("plan", "--accelerator", "b30"), ["b300", ":4"]),
+        (("plan", "-f", ""), [":0"]),
+    ],
+)
+def test_kubectl_is_told_what_may_follow(words: tuple[str, ...], proposed: list[str]) -> None:
+    *before, incomplete = words
+    assert list(proposals(cli, before, incomplete)) == proposed
+
+
+def every_command() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name in cli.list_commands(click.Context(cli)):
+        command = cli.get_command(click.Context(cli), name)
+        found += [(name, sub) for sub in getattr(command, "commands", ())] or [(name,)]
+    return found
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_help_of_every_command_has_an_example(words: tuple[str, ...]) -> None:
+    assert "  megatron " in megatron(*words, "--help").stdout.replace("<(", " ")
 
 
 def test_showing_help_imports_neither_models_nor_catalog() -> None:

@@ -1,0 +1,85 @@
+"""Which entries of the catalog a name, a family, a size or a kind of model means, and how nearly."""
+
+import math
+import re
+from typing import NamedTuple
+
+from megatron_operator.catalog import Entry
+from megatron_operator.planner.architecture import architecture
+from megatron_operator.planner.parameters import parameters
+
+NEAR = 1.6
+"""A model of another size is like the one asked for when it is no more than this factor away."""
+FARTHEST = 4.0
+"""The closest size is taken up to this factor."""
+_UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
+_SIZE = re.compile(r"(?:^|[-_ ]|(?<=[a-z]))(\d+(?:\.\d+)?)([bmt])(?![a-z0-9])")
+
+
+class Match(NamedTuple):
+    """How an entry matches; smaller is nearer."""
+
+    rank: int
+    """0 the very name, 1 its beginning, family or kind, 2 the family with another size, 3 a like size."""
+    factor: float = 0.0
+    """Logarithm of the ratio of the sizes, in steps of a tenth."""
+    by: str = "name"
+
+
+def size_of(entry: Entry) -> int | None:
+    """Parameters, by the architecture, else by the name."""
+    a = architecture(entry.model, [])
+    return parameters(a, a.vocab) if a else _billions(entry.name)
+
+
+def generation(name: str) -> tuple[str, int]:
+    """What orders models that suit alike: by stem, of one stem the newest generation first."""
+    found = re.match(r"([a-z]+)(\d*)", name)
+    return (found[1], -int(found[2] or 0)) if found else (name, 0)
+
+
+def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
+    """None for no match; without a model all entries match."""
+    if model is None:
+        return Match(0, by="kind")
+    text = model.lower()
+    if text == entry.name or text in entry.aliases:
+        return Match(0)
+    if _begins(entry.name, text) or text == entry.family:
+        return Match(1)
+    if text in _kinds(entry):
+        return Match(1, by="kind")
+    asked = _billions(text)
+    if asked is None or size is None:
+        return None
+    factor = max(asked / size, size / asked)
+    distance = round(math.log2(factor), 1)
+    stem = _SIZE.split(text, maxsplit=1)[0].rstrip("-")
+    if stem and (_begins(entry.name, stem) or entry.family == stem) and factor <= FARTHEST:
+        return Match(2, distance, "size")
+    if factor <= (FARTHEST if stem else NEAR):
+        return Match(3, distance, "size")
+    return None
+
+
+def _begins(name: str, text: str) -> bool:
+    """`llama3-8b` begins with `llama3` and `llama3-8b`, not with `llama3-8`; `llama` may mean any Llama."""
+    return name.startswith(text) and (
+        len(name) == len(text) or not name[len(text)].isdigit() or text.isalpha()
+    )
+
+
+def _kinds(entry: Entry) -> set[str]:
+    kinds = {"moe" if entry.model.num_experts else "dense"} if entry.model.num_layers else set()
+    words = entry.description.lower()
+    if "vision" in words or "vlm" in words or "multimodal" in words:
+        kinds |= {"vlm", "vision"}
+        kinds -= {"dense"}
+    if "diffusion" in words:
+        kinds = {"diffusion"}
+    return kinds
+
+
+def _billions(text: str) -> int | None:
+    found = _SIZE.search(text)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else None
