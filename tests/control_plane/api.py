@@ -74,7 +74,7 @@ class Api:
         path = _PATHS[kind].format(ns=f"namespaces/{namespace}" if namespace else "").replace("//", "/")
         return f"{path}/{name}" if name else path
 
-    def find(self, kind: str, namespace: str, name: str) -> Object | None:
+    def find(self, kind: str, namespace: str | None, name: str) -> Object | None:
         try:
             return dict(self.request("GET", self.path(kind, namespace, name)))
         except ApiError as error:
@@ -82,7 +82,7 @@ class Api:
                 return None
             raise
 
-    def get(self, kind: str, namespace: str, name: str) -> Object:
+    def get(self, kind: str, namespace: str | None, name: str) -> Object:
         found = self.find(kind, namespace, name)
         assert found is not None, f"{kind} {namespace}/{name} does not exist"
         return found

@@ -12,7 +12,7 @@ import yaml
 from localcluster import Cluster
 from localcluster.errors import ClusterError
 
-from tests.control_plane.api import Api, Object
+from tests.control_plane.api import Api, Object, eventually
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.trainers import ProgressStandIn
@@ -31,6 +31,7 @@ PLATFORM = {
             "platform": "cpu",
             "nodeLabels": {"megatron.training/simulated-gpu": "true"},
             "topology": ["topology.kubernetes.io/rack"],
+            "nodeLostAfter": 1,
             "resources": {"cpu": "8", "memory": "64Gi"},
             "shmSize": "1Gi",
         }
@@ -97,6 +98,18 @@ def _node(index: int) -> Object:
         },
         "status": {"allocatable": resources, "capacity": resources},
     }
+
+
+def node_away(api: Api, name: str) -> None:
+    """Nobody plays the node's kubelet any more: the node controller finds it silent, its pods stay as they are."""
+    api.patch("Node", None, name, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
+
+
+def node_back(api: Api, name: str) -> None:
+    """The node as it was at first."""
+    api.delete("Node", None, name)
+    eventually(lambda: api.find("Node", None, name) is None, f"{name} is gone")
+    api.apply(_node(int(name.removeprefix("fake-"))))
 
 
 def _volume(index: int) -> Object:

@@ -109,6 +109,11 @@ class World:
     def end(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
         end_container(self.api, self.namespace, pod, code, message, reason)
 
+    def node_ready(self, name: str) -> str | None:
+        """The status of a node's Ready condition."""
+        conditions = self.api.get("Node", None, name)["status"]["conditions"]
+        return next((str(c["status"]) for c in conditions if c["type"] == "Ready"), None)
+
     def arguments(self, name: str) -> list[str]:
         """What the recipe's job gives to Megatron."""
         job = self.api.get("PyTorchJob", self.namespace, name)

@@ -45,8 +45,8 @@ def affinity(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Manifest:
 def tolerations(resolved: ResolvedRecipe) -> list[Manifest]:
     """The profile's tolerations, as Kubernetes spells them, and how long pods wait for their node to return.
 
-    Kubernetes' default is 300 s, in which all other pods of the gang stand still. What the profile itself says
-    of these two taints holds.
+    Kubernetes' default is 300 s, in which all other pods of the gang stand still. What the profile itself
+    says of these two taints holds.
     """
     said = resolved.profile.tolerations
     patience = [
