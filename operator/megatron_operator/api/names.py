@@ -16,6 +16,8 @@ FIELD_MANAGER: Final = "megatron-operator"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_RECIPE: Final = f"{GROUP}/recipe"
 LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_CLIQUE: Final = "nvidia.com/gpu.clique"
+"""NVIDIA's feature discovery gives it to nodes: the same value, the same NVLink domain."""
 ANNOTATION_HASH: Final = f"{GROUP}/hash"
 
 

@@ -78,8 +78,8 @@ _SPEC = (
     _rule(
         "spec",
         "parallelism.tensorModelParallelSize",
-        ~said("accelerator.perNode") | (_PER_NODE >= _TP),
-        "{} is above accelerator.perNode {}: a TP group would leave its node",
+        ~said("accelerator.perNode") | (_PER_NODE >= _TP) | (_TP % _PER_NODE).equals(0),
+        "{} is above accelerator.perNode {} and no multiple of it: a TP group would take a part of a node",
         "set at most perNode",
         _TP,
         _PER_NODE,

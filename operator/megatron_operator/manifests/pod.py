@@ -105,7 +105,7 @@ def template(
         "volumes": storage.volumes(shm_size(resolved, plan)),
         "tolerations": tolerations(resolved),
     }
-    placement = affinity(owner, resolved, plan.nodes)
+    placement = affinity(owner, resolved, plan)
     if placement:
         spec["affinity"] = placement
     if resolved.scheduling.priority_class_name is not None:

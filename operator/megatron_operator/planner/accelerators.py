@@ -30,6 +30,8 @@ class Accelerator:
     """To the others of its NVLink (or PCIe) domain."""
     domain: int
     """Accelerators that the link joins; a node's, or more (NVL72)."""
+    across_nodes: bool
+    """Whether the link leaves a node, so that pods of one domain are joined by it."""
     network_bandwidth: float
     """To other domains; assumed, after the vendor's reference system."""
     source: str
@@ -46,6 +48,7 @@ def _accelerator(name: str, entry: dict[str, Any]) -> Accelerator:
         memory_bandwidth=entry["memoryGBps"] * 1e9,
         link_bandwidth=entry["linkGBps"] * 1e9,
         domain=entry["domain"],
+        across_nodes=entry.get("acrossNodes", False),
         network_bandwidth=entry["networkGBps"] * 1e9,
         source=entry["source"],
     )
@@ -70,3 +73,8 @@ def get(name: str) -> Accelerator | None:
 def of_profile(name: str, profile: AcceleratorProfile) -> Accelerator | None:
     """The accelerator behind a platform's profile of that name; none for `cpu` and unknown hardware."""
     return None if profile.platform == "cpu" else get(profile.known_as(name))
+
+
+def joined(accelerator: Accelerator | None, pod: int) -> int:
+    """Ranks that one NVLink domain joins: a pod's, or those of several pods."""
+    return max(accelerator.domain, pod) if accelerator and accelerator.across_nodes else pod

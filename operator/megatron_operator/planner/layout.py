@@ -33,6 +33,8 @@ class Setting:
     world: int
     pod: int
     """Ranks of one pod."""
+    joined: int
+    """Ranks of one NVLink domain: those of a pod, or of several."""
     seq_length: int
     sequence_parallel: bool
     """Whether tensor-parallel groups also split the sequence."""
@@ -58,13 +60,19 @@ def _divisors(number: int) -> str:
     return ", ".join([str(d) for d in range(1, number + 1) if number % d == 0][:12])
 
 
+def _in_one_domain(on: Setting) -> bool:
+    """Whether the run's pods all lie in one NVLink domain: a worker's affinity cannot say which pods belong
+    together, only that all do."""
+    return on.pod < on.world <= on.joined
+
+
 def _tensor_sizes(on: Setting) -> str:
-    """Sizes of TP that pod, heads and groups all take."""
+    """Sizes of TP that pod, NVLink domain, heads and groups all take."""
     a = on.a
     sizes = [
         tp
-        for tp in range(1, on.pod + 1)
-        if on.pod % tp == 0
+        for tp in range(1, (on.world if _in_one_domain(on) else on.pod) + 1)
+        if (on.pod % tp == 0 or tp % on.pod == on.world % tp == 0)
         and a.heads % tp == 0
         and (a.latent is not None or a.groups % tp == 0 or tp % a.groups == 0)
     ]
@@ -96,7 +104,16 @@ def _check_world(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
 def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
     a, tp = on.a, layout.tp
     field = f"{_P}tensorModelParallelSize"
-    if on.pod % tp:
+    if on.pod % tp and tp % on.pod == 0 and tp <= on.joined < on.world:
+        errors.append(
+            FieldError(
+                field,
+                f"{tp} spans {tp // on.pod} pods, and {on.world} accelerators are more than an NVLink "
+                f"domain's {on.joined}: nothing holds each TP group within one",
+                f"set one of {_tensor_sizes(on)}, or accelerator.count to at most {on.joined}",
+            )
+        )
+    elif on.pod % tp and not (_in_one_domain(on) and tp % on.pod == 0):
         errors.append(
             FieldError(
                 field,

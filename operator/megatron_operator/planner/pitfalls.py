@@ -5,6 +5,7 @@ Pitfalls" of Megatron-Bridge's recipe index.
 """
 
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.names import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import accelerators
@@ -46,7 +47,7 @@ def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
 
 def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """What works, but is probably not what is wanted."""
-    notes, model, domain = [], resolved.model, plan.per_node
+    notes, model = [], resolved.model
     if plan.pipeline_model_parallel_size > 1 and plan.expected is not None and plan.expected.bubble > 0.1:
         notes.append(
             f"stages wait {plan.expected.bubble:.0%} of a step: a larger globalBatchSize or "
@@ -58,13 +59,32 @@ def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(
             "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
         )
-    if model.num_experts and plan.expert_model_parallel_size > domain:
-        notes.append(
-            f"EP {plan.expert_model_parallel_size} spans nodes of {domain}: tokens reach their experts "
-            "over the network"
-        )
+    notes += _across_nodes(resolved, plan)
     if resolved.training.fp8_format is None and _has_fp8(resolved):
         notes.append("the accelerator has FP8 matrix products: training.fp8Format hybrid would use them")
+    return notes
+
+
+def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """Groups that should talk over NVLink and leave a node."""
+    accelerator = accelerators.of_profile(resolved.accelerator_type, resolved.profile)
+    pod, notes = plan.per_node, []
+    domain = accelerators.joined(accelerator, pod)
+    tp, ep = plan.tensor_model_parallel_size, plan.expert_model_parallel_size
+    if tp > pod:
+        notes.append(
+            f"TP {tp} spans {tp // pod} pods: all pods are held in one NVLink domain ({LABEL_CLIQUE}), which "
+            "has to have its IMEX channels set up, else NCCL takes the network"
+        )
+    span = ep * plan.expert_tensor_parallel_size if resolved.model.num_experts else 1
+    if span > domain:
+        what = "nodes" if domain == pod else "NVLink domains"
+        notes.append(f"EP {ep} spans {what} of {domain}: tokens reach their experts over the network")
+    elif span > pod:
+        notes.append(
+            f"EP {ep} spans nodes of {pod}: tokens reach their experts over NVLink where these lie in one "
+            f"domain, which pods prefer ({LABEL_CLIQUE})"
+        )
     return notes
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from megatron_operator.api.status import Expected, MemoryPerGpu
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.accelerators import Accelerator
+from megatron_operator.planner.accelerators import Accelerator, joined
 from megatron_operator.planner.architecture import Architecture
 from megatron_operator.planner.layout import Layout, Recompute, Setting
 
@@ -54,6 +54,7 @@ class Request:
             a=self.a,
             world=self.world,
             pod=self.pod,
+            joined=joined(self.accelerator, self.pod),
             seq_length=self.seq_length,
             sequence_parallel=self.sequence_parallel,
             cp_comm_type=self.asked.cp_comm_type,

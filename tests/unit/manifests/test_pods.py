@@ -50,6 +50,29 @@ def test_the_trainer_may_save_for_nearly_all_of_the_time_that_kubelet_gives_it(r
     assert given - 15 <= int(values["MEGATRON_TERMINATION_GRACE"]) < given
 
 
+def test_pods_that_share_a_tensor_parallel_group_have_to_lie_in_one_nvlink_domain(run: Any) -> None:
+    manifest = run("llama3-70b-tp8-nvl72").build().job["spec"]["pytorchReplicaSpecs"]
+    for replica in ("Master", "Worker"):
+        near = manifest[replica]["template"]["spec"]["affinity"]["podAffinity"]
+        [term] = near["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "nvidia.com/gpu.clique"
+        assert term["labelSelector"]["matchLabels"].items() <= (
+            manifest[replica]["template"]["metadata"]["labels"].items()
+        )
+
+
+def test_other_pods_prefer_one_nvlink_domain_where_it_has_several_nodes(run: Any) -> None:
+    def narrow(spec: dict[str, Any]) -> None:
+        spec["parallelism"]["tensorModelParallelSize"] = 4
+
+    pod = run("llama3-70b-tp8-nvl72", narrow).pod()
+    near = pod["spec"]["affinity"]["podAffinity"]
+    assert near.keys() == {"preferredDuringSchedulingIgnoredDuringExecution"}
+    first, second = near["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert first["podAffinityTerm"]["topologyKey"] == "nvidia.com/gpu.clique"
+    assert first["weight"] > second["weight"]
+
+
 def test_affinity_prefers_near_over_far(run: Any) -> None:
     near_to_far = run("llama3-8b-64-gpus").pod()["spec"]["affinity"]["podAffinity"]
     terms = near_to_far["preferredDuringSchedulingIgnoredDuringExecution"]

@@ -15,6 +15,7 @@ PLATFORM = PlatformConfig.model_validate(
             "h100-sxm": {},
             "a100-80": {},
             "unheard-of": {},
+            "gb200": {"perNode": 4},
             "cpu": {"platform": "cpu", "perNode": 2, "resourceName": None},
         },
         "image": "trainer",

@@ -57,6 +57,15 @@ def test_experts_that_span_nodes_are_told(resolve: Any) -> None:
     assert "EP 16 spans nodes of 8" in said
 
 
+def test_experts_of_one_nvlink_domain_are_not_said_to_use_the_network(resolve: Any) -> None:
+    def said(experts: int) -> str:
+        larger = MOE | {"model": MOE["model"] | {"numExperts": 128}}
+        return notes(resolve(None, 128, "gb200", **larger, parallelism={"expertModelParallelSize": experts}))
+
+    assert "EP 16 spans nodes of 4: tokens reach their experts over NVLink where" in said(16)
+    assert "EP 128 spans NVLink domains of 72: tokens reach their experts over the network" in said(128)
+
+
 def test_a_long_bubble_is_warned_of(resolve: Any) -> None:
     sizes = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 8, "contextParallelSize": 1}
     said = notes(resolve("llama3-8b", 64, training={"globalBatchSize": 9}, parallelism=sizes))

@@ -182,3 +182,30 @@ def test_every_accelerator_that_the_catalog_names_is_known() -> None:
 def test_a_recipe_of_another_training_loop_is_refused(resolve: Any) -> None:
     bridge = resolve("llama3-8b", 8).model_copy(update={"engine": "bridge"})
     assert any("needs Megatron-Bridge" in line for line in refusal(bridge))
+
+
+NVL72 = {"accelerator": "gb200", "training": {"globalBatchSize": 1152}}
+
+
+@pytest.mark.parametrize(("tp", "count"), [(8, 8), (8, 72), (16, 64)])
+def test_a_tensor_parallel_group_may_span_pods_of_one_nvlink_domain(
+    resolve: Any, tp: int, count: int
+) -> None:
+    asked = {"tensorModelParallelSize": tp, "pipelineModelParallelSize": 1}
+    p = plan(resolve("llama3-70b", count, **NVL72, parallelism=asked))
+    assert (p.tensor_model_parallel_size, p.per_node) == (tp, 4)
+    assert any(f"TP {tp} spans {tp // 4} pods: all pods are held in one NVLink domain" in n for n in p.notes)
+
+
+def test_no_tensor_parallel_group_spans_pods_that_several_domains_may_hold(resolve: Any) -> None:
+    said = refusal(resolve("llama3-70b", 128, **NVL72, parallelism={"tensorModelParallelSize": 8}))
+    assert "8 spans 2 pods, and 128 accelerators are more than an NVLink domain's 72" in said[0]
+
+
+def test_a_tensor_parallel_group_fills_its_pods(resolve: Any) -> None:
+    said = refusal(resolve("llama3-8b", 24, accelerator="gb200", parallelism={"tensorModelParallelSize": 6}))
+    assert "6 does not divide the 4 accelerators of a pod" in said[0]
+
+
+def test_the_planner_itself_keeps_tensor_parallel_groups_in_a_pod(resolve: Any) -> None:
+    assert plan(resolve("llama3.1-405b", 64, **NVL72)).tensor_model_parallel_size <= 4
