@@ -227,6 +227,8 @@ class RecoveryStatus(ApiModel):
     """Hash of the whole gang's pods: tells a replacement made within the same second."""
     restart_before: str | None = None
     """Pods of the gang that were created until then are to be deleted."""
+    outgoing_job: str | None = None
+    """UID of the job that is to be deleted because the run is laid out on another count."""
 
 
 class JobStatus(ApiModel):

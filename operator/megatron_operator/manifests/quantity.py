@@ -3,6 +3,8 @@
 from fractions import Fraction
 
 _FACTORS = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
     "m": Fraction(1, 1000),
     "": Fraction(1),
     **{suffix: Fraction(1000**power) for power, suffix in enumerate("kMGTPE", start=1)},
@@ -13,7 +15,7 @@ _MEBI = 1024**2
 
 def parse(text: str) -> Fraction:
     """`64Gi` -> bytes, `500m` -> cores."""
-    number = text.rstrip("mkKMGTPEi")
+    number = text.rstrip("numkKMGTPEi")
     return Fraction(number) * _FACTORS[text[len(number) :]]
 
 
