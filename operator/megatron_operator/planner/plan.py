@@ -23,6 +23,25 @@ from megatron_operator.planner.support import (
 )
 from megatron_operator.planner.unused import unused_errors
 
+_OF_A_LAYOUT = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "num_virtual_stages_per_pipeline_rank",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "sequence_parallel",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+)
+"""What a published layout fixes and another layout may have otherwise."""
+
 
 def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     """The layout of the run, its sizes and the reasons for what was chosen.
@@ -76,18 +95,17 @@ def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan
     micro_batch = resolved.training.micro_batch_size
     request, ranking, notes = _answer(resolved, resolved.parallelism, micro_batch, interleave=interleave)
     chosen = _plan(request, ranking, notes)
-    said = {
-        name: value
-        for name, value in resolved.parallelism
-        if value is not None
-        and _said_by_recipe(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
-    }
+    free = resolved.parallelism.model_copy(
+        update={
+            name: None
+            for name in _OF_A_LAYOUT
+            if not _said_by_recipe(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
+        }
+    )
     free_batch = micro_batch if _said_by_recipe(resolved, "training.microBatchSize") else None
-    if len(said) < len(resolved.parallelism.model_fields_set) or free_batch != micro_batch:
+    if free != resolved.parallelism or free_batch != micro_batch:
         try:
-            _, ranking, _ = _answer(
-                resolved, ParallelismSpec.model_validate(said), free_batch, interleave=True
-            )
+            _, ranking, _ = _answer(resolved, free, free_batch, interleave=True)
         except Refused:
             return chosen, []
     return chosen, alternatives_to(chosen, ranking, most, published=published)

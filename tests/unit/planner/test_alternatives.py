@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from megatron_operator.planner import plan, plan_and_alternatives
+import pytest
+from megatron_operator.planner import plan, plan_and_alternatives, ranking
 from megatron_operator.planner.alternatives import Alternative
+from megatron_operator.planner.layout import Layout
+from megatron_operator.planner.layouts import valid_layouts
+from megatron_operator.planner.request import Request
 
 
 def sizes(x: Any) -> tuple[int, int, int, int]:
@@ -58,3 +62,23 @@ def test_405b_on_16384_accelerators_is_planned(resolve: Any) -> None:
     p = plan(resolve("llama3.1-405b", 16384, training={"globalBatchSize": 2048, "seqLength": 8192}))
     assert p.world_size == 16384
     assert sum(p.stage_layers) == 126
+
+
+def test_layouts_are_ranked_once_where_the_catalog_fixes_none(
+    resolve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rankings = []
+
+    def counted(request: Request) -> list[Layout]:
+        rankings.append(request)
+        return valid_layouts(request)
+
+    monkeypatch.setattr(ranking, "valid_layouts", counted)
+    of(resolve("llama3-70b", 128))
+    assert len(rankings) == 1
+
+
+def test_alternatives_keep_what_the_catalog_says_beside_sizes(resolve: Any) -> None:
+    """GPT-OSS splits sequences by a2a only, and its entry says so."""
+    chosen, others = of(resolve("gpt-oss-20b", 64, training={"seqLength": 65536, "globalBatchSize": 512}))
+    assert any(other.context_parallel_size > 1 for other in [chosen, *others])
