@@ -1,5 +1,6 @@
 """What to do about what was seen: from an observation to a decision, without I/O."""
 
+from megatron_operator.recovery.cause import PodEnd, pod_end
 from megatron_operator.recovery.decide import (
     Avoid,
     Decision,
@@ -12,6 +13,16 @@ from megatron_operator.recovery.decide import (
     decide,
 )
 from megatron_operator.recovery.elastic import Larger, fitting, larger
+from megatron_operator.recovery.history import appeared
+from megatron_operator.recovery.incidents import (
+    Replaced,
+    checkpoint_saved,
+    gang_restarted,
+    node_lost,
+    pods_replaced,
+    resized,
+    trained,
+)
 from megatron_operator.recovery.observation import (
     Capacity,
     Elastic,
@@ -22,6 +33,7 @@ from megatron_operator.recovery.observation import (
     PodPhase,
     PodView,
 )
+from megatron_operator.recovery.reports import Place, goodput, reported
 
 __all__ = [
     "Avoid",
@@ -35,13 +47,26 @@ __all__ = [
     "Larger",
     "Limits",
     "Observation",
+    "Place",
+    "PodEnd",
     "PodPhase",
     "PodView",
     "ReleaseNodes",
+    "Replaced",
     "Resize",
     "RestartGang",
     "Wait",
+    "appeared",
+    "checkpoint_saved",
     "decide",
     "fitting",
+    "gang_restarted",
+    "goodput",
     "larger",
+    "node_lost",
+    "pod_end",
+    "pods_replaced",
+    "reported",
+    "resized",
+    "trained",
 ]

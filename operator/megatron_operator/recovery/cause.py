@@ -1,12 +1,16 @@
 """Why a pod ended, in one line, from what Kubernetes and the trainer say of it."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from megatron_operator.api.times import seconds
 from megatron_operator.contract import CONTAINER_NAME, ExitCode
 
-LONGEST = 400
+LONGEST: Final = 400
+DELETED: Final = "Deleted"
+PEACEFUL: Final = frozenset({"PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"})
+BY_NODE: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +22,28 @@ class PodEnd:
     exit_code: int | None = None
     checkpoint_iteration: int | None = None
     """Newest checkpoint that the trainer named when it ended."""
+    rank: int | None = None
+    """Global rank that the trainer named."""
+    node: str | None = None
+    disruption: str | None = None
+    """Who ended it, in the words of the condition DisruptionTarget, or `Deleted`; None: nobody."""
 
     @property
     def own_fault(self) -> bool:
         """False for a pod that only gave up waiting for others."""
         return self.exit_code != ExitCode.PEER_LOST
+
+    @property
+    def voluntary(self) -> bool:
+        """Whether it was drained, preempted or deleted in peace, and nothing failed."""
+        if self.disruption == DELETED:
+            return self.exit_code == ExitCode.TERMINATED
+        return self.disruption in PEACEFUL or (self.disruption in BY_NODE and self.exit_code is not None)
+
+    @property
+    def node_lost(self) -> bool:
+        """Whether Kubernetes gave it up because its node is gone or unreachable."""
+        return self.disruption in BY_NODE and self.exit_code is None
 
 
 def short_name(pod: dict[str, Any], job_name: str) -> str:
@@ -32,16 +53,19 @@ def short_name(pod: dict[str, Any], job_name: str) -> str:
 
 def pod_end(pod: dict[str, Any], job_name: str, container: str = CONTAINER_NAME) -> PodEnd | None:
     """How the pod ended or why it is being deleted; None while it lives."""
-    name = short_name(pod, job_name)
+    end = _end(pod, short_name(pod, job_name), container)
+    node = pod.get("spec", {}).get("nodeName")
+    return end and replace(end, node=node, disruption=_disruption(pod, container))
+
+
+def _end(pod: dict[str, Any], name: str, container: str) -> PodEnd | None:
     status = pod.get("status") or {}
-    for state in status.get("containerStatuses") or []:
-        ended = (state.get("state") or {}).get("terminated")
-        if state.get("name") == container and ended and ended.get("exitCode") != 0:
-            return _container_end(name, ended)
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            said = condition.get("message") or condition.get("reason")
-            return PodEnd(f"{name}: {said}"[:LONGEST])
+    ended = _terminated(pod, container)
+    if ended and ended.get("exitCode") != 0:
+        return _container_end(name, ended)
+    if target := _disruption_target(pod):
+        said = target.get("message") or target.get("reason")
+        return PodEnd(f"{name}: {said}"[:LONGEST])
     if status.get("phase") == "Failed":
         said = status.get("message") or status.get("reason") or "failed"
         return PodEnd(f"{name}: {said}"[:LONGEST])
@@ -49,6 +73,38 @@ def pod_end(pod: dict[str, Any], job_name: str, container: str = CONTAINER_NAME)
         node = pod.get("spec", {}).get("nodeName")
         return PodEnd(f"{name}: pod was deleted" + (f" (on {node})" if node else ""))
     return None
+
+
+def _terminated(pod: dict[str, Any], container: str) -> dict[str, Any] | None:
+    for state in (pod.get("status") or {}).get("containerStatuses") or []:
+        ended = (state.get("state") or {}).get("terminated")
+        if state.get("name") == container and ended:
+            return dict(ended)
+    return None
+
+
+def _disruption_target(pod: dict[str, Any]) -> dict[str, Any] | None:
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return dict(condition)
+    return None
+
+
+def _disruption(pod: dict[str, Any], container: str) -> str | None:
+    if (pod.get("status") or {}).get("reason") == "Evicted":
+        # By its node, for what it used itself.
+        return None
+    if target := _disruption_target(pod):
+        return str(target.get("reason"))
+    metadata = pod["metadata"]
+    if not metadata.get("deletionTimestamp"):
+        return None
+    finished = seconds((_terminated(pod, container) or {}).get("finishedAt"))
+    # The time stamp is the end of the grace period. A pod that ended before it was asked to, or in the same
+    # second, ended by itself: the training-operator deletes it at once.
+    end_of_grace = seconds(metadata["deletionTimestamp"]) or 0.0
+    asked = end_of_grace - (metadata.get("deletionGracePeriodSeconds") or 0)
+    return DELETED if finished is None or finished > asked else None
 
 
 def _container_end(name: str, ended: dict[str, Any]) -> PodEnd:
@@ -62,20 +118,21 @@ def _container_end(name: str, ended: dict[str, Any]) -> PodEnd:
         said = None
     if isinstance(said, dict) and said.get("message"):
         cause = f"{name}: {said['message']} (exit code {code})"
-        iteration = said.get("checkpointIteration")
-        return PodEnd(cause[:LONGEST], code, iteration if isinstance(iteration, int) else None)
+        iteration, rank = said.get("checkpointIteration"), said.get("rank")
+        return PodEnd(
+            cause[:LONGEST],
+            code,
+            iteration if isinstance(iteration, int) else None,
+            rank if isinstance(rank, int) else None,
+        )
     last_line = text.splitlines()[-1] if text else str(ended.get("reason") or "ended")
     return PodEnd(f"{name}: {last_line} (exit code {code})"[:LONGEST], code)
 
 
 def last_words(pod: dict[str, Any], container: str = CONTAINER_NAME) -> dict[str, Any]:
     """The JSON that the trainer left when it ended well; empty while there is none."""
-    for state in (pod.get("status") or {}).get("containerStatuses") or []:
-        ended = (state.get("state") or {}).get("terminated")
-        if state.get("name") == container and ended:
-            try:
-                said = json.loads(ended.get("message") or "")
-            except ValueError:
-                return {}
-            return said if isinstance(said, dict) else {}
-    return {}
+    try:
+        said = json.loads((_terminated(pod, container) or {}).get("message") or "")
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
