@@ -16,6 +16,7 @@ from megatron_operator.controller.progress import Poller
 from megatron_operator.controller.reconcile import Reconciler
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.sources import Sources
+from megatron_operator.controller.webhook import Webhook
 from megatron_operator.controller.workqueue import Key, WorkQueue
 from megatron_operator.manifests import pytorchjob
 
@@ -47,6 +48,9 @@ class Operator:
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._follow_sources(), name="sources"),
         ]
+        if self.settings.webhook_port:
+            webhook = Webhook(self.sources, self.settings)
+            self._tasks.append(asyncio.create_task(webhook.run(), name="webhook"))
         for task in self._tasks:
             task.add_done_callback(_tell_end)
 

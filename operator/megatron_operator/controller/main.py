@@ -30,6 +30,8 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--workers", default=8, help="Recipes that are reconciled at once.")
 @click.option("--liveness-port", default=8080, help="Port of /healthz; 0: none.")
 @click.option("--metrics-port", default=0, help="Port of the operator's Prometheus metrics; 0: none.")
+@click.option("--webhook-port", default=0, help="Port of the validating webhook; 0: none.")
+@click.option("--webhook-certificates", default="/certificates", help="Folder of its tls.crt and tls.key.")
 @click.option("--log-level", default="INFO", help="Python's log level.")
 def main(
     namespace: str,
@@ -42,6 +44,8 @@ def main(
     workers: int,
     liveness_port: int,
     metrics_port: int,
+    webhook_port: int,
+    webhook_certificates: str,
     log_level: str,
 ) -> None:
     """Turn MegatronRecipe objects into training runs and keep them running."""
@@ -57,6 +61,8 @@ def main(
         progress_url=progress_url,
         progress_interval=progress_interval,
         workers=workers,
+        webhook_port=webhook_port,
+        webhook_certificates=webhook_certificates,
     )
     if metrics_port:
         start_http_server(metrics_port)

@@ -24,5 +24,10 @@ class Settings:
     workers: int = 8
     """Recipes that are reconciled at once."""
 
+    webhook_port: int = 0
+    """Port of the validating webhook; 0: none."""
+    webhook_certificates: str = "/certificates"
+    """Folder with the webhook's tls.crt and tls.key."""
+
     def serves(self, namespace: str) -> bool:
         return not self.watch_namespaces or namespace in self.watch_namespaces

@@ -1,6 +1,6 @@
 """From a resolved recipe to the layout of its run: sizes, memory, parallelism, Megatron's arguments."""
 
-from megatron_operator.planner.admission import admit, admit_and_compare
+from megatron_operator.planner.admission import admit, admit_and_compare, warnings_of
 from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.arguments import megatron_arguments
 from megatron_operator.planner.plan import plan, plan_and_alternatives
@@ -12,4 +12,5 @@ __all__ = [
     "megatron_arguments",
     "plan",
     "plan_and_alternatives",
+    "warnings_of",
 ]

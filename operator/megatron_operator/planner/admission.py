@@ -8,6 +8,8 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, ResolvedRecipe, resolve_for_planning
 from megatron_operator.planner.alternatives import Alternative
+from megatron_operator.planner.notes import tight
+from megatron_operator.planner.pitfalls import pitfall_notes
 from megatron_operator.planner.plan import plan, plan_and_alternatives
 
 
@@ -30,6 +32,11 @@ def admit_and_compare(
 ) -> tuple[ResolvedRecipe, tuple[Plan, list[Alternative]]]:
     """As `admit`, with the layouts that are not the plan."""
     return _admit(spec, platform, catalog, namespace, plan_and_alternatives)
+
+
+def warnings_of(resolved: ResolvedRecipe, made: Plan) -> list[str]:
+    """The notes of a plan that tell of a probable mistake."""
+    return [*tight(made.memory_per_gpu), *pitfall_notes(resolved, made)]
 
 
 def _admit[T](

@@ -1,5 +1,6 @@
 """Why a plan is as it is, in the words of `status.plan.notes`."""
 
+from megatron_operator.api.status import MemoryPerGpu
 from megatron_operator.planner.accelerators import GIB
 from megatron_operator.planner.ranking import EQUALLY_FAST, Ranking
 from megatron_operator.planner.request import Candidate, Request
@@ -85,12 +86,15 @@ def _batch(request: Request, chosen: Candidate) -> list[str]:
 
 
 def _memory(request: Request, chosen: Candidate) -> list[str]:
-    memory, notes = chosen.memory, []
+    notes = []
     if request.asked.recompute_granularity is None and chosen.recompute == "full":
         notes.append("recomputeGranularity full: activations do not fit otherwise")
-    if not chosen.fits and memory.capacity:
-        notes.append(
-            f"memory may not suffice: {memory.total / GIB:.1f} GiB estimated, "
-            f"{memory.capacity / GIB:.1f} GiB there"
-        )
-    return notes
+    return notes + tight(chosen.memory)
+
+
+def tight(memory: MemoryPerGpu | None) -> list[str]:
+    """Said where a layout that was asked for whole may not fit."""
+    if memory is None or memory.capacity is None or memory.total <= memory.capacity:
+        return []
+    total, capacity = memory.total / GIB, memory.capacity / GIB
+    return [f"memory may not suffice: {total:.1f} GiB estimated, {capacity:.1f} GiB there"]

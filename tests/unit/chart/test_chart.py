@@ -1,5 +1,8 @@
 """What the chart installs, and which values it refuses."""
 
+import contextlib
+import ssl
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,10 @@ CASES: dict[str, dict[str, Any]] = {
         "catalog": {"own.yaml": "entries: {}\n"},
         "imagePullSecrets": ["registry"],
         "operator": {"priorityClassName": "system-cluster-critical", "nodeSelector": {"pool": "system"}},
+    },
+    "webhook": {
+        "webhook": {"enabled": True, "certManager": {"enabled": True}, "failurePolicy": "Fail"},
+        "watchNamespaces": ["research"],
     },
 }
 
@@ -83,6 +90,49 @@ def test_the_operator_passes_pod_security_restricted(render: Any) -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_webhook_is_off_unless_asked_for(render: Any) -> None:
+    objects = render({})
+    assert not [item for item in objects if item["kind"] in ("ValidatingWebhookConfiguration", "Secret")]
+
+
+def test_the_api_server_trusts_the_certificate_that_the_chart_makes(render: Any, tmp_path: Path) -> None:
+    objects = render({"webhook": {"enabled": True}})
+    secret = of_kind(objects, "Secret", "megatron-operator-webhook")["data"]
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(b64decode(secret[name]))
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    configuration = of_kind(objects, "ValidatingWebhookConfiguration", "megatron-operator")
+    client = configuration["webhooks"][0]["clientConfig"]
+    trusting = ssl.create_default_context(cadata=b64decode(client["caBundle"]).decode())
+    shake_hands(server, trusting, f"{client['service']['name']}.{client['service']['namespace']}.svc")
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
+    """A TLS handshake in memory; raises where the client does not trust the server."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    while ends:
+        for end in list(ends):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                ends.remove(end)
+
+
+def test_the_webhook_listens_where_its_service_leads_and_has_its_certificate(render: Any) -> None:
+    objects = render({"webhook": {"enabled": True}})
+    [port] = of_kind(objects, "Service", "megatron-operator-webhook")["spec"]["ports"]
+    pod = of_kind(objects, "Deployment", "megatron-operator")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert f"--webhook-port={ports[port['targetPort']]}" in container["args"]
+    [folder] = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "certificates"]
+    assert f"--webhook-certificates={folder}" in container["args"]
+
+
 def test_the_simulated_platform_reaches_the_operator_as_it_was_written(render: Any) -> None:
     config_map = of_kind(render(SIMULATED), "ConfigMap", "megatron-platform")
     platform = parse_platform(config_map["data"][PLATFORM_KEY], "the chart")
@@ -108,6 +158,8 @@ def test_the_simulated_platform_reaches_the_operator_as_it_was_written(render: A
         ({"platform": {"checkpoint": {"size": "2 TB"}}}, "/platform/checkpoint/size"),
         ({"catalog": {"own.json": ""}}, "own.json"),
         ({"metrics": {"port": 80}}, "/metrics/port"),
+        ({"webhook": {"failurePolicy": "Warn"}}, "/webhook/failurePolicy"),
+        ({"webhook": {"certmanager": {}}}, "certmanager"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
