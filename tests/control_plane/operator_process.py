@@ -31,10 +31,17 @@ class OperatorProcess:
 
     def __init__(self, kubeconfig: Path, log: Path, progress_url: str, options: list[str]) -> None:
         self._options = options
+        self._kubeconfig = kubeconfig
         self._environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
         self._log = log
         self._progress_url = progress_url
         self._process: subprocess.Popen[bytes] | None = None
+
+    def with_options(self, *more: str) -> "OperatorProcess":
+        """Another one, with more options and a log of its own beside this one's."""
+        log = self._log.with_name(f"{self._log.stem}-with-options.log")
+        log.unlink(missing_ok=True)
+        return OperatorProcess(self._kubeconfig, log, self._progress_url, [*self._options, *more])
 
     def start(self) -> None:
         assert not self.running()

@@ -67,12 +67,13 @@ def test_the_object_says_what_validate_says(name: str, world: World, tmp_path: P
     world.api.apply(recipe)
     condition = world.await_reason(recipe["metadata"]["name"], "Planned", "Refused")
     assert condition["status"] == "False"
-    assert condition["message"].splitlines() == _validate(recipe, tmp_path)
+    assert condition["message"].splitlines() == validate(recipe, tmp_path)
     assert world.job(recipe["metadata"]["name"]) is None
     assert world.api.list("PersistentVolumeClaim", world.namespace) == []
 
 
-def _validate(recipe: dict[str, Any], folder: Path) -> list[str]:
+def validate(recipe: dict[str, Any], folder: Path) -> list[str]:
+    """What `megatron validate` prints for it."""
     file, platform = folder / "recipe.json", folder / "platform.json"
     file.write_text(json.dumps(recipe))
     platform.write_text(json.dumps(PLATFORM))

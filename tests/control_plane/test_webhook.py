@@ -1,0 +1,144 @@
+"""The validating webhook under a real API server: refused by `kubectl apply`, in the words of `validate`.
+
+The chart's own configuration is used, but for the way to the operator: the control plane has no network of
+Services, so its process is called at an address of this machine, with a certificate for that.
+"""
+
+import json
+import socket
+import subprocess
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from localcluster import Cluster
+from localcluster.pki import Authority, Certificate
+
+from tests.control_plane.api import Api, Object, eventually
+from tests.control_plane.conftest import CHART
+from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from tests.control_plane.test_refusals_by_the_api_server import REFUSALS, validate
+from tests.control_plane.world import World
+
+NAME = "megatron-operator-webhook"
+CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/megatron-operator"
+
+
+def rendered(plane: Cluster, folder: Path) -> list[Object]:
+    """The chart's objects, as they would be installed in this cluster."""
+    values = folder / "values.yaml"
+    values.write_text(yaml.safe_dump({"webhook": {"enabled": True, "timeoutSeconds": 10}}))
+    done = subprocess.run(
+        [
+            plane.layout.binary("helm"), "template", "megatron-operator", CHART, "--values", values,
+            "--namespace", OPERATOR_NAMESPACE, "--kubeconfig", plane.kubeconfig, "--dry-run=server",
+            "--kube-version", "1.36.3",
+        ],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+def of_kind(objects: list[Object], kind: str) -> Object:
+    return next(
+        item for item in objects if item["kind"] == kind and NAME.startswith(item["metadata"]["name"])
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def webhook(world: World, plane: Cluster, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """The operator with its webhook, which is asked about the world's namespace alone."""
+    authority, port = Authority(tmp_path / "certificates"), free_port()
+    authority.create()
+    authority.sign(Certificate("tls", "webhook", hosts=("127.0.0.1",)))
+    configuration = of_kind(rendered(plane, tmp_path), "ValidatingWebhookConfiguration")
+    [hook] = configuration["webhooks"]
+    path = hook["clientConfig"]["service"]["path"]
+    bundle = b64encode(authority.certificate.read_bytes()).decode()
+    hook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
+    hook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}}
+    world.api.request(
+        "PATCH", CONFIGURATION, configuration, "application/apply-patch+yaml", fieldManager="tests"
+    )
+    world.operator.stop()
+    process = world.operator.with_options(
+        f"--webhook-port={port}", f"--webhook-certificates={authority.directory}"
+    )
+    process.start()
+    eventually(lambda: "webhook listens" in process.log(), lambda: process.log()[-2000:])
+    yield process
+    process.stop()
+    world.api.request("DELETE", CONFIGURATION)
+
+
+def recipe_of(name: str, namespace: str) -> Object:
+    recipe: Object = yaml.safe_load(next(path for path in REFUSALS if path.stem == name).read_text())
+    recipe["metadata"]["namespace"] = namespace
+    recipe["spec"]["accelerator"]["type"] = "simulated"
+    return recipe
+
+
+def kubectl_apply(plane: Cluster, recipe: Object) -> subprocess.CompletedProcess[str]:
+    kubectl = [plane.layout.binary("kubectl"), "--kubeconfig", plane.kubeconfig, "apply", "-f", "-"]
+    return subprocess.run(kubectl, input=json.dumps(recipe), text=True, capture_output=True, check=False)
+
+
+@pytest.mark.usefixtures("webhook")
+@pytest.mark.parametrize("name", ["several-at-once", "unknown-recipe"])
+def test_kubectl_apply_says_what_validate_says(
+    name: str, world: World, plane: Cluster, tmp_path: Path
+) -> None:
+    recipe = recipe_of(name, world.namespace)
+    said = validate(recipe, tmp_path)
+
+    def refused() -> bool:
+        # The API server learns of a new webhook with a delay; until then it accepts.
+        done = kubectl_apply(plane, recipe)
+        if done.returncode == 0:
+            world.api.delete("MegatronRecipe", world.namespace, recipe["metadata"]["name"])
+            return False
+        assert "denied the request" in done.stderr
+        return all(line in done.stderr for line in said)
+
+    eventually(refused, "kubectl apply says all that validate says")
+    assert world.api.list("MegatronRecipe", world.namespace) == []
+
+
+@pytest.mark.usefixtures("webhook")
+def test_a_recipe_that_can_be_planned_passes_and_runs(world: World) -> None:
+    world.apply("run")
+    world.await_pods("run")
+
+
+def test_while_the_webhook_is_away_the_status_says_it(
+    world: World, webhook: OperatorProcess, plane: Cluster, tmp_path: Path
+) -> None:
+    webhook.stop()
+    recipe = recipe_of("several-at-once", world.namespace)
+    done = kubectl_apply(plane, recipe)
+    assert done.returncode == 0, done.stderr
+    world.operator.start()
+    condition = world.await_reason(recipe["metadata"]["name"], "Planned", "Refused")
+    assert condition["message"].splitlines() == validate(recipe, tmp_path)
+
+
+def test_an_upgrade_keeps_the_certificate(api: Api, plane: Cluster, tmp_path: Path, installed: str) -> None:
+    assert installed
+    first = of_kind(rendered(plane, tmp_path), "Secret")
+    path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets"
+    api.request("POST", path, first)
+    try:
+        again = rendered(plane, tmp_path)
+        assert of_kind(again, "Secret")["data"] == first["data"]
+        [hook] = of_kind(again, "ValidatingWebhookConfiguration")["webhooks"]
+        assert hook["clientConfig"]["caBundle"] == first["data"]["ca.crt"]
+    finally:
+        api.request("DELETE", f"{path}/{NAME}")
