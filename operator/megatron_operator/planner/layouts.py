@@ -6,10 +6,18 @@ from dataclasses import replace
 from megatron_operator.api.errors import FieldError
 from megatron_operator.planner.layout import Layout, layout_errors, stages_error
 from megatron_operator.planner.request import Request
-from megatron_operator.planner.stages import StageSplit, asked_split, automatic_split, check_virtual
+from megatron_operator.planner.stages import (
+    StageSplit,
+    asked_split,
+    automatic_split,
+    check_virtual,
+    interleaved_layout,
+)
 
 TOKENS_PER_CP_RANK = 8192
 """Sequences up to this long are not split; longer ones may be, down to this length."""
+FEW_CHUNKS = 8
+"""Where no number of virtual stages up to this makes equal chunks, unequal ones are weighed too."""
 MOST_CHUNKS = 4
 """Numbers of virtual stages that are weighed for one layout."""
 
@@ -65,7 +73,7 @@ def stage_split(request: Request, pp: int, errors: list[FieldError]) -> StageSpl
     found: list[FieldError] = []
     split = asked_split(a.layers, a.mtp_layers, pp, asked, found)
     if split is None and not found and asked.num_virtual_stages_per_pipeline_rank is None:
-        split = automatic_split(a.layers, pp)
+        split = automatic_split(a.layers, pp, a.mtp_layers)
     if split is not None and (problem := check_virtual(split, pp, overlap=True)):
         found.append(problem)
     errors += found
@@ -84,7 +92,21 @@ def interleavings(request: Request, layout: Layout, micro_batches: list[int]) ->
         for virtual in range(2, max(split.layers) + 2)
         if check_virtual(trial := replace(split, virtual=virtual), pp, overlap=True) is None
     ]
+    if not _split_asked(request) and (not chunked or (chunked[0].virtual or 0) > FEW_CHUNKS):
+        a = request.a
+        dealt = (interleaved_layout(a.layers, a.mtp_layers, pp, v) for v in range(2, FEW_CHUNKS + 1))
+        chunked = [each for each in dealt if each is not None] + chunked
     return [layout, *(replace(layout, split=each) for each in chunked[:MOST_CHUNKS])]
+
+
+def _split_asked(request: Request) -> bool:
+    asked = request.asked
+    return bool(
+        asked.decoder_first_pipeline_num_layers is not None
+        or asked.decoder_last_pipeline_num_layers is not None
+        or asked.account_for_embedding_in_pipeline_split
+        or asked.account_for_loss_in_pipeline_split
+    )
 
 
 def batch_errors(request: Request, layout: Layout, micro_batch: int) -> list[FieldError]:

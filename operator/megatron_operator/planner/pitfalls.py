@@ -12,6 +12,9 @@ from megatron_operator.planner import accelerators
 
 _ARGS = "spec.megatronArgs."
 
+LOW_USE = 0.1
+"""Part of the peak below which a run is hardly worth its accelerators."""
+
 
 def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Combinations with flags of `megatronArgs` that end in an assertion of Megatron."""
@@ -52,6 +55,12 @@ def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(
             f"stages wait {plan.expected.bubble:.0%} of a step: a larger globalBatchSize or "
             "numVirtualStagesPerPipelineRank would help"
+        )
+    if plan.expected is not None and plan.expected.mfu < LOW_USE and plan.global_batch_size < plan.world_size:
+        notes.append(
+            f"{plan.expected.mfu:.1%} of the peak: globalBatchSize {plan.global_batch_size} is less than a "
+            f"sample for each of {plan.world_size} accelerators; a larger one (lrScaling adjusts lr) or fewer "
+            "accelerators would use them"
         )
     if model.num_experts and not model.moe_grouped_gemm and resolved.profile.platform == "gpu":
         notes.append("moeGroupedGemm is off: experts are computed one after the other")

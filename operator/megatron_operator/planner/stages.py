@@ -155,10 +155,11 @@ def _accounted_split(
     return StageSplit(tuple(stages), count_embedding=embedding, count_loss=loss, virtual=virtual)
 
 
-def automatic_split(layers: int, pp: int) -> StageSplit | None:
+def automatic_split(layers: int, pp: int, mtp: int = 0) -> StageSplit | None:
     """An even split; else embedding and loss counted as layers; else fewer layers in the last stage.
 
-    None when some stage would be empty or the last one would hold less than half of the others' layers.
+    None when some stage would be empty or the last one, with `mtp` prediction layers, would hold less than
+    half of the others' layers.
     """
     if pp > layers:
         return None
@@ -170,9 +171,27 @@ def automatic_split(layers: int, pp: int) -> StageSplit | None:
             return _accounted_split(layers, pp, embedding, loss, None, [])
     each = -(-layers // pp)
     last = layers - each * (pp - 1)
-    if last < 1 or last * 2 < each:
+    if last < 1 or (last + mtp) * 2 < each:
         return None
     return StageSplit((each,) * (pp - 1) + (last,), last=last)
+
+
+def interleaved_layout(layers: int, mtp: int, pp: int, virtual: int) -> StageSplit | None:
+    """Chunks of unequal size, which only a layout string can say: `Et*4|(t*4|)*14tmL`.
+
+    None when a chunk would be empty, or the last one less than half of the others.
+    """
+    dealt = automatic_split(layers, pp * virtual, mtp)
+    if dealt is None or dealt.even:
+        return None
+    first, *middle, last = dealt.layers
+    text = f"E{_layers(first)}|" + f"({_layers(middle[0])}|)*{len(middle)}" + _layers(last) + "m" * mtp + "L"
+    per_stage = tuple(sum(dealt.layers[stage::pp]) for stage in range(pp))
+    return StageSplit(per_stage, layout=text, virtual=virtual)
+
+
+def _layers(count: int) -> str:
+    return "t" if count == 1 else f"t*{count}"
 
 
 def check_virtual(split: StageSplit, pp: int, overlap: bool) -> FieldError | None:

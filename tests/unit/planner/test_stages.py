@@ -8,6 +8,7 @@ from megatron_operator.planner.stages import (
     asked_split,
     automatic_split,
     check_virtual,
+    interleaved_layout,
     parse_layout,
 )
 
@@ -107,3 +108,33 @@ def test_interleaving_needs_whole_chunks_on_several_stages(
 def test_embedding_and_loss_count_as_layers_for_interleaving() -> None:
     split = StageSplit((15, 16, 16, 15), count_embedding=True, count_loss=True, virtual=4)
     assert check_virtual(split, 4, overlap=True) is None
+
+
+@pytest.mark.parametrize(
+    ("pp", "virtual", "layout", "stages"),
+    [
+        (8, 2, "Et*4|(t*4|)*14tmL", (8,) * 7 + (5,)),  # as Megatron Bridge has DeepSeek-V3 on 256 GPUs
+        (4, 4, "Et*4|(t*4|)*14tmL", (16, 16, 16, 13)),
+        (2, 2, "Et*16|(t*16|)*2t*13mL", (32, 29)),
+    ],
+)
+def test_chunks_that_cannot_be_equal_are_written_as_a_layout(
+    pp: int, virtual: int, layout: str, stages: tuple[int, ...]
+) -> None:
+    split = interleaved_layout(61, 1, pp, virtual)
+    assert split is not None
+    assert (split.layout, split.layers, split.virtual) == (layout, stages, virtual)
+    chunks = parse_layout(layout)
+    assert len(chunks) == pp * virtual
+    assert "".join(chunks).count("t") == 61
+
+
+def test_chunks_that_can_be_equal_need_no_layout() -> None:
+    assert interleaved_layout(64, 0, 8, 2) is None
+
+
+def test_a_prediction_layer_counts_in_the_last_stage() -> None:
+    assert automatic_split(61, 16) is None
+    split = automatic_split(61, 16, mtp=1)
+    assert split is not None
+    assert split.layers == (4,) * 15 + (1,)
