@@ -18,6 +18,8 @@ _COMMANDS = {
     "args": "Print Megatron's command line.",
     "diff": "Compare a recipe's command line with the published or the running one.",
     "render": "Print the Kubernetes objects of a recipe.",
+    "history": "Show what happened to a run on the cluster.",
+    "logs": "Print the log of the pod that failed first.",
     "completion": "Print the shell's completion script.",
 }
 

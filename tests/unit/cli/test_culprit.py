@@ -1,0 +1,93 @@
+"""Whose log `megatron logs` prints."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.cli.culprit import first_failed, of_rank
+
+EARLY, INCIDENT, LATE = "2026-01-01T10:00:00Z", "2026-01-01T11:00:00Z", "2026-01-01T12:00:00Z"
+
+
+def pod(kind: str, index: int = 0, born: str = EARLY, **container: Any) -> dict[str, Any]:
+    labels = {"training.kubeflow.org/replica-type": kind, "training.kubeflow.org/replica-index": str(index)}
+    name = f"run-{kind}-{index}"
+    return {
+        "metadata": {"name": name, "labels": labels, "creationTimestamp": born},
+        "spec": {"nodeName": f"node-of-{name}"},
+        "status": {"containerStatuses": [{"name": "pytorch", **container}]},
+    }
+
+
+def ended(time: str, code: int = 138, **more: Any) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": time}} | more
+
+
+def run(**incident: Any) -> dict[str, Any]:
+    said = {"kind": "rank", "time": INCIDENT, "cause": "rank 3 was killed by SIGKILL"} | incident
+    recovery = {"lastIncident": said} if incident else {}
+    return {"status": {"plan": {"perNode": 2}, "recovery": recovery}}
+
+
+def test_of_a_healthy_run_it_is_the_master() -> None:
+    found = first_failed(run(), [pod("worker"), pod("master")])
+    assert found is not None
+    assert (found.pod, found.previous) == ("run-master-0", False)
+    assert found.why == "nothing has failed; this is the master"
+
+
+def test_without_pods_there_is_none() -> None:
+    assert first_failed(run(pod="worker-0"), []) is None
+
+
+def test_of_pods_that_failed_it_is_the_first() -> None:
+    pods = [
+        pod("master", state=ended(LATE, 140)),
+        pod("worker", 0, state=ended("2026-01-01T11:59:58Z", 138)),
+        pod("worker", 1, state=ended(LATE, 140)),
+    ]
+    found = first_failed(run(), pods)
+    assert found is not None
+    assert found.pod == "run-worker-0"
+    assert found.node == "node-of-run-worker-0"
+    assert "exit code 138" in found.why
+
+
+def test_a_rank_that_failed_in_a_pod_that_stayed_is_in_that_pods_log() -> None:
+    found = first_failed(run(pod="worker-0", rank=3), [pod("master"), pod("worker")])
+    assert found is not None
+    assert (found.pod, found.rank, found.previous) == ("run-worker-0", 3, False)
+    assert "rank 3 was killed by SIGKILL" in found.why
+
+
+def test_the_log_of_a_pod_that_was_replaced_is_gone_and_its_last_words_are_told() -> None:
+    found = first_failed(run(pod="worker-0", rank=3), [pod("master"), pod("worker", born=LATE)])
+    assert found is not None
+    assert (found.pod, found.previous) == ("run-worker-0", False)
+    assert "rank 3 was killed by SIGKILL" in found.why
+    assert "that pod is gone, this one replaced it" in found.why
+
+
+@pytest.mark.parametrize("failed_at", ["2026-01-01T10:59:55Z", "2026-01-01T11:00:01Z"])
+def test_the_log_of_a_container_that_was_restarted_is_the_one_before(failed_at: str) -> None:
+    restarted = pod("worker", state={"running": {"startedAt": failed_at}}, lastState=ended(failed_at))
+    found = first_failed(run(pod="worker-0"), [pod("master"), restarted])
+    assert found is not None
+    assert (found.pod, found.previous) == ("run-worker-0", True)
+
+
+def test_a_failure_after_the_last_incident_comes_before_it() -> None:
+    pods = [pod("master", state=ended(LATE)), pod("worker", state=ended("2026-01-01T10:30:00Z"))]
+    found = first_failed(run(pod="worker-0"), pods)
+    assert found is not None
+    assert found.pod == "run-master-0"
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "run-master-0"), (1, "run-master-0"), (5, "run-worker-1")])
+def test_a_rank_is_found_by_its_number(rank: int, name: str) -> None:
+    found = of_rank(run(), [pod("worker", 1), pod("master"), pod("worker", 0)], rank)
+    assert found is not None
+    assert found.pod == name
+
+
+def test_a_rank_beyond_the_gang_is_in_no_pod() -> None:
+    assert of_rank(run(), [pod("master")], 2) is None
