@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron_operator.api.errors import FieldError
+from megatron_operator.planner.architecture import Architecture
 from megatron_operator.planner.layout import Layout, layout_errors, stages_error
 from megatron_operator.planner.request import Request
 from megatron_operator.planner.stages import (
@@ -72,12 +73,23 @@ def stage_split(request: Request, pp: int, errors: list[FieldError]) -> StageSpl
     asked, a = request.asked, request.a
     found: list[FieldError] = []
     split = asked_split(a.layers, a.mtp_layers, pp, asked, found)
-    if split is None and not found and asked.num_virtual_stages_per_pipeline_rank is None:
-        split = automatic_split(a.layers, pp, a.mtp_layers)
+    if split is None and not found:
+        split = _automatic(a, pp, asked.num_virtual_stages_per_pipeline_rank)
     if split is not None and (problem := check_virtual(split, pp, overlap=True)):
         found.append(problem)
     errors += found
     return None if found else split
+
+
+def _automatic(a: Architecture, pp: int, virtual: int | None) -> StageSplit | None:
+    """A split of the planner's own, with the virtual stages that are asked for."""
+    split = automatic_split(a.layers, pp, a.mtp_layers)
+    if split is None or virtual is None:
+        return split
+    split = replace(split, virtual=virtual)
+    if check_virtual(split, pp, overlap=True):
+        return interleaved_layout(a.layers, a.mtp_layers, pp, virtual) or split
+    return split
 
 
 def interleavings(request: Request, layout: Layout, micro_batches: list[int]) -> list[Layout]:
