@@ -6,6 +6,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Entry, Layout
 from megatron_operator.planner import accelerators, plan
+from megatron_operator.planner.architecture import architecture
+from megatron_operator.planner.parameters import parameters
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "catalog"
 MADE = "<!-- made by scripts/catalog_pages.py from operator/megatron_operator/catalog/data; do not edit -->"
@@ -22,7 +25,7 @@ MADE = "<!-- made by scripts/catalog_pages.py from operator/megatron_operator/ca
 
 def pages() -> dict[str, str]:
     """Every page by file name."""
-    entries = sorted(catalog.load(), key=lambda entry: (entry.family, _size(entry)))
+    entries = sorted(catalog.load(), key=lambda entry: (entry.family, entry.engine == "bridge", _size(entry)))
     families = {name: list(group) for name, group in groupby(entries, key=lambda entry: entry.family)}
     made = {f"{name}.md": _family_page(name, group) for name, group in families.items()}
     return made | {"README.md": _list_page(families)}
@@ -32,13 +35,17 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
     rows = (
         (
             f"[{entry.name}]({name}.md#{entry.name})",
-            _billions(_size(entry)),
+            entry.engine,
+            ", ".join(entry.modes),
+            _billions(_size(entry)) if _size(entry) else "",
             _counts(entry),
             entry.description,
         )
         for name, group in families.items()
         for entry in group
     )
+    entries = [entry for group in families.values() for entry in group]
+    of_bridge = [entry for entry in entries if entry.engine == "bridge"]
     return "\n".join(
         [
             MADE,
@@ -48,7 +55,14 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             "`megatron recipes` lists them on the shell, `megatron recipes show NAME` shows one whole.",
             "Counts are those with a published layout; any other count is planned.",
             "",
-            *_table(("Recipe", "Parameters", "Accelerators", ""), rows),
+            f"{len(entries) - len(of_bridge)} recipes run in Megatron Core's own loop (engine `megatron`)."
+            f" {len(of_bridge)} need Megatron-Bridge (engine `bridge`): they are planned, and `megatron args`"
+            " prints the command that starts them; the operator does not start that loop yet, and these"
+            " commands were not tried on hardware."
+            f" {len(catalog.load().functions())} names of Megatron-Bridge's functions, of both engines'"
+            " recipes, find their recipe.",
+            "",
+            *_table(("Recipe", "Engine", "Mode", "Parameters", "Accelerators", ""), rows),
             "",
         ]
     )
@@ -69,10 +83,13 @@ def _section(entry: Entry) -> Iterator[str]:
     )
     if entry.aliases:
         yield from (f"Also called {', '.join(entry.aliases)}.", "")
+    if entry.engine == "bridge":
+        yield from _of_bridge(entry)
+        return
     sizes = _plan(entry, None)
-    active = sizes.active_parameters
-    of_them = f", {_billions(active)} of them active" if active != sizes.parameters else ""
-    yield f"{_billions(sizes.parameters)} parameters ({sizes.parameters:,}{of_them})."
+    size, active = _size(entry), sizes.active_parameters
+    of_them = f", {_billions(active)} of them active" if active and active != size else ""
+    yield f"{_billions(size)} parameters ({size:,}{of_them})."
     yield ""
     for title, section in (("Model", entry.model), ("Training", entry.training)):
         said = ", ".join(f"`{name}: {_value(value)}`" for name, value in section.wire().items())
@@ -82,6 +99,48 @@ def _section(entry: Entry) -> Iterator[str]:
         yield from (*_table(head, (_row(entry, layout) for layout in entry.layouts)), "")
     else:
         yield from ("No layout is published; every number of accelerators is planned.", "")
+    if entry.functions:
+        yield from ("What Megatron-Bridge's functions for it set, for a recipe that names one:", "")
+        yield from (*_functions(entry.functions), "")
+    yield from _corrections(entry)
+
+
+def _of_bridge(entry: Entry) -> Iterator[str]:
+    """A recipe that Megatron-Bridge runs: its functions are its layouts."""
+    size = _size(entry)
+    yield f"Mode {', '.join(entry.modes)}, run by Megatron-Bridge" + (
+        f"; {_billions(size)} parameters ({size:,})." if size else "."
+    )
+    yield from ("", *_functions(entry.layouts), "")
+    yield from _corrections(entry)
+
+
+def _functions(layouts: Iterable[Layout]) -> list[str]:
+    head = ("Function", "Accelerators", "Precision", "TP", "PP", "VP", "CP", "EP", "ETP", "SP")
+    return _table((*head, "Batch", "Sequence", "lr", "Warm-up", "Steps"), map(_function, layouts))
+
+
+def _function(layout: Layout) -> Iterator[str]:
+    p, t = layout.parallelism, layout.training
+    also = "".join(f"<br>`{name}`" for name in layout.also_named or ())
+    yield f"`{layout.function}`{also}" + (" (benchmark)" if layout.benchmark else "")
+    yield from (layout.title, layout.precision or "")
+    for size in (
+        p.tensor_model_parallel_size,
+        p.pipeline_model_parallel_size,
+        p.num_virtual_stages_per_pipeline_rank,
+        p.context_parallel_size,
+        p.expert_model_parallel_size,
+        p.expert_tensor_parallel_size,
+    ):
+        yield str(size or "")
+    yield "on" if p.sequence_parallel else ""
+    yield f"{t.micro_batch_size} / {t.global_batch_size}"
+    yield from (str(t.seq_length or ""), f"{t.lr:g}" if t.lr else "", str(t.lr_warmup_iters or ""))
+    yield str(t.train_iters or "")
+
+
+def _corrections(entry: Entry) -> Iterator[str]:
     if entry.corrections:
         yield from ("What the source says and what is set here:", "")
         yield from (f"- {each.says} → {each.megatron}: {each.why}." for each in entry.corrections)
@@ -115,8 +174,16 @@ def _plan(entry: Entry, layout: Layout | None) -> Plan:
     return plan(catalog.resolve(MegatronRecipeSpec.model_validate(spec), platform, catalog.load()))
 
 
+@cache
+def _parameters(name: str) -> int:
+    entry = catalog.load().get(name)
+    a = architecture(entry.model, [])
+    return parameters(a, a.vocab) if a else 0
+
+
 def _size(entry: Entry) -> int:
-    return _plan(entry, None).parameters
+    """Parameters; 0 for a model that is not modelled."""
+    return _parameters(entry.name)
 
 
 def _counts(entry: Entry) -> str:

@@ -67,13 +67,13 @@ class Plan(ApiModel):
     train_iters: int | None = None
     """Iterations of the whole run; none where a batch ramp-up makes them vary."""
     train_samples: int | None = None
-    parameters: int
-    """Exact and unpadded, as model cards count."""
-    parameters_padded: int
+    parameters: int | None = None
+    """Exact and unpadded, as model cards count; none for a model that is not modelled (engine `bridge`)."""
+    parameters_padded: int | None = None
     """With the vocabulary padded as this layout does."""
-    active_parameters: int
+    active_parameters: int | None = None
     """Parameters that one token meets (MoE)."""
-    flops_per_token: int
+    flops_per_token: int | None = None
     """Forward and backward, as Megatron counts."""
     memory_per_gpu: MemoryPerGpu | None = None
     expected: Expected | None = None

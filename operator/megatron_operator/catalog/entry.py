@@ -10,9 +10,11 @@ from megatron_operator.api.recipe import DataSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Text = Annotated[str, Field(min_length=1)]
 MegatronArgs = dict[str, str | int | float | bool | list[str | int | float]]
 Engine = Literal["megatron", "bridge"]
+Mode = Literal["pretrain", "sft", "lora"]
 
 
 class Correction(ApiModel):
@@ -39,6 +41,18 @@ class Layout(ApiModel):
     """Micro batch and whatever else this layout changes; over the entry's."""
     source: Text
     """Document, function or paper."""
+    function: FunctionName | None = None
+    """Megatron-Bridge's function that makes these settings."""
+    also_named: list[FunctionName] | None = None
+    """Other names of the function."""
+    precision: Text | None = None
+    """Of the function, in Bridge's word (`bf16`, `fp8cs`, `nvfp4`)."""
+    benchmark: bool | None = None
+    """The function measures throughput, on random data."""
+    lora_rank: Positive | None = None
+    """Of the adapters that the function adds."""
+    lora_alpha: Positive | None = None
+    """Adapters are scaled by alpha / rank."""
 
     @property
     def title(self) -> str:
@@ -54,7 +68,7 @@ class Entry(ApiModel):
     aliases: list[Name] = Field(default_factory=list)
     engine: Engine = "megatron"
     """`megatron`: Megatron Core's own training loop; `bridge`: needs Megatron Bridge."""
-    modes: tuple[Literal["pretrain", "sft", "lora"], ...] = ("pretrain",)
+    modes: tuple[Mode, ...] = ("pretrain",)
     description: Text
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()
@@ -64,6 +78,9 @@ class Entry(ApiModel):
     """Tokenizer, split and, where published, the mix."""
     megatron_args: MegatronArgs = Field(default_factory=dict)
     layouts: list[Layout] = Field(default_factory=list)
+    functions: list[Layout] = Field(default_factory=list)
+    """Engine `megatron`: what Megatron-Bridge's functions for this model set, for recipes that name one.
+    With engine `bridge` the functions are the layouts."""
     source: Text
     """Where the numbers come from."""
     corrections: list[Correction] = Field(default_factory=list)
@@ -72,12 +89,27 @@ class Entry(ApiModel):
     def _one_layout_each(self) -> "Entry":
         seen: set[tuple[str, int]] = set()
         for layout in self.layouts:
-            for accelerator in layout.accelerators:
+            for accelerator in layout.accelerators if layout.function is None else ():
                 if (accelerator, layout.count) in seen:
                     raise ValueError(f"two layouts for {layout.count} x {accelerator}; keep one")
                 seen.add((accelerator, layout.count))
         return self
 
-    def layout_for(self, hardware: str, count: int) -> Layout | None:
-        """The published layout for exactly this hardware and count, if there is one."""
-        return next((x for x in self.layouts if x.count == count and hardware in x.accelerators), None)
+    def layout_for(self, hardware: str, count: int, *, fp8: bool | None = None) -> Layout | None:
+        """The published layout for exactly this hardware and count, if there is one.
+
+        Of several functions that of the precision asked for (default the entry's), one that is no benchmark.
+        """
+        there = [x for x in self.layouts if x.count == count and hardware in x.accelerators]
+        wanted = self.training.fp8_format is not None if fp8 is None else fp8
+
+        def order(layout: Layout) -> tuple[bool, bool, bool]:
+            precise = layout.training.fp8_format is not None
+            return (precise != wanted, layout.precision == "nvfp4", bool(layout.benchmark))
+
+        return min(there, key=order, default=None)
+
+    def function(self, name: str) -> Layout | None:
+        """What the function of this name sets, if it is one of this entry's."""
+        there = (*self.functions, *(x for x in self.layouts if x.function))
+        return next((x for x in there if name == x.function or name in (x.also_named or ())), None)

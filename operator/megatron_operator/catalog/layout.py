@@ -5,7 +5,7 @@ from typing import Final
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import schedule
 from megatron_operator.catalog.entry import Entry, Layout
-from megatron_operator.catalog.overlay import fold
+from megatron_operator.catalog.overlay import Settings, fold
 
 _DECIDING: Final = {
     "model": frozenset(
@@ -46,15 +46,30 @@ _DECIDING: Final = {
 """Settings that a layout is made for. With another value of one of them it says nothing any more."""
 
 
-def fitting_layout(entry: Entry, hardware: str, spec: MegatronRecipeSpec, notes: list[str]) -> Layout | None:
+_STAGE_SPLIT: Final = (
+    "accountForEmbeddingInPipelineSplit",
+    "accountForLossInPipelineSplit",
+    "decoderFirstPipelineNumLayers",
+    "decoderLastPipelineNumLayers",
+    "pipelineModelParallelLayout",
+)
+
+
+def fitting_layout(
+    entry: Entry, hardware: str, spec: MegatronRecipeSpec, notes: list[str], function: Layout | None = None
+) -> Layout | None:
     """The entry's layout for this hardware and count, unless the recipe changes what it was made for.
 
-    Says in `notes` why there is none.
+    With a `function` that the recipe names, only that one's will do. Says in `notes` why there is none.
     """
     count = spec.accelerator.count
-    layout = entry.layout_for(hardware, count)
+    if function is not None and (hardware not in function.accelerators or count != function.count):
+        notes.append(f"{function.function} is for {function.title}, not for {count} x {hardware}")
+        return None
+    fp8 = True if spec.training is not None and spec.training.fp8_format is not None else None
+    layout = function or entry.layout_for(hardware, count, fp8=fp8)
     if layout is None:
-        there = "; ".join(each.title for each in entry.layouts) or "none"
+        there = "; ".join(dict.fromkeys(each.title for each in entry.layouts)) or "none"
         notes.append(
             f"{entry.name} has no published layout for {count} x {hardware} (published: {there}): planned"
         )
@@ -65,6 +80,23 @@ def fitting_layout(entry: Entry, hardware: str, spec: MegatronRecipeSpec, notes:
         return None
     notes.append(f"the published layout for {count} x {hardware} is used ({layout.source})")
     return layout
+
+
+def sizes_of(layout: Layout) -> Settings:
+    """What a layout lays over a recipe; of a function's settings only those that make it a layout."""
+    wire = layout.wire()
+    if layout.function is None:
+        return wire
+    # How the entry deals its layers holds for its own layouts.
+    sizes: dict[str, object] = dict.fromkeys(_STAGE_SPLIT) | layout.parallelism.wire()
+    training = layout.training.wire()
+    if layout.parallelism.pipeline_model_parallel_size in (None, 1):
+        sizes |= dict.fromkeys(_STAGE_SPLIT)  # some functions say how to deal the layers of one stage
+    if sizes["pipelineModelParallelLayout"]:
+        # The stages of the list say the virtual ones by themselves; Megatron wants not both.
+        sizes.pop("numVirtualStagesPerPipelineRank", None)
+    kept = {leaf: training[leaf] for leaf in ("microBatchSize", "globalBatchSize") if leaf in training}
+    return {"parallelism": sizes, "training": kept}
 
 
 def _changed(entry: Entry, layout: Layout, spec: MegatronRecipeSpec) -> str | None:
@@ -81,10 +113,18 @@ def _changed(entry: Entry, layout: Layout, spec: MegatronRecipeSpec) -> str | No
 def _indivisible(entry: Entry, layout: Layout, spec: MegatronRecipeSpec) -> str | None:
     merged, _ = fold([("", entry.wire()), ("", layout.wire()), ("", spec.wire())])
     sizes, training = merged["parallelism"], merged["training"]
-    model_parallel = 1
-    for leaf in ("tensorModelParallelSize", "pipelineModelParallelSize", "contextParallelSize"):
-        model_parallel *= sizes.get(leaf, 1)
-    samples = training.get("microBatchSize", 1) * (layout.count // model_parallel)
+    tp, pp, cp, ep = (
+        sizes.get(f"{kind}Size", 1)
+        for kind in (
+            "tensorModelParallel",
+            "pipelineModelParallel",
+            "contextParallel",
+            "expertModelParallel",
+        )
+    )
+    if layout.count % (tp * pp * cp) or layout.count % (pp * ep * sizes.get("expertTensorParallelSize", 1)):
+        return f"TP {tp} x PP {pp} x CP {cp} and EP {ep} x PP {pp} do not divide {layout.count}"
+    samples = training.get("microBatchSize", 1) * (layout.count // (tp * pp * cp))
     batch = schedule.largest_batch(training)
     if batch is None or samples == 0 or batch % samples == 0:
         return None

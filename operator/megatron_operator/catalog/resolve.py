@@ -12,10 +12,10 @@ from megatron_operator.api.recipe import (
     SchedulingSpec,
     VolumeSpec,
 )
-from megatron_operator.catalog import cpu, data, schedule
+from megatron_operator.catalog import bridge, cpu, data, schedule
 from megatron_operator.catalog.accelerator import pick, within_limits
 from megatron_operator.catalog.entry import Entry
-from megatron_operator.catalog.layout import fitting_layout
+from megatron_operator.catalog.layout import fitting_layout, sizes_of
 from megatron_operator.catalog.library import LIST_COMMAND, Catalog
 from megatron_operator.catalog.overlay import Settings, fold
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -65,19 +65,31 @@ def resolve_for_planning(
 
     layers: list[tuple[str, Settings]] = [("default", _DEFAULTS)]
     entry_batch = None
+    function = layout = None
     if entry is not None:
         label = f"catalog {entry.name}"
         layers.append((label, entry.wire()))
-        layout = fitting_layout(entry, profile.known_as(accelerator), spec, notes)
+        hardware = profile.known_as(accelerator)
+        function = named = catalog.function(spec.recipe or "")
+        if entry.engine == "bridge":
+            function = bridge.function_for(entry, named, hardware, spec)
+            errors += bridge.not_carried(spec)
+        layout = fitting_layout(entry, hardware, spec, notes, named)
+        if function is not None:
+            settings = bridge.settings_of(function, entry, notes)
+            layers.append((f"{label}, {function.function}", settings))
+            if layout is None and entry.engine == "bridge":
+                layers.append((f"{label}, {function.function}", sizes_of(function)))
         if layout is not None:
-            layers.append((f"{label}, layout {layout.title}", layout.wire()))
+            layers.append((f"{label}, layout {layout.title}", sizes_of(layout)))
         entry_batch = schedule.largest_batch(fold(layers)[0]["training"])
     layers.append(("recipe", spec.wire()))
     merged, origins = fold(layers)
     model, training = merged["model"], merged["training"]
 
-    errors += data.complete(merged["data"], model, origins, notes)
-    errors += _positions(model, training, origins)
+    if entry is None or entry.engine == "megatron":
+        errors += data.complete(merged["data"], model, origins, notes)
+        errors += _positions(model, training, origins)
     missing = _missing(merged, entry)
     errors += missing
     errors += schedule.settle_length(training, origins, notes)
@@ -91,6 +103,9 @@ def resolve_for_planning(
         | {
             "recipe": entry.name if entry else None,
             "engine": entry.engine if entry else "megatron",
+            "mode": entry.modes[0] if entry else "pretrain",
+            "function": function,
+            "layout": layout,
             "acceleratorType": accelerator,
             "profile": profile,
             "acceleratorCount": spec.accelerator.count,
@@ -116,9 +131,6 @@ def _entry(spec: MegatronRecipeSpec, catalog: Catalog, errors: list[FieldError])
     except Refused as refused:
         errors += refused.errors
         return None
-    if entry.engine != "megatron":
-        message = f"{entry.name} needs Megatron {entry.engine.capitalize()}, which trainer images do not have"
-        errors.append(FieldError("spec.recipe", message, "choose a recipe of engine megatron"))
     return entry
 
 
@@ -128,7 +140,7 @@ def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> li
         FieldError(f"spec.{section}.{leaf}", "is not set", fix)
         for section, leaves in _NEEDED.items()
         for leaf in leaves
-        if leaf not in merged[section]
+        if leaf not in merged[section] and (section != "model" or entry is None or entry.engine == "megatron")
     ]
     training = merged["training"]
     if schedule.largest_batch(training) is None:

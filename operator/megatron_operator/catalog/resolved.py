@@ -1,7 +1,5 @@
 """A recipe with everything filled in that can be known without planning."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
@@ -9,6 +7,7 @@ from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog.entry import Engine, Layout, Mode
 
 
 class ResolvedRecipe(ApiModel):
@@ -16,8 +15,15 @@ class ResolvedRecipe(ApiModel):
 
     recipe: str | None
     """The catalog entry, if one was named."""
-    engine: Literal["megatron", "bridge"] = "megatron"
+    engine: Engine = "megatron"
     """Whose training loop runs it."""
+    mode: Mode = "pretrain"
+    """What is trained: all weights from nothing, all weights of a model that is there, or adapters of it."""
+    function: Layout | None = None
+    """What Megatron-Bridge's function sets: the one that the recipe names, or with engine `bridge` the one
+    that starts it."""
+    layout: Layout | None = None
+    """The published layout that is used; none where none is for exactly these accelerators."""
     model: ModelSpec
     training: TrainingSpec
     parallelism: ParallelismSpec

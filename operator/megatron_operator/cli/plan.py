@@ -116,15 +116,14 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
         f"{p.global_batch_size} = {p.micro_batch_size} x DP {p.data_parallel_size} x "
         f"{p.gradient_accumulation} micro batches"
     )
-    size = printing.billions(p.parameters)
-    if p.active_parameters != p.parameters:
-        size += f" ({printing.billions(p.active_parameters)} active)"
-    lines = [
-        ("layout", layout),
-        ("pods", f"{p.nodes} of {p.per_node}"),
-        ("batch", batch),
-        ("parameters", f"{size}, {printing.billions(p.flops_per_token)} FLOP a token"),
-    ]
+    lines = [("layout", layout), ("pods", f"{p.nodes} of {p.per_node}"), ("batch", batch)]
+    if p.parameters is not None:
+        size = printing.billions(p.parameters)
+        if p.active_parameters is not None and p.active_parameters != p.parameters:
+            size += f" ({printing.billions(p.active_parameters)} active)"
+        if p.flops_per_token is not None:
+            size += f", {printing.billions(p.flops_per_token)} FLOP a token"
+        lines.append(("parameters", size))
     if p.train_iters:
         lines.append(("length", f"{p.train_iters:,} iterations"))
     if p.recompute_granularity:

@@ -26,7 +26,8 @@ def command(asked: Question, output: str) -> None:
     for resource in found:
         try:
             one = run(asked, resource)
-            manifests.build(one.name, one.namespace, "", one.resolved, one.plan)
+            if one.resolved.engine == "megatron":
+                manifests.build(one.name, one.namespace, "", one.resolved, one.plan)
             valid.append(one)
         except Refused as refused:
             errors += refused.errors
@@ -40,5 +41,7 @@ def command(asked: Question, output: str) -> None:
                 f"(TP {p.tensor_model_parallel_size}, PP {p.pipeline_model_parallel_size}, "
                 f"CP {p.context_parallel_size}, DP {p.data_parallel_size})"
             )
+            if one.resolved.engine == "bridge":
+                click.echo(f"  {p.notes[-1]}")
         return
     printing.data({"valid": [one.name for one in valid], "errors": []}, output)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from megatron_operator.api.errors import Refused
 from megatron_operator.api.names import ANNOTATION_HASH
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -10,7 +11,7 @@ from megatron_operator.manifests.environment import environment
 from megatron_operator.manifests.identity import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.pod import template
 from megatron_operator.manifests.storage import storage
-from megatron_operator.planner import megatron_arguments
+from megatron_operator.planner import bridge, megatron_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,11 @@ def build(
     """Objects of the recipe `name`.
 
     `require_checkpoint` lets a start without a usable checkpoint fail: for runs that are known to have one.
-    Raises Refused where the objects cannot be made: no image, no volume size, a reserved environment name.
+    Raises Refused where the objects cannot be made: a recipe of engine `bridge`, no image, no volume size, a
+    reserved environment name.
     """
+    if resolved.engine == "bridge":
+        raise Refused([bridge.not_started(resolved)])
     owner = Owner(name, namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
     arguments = megatron_arguments(resolved, plan, name)

@@ -11,6 +11,7 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.contract import CHECKPOINT_DIR, DATA_DIR
+from megatron_operator.planner import bridge
 from megatron_operator.planner.passthrough import passthrough_arguments
 from megatron_operator.planner.unused import without_unused
 
@@ -56,7 +57,12 @@ _ON_CPU = (
 
 
 def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
-    """All words after `megatron-train`; the run of the recipe `name` saves in /checkpoints/<name>."""
+    """All words after `megatron-train`; the run of the recipe `name` saves in /checkpoints/<name>.
+
+    For a recipe of engine `bridge` the whole command that starts it.
+    """
+    if resolved.engine == "bridge":
+        return bridge.command(resolved, plan, name)
     resolved = without_unused(resolved)
     words = [
         *_parallelism(resolved, plan),

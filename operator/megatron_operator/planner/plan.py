@@ -4,7 +4,7 @@ from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner import accelerators
+from megatron_operator.planner import accelerators, bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.architecture import architecture
 from megatron_operator.planner.batch import global_batches, iterations
@@ -50,6 +50,8 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     another number of accelerators too, because checkpoints may load on no other.
     Raises Refused with all errors when the recipe cannot run as written on these accelerators.
     """
+    if resolved.engine == "bridge":
+        return _for_bridge(resolved)
     if previous is None:
         return _fresh(resolved)
     try:
@@ -70,10 +72,47 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
 
 
 def _fresh(resolved: ResolvedRecipe) -> Plan:
+    try:
+        return _laid_out(resolved)
+    except Refused as refused:
+        return _laid_out(_without_function(resolved, refused))
+
+
+def _without_function(resolved: ResolvedRecipe, refused: Refused) -> ResolvedRecipe:
+    """The recipe without the layout of the Bridge function that it names, which the planner refuses.
+
+    Bridge shards such models whole (FSDP) or has more memory than the estimate leaves. Raises `refused` where
+    no function is named.
+    """
+    if resolved.function is None or resolved.layout is None or resolved.engine == "bridge":
+        raise refused
+    note = f"the layout of {resolved.function.function} is not used ({refused.errors[0]}): planned"
+    free = bridge.left_to_the_planner(resolved.model_copy(update={"layout": None}))
+    return free.model_copy(update={"notes": [*free.notes, note]})
+
+
+def _laid_out(resolved: ResolvedRecipe) -> Plan:
     published = not _said_by_recipe(resolved, "parallelism.pipelineModelParallelSize")
     interleave = not published or resolved.parallelism.pipeline_model_parallel_size is None
     micro_batch = resolved.training.micro_batch_size
     return _plan(*_answer(resolved, resolved.parallelism, micro_batch, interleave=interleave))
+
+
+def _for_bridge(resolved: ResolvedRecipe) -> Plan:
+    """By the planner's own rules where its estimates hold; else, or where they refuse it, as published."""
+    notes = list(resolved.notes)
+    if bridge.is_modelled(resolved):
+        try:
+            return bridge.with_note(_fresh(bridge.left_to_the_planner(resolved)), resolved)
+        except Refused as refused:
+            if resolved.layout is None:
+                raise
+            notes.append(f"published, though by the planner's rules: {refused.errors[0]}")
+    errors: list[FieldError] = []
+    pod = _pod(resolved, errors, notes)
+    if errors:
+        raise Refused(errors)
+    return bridge.with_note(bridge.as_published(resolved, pod, notes), resolved)
 
 
 def _kept(resolved: ResolvedRecipe, previous: Plan) -> Plan:
@@ -90,6 +129,15 @@ def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan
 
     Raises Refused as `plan` does.
     """
+    if resolved.engine == "bridge":
+        return _for_bridge(resolved), []
+    try:
+        return _compared(resolved, most)
+    except Refused as refused:
+        return _compared(_without_function(resolved, refused), most)
+
+
+def _compared(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternative]]:
     published = not _said_by_recipe(resolved, "parallelism.pipelineModelParallelSize")
     interleave = not published or resolved.parallelism.pipeline_model_parallel_size is None
     micro_batch = resolved.training.micro_batch_size
@@ -123,14 +171,6 @@ def _answer(
     notes = list(resolved.notes)
     accelerator = accelerators.of_profile(resolved.accelerator_type, resolved.profile)
     on_cpu = resolved.profile.platform == "cpu"
-    if resolved.engine != "megatron":
-        errors.append(
-            FieldError(
-                "spec.recipe",
-                f"{resolved.recipe} needs Megatron-Bridge, whose training loop the trainer does not start",
-                "choose a recipe of engine megatron (megatron recipes list)",
-            )
-        )
     pod = _pod(resolved, errors, notes)
     a = architecture(resolved.model, errors)
     distributed_optimizer = (

@@ -107,6 +107,8 @@ def _candidates(wish: Wish, hardware: str, catalog: Catalog) -> Iterator[_Candid
             rank,
             found.factor,
             not suits,
+            # Where no model is named, one that this operator can start.
+            wish.model is None and entry.engine != "megatron",
             stretched,
             not exact and found.by != "kind",
             -(size or 0) if found.by == "kind" else 0,

@@ -106,13 +106,13 @@ def test_a_recipe_without_a_catalog_entry_needs_its_fields_each_named(refusal: R
     }
 
 
-def test_a_recipe_of_an_engine_that_is_not_there_is_refused(folder: Path, platform: PlatformConfig) -> None:
+def test_a_recipe_of_engine_bridge_needs_functions(folder: Path, platform: PlatformConfig) -> None:
     own = "entries: {other: {extends: small-1, engine: bridge, description: d, source: s}}"
     (folder / "own.yaml").write_text(own)
     spec = MegatronRecipeSpec.model_validate(
         {"recipe": "other", "accelerator": {"count": 8}, "data": {"mockData": True}}
     )
-    with pytest.raises(Refused, match="other needs Megatron Bridge"):
+    with pytest.raises(Refused, match="other is of engine bridge and names no function"):
         catalog.resolve(spec, platform, catalog.load(folder))
 
 

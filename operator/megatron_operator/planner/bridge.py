@@ -1,0 +1,194 @@
+"""Recipes that Megatron-Bridge runs: their layout as its function has it, and the command that starts it.
+
+The command is that of `scripts/training/run_recipe.py` of Megatron-Bridge's repository at the release that
+`catalog.functions` names; the wheel has the functions, not the script.
+"""
+
+import math
+from typing import Final
+
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.status import Plan
+from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.contract import CHECKPOINT_DIR
+from megatron_operator.planner.architecture import architecture
+from megatron_operator.planner.batch import iterations
+from megatron_operator.planner.parameters import flops_per_token, parameters
+
+SCRIPT: Final = "scripts/training/run_recipe.py"
+
+_SIZES: Final = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+_OF_PLAN: Final = {"virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank"}
+
+
+def is_modelled(resolved: ResolvedRecipe) -> bool:
+    """Whether the planner's estimates hold: the whole model is known, and all of it is trained."""
+    return resolved.mode != "lora" and architecture(resolved.model, []) is not None
+
+
+def left_to_the_planner(resolved: ResolvedRecipe) -> ResolvedRecipe:
+    """The recipe without the layout of a function that was published for other accelerators."""
+    if resolved.layout is not None:
+        return resolved
+
+    def said(path: str) -> bool:
+        return resolved.origins.get(path) == "recipe"
+
+    sizes = {
+        alias: value for alias, value in resolved.parallelism.wire().items() if said(f"parallelism.{alias}")
+    }
+    training = resolved.training
+    if not said("training.microBatchSize"):
+        training = training.model_copy(update={"micro_batch_size": None})
+    update = {"parallelism": ParallelismSpec.model_validate(sizes), "training": training}
+    return resolved.model_copy(update=update)
+
+
+def as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
+    """The function's own layout, with as much data parallelism as the accelerators give.
+
+    Raises Refused where the sizes or the batch do not go with the number of accelerators.
+    """
+    p, t, world = resolved.parallelism, resolved.training, resolved.accelerator_count
+    tp, pp = p.tensor_model_parallel_size or 1, p.pipeline_model_parallel_size or 1
+    cp, ep = p.context_parallel_size or 1, p.expert_model_parallel_size or 1
+    etp = p.expert_tensor_parallel_size or (tp if ep == 1 else 1)
+    dp = world // (tp * pp * cp)
+    dense, experts = tp * pp * cp, ep * etp * pp
+    # Every group has to fit: attention's TP x PP x CP and the experts' EP x ETP x PP.
+    least = math.lcm(dense, experts)
+    errors = []
+    if world % least:
+        below = world // least * least
+        errors.append(
+            FieldError(
+                "spec.accelerator.count",
+                f"{world} is no multiple of {least}, which TP {tp} x PP {pp} x CP {cp} and EP {ep} x"
+                f" ETP {etp} x PP {pp} of {_name(resolved)} need",
+                f"set {f'{below} or ' if below else ''}{below + least}, or other sizes in parallelism",
+            )
+        )
+    micro, batch = t.micro_batch_size or 1, t.global_batch_size or 1
+    if not errors and batch % (micro * dp):
+        upper = -(-batch // (micro * dp)) * micro * dp
+        errors.append(
+            FieldError(
+                "spec.training.globalBatchSize",
+                f"{batch} is no multiple of microBatchSize {micro} x DP {dp}",
+                f"set {upper}, or fewer accelerators",
+            )
+        )
+    if errors:
+        raise Refused(errors)
+    if resolved.layout is None and resolved.function is not None:
+        copies = f"{_name(resolved)} is laid out for {resolved.function.title}: its sizes, and DP {dp}"
+        notes = [*notes, copies]
+    a = architecture(resolved.model, [])
+    if a is None:
+        notes = [*notes, "parameters, memory and speed of this model are not modelled"]
+    elif resolved.mode == "lora":
+        notes = [*notes, "memory and speed with LoRA are not modelled"]
+    padded = a.padded_vocab(tp) if a else 0
+    return Plan(
+        world_size=world,
+        nodes=-(-world // pod),
+        per_node=pod,
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=p.num_virtual_stages_per_pipeline_rank,
+        context_parallel_size=cp,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=etp,
+        data_parallel_size=dp,
+        expert_data_parallel_size=world // experts,
+        sequence_parallel=bool(p.sequence_parallel),
+        decoder_first_pipeline_num_layers=p.decoder_first_pipeline_num_layers,
+        decoder_last_pipeline_num_layers=p.decoder_last_pipeline_num_layers,
+        pipeline_model_parallel_layout=p.pipeline_model_parallel_layout,
+        stage_layers=[],
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        micro_batch_size=micro,
+        global_batch_size=batch,
+        gradient_accumulation=batch // (micro * dp),
+        train_iters=iterations(t),
+        train_samples=t.train_samples,
+        parameters=parameters(a, a.vocab) if a else None,
+        parameters_padded=parameters(a, padded) if a else None,
+        active_parameters=parameters(a, a.vocab, active=True) if a else None,
+        flops_per_token=flops_per_token(a, t.seq_length or 1, padded) if a else None,
+        notes=notes,
+    )
+
+
+def with_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
+    """The plan, saying who would run it."""
+    note = (
+        f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
+        " not start its loop yet, and the command was not tried on hardware"
+    )
+    return plan.model_copy(update={"notes": [*plan.notes, note]})
+
+
+def not_started(resolved: ResolvedRecipe) -> FieldError:
+    """Why there is no job for it."""
+    return FieldError(
+        "spec.recipe",
+        f"{resolved.recipe} is run by Megatron-Bridge ({_name(resolved)}), whose loop the trainer image does"
+        " not start yet",
+        "choose a recipe of engine megatron (megatron recipes list), or start the command that"
+        " `megatron args` prints yourself",
+    )
+
+
+def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
+    """The whole command on each node, from the root of Megatron-Bridge's repository.
+
+    What the function itself sets is not said again; torchrun takes node rank and address from PET_NODE_RANK,
+    PET_MASTER_ADDR and PET_MASTER_PORT.
+    """
+    function = resolved.function
+    assert function is not None, "every recipe of engine bridge has a function"
+    sets, batch = function.parallelism, function.training
+    words = ["torchrun", "--nnodes", str(plan.nodes), "--nproc-per-node", str(plan.per_node), SCRIPT]
+    words += ["--recipe", str(function.function), "--mode", resolved.mode]
+    for size in _SIZES:
+        planned, own = getattr(plan, size), getattr(sets, _OF_PLAN.get(size, size))
+        if (planned or 1) != (own or 1) and not (size == "expert_tensor_parallel_size" and own is None):
+            words += [f"--{size}", str(planned or 1)]
+    asked, rates = resolved.training, resolved.origins
+    for option, wanted, own in (
+        ("--micro_batch_size", plan.micro_batch_size, batch.micro_batch_size),
+        ("--global_batch_size", plan.global_batch_size, batch.global_batch_size),
+        ("--seq_length", asked.seq_length, batch.seq_length),
+        ("--max_steps", _steps(resolved, plan), batch.train_iters),
+        ("--warmup_iters", asked.lr_warmup_iters, batch.lr_warmup_iters),
+        ("--lr", asked.lr, batch.lr),
+        ("--min_lr", asked.min_lr, batch.min_lr),
+    ):
+        if wanted is not None and wanted != own:
+            words += [option, str(wanted)]
+    if rates.get("checkpoint.saveInterval") != "default":
+        words += ["--save_interval", str(resolved.checkpoint.save_interval)]
+    words += ["--save_dir", f"{CHECKPOINT_DIR}/{name}", "--load_dir", f"{CHECKPOINT_DIR}/{name}"]
+    if plan.sequence_parallel != bool(sets.sequence_parallel):
+        words.append(f"model.sequence_parallel={str(plan.sequence_parallel).lower()}")
+    return words
+
+
+def _steps(resolved: ResolvedRecipe, plan: Plan) -> int | None:
+    samples = resolved.training.train_samples
+    return plan.train_iters if samples is None else samples // plan.global_batch_size
+
+
+def _name(resolved: ResolvedRecipe) -> str:
+    return str(resolved.function.function) if resolved.function else str(resolved.recipe)

@@ -1,0 +1,130 @@
+"""Recipes that Megatron-Bridge runs: how they lie, the command that starts them, and that no job is made."""
+
+from typing import Any
+
+import pytest
+from megatron_operator import manifests
+from megatron_operator.api.errors import Refused
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog import ResolvedRecipe, load, resolve
+from megatron_operator.cli import generic
+from megatron_operator.planner import megatron_arguments, plan, plan_and_alternatives
+
+NOT_STARTED = "this operator does not start its loop yet, and the command was not tried on hardware"
+
+
+def resolved(recipe: str, count: int, accelerator: str = "h100-sxm", **spec: Any) -> ResolvedRecipe:
+    asked = {"recipe": recipe, "accelerator": {"type": accelerator, "count": count}} | spec
+    return resolve(MegatronRecipeSpec.model_validate(asked), generic.platform(), load())
+
+
+def layout(p: Plan) -> tuple[int, ...]:
+    return (
+        p.tensor_model_parallel_size,
+        p.pipeline_model_parallel_size,
+        p.context_parallel_size,
+        p.expert_model_parallel_size,
+        p.data_parallel_size,
+    )
+
+
+def test_a_model_that_is_not_modelled_lies_as_its_function_has_it() -> None:
+    p = plan(resolved("qwen35_vl_35b_a3b_sft_16gpu_h100_bf16_config", 16))
+    assert layout(p) == (2, 1, 1, 16, 8)
+    assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (4, 32, 1)
+    assert p.parameters is p.memory_per_gpu is p.expected is p.flops_per_token is None
+    assert NOT_STARTED in p.notes[-1]
+    assert "parameters, memory and speed of this model are not modelled" in p.notes
+
+
+def test_further_accelerators_are_data_parallel() -> None:
+    p = plan(resolved("wan2.1-14b-sft", 32, training={"globalBatchSize": 64}))
+    few = plan(resolved("wan2.1-14b-sft", 8, training={"globalBatchSize": 64}))
+    assert layout(p)[:4] == layout(few)[:4]
+    assert p.data_parallel_size == 4 * few.data_parallel_size
+
+
+def test_fine_tuning_all_weights_of_a_modelled_model_is_estimated() -> None:
+    p, others = plan_and_alternatives(resolved("llama3-8b-sft", 16))
+    assert p.parameters == 8030261248
+    assert p.memory_per_gpu is not None
+    assert p.expected is not None
+    assert others == []
+
+
+def test_memory_with_lora_is_not_that_of_training_all_weights() -> None:
+    p = plan(resolved("llama3-70b-lora", 8))
+    assert p.parameters == 70553706496
+    assert p.memory_per_gpu is None
+    assert "memory and speed with LoRA are not modelled" in p.notes
+
+
+def test_a_published_layout_that_the_estimate_refuses_is_kept_with_a_note() -> None:
+    p = plan(resolved("llama31_405b_sft_128gpu_h100_bf16_config", 128))
+    assert p.tensor_model_parallel_size == 8
+    assert p.pipeline_model_parallel_size == 16
+
+
+@pytest.mark.parametrize(
+    ("recipe", "count", "field", "said"),
+    [
+        ("qwen3.5-vl-122b-a10b-sft", 40, "spec.accelerator.count", "is no multiple of"),
+        ("wan2.1-14b", 12, "spec.accelerator.count", "is not a multiple of the 8 accelerators of a node"),
+        ("wan2.1-14b", 24, "spec.training.globalBatchSize", "is no multiple of microBatchSize 1 x DP"),
+    ],
+)
+def test_what_does_not_go_with_the_count_is_refused(recipe: str, count: int, field: str, said: str) -> None:
+    with pytest.raises(Refused) as refused:
+        plan(resolved(recipe, count))
+    assert said in {error.field: error.message for error in refused.value.errors}[field]
+
+
+def test_the_command_starts_the_function_and_says_nothing_that_it_sets_itself() -> None:
+    r = resolved("qwen3_vl_8b_sft_2gpu_h100_bf16_config", 2)
+    assert megatron_arguments(r, plan(r), "run") == [
+        *("torchrun", "--nnodes", "1", "--nproc-per-node", "2", "scripts/training/run_recipe.py"),
+        *("--recipe", "qwen3_vl_8b_sft_2gpu_h100_bf16_config", "--mode", "sft"),
+        *("--save_dir", "/checkpoints/run", "--load_dir", "/checkpoints/run"),
+    ]
+
+
+def test_what_the_recipe_changes_is_in_the_command() -> None:
+    r = resolved(
+        "qwen3-vl-8b-sft",
+        16,
+        parallelism={"tensorModelParallelSize": 4, "sequenceParallel": True},
+        training={"globalBatchSize": 64, "lr": 1e-5, "trainIters": 200, "lrWarmupIters": 7},
+        checkpoint={"saveInterval": 50},
+    )
+    words = megatron_arguments(r, plan(r), "run")
+    assert words[:6] == [
+        "torchrun",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "8",
+        "scripts/training/run_recipe.py",
+    ]
+    said = dict(zip(words[6:-1:2], words[7::2], strict=False))
+    assert said["--tensor_model_parallel_size"] == "4"
+    assert said["--global_batch_size"] == "64"
+    assert said["--lr"] == "1e-05"
+    assert (said["--max_steps"], said["--warmup_iters"], said["--save_interval"]) == ("200", "7", "50")
+    assert words[-1] == "model.sequence_parallel=true"
+
+
+def test_no_job_is_made() -> None:
+    r = resolved("qwen3-vl-8b-sft", 8)
+    with pytest.raises(Refused) as refused:
+        manifests.build("run", "default", "", r, plan(r))
+    (error,) = refused.value.errors
+    assert error.field == "spec.recipe"
+    assert "whose loop the trainer image does not start yet" in error.message
+    assert "megatron args" in error.fix
+
+
+def test_the_layout_of_a_function_that_shards_whole_models_is_planned_by_megatron_cores_rules() -> None:
+    p = plan(resolved("llama3_70b_pretrain_64gpu_gb200_bf16_config", 64, "gb200", data={"mockData": True}))
+    assert p.tensor_model_parallel_size * p.pipeline_model_parallel_size > 1
+    assert any("llama3_70b_pretrain_64gpu_gb200_bf16_config is not used" in note for note in p.notes)
