@@ -10,6 +10,7 @@ from megatron_operator.recovery.decide import (
     Resize,
     RestartGang,
     Wait,
+    abandoned,
     decide,
 )
 from megatron_operator.recovery.elastic import Larger, fitting, larger
@@ -56,6 +57,7 @@ __all__ = [
     "Resize",
     "RestartGang",
     "Wait",
+    "abandoned",
     "appeared",
     "checkpoint_saved",
     "decide",

@@ -101,7 +101,7 @@ def decide(observation: Observation) -> Decision:
     if (bad := _bad_nodes(observation)) is not None:
         return bad
     if any(pod.unreachable for pod in observation.pods):
-        return _unreachable(observation, observation.pods)
+        return abandoned(observation.pods, observation.now)
     if observation.waiting_since is not None:
         return _without_place(observation, observation.waiting_since)
     if len(observation.pods) < observation.size:
@@ -124,24 +124,27 @@ def decide(observation: Observation) -> Decision:
 def _deleting(observation: Observation) -> Decision:
     pods = tuple(pod for pod in observation.pods if pod.deleting)
     if any(pod.unreachable for pod in pods):
-        return _unreachable(observation, pods)
+        return abandoned(pods, observation.now)
     return Wait("pods are being deleted")
 
 
-def _unreachable(observation: Observation, pods: tuple[PodView, ...]) -> Decision:
-    """Give up pods whose node has been away for long: the grace period waits for a kubelet that is gone."""
+def abandoned(pods: tuple[PodView, ...], now: float) -> ForceDelete | Wait:
+    """Give up pods whose node has been away for long: the grace period waits for a kubelet that is gone.
+
+    Also for pods that a job left when it was deleted: while one is there, no other job can have its name.
+    """
     ripe: list[PodView] = []
     soonest = UNREACHABLE_PATIENCE
     for pod in pods:
         if pod.unreachable_since is None:
             continue
-        left = pod.unreachable_since + UNREACHABLE_PATIENCE - observation.now
+        left = pod.unreachable_since + UNREACHABLE_PATIENCE - now
         if left <= 0 or pod.overdue:
             ripe.append(pod)
         else:
             soonest = min(soonest, left)
     if not ripe:
-        return Wait("the node of a pod is unreachable", soonest)
+        return Wait("pods are being deleted, or their node is unreachable", soonest)
     nodes = ", ".join(sorted({pod.node or "a node that is gone" for pod in ripe}))
     return ForceDelete(tuple(pod.name for pod in ripe), f"{nodes}: unreachable")
 

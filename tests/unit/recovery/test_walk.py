@@ -1,154 +1,239 @@
-"""Random walks over a small simulated cluster: pods die, hang, come back; decisions stay sound."""
+"""Random walks over a simulated cluster: whatever breaks, in whatever order, the decisions stay sound.
 
-from dataclasses import replace
+`make test` walks 150 ways; `RECOVERY_WALKS=5000 pytest tests/unit/recovery/test_walk.py` as many as it says.
+"""
 
-from hypothesis import settings
+import os
+
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from megatron_operator.contract import ExitCode
 from megatron_operator.recovery import (
+    Avoid,
     Decision,
+    Elastic,
     Fail,
-    Heartbeat,
-    History,
+    ForceDelete,
     Limits,
     Observation,
     PodPhase,
-    PodView,
+    ReleaseNodes,
+    Resize,
     RestartGang,
     Wait,
     decide,
 )
+from megatron_operator.recovery.decide import AVOIDED_PATIENCE, RESIZE_PAUSE, UNREACHABLE_PATIENCE
 
-SAVE_EVERY = 5
+from tests.unit.recovery.simulated_cluster import PER_NODE, RENDEZVOUS, Cluster, Node, Pod
+from tests.unit.recovery.simulated_operator import Operator, plannable, waits_for_capacity
+
+TICK = 10.0
+NODES = 5
+PATIENCE = 8 * 3600.0
+"""In that time of calm every run has ended or waits for capacity."""
+RANKS = st.integers(0, 3)
+NAMES = st.integers(0, NODES - 1).map("node-{}".format)
 
 
-class SimulatedGang(RuleBasedStateMachine):
-    """A gang, the training-operator that replaces its pods, and the controller that obeys decisions."""
+class Walk(RuleBasedStateMachine):
+    """Faults at random; time, in which cluster and operator do their work, in between."""
 
     @initialize(
-        size=st.integers(1, 4),
-        budget=st.integers(0, 3),
-        hang=st.sampled_from(["auto", "off", "10s"]),
+        size=st.sampled_from([1, 2, 4]),
+        budget=st.integers(0, 4),
+        avoid_after=st.sampled_from([0, 1, 2]),
+        elastic=st.sampled_from([None, Elastic(PER_NODE, 60.0, 60.0), Elastic(2 * PER_NODE, 600.0, 300.0)]),
+        nodes=st.integers(1, NODES),
     )
-    def begin(self, size: int, budget: int, hang: str) -> None:
-        self.now = 1_000.0
-        self.size = size
-        self.limits = Limits.parse(budget, 60, hang)
-        self.pods: dict[int, PodView] = {}
-        self.heartbeat: Heartbeat | None = None
-        self.history = History("run")
-        self.iteration = self.checkpoint = self.known_checkpoint = 0
-        self.over = False
-        self.restarts_without_checkpoint = 0
-        self.gang_restarts: list[float] = []
+    def begin(self, size: int, budget: int, avoid_after: int, elastic: Elastic | None, nodes: int) -> None:
+        self.cluster = Cluster({f"node-{index}": Node(f"node-{index}") for index in range(NODES)})
+        for index in range(nodes, NODES):
+            self.cluster.nodes[f"node-{index}"].taken = True
+        if elastic is not None and elastic.min_count > size * PER_NODE:
+            elastic = None
+        limits = Limits(budget, RENDEZVOUS, avoid_after=avoid_after, elastic=elastic)
+        self.operator = Operator(self.cluster, size * PER_NODE, limits, judge=self.judge)
+        self.hangs = self.network_losses = 0
+        self.saved = 0
 
-    def observe(self) -> Observation:
-        return Observation(
-            self.now, self.size, tuple(self.pods.values()), self.heartbeat, self.history, self.limits
-        )
+    def pod(self, rank: int) -> Pod | None:
+        """A pod that runs and is not being deleted."""
+        alive = [pod for pod in self.cluster.alive() if pod.deleted_at is None]
+        return alive[rank % len(alive)] if alive else None
 
-    def whole(self) -> bool:
-        return len(self.pods) == self.size and all(
-            pod.phase is PodPhase.RUNNING and not pod.deleting for pod in self.pods.values()
-        )
+    @rule(ticks=st.integers(1, 60))
+    def time_passes(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.cluster.pass_time(TICK)
+            self.operator.look()
 
-    def count(self, cause: str) -> None:
-        if self.checkpoint > self.known_checkpoint:
-            self.restarts_without_checkpoint = 0
-        self.restarts_without_checkpoint += 1
-        self.known_checkpoint = self.checkpoint
-        self.history = replace(
-            self.history,
-            restarts_since_checkpoint=self.restarts_without_checkpoint,
-            last_restart=self.now,
-            last_cause=cause,
-        )
-
-    @rule(seconds=st.floats(0.5, 400))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
+    @rule(ticks=st.integers(60, 120))
+    def much_time_passes(self, ticks: int) -> None:
+        self.time_passes(ticks)
 
     @rule()
-    def pods_are_made(self) -> None:
-        for rank in range(self.size):
-            self.pods.setdefault(rank, PodView(rank, PodPhase.PENDING))
+    def all_nodes_return_and_are_free(self) -> None:
+        for name, node in self.cluster.nodes.items():
+            node.taken = False
+            self.a_node_returns(name)
 
-    @rule(rank=st.integers(0, 3))
-    def a_pod_starts(self, rank: int) -> None:
-        pod = self.pods.get(rank)
-        if pod is not None and pod.phase is PodPhase.PENDING and not pod.deleting:
-            self.pods[rank] = replace(pod, phase=PodPhase.RUNNING, started=self.now)
+    @rule(rank=RANKS)
+    def a_rank_dies(self, rank: int) -> None:
+        if self.cluster.training:
+            self.cluster.break_up("rank", rank % len(self.cluster.gang))
 
-    @rule(rank=st.integers(0, 3))
-    def a_pod_dies_and_is_deleted(self, rank: int) -> None:
-        if rank in self.pods:
-            self.pods[rank] = replace(self.pods[rank], phase=PodPhase.FAILED, deleting=True)
+    @rule(rank=RANKS, code=st.sampled_from([ExitCode.WORKER_DIED, 137, ExitCode.INTERNAL + 100]))
+    def a_pod_dies(self, rank: int, code: int) -> None:
+        if (pod := self.pod(rank)) is not None:
+            self.cluster.disturbances += 1
+            self.cluster.fail(pod, code, "died")
 
-    @rule()
-    def deleted_pods_go(self) -> None:
-        gone = [rank for rank, pod in self.pods.items() if pod.deleting]
-        for rank in gone:
-            del self.pods[rank]
-        if gone and not self.over:
-            self.count("a pod was lost")
+    @rule(rank=RANKS)
+    def a_pod_is_drained(self, rank: int) -> None:
+        if (pod := self.pod(rank)) is not None:
+            self.cluster.disturbances += 1
+            self.cluster.delete(pod, "EvictionByEvictionAPI")
 
-    @precondition(lambda self: self.whole())
-    @rule(steps=st.integers(1, 12))
-    def it_trains(self, steps: int) -> None:
-        self.now += steps
-        self.iteration += steps
-        self.checkpoint = max(self.checkpoint, self.iteration // SAVE_EVERY * SAVE_EVERY)
-        self.heartbeat = Heartbeat("training", self.iteration, 1.0, self.now, self.now)
-        if self.checkpoint > self.known_checkpoint:
-            self.restarts_without_checkpoint = 0
-            self.history = replace(self.history, restarts_since_checkpoint=0)
+    @rule(rank=RANKS)
+    def a_pod_is_deleted_by_force(self, rank: int) -> None:
+        if (pod := self.pod(rank)) is not None:
+            self.cluster.disturbances += 1
+            self.cluster.delete_now(pod)
 
-    @precondition(lambda self: self.whole())
-    @rule(phase=st.sampled_from(["rendezvous", "training", "saving"]))
-    def it_hangs(self, phase: str) -> None:
-        moved = self.heartbeat.moved if self.heartbeat else None
-        self.heartbeat = Heartbeat(phase, self.iteration, 1.0, self.now, moved)
+    @rule(name=NAMES)
+    def a_node_dies(self, name: str) -> None:
+        if self.cluster.up(name):
+            self.cluster.node_dies(name)
 
-    @rule()
-    def the_controller_looks(self) -> None:
-        if self.over:
+    @rule(name=NAMES)
+    def a_node_returns(self, name: str) -> None:
+        if not self.cluster.up(name):
+            self.cluster.node_returns(name)
+
+    @rule(name=NAMES, taken=st.booleans())
+    def others_take_or_leave_a_node(self, name: str, taken: bool) -> None:
+        if all(pod.node != name for pod in self.cluster.pods):
+            self.cluster.nodes[name].taken = taken
+
+    @precondition(lambda self: self.cluster.training)
+    @rule(found=st.booleans())
+    def ranks_hang(self, found: bool) -> None:
+        """The trainer finds it, or its launchers hang too and the operator must."""
+        self.hangs += 1
+        self.cluster.disturbances += 1
+        if found:
+            self.cluster.break_up("hang", 0)
+        else:
+            self.cluster.hanging = True
+
+    @rule(poisoned=st.booleans())
+    def starts_begin_or_cease_to_fail(self, poisoned: bool) -> None:
+        self.cluster.poisoned = poisoned
+
+    @rule(calls=st.integers(0, 5))
+    def the_operator_dies_in_its_next_calls(self, calls: int) -> None:
+        self.operator.calls_to_live = calls
+
+    @rule(there=st.booleans())
+    def the_training_operator_goes_or_comes(self, there: bool) -> None:
+        self.cluster.training_operator = there
+
+    @rule(heard=st.booleans())
+    def the_network_up_to_the_operator_goes_or_comes(self, heard: bool) -> None:
+        self.network_losses += self.operator.heard and not heard
+        self.operator.heard = heard
+
+    def judge(self, seen: Observation, decision: Decision) -> None:
+        """Every decision, at the moment at which it is taken."""
+        assert decide(seen) == decision, "another look at the same gives the same"
+        if isinstance(decision, Wait):
+            assert decision.seconds is None or decision.seconds > 0
             return
-        before = self.observe()
-        decision = decide(before)
-        self.check(before, decision)
-        if isinstance(decision, RestartGang):
-            self.count(decision.cause)
-            self.gang_restarts.append(self.now)
-            self.pods = {rank: replace(pod, deleting=True) for rank, pod in self.pods.items()}
-            # Their going is this restart, not another.
-            self.pods = {}
-        elif isinstance(decision, Fail):
-            self.over = True
-            self.pods = {}
-
-    def check(self, seen: Observation, decision: Decision) -> None:
-        deleting = any(pod.deleting for pod in seen.pods)
-        if isinstance(decision, RestartGang):
-            assert not deleting, "acts while pods are being deleted"
-            assert self.whole(), "starts a gang anew that is not all there"
-            assert self.restarts_without_checkpoint < self.limits.max_restarts, "goes beyond the budget"
-            assert decision.cause
-        if isinstance(decision, Fail):
-            assert not deleting
-            assert self.restarts_without_checkpoint >= self.limits.max_restarts, "gives up too early"
-        if isinstance(decision, Wait) and decision.seconds is not None:
-            assert 0 < decision.seconds <= 375
+        pods = {pod.name: pod for pod in seen.pods}
+        if isinstance(decision, ForceDelete):
+            for pod in (pods[name] for name in decision.pods):
+                assert pod.unreachable_since is not None, "a kubelet ends this pod"
+                assert pod.overdue or seen.now - pod.unreachable_since >= UNREACHABLE_PATIENCE
+            return
+        assert not any(pod.deleting for pod in seen.pods), "acts while pods are being deleted"
+        limits, spent = seen.limits, seen.history.restarts_since_checkpoint
+        match decision:
+            case RestartGang(cause):
+                before = self.operator.status.recovery.restarts_by_kind.gang
+                assert before < self.hangs + self.network_losses, "restarts what does not hang"
+                assert len(seen.pods) == seen.size
+                assert all(pod.phase is PodPhase.RUNNING for pod in seen.pods)
+                assert spent < limits.max_restarts, "goes beyond the budget"
+                assert cause
+            case Fail(cause):
+                assert spent >= limits.max_restarts, "gives up too early"
+                assert not seen.history.first_cause or seen.history.first_cause in cause
+            case Resize(count, _):
+                assert limits.elastic is not None
+                assert limits.elastic.min_count <= count <= self.operator.asked
+                assert count != seen.size * PER_NODE
+                assert plannable(count)
+                before = seen.history.last_resize or 0.0
+                assert seen.now - before >= RESIZE_PAUSE, "resizes too often"
+            case Avoid(nodes, names, _):
+                assert limits.avoid_after
+                assert all(seen.history.node_failures[node] >= limits.avoid_after for node in nodes)
+                assert all(pods[name].node in nodes for name in names)
+                assert not (names and self.cluster.training and self.operator.heard), "moves what trains"
+            case ReleaseNodes():
+                assert seen.waiting_since is not None
+                assert seen.now - seen.waiting_since >= AVOIDED_PATIENCE
 
     @invariant()
-    def deciding_twice_is_deciding_once(self) -> None:
-        if hasattr(self, "pods"):
-            assert decide(self.observe()) == decide(self.observe())
+    def one_failure_costs_at_most_one_restart(self) -> None:
+        recovery = self.operator.status.recovery
+        allowed = self.cluster.disturbances + self.network_losses
+        assert recovery.restarts <= allowed, "restarts more often than something failed"
+        assert recovery.restarts_since_checkpoint <= allowed
 
     @invariant()
-    def a_gang_that_moves_is_left_alone(self) -> None:
-        if hasattr(self, "pods") and self.heartbeat is not None and self.heartbeat.moved == self.now:
-            assert not isinstance(decide(self.observe()), RestartGang)
+    def no_checkpoint_is_lost(self) -> None:
+        assert self.cluster.checkpoint >= self.saved
+        self.saved = self.cluster.checkpoint
+
+    @invariant()
+    def the_history_adds_up(self) -> None:
+        recovery = self.operator.status.recovery
+        numbers = [each.number for each in recovery.history]
+        assert numbers == list(range(numbers[-1] - len(numbers) + 1, numbers[-1] + 1)) if numbers else True
+        kinds = recovery.restarts_by_kind.model_dump()
+        assert min(kinds.values()) >= 0
+        assert sum(kinds.values()) == (numbers[-1] if numbers else 0)
+        if numbers and numbers[0] == 1:
+            lost = sum(each.lost_iterations or 0 for each in recovery.history)
+            assert recovery.lost_iterations == lost
+
+    def teardown(self) -> None:
+        """Nothing more breaks, what is dead stays dead: the run must come to an end or wait for capacity."""
+        if not hasattr(self, "cluster"):
+            return
+        self.cluster.training_operator = self.operator.heard = True
+        until = self.cluster.now + PATIENCE
+        while self.operator.status.over is None and self.cluster.now < until:
+            self.time_passes(6)
+            self.one_failure_costs_at_most_one_restart()
+        self.the_history_adds_up()
+        if self.operator.status.over == "Failed":
+            self.time_passes(60)
+            assert self.cluster.job is None, "the accelerators of a failed run are given back"
+            assert not self.cluster.pods, "no pod is left over"
+        elif self.operator.status.over is None:
+            assert waits_for_capacity(self.operator), "neither ended nor waiting for capacity"
+        else:
+            assert self.operator.status.over == "Succeeded"
 
 
-TestSimulatedGang = SimulatedGang.TestCase
-TestSimulatedGang.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(
+    max_examples=int(os.environ.get("RECOVERY_WALKS", "150")),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
