@@ -77,7 +77,7 @@ def test_when_the_budget_is_spent_the_run_fails_and_holds_no_accelerator(world: 
     message = world.condition("run", "Failed")["message"]
     assert message == (
         "1 restarts brought no new checkpoint and recovery.maxRestarts is 0; "
-        "last cause: worker-0: rank 3 was killed (exit code 138)"
+        "first cause: worker-0: rank 3 was killed (exit code 138)"
     )
     eventually(lambda: not world.api.list("Pod", world.namespace), "no pod is left")
     world.edit("run", recovery={"maxRestarts": 5})

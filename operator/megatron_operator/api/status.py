@@ -240,6 +240,13 @@ class JobStatus(ApiModel):
     """Of what was wanted; an equal one needs no other job."""
 
 
+class RunWarning(ApiModel):
+    """Something that does not stop the run yet."""
+
+    reason: str
+    message: str
+
+
 class RecipeCondition(ApiModel):
     """A standard Kubernetes condition."""
 
@@ -265,4 +272,6 @@ class MegatronRecipeStatus(ApiModel):
     job: JobStatus | None = None
     prepared: str | None = None
     """Hash of the preparation that is done."""
+    warnings: list[RunWarning] = Field(default_factory=list)
+    """What pods warn of now: a checkpoint volume that fills up, a slow rank."""
     conditions: list[RecipeCondition] = Field(default_factory=list)

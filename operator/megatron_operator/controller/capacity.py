@@ -26,11 +26,11 @@ def room(
     wanted = requests(spec) | {PODS: Fraction(1)}
     used: dict[str, Amounts] = {}
     for pod in pods:
-        node = node_of(pod)
+        where = node_of(pod)
         phase = (pod.get("status") or {}).get("phase")
-        if node is None or phase in ("Succeeded", "Failed") or pod["metadata"]["uid"] in mine:
+        if where is None or phase in ("Succeeded", "Failed") or pod["metadata"]["uid"] in mine:
             continue
-        _add(used.setdefault(node, {}), requests(pod["spec"]) | {PODS: Fraction(1)})
+        _add(used.setdefault(where, {}), requests(pod["spec"]) | {PODS: Fraction(1)})
     fits = {}
     for node in nodes:
         name = node["metadata"]["name"]

@@ -124,14 +124,38 @@ class Cluster:
         path = resource.path(body["metadata"]["namespace"])
         return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, body)
 
-    async def delete(self, resource: Resource, target: Object, grace_seconds: int | None = None) -> None:
-        """Delete this very object: one of the same name that came later stays."""
+    async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
+        """Merge changes into this very version of an object; null takes a field away."""
         metadata = target["metadata"]
+        version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        path = resource.path(metadata["namespace"], metadata["name"])
+        body = changes | {"metadata": version}
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._request("PATCH", path, query, body, "application/merge-patch+json")
+
+    async def cordon(self, node: str) -> None:
+        """Have the scheduler place nothing more on a node."""
+        path, body = f"{NODES.path_everywhere()}/{node}", {"spec": {"unschedulable": True}}
+        await self._request(
+            "PATCH", path, {"fieldManager": FIELD_MANAGER}, body, "application/merge-patch+json"
+        )
+
+    async def delete(
+        self,
+        resource: Resource,
+        target: Object,
+        grace_seconds: int | None = None,
+        *,
+        same_version: bool = False,
+    ) -> None:
+        """Delete this very object, with `same_version` only as it was seen: one that came later stays."""
+        metadata = target["metadata"]
+        kept = ("uid", "resourceVersion") if same_version else ("uid",)
         options: Object = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
             "propagationPolicy": "Background",
-            "preconditions": {"uid": metadata["uid"]},
+            "preconditions": {name: metadata[name] for name in kept},
         }
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
@@ -153,7 +177,7 @@ class Cluster:
         headers = {"Accept": accept, "Content-Type": content_type}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         if method != "GET":
-            WRITES.labels(method, path.split("/namespaces/")[-1].split("/")[1]).inc()
+            WRITES.labels(method, _plural(path)).inc()
         given = {key: value for key, value in (query or {}).items() if value is not None}
         url = self._api.configuration.host + path + (f"?{urlencode(given)}" if given else "")
         response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
@@ -165,3 +189,9 @@ class Cluster:
         except ValueError:
             said = {"message": content[:200].decode(errors="replace")}
         raise ApiError(response.status, str(said.get("reason", "")), str(said.get("message", "")))
+
+
+def _plural(path: str) -> str:
+    """`pods` of `/api/v1/namespaces/default/pods/x`, `nodes` of `/api/v1/nodes/x`."""
+    inside = path.split("/namespaces/")
+    return inside[-1].split("/")[1] if len(inside) > 1 else path.removeprefix("/api/v1/").split("/")[0]

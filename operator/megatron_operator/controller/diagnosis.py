@@ -7,6 +7,8 @@ from typing import Any
 from megatron_operator.recovery.cause import short_name
 
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
+WITHOUT_PLACE = frozenset({"Unschedulable", "QuotaExceeded", "PodsNotCreated"})
+"""Obstacles that are gone when there is room elsewhere."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 

@@ -1,7 +1,6 @@
 """A recipe as it is looked at: its body, and the status that is being written anew."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -14,19 +13,10 @@ from megatron_operator.api.status import (
     RecipeCondition,
     RecoveryStatus,
 )
+from megatron_operator.api.times import timestamp
 from megatron_operator.controller.workqueue import Key
 
 LONGEST_MESSAGE: Final = 4096
-
-
-def timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC, whole seconds, as the API server writes."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def seconds(text: str | None) -> float | None:
-    """The reverse; None for nothing."""
-    return datetime.fromisoformat(text).timestamp() if text else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from megatron_operator.controller.cluster import RECIPES, Cluster
 from megatron_operator.controller.nodes import Nodes
 from megatron_operator.controller.progress import Poller
 from megatron_operator.controller.reconcile import Reconciler
+from megatron_operator.controller.rooms import RoomFinder
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.sources import Sources
 from megatron_operator.controller.webhook import Webhook
@@ -40,8 +41,10 @@ class Operator:
         self.cluster = await Cluster.connect()
         self.sources = Sources(self.cluster, self.settings)
         self.poller = Poller(self.settings, lambda key: self.queue.add(key, 0))
-        nodes = Nodes(self.cluster, allowed=self.settings.node_discovery)
-        self.reconciler = Reconciler(self.cluster, nodes, self.sources, self.poller)
+        allowed = self.settings.node_discovery
+        nodes = Nodes(self.cluster, allowed=allowed)
+        rooms = RoomFinder(self.cluster, self.sources, allowed=allowed)
+        self.reconciler = Reconciler(self.cluster, nodes, self.sources, rooms, self.poller)
         self.queue = WorkQueue(self.reconciler, self.settings.workers)
         self.queue.start()
         self._tasks = [

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from megatron_operator.api.times import seconds
 from megatron_operator.controller.cluster import NODES, Cluster, Object
-from megatron_operator.controller.draft import seconds
 
 FRESH: Final = 2.0
 """Seconds for which an answer is taken as it is; all pods of a dead rack ask about the same nodes."""
@@ -29,18 +29,16 @@ class NodeState(StrEnum):
     """The kubelet has not been heard of for the node controller's grace period."""
     GONE = "gone"
 
-    @property
-    def lost(self) -> bool:
-        return self in (NodeState.SILENT, NodeState.GONE)
 
-
-def node_state(node: Object) -> NodeState:
+def node_state(node: Mapping[str, Any]) -> NodeState:
     """By the node's Ready condition."""
-    for condition in (node.get("status") or {}).get("conditions") or []:
-        if condition.get("type") == "Ready":
-            known = {"True": NodeState.READY, "False": NodeState.NOT_READY}
-            return known.get(condition.get("status"), NodeState.SILENT)
-    return NodeState.SILENT
+    known = {"True": NodeState.READY, "False": NodeState.NOT_READY}
+    return known.get(str(_ready(node).get("status")), NodeState.SILENT)
+
+
+def _ready(node: Mapping[str, Any]) -> dict[str, Any]:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return next((dict(c) for c in conditions if c.get("type") == "Ready"), {})
 
 
 def node_of(pod: Mapping[str, Any]) -> str | None:
@@ -48,31 +46,46 @@ def node_of(pod: Mapping[str, Any]) -> str | None:
     return (pod.get("spec") or {}).get("nodeName")
 
 
-def overdue(pod: Mapping[str, Any], node: NodeState | None, now: float) -> bool:
-    """Whether a pod that is being deleted will stay for ever unless it is deleted by force.
-
-    A silent kubelet counts no grace period, so nothing is gained by waiting for its end; should the pod still
-    run there, its launcher sees that it was replaced and writes nothing more. `node` is None when unknown.
-    """
+def overdue(pod: Mapping[str, Any], now: float) -> bool:
+    """Whether a pod's grace period has passed and it is still there."""
     due = seconds(pod["metadata"].get("deletionTimestamp"))
-    if due is None:
-        return False
-    if node is None:
-        return _lost_by_its_own_word(pod) and now > due + BLIND_GRACE
-    return node.lost or (node is NodeState.NOT_READY and now > due + NOT_READY_GRACE)
-
-
-def _lost_by_its_own_word(pod: Mapping[str, Any]) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(
-        (c.get("type"), c.get("reason")) == ("DisruptionTarget", "DeletionByTaintManager") for c in conditions
-    )
+    return due is not None and now > due
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class Node:
+    """A node at one look."""
+
     state: NodeState
-    at: float
+    since: float = 0.0
+    """When it became so, seconds since the epoch."""
+
+
+def unreachable_since(pod: Mapping[str, Any], node: Node | None, now: float) -> float | None:
+    """Since when nobody can end a pod that is being deleted; None when its kubelet can, or nothing is known.
+
+    A kubelet that is alive has the pod's grace period, though it calls its node not ready. `node` is None
+    when it may not be read: only what Kubernetes wrote on the pod tells then.
+    """
+    due = seconds(pod["metadata"].get("deletionTimestamp"))
+    if due is None:
+        return None
+    if node is None:
+        return due if _lost_by_its_own_word(pod) and now > due + BLIND_GRACE else None
+    match node.state:
+        case NodeState.READY:
+            return None
+        case NodeState.NOT_READY:
+            return due if now > due + NOT_READY_GRACE else None
+        case _:
+            return node.since
+
+
+def _lost_by_its_own_word(pod: Mapping[str, Any]) -> bool:
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if (condition.get("type"), condition.get("status")) == ("DisruptionTarget", "True"):
+            return bool(condition.get("reason") == "DeletionByTaintManager")
+    return False
 
 
 class Nodes:
@@ -81,20 +94,32 @@ class Nodes:
     def __init__(self, cluster: Cluster, *, allowed: bool) -> None:
         self._cluster = cluster
         self._allowed = allowed
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[float, Node]] = {}
+        self._bad_since: dict[str, float] = {}
 
-    async def states(self, names: Iterable[str]) -> dict[str, NodeState]:
-        """How these nodes are; nothing of them where nodes may not be read."""
-        wanted = set(names)
+    async def of(self, pods: Iterable[Mapping[str, Any]], now: float) -> dict[str, Node]:
+        """The nodes of those pods that are being deleted; none where nodes may not be read."""
+        names = {node_of(pod) for pod in pods if pod["metadata"].get("deletionTimestamp")} - {None}
+        wanted = {str(name) for name in names}
         if not wanted or not self._allowed:
             return {}
-        now = time.monotonic()
-        self._seen = {name: seen for name, seen in self._seen.items() if now - seen.at < FRESH}
+        moment = time.monotonic()
+        self._seen = {name: seen for name, seen in self._seen.items() if moment - seen[0] < FRESH}
         missing = sorted(wanted - self._seen.keys())
         if missing:
-            there = {node["metadata"]["name"]: node_state(node) for node in await self._read(missing)}
-            self._seen |= {name: _Seen(there.get(name, NodeState.GONE), now) for name in missing}
-        return {name: self._seen[name].state for name in wanted}
+            there = {node["metadata"]["name"]: node for node in await self._read(missing)}
+            for name in missing:
+                self._seen[name] = moment, self._judge(name, there.get(name), moment, now)
+        return {name: self._seen[name][1] for name in wanted}
+
+    def _judge(self, name: str, node: Object | None, moment: float, now: float) -> Node:
+        state = NodeState.GONE if node is None else node_state(node)
+        if node is None or state is NodeState.READY:
+            self._bad_since.pop(name, None)
+            return Node(state)
+        # The operator's clock may have been set back: what it has seen itself counts too.
+        seen_for = moment - self._bad_since.setdefault(name, moment)
+        return Node(state, min(seconds(_ready(node).get("lastTransitionTime")) or now, now - seen_for))
 
     async def _read(self, names: list[str]) -> list[Object]:
         if len(names) > ONE_BY_ONE:
@@ -102,14 +127,3 @@ class Nodes:
         fields = (f"metadata.name={name}" for name in names)
         found = await asyncio.gather(*(self._cluster.find(NODES, None, fields=field) for field in fields))
         return [node for nodes in found for node in nodes]
-
-    async def of(self, pods: Iterable[Mapping[str, Any]]) -> dict[str, NodeState]:
-        """The nodes of those pods that are being deleted."""
-        deleting = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
-        return await self.states(name for pod in deleting if (name := node_of(pod)))
-
-    async def stuck(self, pods: Iterable[Object], now: float) -> list[Object]:
-        """Of these, the ones that only a deletion by force ends."""
-        pods = list(pods)
-        states = await self.of(pods)
-        return [pod for pod in pods if overdue(pod, states.get(node_of(pod) or ""), now)]

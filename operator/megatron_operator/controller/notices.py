@@ -3,8 +3,9 @@
 import logging
 
 from megatron_operator.api.names import API_VERSION, FIELD_MANAGER, KIND
+from megatron_operator.api.times import timestamp
 from megatron_operator.controller.cluster import EVENTS, ApiError, Cluster
-from megatron_operator.controller.draft import Draft, timestamp
+from megatron_operator.controller.draft import Draft
 from megatron_operator.manifests.identity import digest
 
 log = logging.getLogger(__name__)

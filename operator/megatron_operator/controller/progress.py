@@ -25,6 +25,11 @@ RUNS_A_SECOND: Final = 50
 REMIND: Final = 30.0
 """Seconds after which a run is looked at although its pods say nothing new: hangs show by silence."""
 
+MOTION: Final = ("phase", "iteration", "generation")
+"""What moves while a run gets on."""
+NEWS: Final = (*MOTION, "checkpointIteration", "incidents", "warnings")
+"""What a recipe is looked at for."""
+
 Report = dict[str, Any]
 
 
@@ -45,13 +50,17 @@ class Reading:
     answered: float
     """Seconds since the epoch."""
     rank_restarts: int = 0
+    unmoved: float = 0.0
+    """Seconds for which pods have answered and phase, iteration and generation have stayed as they are."""
 
 
 @dataclass(slots=True)
 class _Run:
     targets: tuple[Target, ...]
     reading: Reading | None = None
-    reminded: float = field(default_factory=time.time)
+    reminded: float = field(default_factory=time.monotonic)
+    moved: float = 0.0
+    """By the monotonic clock: the other may be set."""
 
 
 def merge(reports: dict[int, Report]) -> Report:
@@ -67,7 +76,26 @@ def merge(reports: dict[int, Report]) -> Report:
                 merged[name] = value
     iterations = [r["iteration"] for r in reports.values() if isinstance(r.get("iteration"), int)]
     merged["iteration"] = max(iterations, default=None)
+    # A pod that is new learns of what was before it from the first one.
+    merged["incidents"] = max((_dicts(r, "incidents") for r in reports.values()), key=_age)
+    said = [each for rank in ranks for each in _dicts(reports[rank], "warnings")]
+    merged["warnings"] = [each for index, each in enumerate(said) if each not in said[:index]]
     return merged
+
+
+def _dicts(report: Report, name: str) -> list[Report]:
+    value = report.get(name)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _age(incidents: list[Report]) -> tuple[int, int]:
+    """More is newer: the generation that the last one began, and what is known of it."""
+    if not incidents:
+        return -1, 0
+    last = incidents[-1]
+    generation = last.get("generation")
+    known = sum(value is not None for value in last.values())
+    return (generation if isinstance(generation, int) else -1), known
 
 
 class Poller:
@@ -119,15 +147,18 @@ class Poller:
             for target, answer in zip(run.targets, answers, strict=True)
             if answer is not None
         }
-        now = time.time()
-        changed = now - run.reminded >= REMIND
+        moment = time.monotonic()
+        changed = moment - run.reminded >= REMIND
         if reports:
             report = merge(reports)
-            changed = changed or run.reading is None or _essence(run.reading.report) != _essence(report)
+            before = run.reading.report if run.reading is not None else {}
+            if run.reading is None or _pick(before, MOTION) != _pick(report, MOTION):
+                run.moved = moment
+            changed = changed or run.reading is None or _pick(before, NEWS) != _pick(report, NEWS)
             restarts = sum(int(r.get("rankRestarts") or 0) for r in reports.values())
-            run.reading = Reading(report, now, restarts)
+            run.reading = Reading(report, time.time(), restarts, moment - run.moved)
         if changed:
-            run.reminded = now
+            run.reminded = moment
             self._notify(key)
 
     async def _fetch(self, session: aiohttp.ClientSession, key: Key, target: Target) -> Report | None:
@@ -148,5 +179,5 @@ class Poller:
         return report
 
 
-def _essence(report: Report) -> tuple[Any, ...]:
-    return tuple(report.get(name) for name in ("phase", "iteration", "generation", "checkpointIteration"))
+def _pick(report: Report, names: tuple[str, ...]) -> list[Any]:
+    return [report.get(name) for name in names]

@@ -1,6 +1,5 @@
 """From what is wanted to what is there: claims, preparation, job. Every step may be done twice."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,8 +18,11 @@ from megatron_operator.controller.cluster import (
 from megatron_operator.controller.diagnosis import diagnose
 from megatron_operator.controller.draft import Draft
 from megatron_operator.controller.nodes import Nodes
+from megatron_operator.controller.scene import given_up
+from megatron_operator.controller.step import force_delete
 from megatron_operator.controller.wanted import Wanted, contract_of
 from megatron_operator.manifests import prepare, pytorchjob
+from megatron_operator.manifests.avoidance import avoiding
 from megatron_operator.manifests.identity import ROLE_PREPARE, ROLE_TRAINER
 from megatron_operator.recovery.cause import pod_end
 
@@ -48,16 +50,15 @@ def deleting(obj: Object) -> bool:
     return obj["metadata"].get("deletionTimestamp") is not None
 
 
-async def force_delete(cluster: Cluster, pods: Iterable[Object]) -> None:
-    """Take pods out of the API server whose kubelet will never say that they have ended."""
-    for pod in pods:
-        await cluster.delete(PODS, pod, 0)
-
-
 async def role_pods(cluster: Cluster, draft: Draft, role: str) -> list[Object]:
     """Pods of the recipe's trainers or of its preparation."""
     labels = f"{LABEL_RECIPE}={draft.key.name},{LABEL_ROLE}={role}"
     return await cluster.find(PODS, draft.key.namespace, labels=labels)
+
+
+async def give_up(cluster: Cluster, nodes: Nodes, pods: list[Object], now: float) -> None:
+    """Take away what a dead node keeps of a job that is gone: as long as it is there, no other can come."""
+    await force_delete(cluster, given_up(pods, await nodes.of(pods, now), now))
 
 
 def hold(draft: Draft, reason: str, message: str, *, running: bool) -> None:
@@ -136,7 +137,7 @@ async def provide_data(
         draft.fail("PrepareFailed", cause)
         return Blocked(LATER)
     # The Job makes no other pod before this one has ended.
-    await force_delete(cluster, await nodes.stuck(pods, draft.now))
+    await give_up(cluster, nodes, pods, draft.now)
     obstacle = diagnose(pods, [], name)
     draft.set(phase=Phase.PREPARING)
     if obstacle is None:
@@ -157,12 +158,11 @@ async def provide_job(cluster: Cluster, nodes: Nodes, draft: Draft, wanted: Want
     """Make the job, once no pod of an earlier one is left: two gangs must not write one checkpoint."""
     left = await role_pods(cluster, draft, ROLE_TRAINER)
     if left:
-        await force_delete(cluster, await nodes.stuck(left, draft.now))
-        draft.set(phase=Phase.STARTING)
-        draft.tell(Condition.RUNNING, False, "PodsEnding", f"{len(left)} pods of the previous job are ending")
+        await give_up(cluster, nodes, left, draft.now)
+        starting(draft, "PodsEnding", f"{len(left)} pods of the previous job are ending")
         return Blocked(SOON)
     try:
-        job = await cluster.apply(JOBS, wanted.manifests.job)
+        job = await cluster.apply(JOBS, avoiding(wanted.manifests.job, draft.recovery.nodes_avoided))
     except ApiError as error:
         if error.not_found:
             message = (
@@ -175,8 +175,7 @@ async def provide_job(cluster: Cluster, nodes: Nodes, draft: Draft, wanted: Want
         else:
             raise
         return Blocked(LATER)
-    draft.set(phase=Phase.STARTING)
-    draft.tell(Condition.RUNNING, False, "JobCreated", "")
+    starting(draft, "JobCreated", "")
     return job
 
 
@@ -185,7 +184,10 @@ def adopt(draft: Draft, job: dict[str, Any]) -> None:
     uid = job["metadata"]["uid"]
     if draft.status.job is not None and draft.status.job.uid == uid:
         return
-    part(draft)
+    if draft.recovery.outgoing_job is None:
+        part(draft)
+    else:
+        _change_jobs(draft)
     draft.set(
         job=JobStatus(name=job["metadata"]["name"], uid=uid, hash=hash_of(job) or ""),
         checkpoint=draft.checkpoint.model_copy(update={"contract": contract_of(job)}),
@@ -195,12 +197,18 @@ def adopt(draft: Draft, job: dict[str, Any]) -> None:
 
 def part(draft: Draft) -> None:
     """Forget what is true of one job alone: it goes, or another has come in its place."""
-    draft.set(job=None, progress=draft.progress.model_copy(update={"generation": None, "eta": None}))
-    draft.set_recovery(
-        pods_as_of=None,
-        gang=None,
-        restart_before=None,
-        restarts_since_checkpoint=0,
-        checkpoint_iteration=None,
-    )
+    _change_jobs(draft)
+    draft.set_recovery(restarts_since_checkpoint=0, first_cause=None, checkpoint_iteration=None)
     draft.clear(Condition.RECOVERING)
+
+
+def _change_jobs(draft: Draft) -> None:
+    """The run goes on in another job: what its pods have cost so far still counts."""
+    draft.set(job=None, progress=draft.progress.model_copy(update={"generation": None, "eta": None}))
+    draft.set_recovery(pods_as_of=None, gang=None, restart_before=None, outgoing_job=None, waiting_since=None)
+
+
+def starting(draft: Draft, reason: str, message: str) -> None:
+    """Tell that pods are on their way, for the first time or again."""
+    draft.set(phase=Phase.RECOVERING if draft.is_true(Condition.RECOVERING) else Phase.STARTING)
+    draft.tell(Condition.RUNNING, False, reason, message)

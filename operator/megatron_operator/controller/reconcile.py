@@ -2,18 +2,18 @@
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
-
-from pydantic import ValidationError
 
 from megatron_operator.api.errors import Refused
 from megatron_operator.api.names import KIND, Condition, Phase
-from megatron_operator.api.recipe import RecoverySpec
-from megatron_operator.controller.cluster import EVENTS, JOBS, PODS, RECIPES, ApiError, Cluster, Object
-from megatron_operator.controller.draft import Draft, seconds
-from megatron_operator.controller.follow import follow, observation, record_gang_restart
-from megatron_operator.controller.nodes import Nodes, node_of
+from megatron_operator.api.times import seconds
+from megatron_operator.controller import figures
+from megatron_operator.controller.cluster import EVENTS, JOBS, RECIPES, ApiError, Cluster, Object
+from megatron_operator.controller.draft import Draft
+from megatron_operator.controller.follow import follow
+from megatron_operator.controller.hearing import told_goodput
+from megatron_operator.controller.nodes import Nodes
 from megatron_operator.controller.notices import post
 from megatron_operator.controller.progress import Poller
 from megatron_operator.controller.provide import (
@@ -22,7 +22,7 @@ from megatron_operator.controller.provide import (
     Blocked,
     adopt,
     deleting,
-    force_delete,
+    give_up,
     hash_of,
     hold,
     owned_by,
@@ -33,34 +33,29 @@ from megatron_operator.controller.provide import (
     role_pods,
     told_prepared,
 )
+from megatron_operator.controller.recover import (
+    carry_out,
+    limits_of,
+    observation,
+    tell_incidents,
+    unfinished,
+)
+from megatron_operator.controller.rooms import RoomFinder
 from megatron_operator.controller.scene import Scene
 from megatron_operator.controller.sources import Sources
+from megatron_operator.controller.step import Step, perform
 from megatron_operator.controller.wanted import INCOMPATIBLE, Wanted, accept, incompatible, refuse, want
 from megatron_operator.controller.workqueue import Key
 from megatron_operator.manifests import object_name, pytorchjob
 from megatron_operator.manifests.identity import ROLE_TRAINER
 from megatron_operator.manifests.pytorchjob import JobPhase
-from megatron_operator.recovery import Fail, Limits, RestartGang, decide
-from megatron_operator.recovery.cause import PodEnd, pod_end, short_name
+from megatron_operator.recovery import Avoid, PodEnd, Wait, decide, pod_end
 
 log = logging.getLogger(__name__)
 
 STARTING_LOOK: Final = 3.0
 """Seconds between two looks at pods that do not all run: what keeps them may be told in events alone."""
 PATIENT_LOOK: Final = 15.0
-GANG_GRACE: Final = 10
-"""Seconds for pods of a gang that makes no progress: there is nothing to save."""
-
-
-@dataclass(slots=True)
-class Step:
-    """What is left to do once the status is written, and when to look again."""
-
-    again: float | None = None
-    delete_job: Object | None = None
-    delete_pods: list[Object] = field(default_factory=list)
-    force_delete: list[Object] = field(default_factory=list)
-    """Pods whose kubelet will never say that they have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +73,12 @@ class Reconciler:
     from the watch. Without them the cause of a restart is told less well, nothing else changes.
     """
 
-    def __init__(self, cluster: Cluster, nodes: Nodes, sources: Sources, poller: Poller) -> None:
+    def __init__(
+        self, cluster: Cluster, nodes: Nodes, sources: Sources, rooms: RoomFinder, poller: Poller
+    ) -> None:
         self._cluster = cluster
         self._nodes = nodes
+        self._rooms = rooms
         self._sources = sources
         self._poller = poller
         self._ends: dict[Key, dict[str, PodEnd]] = {}
@@ -101,24 +99,26 @@ class Reconciler:
         body = await self._cluster.get(RECIPES, *key)
         if body is None or deleting(body):
             self._poller.forget(key)
+            self._rooms.forget(key)
             self._ends.pop(key, None)
+            figures.forget(key)
             return None
         draft = Draft.of(body, time.time())
         before, phase = draft.recovery, draft.phase
         step = await self._step(draft)
-        if draft.changed() and not await self._write(draft):
-            return None
+        tell_incidents(draft, before)
+        if draft.changed():
+            told_goodput(draft, self._poller.reading(key))
+            if not await self._write(draft):
+                return None
+        figures.show(draft)
         if draft.phase != phase:
             log.info("%s: %s", key, draft.phase)
         for notice in draft.notices:
             log.info("%s: %s: %s", key, notice.reason, notice.message)
         if draft.recovery.pods_as_of != before.pods_as_of or draft.recovery.restarts != before.restarts:
             self._ends.pop(key, None)
-        if step.delete_job is not None:
-            await self._cluster.delete(JOBS, step.delete_job)
-        for pod in step.delete_pods:
-            await self._cluster.delete(PODS, pod, GANG_GRACE)
-        await force_delete(self._cluster, step.force_delete)
+        await perform(self._cluster, step)
         await post(self._cluster, draft)
         return step.again
 
@@ -197,7 +197,7 @@ class Reconciler:
         if errors := incompatible(draft, wanted):
             refuse(draft, INCOMPATIBLE, Refused(errors), running=running)
             return None
-        accept(draft, wanted.plan)
+        accept(draft, wanted)
         return wanted
 
     async def _provide(
@@ -237,13 +237,14 @@ class Reconciler:
     async def _suspend(self, draft: Draft, job: Object | None) -> Step:
         self._poller.forget(draft.key)
         part(draft)
+        draft.set_recovery(elastic=None)
         draft.clear(Condition.FAILED)
         draft.set(phase=Phase.SUSPENDED)
         if job is not None:
             draft.tell(Condition.RUNNING, False, "Suspended", "pods are ending")
             return Step(again=SOON, delete_job=None if deleting(job) else job)
         left = await role_pods(self._cluster, draft, ROLE_TRAINER)
-        await force_delete(self._cluster, await self._nodes.stuck(left, draft.now))
+        await give_up(self._cluster, self._nodes, left, draft.now)
         draft.tell(
             Condition.RUNNING,
             False,
@@ -257,50 +258,53 @@ class Reconciler:
         uid = job["metadata"]["uid"]
         pods = [pod for pod in await role_pods(self._cluster, draft, ROLE_TRAINER) if owned_by(pod, uid)]
         pods.sort(key=pytorchjob.node_rank)
-        scene = Scene(job, pods, self._poller.reading(draft.key), self._ends.get(draft.key, {}), [])
+        nodes = await self._nodes.of(pods, draft.now)
+        reading, ends = self._poller.reading(draft.key), self._ends.get(draft.key, {})
+        scene = Scene(job, pods, reading, ends, nodes=nodes)
         if scene.state.phase is JobPhase.ACTIVE and len(pods) < scene.size:
             selector = f"involvedObject.uid={uid},type=Warning"
             scene.events.extend(await self._cluster.find(EVENTS, draft.key.namespace, fields=selector))
         follow(draft, scene)
+        step = Step()
+        if draft.phase not in (Phase.SUCCEEDED, Phase.FAILED):
+            self._poller.watch(draft.key, scene.targets())
+            step = await self._recover(draft, scene)
         if draft.phase in (Phase.SUCCEEDED, Phase.FAILED):
             self._poller.forget(draft.key)
-            return Step()
-        self._poller.watch(draft.key, scene.targets())
-        if stuck := await self._nodes.stuck(pods, draft.now):
-            names = ", ".join(f"{short_name(pod, scene.name)} on {node_of(pod)}" for pod in stuck)
-            draft.notice("NodeLost", f"{names}: deleted by force, for the node does not answer", warning=True)
-            return Step(again=SOON, force_delete=stuck)
-        return self._recover(draft, scene)
+        return step
 
-    def _recover(self, draft: Draft, scene: Scene) -> Step:
-        recovery = draft.recovery
-        if recovery.restart_before is not None and recovery.pods_as_of is None:
-            old = [
-                pod
-                for pod in scene.staying
-                if pod["metadata"]["creationTimestamp"] <= recovery.restart_before
-            ]
-            if old:
-                return Step(again=SOON, delete_pods=old)
-        decision = decide(observation(draft, scene, _limits(draft)))
-        if isinstance(decision, Fail):
-            draft.fail("RestartsSpent", decision.cause)
-            self._poller.forget(draft.key)
-            return Step(delete_job=scene.job)
-        if isinstance(decision, RestartGang):
-            record_gang_restart(draft, scene, decision.cause)
-            return Step(again=SOON, delete_pods=scene.staying)
-        if scene.all_run() and scene.heard():
-            return Step(again=decision.seconds)
-        condition = draft.condition(Condition.RUNNING)
-        young = condition is None or draft.now - (seconds(condition.last_transition_time) or 0.0) < 60
-        return Step(again=(SOON if scene.all_run() else STARTING_LOOK) if young else PATIENT_LOOK)
+    async def _recover(self, draft: Draft, scene: Scene) -> Step:
+        if (step := unfinished(draft, scene)) is not None:
+            return step
+        limits = limits_of(draft)
+        rooms = await self._rooms.look(draft, scene, limits)
+        decision = decide(observation(draft, scene, limits, rooms))
+        if isinstance(decision, Avoid):
+            await self._cordon(draft, decision.nodes)
+        step = carry_out(draft, scene, decision)
+        if not isinstance(decision, Wait):
+            return step
+        looks = [seconds for seconds in (decision.seconds, _next_look(draft, scene)) if seconds is not None]
+        return Step(again=min(looks, default=None))
+
+    async def _cordon(self, draft: Draft, nodes: tuple[str, ...]) -> None:
+        """Before the status knows of them: a restarted operator comes here again."""
+        known = await self._sources.known()
+        for node in nodes if known.platform.bad_nodes.cordon else ():
+            try:
+                await self._cluster.cordon(node)
+            except ApiError as error:
+                if not error.not_found and not error.refused:
+                    raise
+                log.warning("%s: node %s not cordoned: %s", draft.key, node, error)
 
 
-def _limits(draft: Draft) -> Limits:
-    """The recipe's own limits, defaults while what it says is refused."""
-    try:
-        spec = RecoverySpec.model_validate(draft.spec.get("recovery") or {})
-    except ValidationError:
-        spec = RecoverySpec()
-    return Limits.parse(spec.max_restarts, spec.rendezvous_timeout, spec.hang_timeout)
+def _next_look(draft: Draft, scene: Scene) -> float | None:
+    """Seconds until pods are looked at that nothing may be heard of; None while the run trains."""
+    if scene.all_run() and scene.heard():
+        return None
+    condition = draft.condition(Condition.RUNNING)
+    young = condition is None or draft.now - (seconds(condition.last_transition_time) or 0.0) < 60
+    if not young:
+        return PATIENT_LOOK
+    return SOON if scene.all_run() else STARTING_LOOK

@@ -1,13 +1,14 @@
 """What the cluster holds of one recipe's run, read at one moment."""
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_operator.controller.draft import seconds
+from megatron_operator.api.times import seconds
+from megatron_operator.controller.nodes import Node, node_of, overdue, unreachable_since
 from megatron_operator.controller.progress import Reading, Target
 from megatron_operator.manifests import pytorchjob
-from megatron_operator.recovery import PodPhase, PodView
-from megatron_operator.recovery.cause import PodEnd
+from megatron_operator.recovery import ForceDelete, PodEnd, PodPhase, PodView, abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Scene:
     """How pods that are gone ended, by name; a hint, for the operator may have been away."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """Warnings about the job."""
+    nodes: dict[str, Node] = field(default_factory=dict)
+    """Where pods are being deleted; none where nodes may not be read."""
 
     @property
     def name(self) -> str:
@@ -38,12 +41,37 @@ class Scene:
         return sum(int(replica.get("replicas", 1)) for replica in replicas)
 
     @property
+    def per_node(self) -> int:
+        """Accelerators of one pod."""
+        return int(self.job["spec"]["nprocPerNode"])
+
+    @property
     def staying(self) -> list[dict[str, Any]]:
         """Pods that are not being deleted."""
         return [pod for pod in self.pods if not pod["metadata"].get("deletionTimestamp")]
 
-    def views(self) -> tuple[PodView, ...]:
-        return tuple(_view(pod) for pod in self.pods)
+    def views(self, now: float = 0.0) -> tuple[PodView, ...]:
+        """`now` matters to pods that are being deleted alone."""
+        return tuple(pod_view(pod, self.nodes.get(node_of(pod) or ""), now) for pod in self.pods)
+
+    def named(self, names: Collection[str]) -> list[dict[str, Any]]:
+        return [pod for pod in self.pods if pod["metadata"]["name"] in names]
+
+    def unplaced(self) -> list[dict[str, Any]]:
+        """Pods that no node has been found for, as the scheduler says."""
+        return [
+            pod for pod in self.staying if node_of(pod) is None and _scheduled(pod).get("status") == "False"
+        ]
+
+    def bound_at(self) -> float | None:
+        """When the last pod of the whole gang got its node, seconds since the epoch."""
+        times = [
+            seconds(_scheduled(pod).get("lastTransitionTime"))
+            for pod in self.staying
+            if node_of(pod) is not None
+        ]
+        known = [each for each in times if each is not None]
+        return max(known) if len(known) == self.size else None
 
     def all_run(self) -> bool:
         views = self.views()
@@ -74,7 +102,27 @@ class Scene:
         )
 
 
-def _view(pod: dict[str, Any]) -> PodView:
+def _scheduled(pod: dict[str, Any]) -> dict[str, Any]:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return next((dict(c) for c in conditions if c.get("type") == "PodScheduled"), {})
+
+
+def given_up(pods: Iterable[dict[str, Any]], nodes: Mapping[str, Node], now: float) -> list[dict[str, Any]]:
+    """Of pods that nobody needs any more, those that only a deletion by force ends.
+
+    A silent kubelet counts no grace period, so nothing is gained by waiting for its end. Should the pod still
+    run there, its launcher sees that it was replaced and writes nothing more.
+    """
+    ending = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
+    views = tuple(pod_view(pod, nodes.get(node_of(pod) or ""), now) for pod in ending)
+    decision = abandoned(views, now)
+    if not isinstance(decision, ForceDelete):
+        return []
+    return [pod for pod in ending if pod["metadata"]["name"] in decision.pods]
+
+
+def pod_view(pod: dict[str, Any], node: Node | None, now: float) -> PodView:
+    """A pod as recovery sees it."""
     status = pod.get("status") or {}
     started = status.get("startTime")
     for state in status.get("containerStatuses") or []:
@@ -83,9 +131,13 @@ def _view(pod: dict[str, Any]) -> PodView:
     phase = status.get("phase")
     began = seconds(started)
     return PodView(
-        pytorchjob.node_rank(pod),
-        PodPhase(phase) if phase in set(PodPhase) else PodPhase.PENDING,
+        node_rank=pytorchjob.node_rank(pod),
+        phase=PodPhase(phase) if phase in set(PodPhase) else PodPhase.PENDING,
         # Times are told in whole seconds: what was heard within that one may be of the pod before.
-        None if began is None else began + 1.0,
-        bool(pod["metadata"].get("deletionTimestamp")),
+        started=None if began is None else began + 1.0,
+        deleting=bool(pod["metadata"].get("deletionTimestamp")),
+        name=pod["metadata"]["name"],
+        node=node_of(pod),
+        overdue=overdue(pod, now),
+        unreachable_since=unreachable_since(pod, node, now),
     )

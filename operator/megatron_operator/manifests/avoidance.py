@@ -24,19 +24,19 @@ def _ours(expression: Manifest) -> bool:
     return (expression.get("key"), expression.get("operator")) == (HOSTNAME, "NotIn")
 
 
+def _names(template: Manifest) -> set[str]:
+    return {
+        name
+        for term in _terms(template)
+        for expression in term.get("matchExpressions") or []
+        if _ours(expression)
+        for name in expression.get("values") or []
+    }
+
+
 def avoided(job: dict[str, Any]) -> frozenset[str]:
     """Host names that all templates of a job keep off."""
-    each = [
-        {
-            name
-            for term in _terms(template)
-            for expression in term.get("matchExpressions") or []
-            if _ours(expression)
-            for name in expression.get("values") or []
-        }
-        for template in templates(job)
-    ]
-    return frozenset(set.intersection(*each)) if each else frozenset()
+    return frozenset(set.intersection(*(_names(template) for template in templates(job))))
 
 
 def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
@@ -46,6 +46,22 @@ def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
     for template in templates(changed):
         _keep_off(template, names)
     return changed
+
+
+def avoided_by(pod: dict[str, Any]) -> frozenset[str]:
+    """Host names that a pod keeps off, as its job's template was when it was made."""
+    return frozenset(_names(pod))
+
+
+def merge_patch(job: Manifest, nodes: Iterable[str]) -> Manifest:
+    """What to merge into the job in the cluster; null takes a field away."""
+    replicas = {}
+    for name, replica in avoiding(job, nodes)["spec"]["pytorchReplicaSpecs"].items():
+        affinity = replica["template"]["spec"].get("affinity") or {}
+        node_affinity = affinity.get("nodeAffinity") or {}
+        required = {_REQUIRED: node_affinity.get(_REQUIRED)}
+        replicas[name] = {"template": {"spec": {"affinity": {"nodeAffinity": required}}}}
+    return {"spec": {"pytorchReplicaSpecs": replicas}}
 
 
 def _keep_off(template: Manifest, names: list[str]) -> None:

@@ -4,7 +4,8 @@ import itertools
 from typing import Any
 
 import pytest
-from megatron_operator.controller.draft import Draft, timestamp
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller.draft import Draft
 from megatron_operator.controller.progress import Reading
 from megatron_operator.controller.scene import Scene
 from megatron_operator.recovery.cause import PodEnd

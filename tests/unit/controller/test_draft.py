@@ -3,7 +3,8 @@
 from typing import Any
 
 from megatron_operator.api.names import Condition
-from megatron_operator.controller.draft import Draft, seconds, timestamp
+from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.controller.draft import Draft
 
 
 def test_a_conditions_time_moves_with_its_status_alone(run: Any) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from megatron_operator.api.names import Condition, Phase
 from megatron_operator.controller.draft import Draft
-from megatron_operator.controller.follow import follow, record_gang_restart
-from megatron_operator.recovery.cause import PodEnd
+from megatron_operator.controller.follow import follow
+from megatron_operator.controller.recover import carry_out
+from megatron_operator.recovery import PodEnd, RestartGang
 
 
 def look(run: Any) -> Draft:
@@ -80,24 +81,107 @@ def test_a_pod_replaced_within_the_second_of_its_making_counts_too(run: Any) -> 
     assert look(run).recovery.restarts == 1
 
 
-def test_iterations_lost_twice_in_a_row_are_counted_once_each(run: Any) -> None:
+def told(run: Any, generation: int, **more: Any) -> dict[str, Any]:
+    """A rank's death as the trainer tells it."""
+    return {
+        "generation": generation,
+        "kind": "rank",
+        "nodeRank": 1,
+        "rank": 3,
+        "cause": "rank 3 was killed by SIGKILL",
+        "iteration": 50,
+        "resumedFrom": 40,
+        "lastStepAt": run.now - 2,
+        "detectedAt": run.now - 1,
+        "metAt": run.now,
+        **more,
+    }
+
+
+def test_a_rank_that_died_is_told_with_its_place_and_what_it_cost(run: Any) -> None:
     run.say(iteration=50, checkpointIteration=40)
     look(run)
-    run.say(phase="loading", iteration=50, generation=2, resumedFrom=40)
-    assert look(run).recovery.lost_iterations == 10
-    run.say(phase="loading", iteration=50, generation=3, resumedFrom=40)
+    run.pods[1]["spec"] = {"nodeName": "node-7"}
+    incident = told(run, 2)
+    run.say(phase="loading", iteration=50, generation=2, resumedFrom=40, incidents=[incident])
     draft = look(run)
+    assert (draft.phase, reason(draft, Condition.RECOVERING)) == (Phase.RECOVERING, "RankRestarted")
+    [kept] = draft.recovery.history
+    assert (kept.pod, kept.node, kept.rank) == ("worker-0", "node-7", 3)
+    assert draft.recovery.node_failures == {"node-7": 1}
     assert draft.recovery.lost_iterations == 10
-    assert draft.progress.iteration == 40
+    run.pass_time(3)
+    recovered = incident | {"firstStepAt": run.now, "caughtUpAt": run.now + 4}
+    run.say(iteration=51, generation=2, resumedFrom=40, incidents=[recovered])
+    draft = look(run)
+    assert (draft.phase, reason(draft, Condition.RECOVERING)) == (Phase.TRAINING, "Recovered")
+    assert draft.recovery.lost_iterations == 10
+    assert draft.recovery.restarts_by_kind.rank == 1
+    assert draft.recovery.lost_seconds.redo == 4
+    assert not look(run).changed()
 
 
-def test_a_pod_that_gave_up_waiting_for_others_costs_no_budget(run: Any) -> None:
+def test_survivors_that_do_not_know_yet_are_not_taken_for_a_recovery(run: Any) -> None:
+    run.say(iteration=50, checkpointIteration=40)
     look(run)
-    run.pass_time(600)
+    run.pass_time(5)
+    run.replace_worker()
+    look(run)
+    run.pass_time(3)
+    run.say(iteration=50, checkpointIteration=40)
+    assert look(run).phase == Phase.RECOVERING
+    run.say(iteration=41, generation=2, resumedFrom=40, checkpointIteration=40)
+    draft = look(run)
+    assert draft.phase == Phase.TRAINING
+    assert draft.recovery.lost_iterations == 10
+
+
+def test_warnings_are_kept_while_they_are_told_and_their_figures_are_no_news(run: Any) -> None:
+    low = {"reason": "CheckpointVolumeLow", "message": "12.5 GiB are left"}
+    run.say(iteration=50, warnings=[low])
+    draft = look(run)
+    assert [notice.reason for notice in draft.notices] == ["CheckpointVolumeLow"]
+    run.say(iteration=50, warnings=[low | {"message": "12.4 GiB are left"}])
+    draft = look(run)
+    assert not draft.notices
+    assert not draft.changed()
+    run.say(iteration=50, warnings=[])
+    assert look(run).status.warnings == []
+
+
+def test_a_pod_that_gave_up_waiting_for_one_without_a_place_costs_no_budget(run: Any) -> None:
+    run.say(iteration=50, checkpointIteration=40)
+    look(run)
+    run.pass_time(5)
     run.replace_worker("Pending")
-    run.ends = {"run-worker-0": PodEnd("worker-0: peers did not come", 140)}
+    no_place = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+    run.pods[1]["status"]["conditions"] = [no_place]
+    assert look(run).recovery.restarts_since_checkpoint == 1
+    run.pass_time(600)
+    run.pods[0] = run.pod("master")
+    run.ends = {"run-master-0": PodEnd("master-0: peers did not come", 140)}
     recovery = look(run).recovery
-    assert (recovery.restarts, recovery.restarts_since_checkpoint) == (1, 0)
+    assert recovery.waiting_since is not None
+    assert recovery.restarts_since_checkpoint == 1
+
+
+def test_waiting_for_a_place_ends_when_the_whole_gang_has_one(run: Any) -> None:
+    run.pods[1]["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+        ],
+    }
+    began = look(run).recovery.waiting_since
+    run.pass_time(60)
+    assert look(run).recovery.waiting_since == began
+    for pod in run.pods:
+        pod["spec"] = {"nodeName": "node-1"}
+        pod["status"]["conditions"] = [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": pod["status"].get("startTime")}
+        ]
+    run.pods[1]["status"]["conditions"][0]["lastTransitionTime"] = run.pods[0]["status"]["startTime"]
+    assert look(run).recovery.waiting_since is None
 
 
 def test_a_newer_checkpoint_gives_the_budget_back(run: Any) -> None:
@@ -127,7 +211,7 @@ def test_pods_of_a_gang_that_is_to_go_are_not_taken_for_its_successors(run: Any)
     look(run)
     run.pass_time(5)
     draft = run.draft()
-    record_gang_restart(draft, run.scene(), "no new iteration")
+    carry_out(draft, run.scene(), RestartGang("no new iteration"))
     run.keep(draft)
     assert look(run).recovery.pods_as_of is None
     run.pass_time(5)

@@ -1,11 +1,13 @@
 """Which pods that are being deleted would stay for ever."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
-from megatron_operator.controller.draft import timestamp
-from megatron_operator.controller.nodes import Nodes, NodeState, node_state, overdue
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller.nodes import Node, Nodes, NodeState, node_state
+from megatron_operator.controller.scene import given_up
 
 NOW = 1_800_000_000.0
 
@@ -38,25 +40,28 @@ def test_a_nodes_state_is_its_ready_condition(ready: str | None, state: NodeStat
 
 
 @pytest.mark.parametrize(
-    ("state", "seconds_over", "expected"),
+    ("state", "since", "seconds_over", "expected"),
     [
-        (NodeState.SILENT, -290, True),
-        (NodeState.GONE, -290, True),
-        (NodeState.NOT_READY, 20, False),
-        (NodeState.NOT_READY, 40, True),
-        (NodeState.READY, 4000, False),
+        (NodeState.SILENT, 29, -290, False),
+        (NodeState.SILENT, 30, -290, True),
+        (NodeState.SILENT, 10, 1, True),
+        (NodeState.GONE, NOW, -290, True),
+        (NodeState.NOT_READY, 500, 20, False),
+        (NodeState.NOT_READY, 500, 40, True),
+        (NodeState.READY, 500, 4000, False),
     ],
 )
-def test_only_pods_that_no_kubelet_ends_are_overdue(
-    state: NodeState, seconds_over: float, expected: bool
+def test_only_pods_that_no_kubelet_ends_are_deleted_by_force(
+    state: NodeState, since: float, seconds_over: float, expected: bool
 ) -> None:
-    assert overdue(ending(seconds_over), state, NOW) is expected
+    pod = ending(seconds_over)
+    assert given_up([pod], {"node-1": Node(state, NOW - since)}, NOW) == ([pod] if expected else [])
 
 
 def test_a_pod_that_is_not_being_deleted_is_left_alone() -> None:
     pod = ending(100)
     del pod["metadata"]["deletionTimestamp"]
-    assert not overdue(pod, NodeState.GONE, NOW)
+    assert given_up([pod], {"node-1": Node(NodeState.GONE)}, NOW) == []
 
 
 def test_where_nodes_may_not_be_read_the_pods_own_word_and_more_patience_must_do() -> None:
@@ -65,9 +70,9 @@ def test_where_nodes_may_not_be_read_the_pods_own_word_and_more_patience_must_do
             {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
         ]
     }
-    assert not overdue(ending(100, **evicted), None, NOW)
-    assert overdue(ending(130, **evicted), None, NOW)
-    assert not overdue(ending(4000), None, NOW), "a pod deleted by somebody may take its time"
+    assert given_up([ending(100, **evicted)], {}, NOW) == []
+    assert len(given_up([ending(130, **evicted)], {}, NOW)) == 1
+    assert given_up([ending(4000)], {}, NOW) == [], "a pod deleted by somebody may take its time"
 
 
 class Listing:
@@ -85,27 +90,51 @@ class Listing:
         return [self.nodes[name]] if name in self.nodes else []
 
 
+def on(node: str) -> dict[str, Any]:
+    pod = ending(-100)
+    pod["spec"]["nodeName"] = node
+    return pod
+
+
 def test_nodes_are_asked_for_one_by_one_and_not_again_at_once() -> None:
     cluster: Any = Listing(node("a", "True"), node("b", "Unknown"))
     nodes = Nodes(cluster, allowed=True)
+    pods = [on("a"), on("b"), on("c")]
 
-    async def look() -> dict[str, NodeState]:
-        await nodes.states(["a", "b", "c"])
-        return await nodes.states(["a", "b", "c"])
+    async def look() -> dict[str, Node]:
+        await nodes.of(pods, NOW)
+        return await nodes.of(pods, NOW)
 
-    states = asyncio.run(look())
+    states = {name: each.state for name, each in asyncio.run(look()).items()}
     assert states == {"a": NodeState.READY, "b": NodeState.SILENT, "c": NodeState.GONE}
     assert cluster.asked == ["metadata.name=a", "metadata.name=b", "metadata.name=c"]
 
 
 def test_for_a_dead_block_of_nodes_the_whole_list_is_read_once() -> None:
     cluster: Any = Listing(*(node(f"n{index}", "Unknown") for index in range(40)))
-    states = asyncio.run(Nodes(cluster, allowed=True).states(cluster.nodes))
+    states = asyncio.run(Nodes(cluster, allowed=True).of([on(name) for name in cluster.nodes], NOW))
     assert cluster.asked == [None]
     assert len(states) == 40
 
 
-def test_without_the_right_no_node_is_asked_for() -> None:
+def test_a_clock_that_was_set_back_does_not_keep_a_dead_node_alive(monkeypatch: Any) -> None:
     cluster: Any = Listing(node("a", "Unknown"))
-    assert asyncio.run(Nodes(cluster, allowed=False).stuck([ending(100)], NOW)) == []
+    cluster.nodes["a"]["status"]["conditions"][0]["lastTransitionTime"] = timestamp(NOW)
+    nodes, moment = Nodes(cluster, allowed=True), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+
+    async def look() -> bool:
+        await nodes.of([on("a")], NOW - 3600)
+        moment[0] += 31
+        seen = await nodes.of([on("a")], NOW - 3569)
+        return bool(given_up([on("a")], seen, NOW - 3569))
+
+    assert asyncio.run(look())
+
+
+def test_pods_that_live_and_nodes_that_may_not_be_read_cost_no_request() -> None:
+    cluster: Any = Listing(node("a", "Unknown"))
+    assert asyncio.run(Nodes(cluster, allowed=False).of([ending(100)], NOW)) == {}
+    alive = {"metadata": {"name": "run-worker-0"}, "spec": {"nodeName": "a"}}
+    assert asyncio.run(Nodes(cluster, allowed=True).of([alive], NOW)) == {}
     assert cluster.asked == []

@@ -13,7 +13,20 @@ def test_the_first_pod_speaks_and_others_fill_in_what_it_cannot_know() -> None:
 
 
 def test_without_the_first_pod_the_next_one_speaks() -> None:
-    assert merge({2: {"phase": "rendezvous", "iteration": None}}) == {
-        "phase": "rendezvous",
-        "iteration": None,
-    }
+    merged = merge({2: {"phase": "rendezvous", "iteration": None}})
+    assert (merged["phase"], merged["iteration"]) == ("rendezvous", None)
+
+
+def test_a_new_pod_that_knows_of_no_incident_yet_hides_none() -> None:
+    old = [{"generation": 2, "metAt": None}]
+    newer = [{"generation": 2, "metAt": 5.0}]
+    for reports in (
+        {0: {"incidents": []}, 1: {"incidents": newer}},
+        {0: {"incidents": old}, 1: {"incidents": newer}},
+    ):
+        assert merge(reports)["incidents"] == newer
+
+
+def test_every_pods_warnings_are_told_once() -> None:
+    low, slow = {"reason": "CheckpointVolumeLow"}, {"reason": "SlowRank"}
+    assert merge({0: {"warnings": [low]}, 1: {"warnings": [low, slow]}})["warnings"] == [low, slow]
