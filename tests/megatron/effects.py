@@ -46,6 +46,7 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     ),
     "moe_router_bias_update_rate": lambda a: a["moe_router_enable_expert_bias"],
     "moe_router_group_topk": lambda a: bool(a["moe_router_num_groups"]),
+    "moe_shared_expert_gate": lambda a: bool(a["moe_shared_expert_intermediate_size"]),
     "mtp_loss_scaling_factor": lambda a: bool(a["mtp_num_layers"]),
     "num_query_groups": lambda a: a["group_query_attention"],
     "q_lora_rank": lambda a: a["multi_latent_attention"],

@@ -96,6 +96,8 @@ class ModelSpec(ApiModel):
     """Width of one expert; default ffnHiddenSize."""
     moe_shared_expert_intermediate_size: Positive | None = None
     """Width of all shared experts together."""
+    moe_shared_expert_gate: bool | None = None
+    """Shared experts weighted by a gate of their own."""
     moe_router_topk: Positive | None = None
     """Experts a token goes to."""
     moe_router_load_balancing_type: (

@@ -45,6 +45,8 @@ class Architecture:
     experts: int
     expert_ffn: int
     shared_ffn: int
+    shared_gate: bool
+    """Whether shared experts are weighted by a gate."""
     topk: int
     moe_layers: tuple[bool, ...]
     """For each layer whether its feed-forward part is a mixture of experts."""
@@ -204,6 +206,7 @@ def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | N
         experts=model.num_experts or 0,
         expert_ffn=model.moe_ffn_hidden_size or ffn,
         shared_ffn=model.moe_shared_expert_intermediate_size or 0,
+        shared_gate=bool(model.moe_shared_expert_gate),
         topk=model.moe_router_topk or 2,
         moe_layers=pattern,
         mtp_layers=model.mtp_num_layers or 0,

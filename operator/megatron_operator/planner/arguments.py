@@ -35,7 +35,8 @@ _LATENT = (
 )  # fmt: skip
 _EXPERTS = (
     "num_experts", "moe_layer_freq", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size",
-    "moe_router_topk", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_enable_expert_bias",
+    "moe_shared_expert_gate", "moe_router_topk", "moe_router_score_function", "moe_router_pre_softmax",
+    "moe_router_enable_expert_bias",
     "moe_router_bias_update_rate", "moe_router_num_groups", "moe_router_group_topk",
     "moe_router_topk_scaling_factor", "moe_router_dtype", "moe_z_loss_coeff", "moe_grouped_gemm",
     "moe_permute_fusion",

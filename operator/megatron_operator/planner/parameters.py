@@ -69,7 +69,7 @@ def layer_parameters(a: Architecture, *, moe: bool) -> LayerParameters:
     replicated += a.hidden * a.experts + (a.experts if a.bias else 0)
     if a.shared_ffn:
         shared, shared_bias = _mlp(a, a.shared_ffn)
-        tensor, replicated = tensor + shared, replicated + shared_bias
+        tensor, replicated = tensor + shared, replicated + shared_bias + (a.hidden if a.shared_gate else 0)
     expert = sum(_mlp(a, a.expert_ffn))
     return LayerParameters(tensor, replicated, a.experts * expert, a.topk * expert)
 

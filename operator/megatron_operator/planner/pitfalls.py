@@ -59,8 +59,8 @@ def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     if plan.expected is not None and plan.expected.mfu < LOW_USE and plan.global_batch_size < plan.world_size:
         notes.append(
             f"{plan.expected.mfu:.1%} of the peak: globalBatchSize {plan.global_batch_size} is less than a "
-            f"sample for each of {plan.world_size} accelerators; a larger one (lrScaling adjusts lr) or fewer "
-            "accelerators would use them"
+            f"sample for each of {plan.world_size} accelerators; a larger one (lrScaling adjusts lr) or "
+            "fewer accelerators would use them"
         )
     if model.num_experts and not model.moe_grouped_gemm and resolved.profile.platform == "gpu":
         notes.append("moeGroupedGemm is off: experts are computed one after the other")

@@ -12,8 +12,8 @@ from megatron_operator.catalog.accelerator import pick
 from megatron_operator.planner.admission import admit
 from megatron_operator.planner.matching import Match, generation, match, size_of
 
-WEIGHED = 5
-"""Recipes that are planned: the best and four others."""
+WEIGHED = 4
+"""Recipes that are planned: the best and three others."""
 LONG = 8192
 """Tokens of a sample above which a variant for long sequences comes before its base."""
 COMFORTABLE = ((128, None), (16, 80e9), (8, 16e9), (1, 4e9))
@@ -40,16 +40,10 @@ class Choice:
     entry: Entry
     parameters: int | None
     plan: Plan | None
-    """None where it cannot run, and for another engine's recipes, which are not planned."""
-    layout: Layout | None
-    """The published layout that it is built on."""
+    """None where it cannot run; `reasons` say why."""
     published: bool
-    """That layout is for exactly these accelerators."""
+    """Its layout for exactly these accelerators is published."""
     reasons: tuple[str, ...]
-
-    @property
-    def runs(self) -> bool:
-        return self.plan is not None or (self.entry.engine != "megatron" and self.layout is not None)
 
 
 def recommend(wish: Wish, platform: PlatformConfig, catalog: Catalog) -> list[Choice]:
@@ -69,9 +63,9 @@ def recommend(wish: Wish, platform: PlatformConfig, catalog: Catalog) -> list[Ch
         raise Refused([_nothing(wish, catalog)])
     candidates.sort(key=lambda each: each.order)
     choices = [_weigh(wish, candidate, hardware, platform, catalog) for candidate in candidates[:WEIGHED]]
-    choices.sort(key=lambda choice: not choice.runs)
+    choices.sort(key=lambda choice: choice.plan is None)
     best, *others = choices
-    if not best.runs and (hint := _other_mode(wish, hardware, catalog)):
+    if best.plan is None and (hint := _other_mode(wish, hardware, catalog)):
         best = replace(best, reasons=(*best.reasons, hint))
     return [best, *others]
 
@@ -87,9 +81,7 @@ class _Candidate:
 
 
 def _candidates(wish: Wish, hardware: str, catalog: Catalog) -> Iterator[_Candidate]:
-    for entry in catalog:
-        if wish.mode not in entry.modes:
-            continue
+    for entry in _of_mode(wish, catalog):
         size = size_of(entry)
         found = match(wish.model, entry, size)
         if found is None:
@@ -120,6 +112,13 @@ def _candidates(wish: Wish, hardware: str, catalog: Catalog) -> Iterator[_Candid
         yield _Candidate(entry, size, found, layout, order)
 
 
+def _of_mode(wish: Wish, catalog: Catalog) -> list[Entry]:
+    """Entries of the mode: those whose name begins as asked where they are enough, else all there are."""
+    named = [name for name in catalog.names() if wish.model and name.startswith(wish.model.lower())]
+    found = [entry for entry in map(catalog.get, named) if wish.mode in entry.modes]
+    return found if len(found) >= WEIGHED else [entry for entry in catalog if wish.mode in entry.modes]
+
+
 def _layout(entry: Entry, hardware: str, gpus: int) -> Layout | None:
     fitting = [each for each in entry.layouts if hardware in each.accelerators and gpus % each.count == 0]
     return max(fitting, key=lambda each: each.count, default=None)
@@ -146,8 +145,6 @@ def _weigh(
     wish: Wish, candidate: _Candidate, hardware: str, platform: PlatformConfig, catalog: Catalog
 ) -> Choice:
     entry, layout = candidate.entry, candidate.layout
-    if entry.engine != "megatron":
-        return _of_another_engine(wish, candidate, hardware)
     spec: dict[str, object] = {
         "recipe": entry.name,
         "accelerator": {"count": wish.gpus} | ({"type": wish.accelerator} if wish.accelerator else {}),
@@ -155,23 +152,28 @@ def _weigh(
     }
     stretched = wish.seq_length is not None and wish.seq_length != entry.training.seq_length
     if wish.seq_length is not None and stretched:
-        longest = max(wish.seq_length, entry.model.max_position_embeddings or 0)
-        spec |= {"training": {"seqLength": wish.seq_length}, "model": {"maxPositionEmbeddings": longest}}
+        spec["training"] = {"seqLength": wish.seq_length}
+        if entry.engine == "megatron":
+            longest = max(wish.seq_length, entry.model.max_position_embeddings or 0)
+            spec["model"] = {"maxPositionEmbeddings": longest}
     try:
         _, found = admit(MegatronRecipeSpec.model_validate(spec), platform, catalog)
     except Refused as refused:
         reasons = tuple(str(error) for error in refused.errors)
-        return Choice(entry, candidate.parameters, None, layout, False, reasons)
+        return Choice(entry, candidate.parameters, None, False, reasons)
+    if layout is None and found.memory_per_gpu is None and hardware != "cpu":
+        there = "; ".join(each.title for each in entry.layouts) or "none"
+        why = f"its memory is not known, and none of its layouts is for {wish.gpus} x {hardware} (it has: {there})"
+        return Choice(entry, candidate.parameters, None, False, (why,))
     published = not stretched and layout is not None and layout.count == wish.gpus
-    return Choice(
-        entry, candidate.parameters, found, layout, published, tuple(_reasons(found, layout, published))
-    )
+    reasons = tuple(_reasons(wish, entry, found, layout, published))
+    return Choice(entry, candidate.parameters, found, published, reasons)
 
 
-def _reasons(found: Plan, layout: Layout | None, published: bool) -> Iterator[str]:
+def _reasons(wish: Wish, entry: Entry, found: Plan, layout: Layout | None, published: bool) -> Iterator[str]:
     if published:
         yield "its layout for these accelerators is published"
-    elif layout is not None:
+    elif layout is not None and layout.count != wish.gpus:
         yield f"its layout is planned; one for {layout.title} is published"
     else:
         yield "its layout is planned"
@@ -182,22 +184,8 @@ def _reasons(found: Plan, layout: Layout | None, published: bool) -> Iterator[st
     if found.expected is not None and found.train_iters:
         days = found.expected.step_seconds * found.train_iters / 86400
         yield f"{days:,.1f} days for its tokens, as estimated"
-
-
-def _of_another_engine(wish: Wish, candidate: _Candidate, hardware: str) -> Choice:
-    """Only a published layout says how such a recipe lies: its loop is not Megatron Core's own."""
-    entry, layout = candidate.entry, candidate.layout
-    needs = f"needs Megatron-{entry.engine.capitalize()}, whose loop the trainer image does not start yet"
-    if layout is None:
-        there = "; ".join(each.title for each in entry.layouts) or "none"
-        why = f"has no published layout for {wish.gpus} x {hardware} (published: {there})"
-        return Choice(entry, candidate.parameters, None, None, False, (why, needs))
-    exact = layout.count == wish.gpus
-    why = "its layout for these accelerators is published"
-    if not exact:
-        copies = wish.gpus // layout.count
-        why = f"{copies} copies, by data parallelism, of the published layout for {layout.title}"
-    return Choice(entry, candidate.parameters, None, layout, exact, (why, needs))
+    if entry.engine != "megatron":
+        yield "run by Megatron-Bridge, whose loop this operator does not start yet"
 
 
 def _other_mode(wish: Wish, hardware: str, catalog: Catalog) -> str | None:

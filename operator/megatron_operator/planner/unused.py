@@ -56,6 +56,8 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
             if name.startswith("moe_"):
                 yield "model", name, "numExperts"
     else:
+        if not m.moe_shared_expert_intermediate_size:
+            yield "model", "moe_shared_expert_gate", "moeSharedExpertIntermediateSize"
         if not m.moe_router_num_groups:
             yield "model", "moe_router_group_topk", "moeRouterNumGroups"
         if not m.moe_router_enable_expert_bias:
