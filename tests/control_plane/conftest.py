@@ -101,7 +101,7 @@ def _node(index: int) -> Object:
 
 
 def node_away(api: Api, name: str) -> None:
-    """Nobody plays the node's kubelet any more: the node controller finds it silent, its pods stay as they are."""
+    """Nobody plays the node's kubelet any more: it is found silent, and its pods stay as they are."""
     api.patch("Node", None, name, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
 
 

@@ -1,4 +1,4 @@
-"""Nodes die under a run: KWOK stops playing their kubelet, everything else is the real control plane's doing."""
+"""Nodes die under a run: KWOK stops playing their kubelet, all else is the real control plane's doing."""
 
 from collections.abc import Callable, Iterator
 

@@ -3,12 +3,18 @@
 import re
 
 from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.contract import (
+    ENV_HANG_TIMEOUT,
     ENV_KEEP_CHECKPOINTS,
+    ENV_LOSS_ON_REPEAT,
+    ENV_LOSS_SPIKE_FACTOR,
+    ENV_LOSS_SPIKE_WINDOW,
     ENV_MAX_RANK_RESTARTS,
     ENV_PLATFORM,
+    ENV_PREFLIGHT,
     ENV_PROGRESS_PORT,
     ENV_RENDEZVOUS_TIMEOUT,
     ENV_REQUIRE_CHECKPOINT,
@@ -21,9 +27,14 @@ from megatron_operator.manifests.identity import Manifest
 
 _RESERVED = frozenset(
     {
+        ENV_HANG_TIMEOUT,
         ENV_KEEP_CHECKPOINTS,
+        ENV_LOSS_ON_REPEAT,
+        ENV_LOSS_SPIKE_FACTOR,
+        ENV_LOSS_SPIKE_WINDOW,
         ENV_MAX_RANK_RESTARTS,
         ENV_PLATFORM,
+        ENV_PREFLIGHT,
         ENV_PROGRESS_PORT,
         ENV_RENDEZVOUS_TIMEOUT,
         ENV_REQUIRE_CHECKPOINT,
@@ -83,8 +94,24 @@ def environment(
         ENV_RENDEZVOUS_TIMEOUT: str(resolved.recovery.rendezvous_timeout),
         ENV_TERMINATION_GRACE: str(GRACE_SECONDS[resolved.profile.platform] - _ENDING_SECONDS),
     }
+    values |= _watched(resolved.recovery)
     if resolved.checkpoint.keep is not None:
         values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
     if require_checkpoint:
         values[ENV_REQUIRE_CHECKPOINT] = "1"
     return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _watched(recovery: RecoverySpec) -> dict[str, str]:
+    """What the trainer watches itself, where it is not the trainer's own default."""
+    values: dict[str, str] = {}
+    if recovery.hang_timeout != "auto":
+        values[ENV_HANG_TIMEOUT] = recovery.hang_timeout.removesuffix("s")
+    if recovery.preflight:
+        values[ENV_PREFLIGHT] = "1"
+    if recovery.loss.spike_factor is not None:
+        values[ENV_LOSS_SPIKE_FACTOR] = f"{recovery.loss.spike_factor:g}"
+        values[ENV_LOSS_SPIKE_WINDOW] = str(recovery.loss.spike_window)
+    if recovery.loss.on_repeat != "fail":
+        values[ENV_LOSS_ON_REPEAT] = recovery.loss.on_repeat
+    return values

@@ -64,6 +64,15 @@ def test_roles_have_no_wildcards_no_secrets_and_no_exec(case: str, render: Any) 
         assert not {"secrets", "pods/exec", "pods/proxy", "bind", "escalate", "impersonate"} & set(said)
 
 
+def test_nodes_may_be_changed_only_where_they_are_to_be_cordoned(render: Any) -> None:
+    def verbs(values: dict[str, Any]) -> set[str]:
+        role = of_kind(render(values), "ClusterRole", "megatron-operator")
+        return {verb for rule in role["rules"] if "nodes" in rule["resources"] for verb in rule["verbs"]}
+
+    assert verbs({}) == {"list"}
+    assert verbs({"platform": {"badNodes": {"cordon": True}}}) == {"list", "patch"}
+
+
 def test_a_namespaced_operator_has_no_right_outside_its_namespaces(render: Any) -> None:
     objects = render(CASES["namespaced"] | {"aggregateRoles": False})
     assert not [item for item in objects if item["kind"].startswith("Cluster")]

@@ -73,6 +73,24 @@ def test_other_pods_prefer_one_nvlink_domain_where_it_has_several_nodes(run: Any
     assert first["weight"] > second["weight"]
 
 
+def test_what_the_trainer_watches_itself_is_said_where_it_is_not_its_default(run: Any) -> None:
+    usual = {"MEGATRON_HANG_TIMEOUT", "MEGATRON_PREFLIGHT", "MEGATRON_LOSS_ON_REPEAT"}
+    assert not usual & run("tiny-gpt").env().keys()
+
+    def watch(spec: dict[str, Any]) -> None:
+        spec["recovery"] = {
+            "hangTimeout": "90s",
+            "preflight": True,
+            "loss": {"spikeFactor": 2.5, "onRepeat": "skip"},
+        }
+
+    said = run("tiny-gpt", watch).env()
+    assert said["MEGATRON_HANG_TIMEOUT"] == "90"
+    assert said["MEGATRON_PREFLIGHT"] == "1"
+    assert (said["MEGATRON_LOSS_SPIKE_FACTOR"], said["MEGATRON_LOSS_SPIKE_WINDOW"]) == ("2.5", "50")
+    assert said["MEGATRON_LOSS_ON_REPEAT"] == "skip"
+
+
 def test_affinity_prefers_near_over_far(run: Any) -> None:
     near_to_far = run("llama3-8b-64-gpus").pod()["spec"]["affinity"]["podAffinity"]
     terms = near_to_far["preferredDuringSchedulingIgnoredDuringExecution"]
