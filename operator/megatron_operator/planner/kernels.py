@@ -207,7 +207,7 @@ class Kernels:
         """
         w, a = self._w, self._w.a
         rotated = a.heads * a.head_dim + a.groups * a.head_dim
-        moved = 20 * a.hidden + 4 * rotated
+        moved = 20.0 * a.hidden + 4 * rotated
         inputs = 2 * a.hidden + a.heads * a.head_dim
         activation = 6 if a.gated else 4
         if moe:

@@ -9,9 +9,12 @@ from megatron_operator.api.names import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import accelerators
+from megatron_operator.planner.layouts import TOKENS_PER_CP_RANK
+from megatron_operator.planner.request import Candidate
 
 _ARGS = "spec.megatronArgs."
 
+EXPERT_OVERLAP = "overlap-moe-expert-parallel-comm"
 LOW_USE = 0.1
 """Part of the peak below which a run is hardly worth its accelerators."""
 
@@ -37,6 +40,25 @@ def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set full_iteration, or recomputeGranularity selective",
             )
         )
+    if graphs != "none" and args.get("sft"):
+        errors.append(
+            FieldError(
+                _ARGS + "cuda-graph-impl",
+                f"{graphs} with packed sequences (sft): CUDA graphs take inputs of one shape",
+                "leave one of the two out",
+            )
+        )
+    hierarchical = "hierarchical-context-parallel-sizes"
+    if resolved.parallelism.cp_comm_type == "a2a+p2p" and hierarchical not in args:
+        errors.append(
+            FieldError(
+                "spec.parallelism.cpCommType",
+                "a2a+p2p deals context-parallel ranks to two levels, and their sizes are not said",
+                f"set megatronArgs.{hierarchical}, two sizes of which contextParallelSize is the product",
+            )
+        )
+    if args.get(EXPERT_OVERLAP):
+        errors += _overlap_errors(resolved)
     if args.get("optimizer-cpu-offload") and not resolved.training.use_precision_aware_optimizer:
         errors.append(
             FieldError(
@@ -48,6 +70,30 @@ def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     return errors
 
 
+def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """What Megatron asserts of the exchange of experts behind computation, as far as the recipe says it."""
+    parallelism = resolved.parallelism
+    pp, ep = parallelism.pipeline_model_parallel_size or 1, parallelism.expert_model_parallel_size
+    virtual = parallelism.num_virtual_stages_per_pipeline_rank or parallelism.pipeline_model_parallel_layout
+    found = []
+    if not resolved.model.num_experts:
+        found.append(("the model has no experts", "leave it out"))
+    if ep == 1:
+        found.append(("EP is 1, so there is nothing to overlap", "leave it out, or raise it"))
+    if pp > 1 and not virtual:
+        found.append((f"PP {pp} without virtual stages", "set numVirtualStagesPerPipelineRank"))
+    if parallelism.recompute_granularity == "full":
+        found.append(("full recomputation", "set recomputeGranularity selective, or leave it out"))
+    return [FieldError(_ARGS + EXPERT_OVERLAP, f"goes not with this: {what}", fix) for what, fix in found]
+
+
+def overlaps_experts(candidate: Candidate) -> bool:
+    """Whether a layout allows the exchange of experts behind computation."""
+    layout = candidate.layout
+    interleaved = layout.pp == 1 or bool(layout.split and layout.split.virtual)
+    return layout.ep > 1 and interleaved and candidate.recompute != "full"
+
+
 def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """What works, but is probably not what is wanted."""
     notes, model = [], resolved.model
@@ -55,6 +101,28 @@ def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(
             f"stages wait {plan.expected.bubble:.0%} of a step: a larger globalBatchSize or "
             "numVirtualStagesPerPipelineRank would help"
+        )
+    groups = model.num_query_groups
+    if groups and plan.tensor_model_parallel_size > groups and not model.multi_latent_attention:
+        notes.append(
+            f"TP {plan.tensor_model_parallel_size} is above numQueryGroups {groups}: keys and values are "
+            "computed several times over"
+        )
+    memory, length = plan.memory_per_gpu, resolved.training.seq_length or 0
+    if memory and plan.context_parallel_size == 1 and length > 2 * TOKENS_PER_CP_RANK:
+        share = memory.activations / memory.total
+        notes.append(
+            f"sequences of {length} on CP 1: activations are {share:.0%} of the memory; contextParallelSize "
+            "2, 4 or 8 splits them"
+        )
+    if (
+        model.num_experts
+        and resolved.megatron_args.get(EXPERT_OVERLAP)
+        and _architecture(resolved) == "hopper"
+    ):
+        notes.append(
+            f"{EXPERT_OVERLAP} may cost more than it hides on Hopper, where most published presets leave it "
+            "out: measure both"
         )
     if plan.expected is not None and plan.expected.mfu < LOW_USE and plan.global_batch_size < plan.world_size:
         notes.append(
@@ -95,6 +163,11 @@ def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             f"domain, which pods prefer ({LABEL_CLIQUE})"
         )
     return notes
+
+
+def _architecture(resolved: ResolvedRecipe) -> str | None:
+    accelerator = accelerators.of_profile(resolved.accelerator_type, resolved.profile)
+    return accelerator.architecture if accelerator else None
 
 
 def _has_fp8(resolved: ResolvedRecipe) -> bool:

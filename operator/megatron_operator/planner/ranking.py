@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.planner.accelerators import GIB
 from megatron_operator.planner.layout import Layout, Recompute
 from megatron_operator.planner.layouts import (
@@ -14,6 +15,7 @@ from megatron_operator.planner.layouts import (
     valid_layouts,
 )
 from megatron_operator.planner.memory import memory_per_gpu
+from megatron_operator.planner.pitfalls import EXPERT_OVERLAP, overlaps_experts
 from megatron_operator.planner.request import Candidate, Request
 from megatron_operator.planner.speed import expected
 from megatron_operator.planner.workload import Recomputation, Workload, execution, numerics
@@ -51,6 +53,18 @@ def rank(request: Request, errors: list[FieldError]) -> Ranking:
     if not ranking.candidates:
         _least_bad(request, ranking, errors)
         return ranking
+    if request.resolved.megatron_args.get(EXPERT_OVERLAP):
+        ranking.candidates = [c for c in ranking.candidates if overlaps_experts(c)]
+        if not ranking.candidates:
+            errors.append(
+                FieldError(
+                    f"spec.megatronArgs.{EXPERT_OVERLAP}",
+                    "no layout that fits has EP above 1, virtual stages where there are stages, and no full "
+                    "recomputation",
+                    "leave it out, or use more accelerators",
+                )
+            )
+            return ranking
     if request.accelerator is None:
         ranking.candidates.sort(key=lambda candidate: candidate.simplicity)
         return ranking
@@ -183,6 +197,9 @@ def _least_bad(request: Request, ranking: Ranking, errors: list[FieldError]) -> 
             )
         )
         return
+    if blamed := _blamed(request, smallest.words, needs):
+        errors.append(blamed)
+        return
     enough = _enough(request)
     more = f"use {enough} or more" if enough else "use more accelerators, a smaller microBatchSize"
     errors.append(
@@ -192,6 +209,34 @@ def _least_bad(request: Request, ranking: Ranking, errors: list[FieldError]) -> 
             f"{more}, or accelerators with more memory",
         )
     )
+
+
+_SHORT = {
+    "expert_model_parallel_size": "ep",
+    "context_parallel_size": "cp",
+    "pipeline_model_parallel_size": "pp",
+    "tensor_model_parallel_size": "tp",
+}
+
+
+def _blamed(request: Request, words: str, needs: str) -> FieldError | None:
+    """The one size of the recipe without which some layout fits, and the size that it has there."""
+    for name, short in _SHORT.items():
+        value = getattr(request.asked, name)
+        alias = ParallelismSpec.model_fields[name].alias
+        if value is None or request.resolved.origins.get(f"parallelism.{alias}", "recipe") != "recipe":
+            continue
+        free = replace(request, asked=request.asked.model_copy(update={name: None}))
+        fitting = [c for layout in valid_layouts(free) for c in _candidates(free, layout) if c.fits]
+        if fitting:
+            best = min(fitting, key=lambda c: c.simplicity)
+            size = getattr(best.layout, short)
+            return FieldError(
+                f"spec.parallelism.{alias}",
+                f"{value}: even the leanest layout with it, {words}, needs {needs}",
+                f"set {size}, or leave it to the planner",
+            )
+    return None
 
 
 def _enough(request: Request) -> int | None:

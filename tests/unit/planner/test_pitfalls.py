@@ -32,6 +32,16 @@ MOE: dict[str, Any] = {
             "goes with whole-iteration graphs only; set full_iteration",
         ),
         ({"megatronArgs": {"optimizer-cpu-offload": True}}, "set training.usePrecisionAwareOptimizer: true"),
+        ({"megatronArgs": {"cuda-graph-impl": "local", "sft": True}}, "CUDA graphs take inputs of one shape"),
+        ({"parallelism": {"cpCommType": "a2a+p2p"}}, "set megatronArgs.hierarchical-context-parallel-sizes"),
+        ({"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}, "the model has no experts"),
+        (
+            {
+                "parallelism": {"tensorModelParallelSize": 8},
+                "model": {"numQueryGroups": 12, "numAttentionHeads": 48, "kvChannels": 128},
+            },
+            "8 is neither a divisor nor a multiple of numQueryGroups 12",
+        ),
     ],
 )
 def test_what_ends_in_an_assertion_of_megatron_is_refused(
@@ -75,3 +85,62 @@ def test_a_long_bubble_is_warned_of(resolve: Any) -> None:
 def test_fp8_is_proposed_where_the_accelerator_has_it(resolve: Any) -> None:
     assert "training.fp8Format hybrid would use them" in notes(resolve("llama3-8b", 8))
     assert "fp8Format" not in notes(resolve("llama3-8b", 8, accelerator="a100-80"))
+
+
+OVERLAP = {"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "said"),
+    [
+        ({"expertModelParallelSize": 1}, "EP is 1"),
+        ({"pipelineModelParallelSize": 2}, "PP 2 without virtual stages"),
+        (
+            {"recomputeGranularity": "full", "recomputeMethod": "uniform", "recomputeNumLayers": 1},
+            "full recomputation",
+        ),
+    ],
+)
+def test_an_exchange_of_experts_that_cannot_be_overlapped_is_refused(
+    resolve: Any, parallelism: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        plan(resolve(None, 64, **MOE, **OVERLAP, parallelism=parallelism))
+    assert any(f"goes not with this: {said}" in str(error) for error in refused.value.errors)
+
+
+def test_a_layout_for_an_overlapped_exchange_of_experts_allows_it(resolve: Any) -> None:
+    made = plan(resolve(None, 64, **MOE, **OVERLAP))
+    assert made.expert_model_parallel_size > 1
+    assert made.recompute_granularity != "full"
+    assert made.pipeline_model_parallel_size == 1 or made.virtual_pipeline_model_parallel_size
+    assert any("may cost more than it hides on Hopper" in note for note in made.notes)
+
+
+def test_experts_on_too_few_ranks_are_refused_with_an_ep_that_fits(resolve: Any) -> None:
+    with pytest.raises(Refused) as refused:
+        plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": 1}))
+    [error] = refused.value.errors
+    assert error.field == "spec.parallelism.expertModelParallelSize"
+    assert "1: even the leanest layout with it" in error.message
+    size = int(error.fix.split()[1].rstrip(","))
+    assert plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": size}))
+
+
+def test_long_sequences_that_are_not_split_are_warned_of(resolve: Any) -> None:
+    asked = {"tensorModelParallelSize": 8, "contextParallelSize": 1}
+    said = notes(resolve("llama3-8b-64k", 32, parallelism=asked))
+    assert "sequences of 65536 on CP 1" in said
+
+
+def test_more_tensor_parallel_ranks_than_key_value_heads_are_told(resolve: Any) -> None:
+    said = notes(
+        resolve("qwen2.5-7b", 8, parallelism={"tensorModelParallelSize": 4}, model={"numQueryGroups": 2})
+    )
+    assert "TP 4 is above numQueryGroups 2" in said
+
+
+def test_a_batch_that_leaves_accelerators_idle_is_warned_of(resolve: Any) -> None:
+    assert "globalBatchSize 32 is less than a sample for each of 1024" in notes(
+        resolve("qwen3-235b-a22b", 1024)
+    )
