@@ -1,0 +1,247 @@
+"""Faults that are done to the processes of one container, from the host: kill, stop, slow down, starve.
+
+Nothing inside the container takes part: signals, ptrace and control groups of the host's kernel do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster import cgroups
+from localcluster.errors import ClusterError
+from localcluster.processes import start_time, wait_until
+
+_MIB = 1 << 20
+
+# Takes memory in the container's control group, 16 MiB at a time, until it is killed.
+_HOG = """
+import os, sys, time
+open(sys.argv[1], "w").write(str(os.getpid()))
+held = []
+while True:
+    held.append(b"x" * (16 << 20))
+    time.sleep(0.01)
+"""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, by the host's number, which nobody else has as long as the start time is the same."""
+
+    pid: int
+    began: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there and no zombie."""
+        return start_time(self.pid) == self.began
+
+    @property
+    def parent(self) -> int:
+        return self._stat(1)
+
+    @property
+    def session(self) -> int:
+        """The pid of its session's leader."""
+        return self._stat(3)
+
+    @property
+    def command(self) -> str:
+        """The command line, as far as it can still be read."""
+        try:
+            return (
+                Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+        except OSError:
+            return ""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal. Raises ClusterError when the process is gone."""
+        if not self.alive:
+            raise ClusterError(f"process {self.pid} is gone: no {number.name} can be sent")
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        wait_until(lambda: not self.alive, 20, f"process {self.pid} to end")
+
+    def _stat(self, field: int) -> int:
+        """A field of /proc/PID/stat behind the name, counted from the state. 0 when the process is gone."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return 0
+        return int(stat[stat.rindex(")") + 2 :].split()[field])
+
+
+class Container:
+    """The processes of one running container, found by its control group."""
+
+    def __init__(self, container_id: str) -> None:
+        """`container_id` as in a pod's status, `containerd://...`. Raises ClusterError when it does not
+        run."""
+        self.id = container_id.rpartition("/")[2]
+        self._groups = _groups(self.id)
+        if not self._groups:
+            raise ClusterError(f"container {self.id[:12]} has no control group: it does not run here")
+
+    def processes(self) -> list[Process]:
+        """All of them, oldest first; none once the container has ended."""
+        try:
+            pids = [int(line) for line in (self._groups[0] / "cgroup.procs").read_text().split()]
+        except OSError:
+            return []
+        found = [Process(pid, began) for pid in pids if (began := start_time(pid)) is not None]
+        return sorted(found, key=lambda process: (process.began, process.pid))
+
+    @property
+    def first(self) -> Process:
+        """The container's PID 1. Raises ClusterError when it has ended."""
+        for process in self.processes():
+            if _pid_inside(process.pid) == 1:
+                return process
+        raise ClusterError(f"container {self.id[:12]} has ended")
+
+    def children(self, parent: Process) -> list[Process]:
+        """Oldest first."""
+        return [process for process in self.processes() if process.parent == parent.pid]
+
+    @contextlib.contextmanager
+    def out_of_memory(self, victim: Process, seconds: float = 30.0) -> Iterator[None]:
+        """Let the kernel's OOM killer end `victim`, for the container's limit. The limit comes back after.
+
+        A helper process takes what little room a lowered limit leaves; the victim is made first in line.
+        """
+        group = next((path for path in self._groups if _limit_file(path)), None)
+        limit = _limit_file(group) if group else None
+        if group is None or limit is None:
+            raise ClusterError(f"container {self.id[:12]} has no memory control group")
+        before = limit.read_text()
+        Path(f"/proc/{victim.pid}/oom_score_adj").write_text("1000")
+        limit.write_text(str(_held_bytes(group) + 64 * _MIB))
+        hog = subprocess.Popen([sys.executable, "-c", _HOG, str(group / "cgroup.procs")])
+        try:
+            wait_until(lambda: not victim.alive, seconds, "the kernel to end a process for lack of memory")
+            hog.kill()
+            yield
+        finally:
+            hog.kill()
+            hog.wait()
+            with contextlib.suppress(OSError):
+                limit.write_text(before)
+
+
+@contextlib.contextmanager
+def slowed(process: Process, running: float = 0.02, stopped: float = 0.08) -> Iterator[None]:
+    """Let `process` run only `running` of every `running + stopped` seconds."""
+    over = threading.Event()
+
+    def turn() -> None:
+        while process.alive and not over.wait(running):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGSTOP)
+                over.wait(stopped)
+                os.kill(process.pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=turn, daemon=True, name=f"slow-{process.pid}")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class _Registers(ctypes.Structure):
+    """struct user_regs_struct of x86-64."""
+
+    _fields_ = [
+        (name, ctypes.c_ulonglong)
+        for name in (
+            *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx"),
+            *("rsi", "rdi", "orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base"),
+            *("ds", "es", "fs", "gs"),
+        )
+    ]
+
+
+_POKETEXT, _GETREGS, _SETREGS, _ATTACH, _DETACH = 4, 12, 13, 16, 17
+_SYSCALL = 0x050F
+_EXIT_GROUP = 231
+_WALL = 0x40000000
+
+
+def end_with_success(process: Process) -> None:
+    """Make a process end with exit code 0 wherever it is, as a library's stray `exit(0)` would.
+
+    Its main thread is made to call exit_group(0). Raises ClusterError where the machine is not x86-64 or the
+    kernel allows no ptrace.
+    """
+    if platform.machine() != "x86_64":
+        raise ClusterError(f"a process can be made to exit on x86_64 only, not on {platform.machine()}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.restype = ctypes.c_long
+    libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+
+    def ptrace(request: int, address: int = 0, data: object = None) -> None:
+        if libc.ptrace(request, process.pid, address, data) == -1:
+            code = ctypes.get_errno()
+            raise ClusterError(f"ptrace({request}, {process.pid}): {os.strerror(code)}")
+
+    ptrace(_ATTACH)
+    os.waitpid(process.pid, _WALL)
+    registers = _Registers()
+    ptrace(_GETREGS, 0, ctypes.addressof(registers))
+    # The page of code becomes this process's own copy.
+    ptrace(_POKETEXT, registers.rip, _SYSCALL)
+    registers.rax, registers.rdi = _EXIT_GROUP, 0
+    # Else the kernel would take up the system call that the attaching interrupted.
+    registers.orig_rax = 2**64 - 1
+    ptrace(_SETREGS, 0, ctypes.addressof(registers))
+    ptrace(_DETACH)
+    wait_until(lambda: not process.alive, 20, f"process {process.pid} to end")
+
+
+def _groups(container_id: str) -> list[Path]:
+    """The container's control groups, one a hierarchy."""
+    found = cgroups.mounted()
+    points = [*found["cgroup"], *found["cgroup2"]]
+    tops = [top for point in points for top in point.glob(f"{cgroups.PREFIX}node-*")]
+    return [path for top in tops for path in top.glob(f"**/{container_id}") if path.is_dir()]
+
+
+def _pid_inside(pid: int) -> int | None:
+    """The process's number in the innermost PID namespace."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+    return int(line.split()[-1])
+
+
+def _limit_file(group: Path) -> Path | None:
+    """The file that limits the group's memory: v1, v2."""
+    for name in ("memory.limit_in_bytes", "memory.max"):
+        if (group / name).exists():
+            return group / name
+    return None
+
+
+def _held_bytes(group: Path) -> int:
+    """Memory of the group that cannot be taken back by dropping caches."""
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    if "total_rss" in stat:
+        return int(stat["total_rss"]) + int(stat.get("total_shmem", 0))
+    return int(stat["anon"]) + int(stat["shmem"])

@@ -1,0 +1,96 @@
+"""The local two-node cluster with the operator installed, and runs that the rows of the table are done to."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from localcluster import Cluster as Machine
+
+from demo.__main__ import OPERATOR_NAMESPACE, connect, install
+from demo.kubectl import Cluster
+from tests.faults.table import ROOM, check_curve
+from tests.faults.watched import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventually
+
+NAMESPACE = "megatron-faults"
+ITERATIONS = 300
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Everything installed, one namespace for the tests; the cluster stays up."""
+    cluster = Cluster(connect(), NAMESPACE)
+    install(cluster)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    cluster.apply(DATA_CLAIM)
+    yield cluster
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=180s")
+    cluster.helm("uninstall", "megatron-operator", "--namespace", OPERATOR_NAMESPACE, "--wait")
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    return Machine(quiet=True)
+
+
+def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, float]:
+    """Wait for the end, and check what every run must leave behind. Returns the loss by iteration."""
+    status = run.wait(lambda status: status.phase in ("Succeeded", "Failed"), 2 * DEADLINE)
+    assert status.phase == "Succeeded", status.message
+    steps = run.steps()
+    check_curve(steps, {s.iteration: s.loss for s in steps} if expected is None else expected)
+    assert steps[-1].iteration == run.train_iters
+    saved = run.saved()
+    assert saved[-1] == run.train_iters
+    assert len(saved) >= KEEP, f"checkpoints {saved} are left, {KEEP} should be"
+    run.delete()
+    assert run.pods() == []
+    return {s.iteration: s.loss for s in steps}
+
+
+class Runs:
+    """Gives each row a run with iterations left; ends the one before where it has too few, or is broken."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._numbers = itertools.count()
+        self._run: WatchedRun | None = None
+        self.expected: dict[int, float] = {}
+
+    def _start(self) -> WatchedRun:
+        run = WatchedRun(self._cluster, f"run-{next(self._numbers)}", ITERATIONS)
+        run.apply()
+        eventually(f"{run.name} to train", lambda: run.trains() or None)
+        return run
+
+    def undisturbed(self) -> None:
+        """One run to which nothing happens, for its losses."""
+        self.expected = finish(self._start(), None)
+
+    def one(self, room: int = ROOM) -> WatchedRun:
+        """A run that trains and has `room` iterations left."""
+        if self._run is not None:
+            steps = self._run.steps()
+            if steps[-1].iteration + room > ITERATIONS:
+                self.end()
+        if self._run is None:
+            self._run = self._start()
+        return self._run
+
+    def end(self) -> None:
+        """Let the run finish as if nothing had happened."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            finish(run, self.expected)
+
+    def drop(self) -> None:
+        """Forget a run that a row has broken, so that the next row starts with a whole one."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.delete()
+
+
+@pytest.fixture(scope="session")
+def runs(cluster: Cluster) -> Runs:
+    runs = Runs(cluster)
+    runs.undisturbed()
+    return runs

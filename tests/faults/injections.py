@@ -1,0 +1,234 @@
+"""How each fault is done to a run. Every function returns what it hit: what the status must name then."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localcluster import Cluster as Machine
+from localcluster.faults import Container, end_with_success, slowed
+
+from demo.__main__ import OPERATOR_NAMESPACE
+from demo.kubectl import Cluster
+from tests.faults.watched import RANKS_PER_NODE, WatchedRun, eventually
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a fault hit; None where it hit nothing in particular."""
+
+    pod: str | None = None
+    """Without the run's name: `worker-0`."""
+    node: str | None = None
+    rank: int | None = None
+
+
+@dataclass
+class Scene:
+    """A run under way, and the machine that it runs on."""
+
+    run: WatchedRun
+    machine: Machine
+    undo: ExitStack = field(default_factory=ExitStack)
+    """Closed when the row is over."""
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.run.cluster
+
+    def node_of(self, node_rank: int) -> str:
+        pod = self.run.pod(node_rank)
+        assert pod is not None, f"{self.run.pod_name(node_rank)} is gone"
+        return str(pod["spec"]["nodeName"])
+
+    def hit(self, node_rank: int, rank: int | None = None) -> Hit:
+        name = self.run.pod_name(node_rank).removeprefix(f"{self.run.name}-")
+        return Hit(name, self.node_of(node_rank), rank)
+
+
+# Processes of the run.
+
+
+def kill_rank(node_rank: int, local_rank: int) -> Callable[[Scene], Hit]:
+    """SIGKILL one rank."""
+
+    def inject(scene: Scene) -> Hit:
+        scene.run.ranks(node_rank)[local_rank].kill()
+        return scene.hit(node_rank, node_rank * RANKS_PER_NODE + local_rank)
+
+    return inject
+
+
+def exit_rank_with_success(scene: Scene) -> Hit:
+    """A rank ends with exit code 0 in the middle."""
+    end_with_success(scene.run.ranks(1)[0])
+    return scene.hit(1, RANKS_PER_NODE)
+
+
+def kill_launcher(node_rank: int) -> Callable[[Scene], Hit]:
+    """SIGKILL a pod's PID 1, and with it the container."""
+
+    def inject(scene: Scene) -> Hit:
+        hit = scene.hit(node_rank)
+        scene.run.container(node_rank).first.kill()
+        return hit
+
+    return inject
+
+
+def exit_launcher_with_success(node_rank: int) -> Callable[[Scene], Hit]:
+    """A pod's PID 1 ends with exit code 0 in the middle: Kubernetes sees a pod that succeeded."""
+
+    def inject(scene: Scene) -> Hit:
+        hit = scene.hit(node_rank)
+        end_with_success(scene.run.container(node_rank).first)
+        return hit
+
+    return inject
+
+
+def terminate_launcher(scene: Scene) -> Hit:
+    """SIGTERM of a pod's PID 1, as a node that is drained sends it."""
+    hit = scene.hit(1)
+    scene.run.container(1).first.signal(signal.SIGTERM)
+    return hit
+
+
+def starve_rank(scene: Scene) -> Hit:
+    """The kernel ends a rank because its container is at its memory limit."""
+    hit = scene.hit(0, 1)
+    with scene.run.container(0).out_of_memory(scene.run.ranks(0)[1]):
+        pass
+    return hit
+
+
+def stop_rank(scene: Scene) -> Hit:
+    """SIGSTOP: the rank is there and does nothing."""
+    scene.run.ranks(1)[1].signal(signal.SIGSTOP)
+    return scene.hit(1, RANKS_PER_NODE + 1)
+
+
+def slow_rank(scene: Scene) -> Hit:
+    """One rank gets a fifth of the time."""
+    scene.undo.enter_context(slowed(scene.run.ranks(1)[0]))
+    return scene.hit(1, RANKS_PER_NODE)
+
+
+# Pods and nodes.
+
+
+def delete_pod(node_rank: int) -> Callable[[Scene], Hit]:
+    """`kubectl delete pod --force`: the object is gone at once."""
+
+    def inject(scene: Scene) -> Hit:
+        hit = scene.hit(node_rank)
+        name = scene.run.pod_name(node_rank)
+        scene.cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+        return hit
+
+    return inject
+
+
+def evict_pod(scene: Scene) -> Hit:
+    """The eviction API, as `kubectl drain` uses it: SIGTERM and the pod's grace period."""
+    hit = scene.hit(1)
+    name, namespace = scene.run.pod_name(1), scene.cluster.namespace
+    target = {"name": name, "namespace": namespace}
+    body = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": target})
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+    scene.cluster.kubectl("create", "--raw", path, "-f", "-", stdin=body)
+    return hit
+
+
+# Checkpoints. Every damage is followed by a killed rank, so that the run must choose where to go on.
+
+
+def newest(scene: Scene) -> Path:
+    return scene.run.folder / f"iter_{scene.run.saved()[-1]:07d}"
+
+
+def shard(checkpoint: Path) -> Path:
+    return sorted(checkpoint.glob("*.distcp"))[-1]
+
+
+def tear(path: Path) -> None:
+    """The second half is other bytes: the length is right, the content is not."""
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] + os.urandom(len(content) - half))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def damage(which: Callable[[Path], Path], how: Callable[[Path], None]) -> Callable[[Scene], Hit]:
+    """Damage a file of the newest checkpoint, then kill a rank."""
+
+    def inject(scene: Scene) -> Hit:
+        how(which(newest(scene)))
+        return kill_rank(0, 0)(scene)
+
+    return inject
+
+
+def tracker(checkpoint: Path) -> Path:
+    return checkpoint.parent / TRACKER
+
+
+def metadata(checkpoint: Path) -> Path:
+    return checkpoint / ".metadata"
+
+
+def summary(checkpoint: Path) -> Path:
+    return checkpoint / "metadata.json"
+
+
+def make_read_only(scene: Scene) -> Hit:
+    """Nobody but root may write into the checkpoint folder until a save has failed."""
+    folder = scene.run.folder
+    mode = folder.stat().st_mode
+    before = scene.run.steps()[-1].generation
+    folder.chmod(0o555)
+    try:
+        eventually("a save to fail", lambda: _stands_since(scene, before), seconds=120)
+    finally:
+        folder.chmod(mode)
+    return Hit()
+
+
+def _stands_since(scene: Scene, generation: int) -> bool | None:
+    """Whether a rank has ended since: the gang has met again, or stands without ranks."""
+    return (
+        scene.run.recovery().get("rankRestarts", 0) > 0
+        or scene.run.steps()[-1].generation > generation
+        or None
+    )
+
+
+# The cluster's own parts.
+
+
+def kill_workload(scene: Scene, namespace: str, selector: str) -> None:
+    """SIGKILL the first process of a Deployment's pod, and take the pod away: the next one starts at once."""
+    words = ("-n", namespace, "get", "pod", "-l", selector, "-o")
+    identity = scene.cluster.kubectl(*words, "jsonpath={.items[0].status.containerStatuses[0].containerID}")
+    Container(identity).first.kill()
+    scene.cluster.kubectl("-n", namespace, "delete", "pod", "-l", selector, "--force", "--grace-period=0")
+
+
+def kill_operator(scene: Scene) -> None:
+    kill_workload(scene, OPERATOR_NAMESPACE, "app.kubernetes.io/name=megatron-operator")

@@ -1,0 +1,109 @@
+"""The fault table: what is done to a run, and what must be said of it afterwards."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.faults import injections as do
+from tests.faults.injections import Hit, Scene
+
+SIGKILL = r"rank {rank} was killed by SIGKILL"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault. `cause` is a regular expression in which {pod}, {node} and {rank} stand for what was hit."""
+
+    name: str
+    inject: Callable[[Scene], Hit]
+    kinds: frozenset[str] = frozenset()
+    """Of the incidents that may be told; empty: the run goes on and nothing is told."""
+    cause: str = ""
+    resumes: Literal["newest", "older"] = "newest"
+    """From the newest checkpoint that was finished before the fault, or from the one before it."""
+    names: tuple[str, ...] = ()
+    """Fields of the incident that must be what was hit: pod, node, rank."""
+    strays: bool = True
+    """Whether all pods are looked through for processes that outlived their rank."""
+    seconds: float = 120.0
+    """Within which the run must have done a new iteration."""
+    extended: bool = False
+    """Only in `make faults`: it takes longer than a minute."""
+
+
+def told(*kinds: str) -> frozenset[str]:
+    return frozenset(kinds)
+
+
+RANKS = (
+    Row("a rank is killed, master pod", do.kill_rank(0, 1), told("rank"), SIGKILL, names=("pod", "rank")),
+    Row("a rank is killed, worker pod", do.kill_rank(1, 0), told("rank"), SIGKILL, names=("pod", "rank")),
+    Row(
+        "a rank is out of memory",
+        do.starve_rank,
+        told("rank"),
+        r"rank {rank}.*(memory|SIGKILL)",
+        names=("pod", "rank"),
+    ),
+    Row(
+        "a rank ends with exit code 0 too early",
+        do.exit_rank_with_success,
+        told("rank"),
+        r"rank {rank}",
+        names=("rank",),
+    ),
+    Row("a rank hangs (SIGSTOP)", do.stop_rank, told("hang"), r"rank {rank}", names=("rank",)),
+    Row("a rank is slow", do.slow_rank),
+)
+
+PODS = (
+    Row("a launcher is killed, worker", do.kill_launcher(1), told("pod"), r"{pod}", names=("pod", "node")),
+    Row("a launcher is killed, master", do.kill_launcher(0), told("pod"), r"{pod}", names=("pod", "node")),
+    Row("a worker pod is deleted by force", do.delete_pod(1), told("pod"), r"{pod}", names=("pod",)),
+    Row("the master pod is deleted by force", do.delete_pod(0), told("pod"), r"{pod}", names=("pod",)),
+    Row("a pod is told to stop (SIGTERM)", do.terminate_launcher, told("pod"), r"{pod}", names=("pod",)),
+    Row("a pod is evicted", do.evict_pod, told("pod"), r"{pod}", names=("pod",)),
+    Row(
+        "a worker pod ends with exit code 0 too early",
+        do.exit_launcher_with_success(1),
+        told("pod", "gang"),
+        r"{pod}",
+    ),
+    Row(
+        "the master pod ends with exit code 0 too early",
+        do.exit_launcher_with_success(0),
+        told("pod", "gang"),
+        r"{pod}",
+    ),
+)
+
+
+def _damaged(what: str, which: Callable[..., object], resumes: Literal["newest", "older"]) -> tuple[Row, ...]:
+    ways = (("torn", do.tear), ("truncated", do.truncate), ("empty", do.empty), ("missing", do.lose))
+    return tuple(
+        Row(
+            f"the newest checkpoint's {what} is {how}",
+            do.damage(which, way),  # type: ignore[arg-type]
+            told("rank"),
+            SIGKILL,
+            resumes=resumes,
+            extended=how in ("empty", "missing") and what != "tracker",
+        )
+        for how, way in ways
+    )
+
+
+CHECKPOINTS = (
+    *_damaged("shard", do.shard, "older"),
+    *_damaged(".metadata", do.metadata, "older"),
+    *_damaged("metadata.json", do.summary, "older"),
+    *_damaged("tracker", do.tracker, "newest"),
+    Row(
+        "the checkpoint folder is read-only",
+        do.make_read_only,
+        told("rank", "store", "pod", "gang"),
+        strays=True,
+    ),
+)
+
+ROWS = (*RANKS, *PODS, *CHECKPOINTS)

@@ -1,0 +1,163 @@
+"""A run on the local cluster whose pods and volume the tests look into from the host."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from localcluster.errors import ClusterError
+from localcluster.faults import Container, Process
+
+from demo.kubectl import Cluster
+from demo.run import Run, Status, Step
+from tests.control_plane.api import Api
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt.yaml"
+SAVE_INTERVAL = 10
+KEEP = 3
+NODES = 2
+RANKS_PER_NODE = 2
+DATA_CLAIM: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "data"},
+    "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+DEADLINE = 180.0
+"""Seconds for anything that needs pods to start, on a machine with other work."""
+
+
+def eventually[T](what: str, look: Callable[[], T | None], seconds: float = DEADLINE) -> T:
+    """The first thing that `look` finds. Raises TimeoutError naming `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.1)
+    return found
+
+
+class WatchedRun(Run):
+    """The tiny GPT with steps as short as the machine allows, and a checkpoint every SAVE_INTERVAL."""
+
+    def __init__(self, cluster: Cluster, name: str, iterations: int) -> None:
+        super().__init__(cluster, EXAMPLE, name)
+        spec = self.manifest["spec"]
+        spec["model"] = {"numLayers": 2}
+        # One claim for the data of all runs: only the first one's preparation has something to do.
+        spec["data"]["volume"] = {"claimName": DATA_CLAIM["metadata"]["name"]}
+        spec["training"] |= {
+            "trainIters": iterations,
+            "globalBatchSize": 4,
+            "microBatchSize": 2,
+            "seqLength": 64,
+            "evalIters": 0,
+        }
+        spec["checkpoint"] |= {"saveInterval": SAVE_INTERVAL, "keep": KEEP}
+        # kubectl takes a tenth of a second of a processor; what is asked many times a second goes by this.
+        self.api = Api(cluster.kubeconfig)
+        self._folder: Path | None = None
+
+    # What it wrote down.
+
+    @property
+    def folder(self) -> Path:
+        """Its checkpoint folder on the host. Raises ClusterError while there is none."""
+        if self._folder is None:
+            named = self.manifest["spec"]["checkpoint"]["volume"].get("claimName")
+            name = named or f"{self.name}-checkpoints"
+            claim = self.api.find("PersistentVolumeClaim", self.cluster.namespace, name)
+            volume = (claim or {}).get("spec", {}).get("volumeName")
+            if not volume:
+                raise ClusterError(f"{self.name} has no checkpoint volume yet")
+            described = self.api.get("PersistentVolume", None, volume)
+            self._folder = Path(described["spec"]["hostPath"]["path"]) / self.name
+        return self._folder
+
+    def steps(self) -> list[Step]:
+        """Every step in the order it was done, whole lines only."""
+        try:
+            text = (self.folder / "progress.jsonl").read_text()
+        except (FileNotFoundError, ClusterError):
+            return []
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
+
+    def saved(self) -> list[int]:
+        """Iterations whose checkpoint was finished, oldest first: Megatron writes metadata.json last."""
+        return sorted(int(path.parent.name[5:]) for path in self.folder.glob("iter_*/metadata.json"))
+
+    # What runs.
+
+    def pod_name(self, node_rank: int) -> str:
+        return f"{self.name}-master-0" if node_rank == 0 else f"{self.name}-worker-{node_rank - 1}"
+
+    def pod(self, node_rank: int) -> dict[str, Any] | None:
+        return self.api.find("Pod", self.cluster.namespace, self.pod_name(node_rank))
+
+    def container(self, node_rank: int) -> Container:
+        """Raises ClusterError when the pod has no running container."""
+        pod = self.pod(node_rank) or {}
+        for state in pod.get("status", {}).get("containerStatuses", []):
+            if state["name"] == "pytorch" and "running" in state["state"]:
+                return Container(state["containerID"])
+        raise ClusterError(f"{self.pod_name(node_rank)} does not run")
+
+    def ranks(self, node_rank: int) -> list[Process]:
+        """The rank processes of a pod by local rank: children of the warm parent, each leading a session.
+
+        Fewer than RANKS_PER_NODE while they are being started.
+        """
+        container = self.container(node_rank)
+        return [
+            process
+            for parent in container.children(container.first)
+            for process in container.children(parent)
+            if process.session == process.pid
+        ]
+
+    def strays(self) -> list[str]:
+        """Processes in its pods that belong neither to a launcher nor to a living rank."""
+        found = []
+        for node_rank in range(NODES):
+            container = self.container(node_rank)
+            first = container.first
+            parents = container.children(first)
+            known = {first.pid, *(p.pid for p in parents)}
+            sessions = {rank.pid for rank in self.ranks(node_rank)}
+            found += [
+                f"{self.pod_name(node_rank)}: process {process.pid} of session {process.session}"
+                for process in container.processes()
+                if process.pid not in known and process.session not in sessions and process.alive
+            ]
+        return found
+
+    # What is told.
+
+    def recovery(self) -> dict[str, Any]:
+        """status.recovery; empty while there is none."""
+        found: dict[str, Any] = (self._recipe() or {}).get("status", {}).get("recovery") or {}
+        return found
+
+    def status(self) -> Status:
+        return Status.of(self._recipe())
+
+    def _recipe(self) -> dict[str, Any] | None:
+        return self.api.find("MegatronRecipe", self.cluster.namespace, self.name)
+
+    def trains(self) -> bool:
+        """Whether the ranks of all pods are there and the status says that they train."""
+        try:
+            ready = all(len(self.ranks(node)) == RANKS_PER_NODE for node in range(NODES))
+        except ClusterError:
+            return False
+        return ready and self.require_alive().phase == "Training"
+
+    def require_alive(self) -> Status:
+        """Raises AssertionError when the run has failed."""
+        status = self.status()
+        assert status.phase not in ("Failed", "Refused"), (
+            f"{self.name} ended as {status.phase}: {status.message}"
+        )
+        return status
