@@ -66,14 +66,14 @@ def command(
         printing.data([_document(choice, wish) for choice in choices], output)
         return
     best, *others = choices
-    if not best.runs:
+    if best.plan is None:
         click.secho(f"None fits. Nearest: {best.entry.name}", bold=True)
     else:
         click.secho(best.entry.name, bold=True)
         click.echo(f"  {best.entry.description}")
     for reason in best.reasons:
         click.echo(f"  - {reason}")
-    if best.runs:
+    if best.plan is not None:
         click.echo(f"\nNext: {_next_command(best, wish)}")
     if others:
         click.echo()
@@ -83,14 +83,13 @@ def command(
 
 
 def _next_command(choice: "Choice", wish: "Wish") -> str:
-    if choice.plan is None:
-        return f"megatron recipes show {choice.entry.name}"
-    words = f"megatron plan --recipe {choice.entry.name} --gpus {wish.gpus}"
+    verb = "plan" if choice.entry.engine == "megatron" else "args"
+    words = f"megatron {verb} --recipe {choice.entry.name} --gpus {wish.gpus}"
     words += f" --accelerator {wish.accelerator}" if wish.accelerator else ""
     if wish.seq_length is not None and wish.seq_length != choice.entry.training.seq_length:
-        words += (
-            f" --set training.seqLength={wish.seq_length} --set model.maxPositionEmbeddings={wish.seq_length}"
-        )
+        words += f" --set training.seqLength={wish.seq_length}"
+        if choice.entry.engine == "megatron":
+            words += f" --set model.maxPositionEmbeddings={wish.seq_length}"
     return words
 
 
@@ -98,8 +97,7 @@ def _row(choice: "Choice") -> tuple[str, ...]:
     p = choice.plan
     size = printing.billions(choice.parameters) if choice.parameters else "-"
     if p is None:
-        layout = choice.layout.title if choice.layout else "-"
-        return choice.entry.name, size, layout, "-", choice.reasons[0]
+        return choice.entry.name, size, "-", "-", choice.reasons[0]
     layout = (
         f"TP {p.tensor_model_parallel_size} PP {p.pipeline_model_parallel_size} CP {p.context_parallel_size} "
         f"EP {p.expert_model_parallel_size} DP {p.data_parallel_size}"
@@ -114,9 +112,9 @@ def _document(choice: "Choice", wish: "Wish") -> dict[str, Any]:
         "family": choice.entry.family,
         "engine": choice.entry.engine,
         "parameters": choice.parameters,
-        "runs": choice.runs,
+        "runs": choice.plan is not None,
         "published": choice.published,
         "reasons": list(choice.reasons),
         "plan": choice.plan.model_dump(by_alias=True, mode="json") if choice.plan else None,
-        "next": _next_command(choice, wish) if choice.runs else None,
+        "next": _next_command(choice, wish) if choice.plan else None,
     }

@@ -69,14 +69,20 @@ def _begins(name: str, text: str) -> bool:
     )
 
 
+def reads_text_alone(entry: Entry) -> bool:
+    """Whether it is a plain language model; others are meant only where their kind or name is asked for."""
+    return not _kinds(entry) & {"vlm", "audio", "diffusion"}
+
+
 def _kinds(entry: Entry) -> set[str]:
-    kinds = {"moe" if entry.model.num_experts else "dense"} if entry.model.num_layers else set()
     words = entry.description.lower()
-    if "vision" in words or "vlm" in words or "multimodal" in words:
+    if entry.family == "diffusion":
+        return {"diffusion"}
+    kinds = {"moe" if entry.model.num_experts else "dense"} if entry.model.num_layers else set()
+    if "vision" in words or "vl" in entry.name.split("-"):
         kinds |= {"vlm", "vision"}
-        kinds -= {"dense"}
-    if "diffusion" in words:
-        kinds = {"diffusion"}
+    if "sound" in words:
+        kinds |= {"audio"}
     return kinds
 
 

@@ -10,15 +10,18 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, Entry, Layout
 from megatron_operator.catalog.accelerator import pick
 from megatron_operator.planner.admission import admit
-from megatron_operator.planner.matching import Match, generation, match, size_of
+from megatron_operator.planner.matching import Match, generation, match, reads_text_alone, size_of
 
 WEIGHED = 4
 """Recipes that are planned: the best and three others."""
 LONG = 8192
 """Tokens of a sample above which a variant for long sequences comes before its base."""
-COMFORTABLE = ((128, None), (16, 80e9), (8, 16e9), (1, 4e9))
-"""Without a model: for at least so many accelerators dense models up to so many parameters, as
-Megatron-Bridge's index recommends (8B-16B on a node, 70B on 16 to 64, 405B from 128), MoE up to twice that.
+SAME = 0.2
+"""Logarithm of the ratio of two sizes that count as one: 7B and 8B."""
+COMFORTABLE = ((128, None), (16, 80e9), (8, 16e9), (4, 8e9), (1, 4e9))
+"""Without a name: for at least so many accelerators dense models up to so many parameters, as
+Megatron-Bridge's index recommends (8B-16B on a node, 70B on 16 to 64, 405B from 128); twice that for experts,
+and for LoRA.
 """
 
 
@@ -90,13 +93,14 @@ def _candidates(wish: Wish, hardware: str, catalog: Catalog) -> Iterator[_Candid
         exact = layout is not None and layout.count == wish.gpus
         least = min((each.count for each in entry.layouts), default=None)
         suits = layout is not None or least is None or least <= wish.gpus
-        if wish.model is None:
-            suits = suits and _is_comfortable(entry, size, wish.gpus)
+        if found.by == "kind":
+            suits = suits and _is_comfortable(wish, entry, size)
         stretched = _distance(entry, wish.seq_length)
         # The variant for these sequences is the recipe that was named, as much as its base is.
         rank = max(found.rank, 1) if (wish.seq_length or 0) > LONG else found.rank
         order = (
             rank,
+            not reads_text_alone(entry) and (found.by != "kind" or wish.model is None),
             found.factor,
             not suits,
             # Where no model is named, one that this operator can start.
@@ -132,9 +136,11 @@ def _distance(entry: Entry, wanted: int | None) -> int:
     return abs(own - wanted) if wanted > LONG else int(own > LONG)
 
 
-def _is_comfortable(entry: Entry, size: int | None, gpus: int) -> bool:
-    most = next(most for least, most in COMFORTABLE if gpus >= least)
-    return most is None or (size or 0) <= most * (2 if entry.model.num_experts else 1)
+def _is_comfortable(wish: Wish, entry: Entry, size: int | None) -> bool:
+    most = next(most for least, most in COMFORTABLE if wish.gpus >= least)
+    if most is None:
+        return True
+    return (size or 0) <= most * (2 if entry.model.num_experts else 1) * (2 if wish.mode == "lora" else 1)
 
 
 def _is_variant(entry: Entry) -> bool:
@@ -161,10 +167,6 @@ def _weigh(
     except Refused as refused:
         reasons = tuple(str(error) for error in refused.errors)
         return Choice(entry, candidate.parameters, None, False, reasons)
-    if layout is None and found.memory_per_gpu is None and hardware != "cpu":
-        there = "; ".join(each.title for each in entry.layouts) or "none"
-        why = f"its memory is not known, and none of its layouts is for {wish.gpus} x {hardware} (it has: {there})"
-        return Choice(entry, candidate.parameters, None, False, (why,))
     published = not stretched and layout is not None and layout.count == wish.gpus
     reasons = tuple(_reasons(wish, entry, found, layout, published))
     return Choice(entry, candidate.parameters, found, published, reasons)
@@ -193,6 +195,7 @@ def _other_mode(wish: Wish, hardware: str, catalog: Catalog) -> str | None:
     for mode in {"pretrain": ("sft", "lora"), "sft": ("lora",)}.get(wish.mode, ()):
         other = replace(wish, mode=mode)
         fitting = [each for each in _candidates(other, hardware, catalog) if each.layout is not None]
+        fitting = [each for each in fitting if reads_text_alone(each.entry) and each.match.factor <= SAME]
         if wish.model is not None and fitting:
             return f"--mode {mode} fits: {min(fitting, key=lambda each: each.order).entry.name}"
     return None

@@ -1,12 +1,10 @@
 """The recipe for a wish: the name that is asked for, else the nearest that runs."""
 
-from pathlib import Path
-
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.errors import Refused
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.catalog import Catalog
+from megatron_operator.planner.matching import reads_text_alone
 from megatron_operator.planner.recommendation import Choice, Wish, recommend
 
 PLATFORM = PlatformConfig.model_validate(
@@ -46,7 +44,6 @@ def test_of_a_family_one_that_runs_comes_first() -> None:
 def test_what_cannot_run_says_why_not() -> None:
     [large, *_] = choices("llama3-70b", 8)
     assert large.plan is None
-    assert not large.runs
     assert "even the leanest layout" in large.reasons[0]
 
 
@@ -75,7 +72,7 @@ def test_every_row_of_the_quick_reference_finds_its_recipe(
 ) -> None:
     found = choices(model, gpus, seq=seq)
     assert found[0].entry.name == best
-    assert found[0].runs
+    assert found[0].plan is not None
     assert all(choice.reasons for choice in found)
 
 
@@ -88,63 +85,57 @@ def test_without_a_model_the_size_suits_the_count(
 ) -> None:
     best = choices(None, gpus)[0]
     size = best.parameters or 0
-    assert best.runs
+    assert best.plan is not None
     assert least <= size <= (most_with_experts if best.entry.model.num_experts else most)
 
 
-FINE_TUNED = """
-entries:
-  small-8b-sft:
-    engine: bridge
-    modes: [sft]
-    description: Full fine-tuning of an 8B
-    layouts: [{accelerators: [h100-sxm], count: 2, source: a list}]
-    source: a list
-  small-8b-lora:
-    engine: bridge
-    modes: [lora]
-    description: LoRA of an 8B
-    layouts: [{accelerators: [h100-sxm], count: 1, source: a list}]
-    source: a list
-  seeing-4b-sft:
-    engine: bridge
-    modes: [sft]
-    description: Fine-tuning of a vision-language model
-    layouts: [{accelerators: [h100-sxm], count: 4, source: a list}]
-    source: a list
-"""
-
-
-@pytest.fixture
-def fine_tuning(tmp_path: Path) -> Catalog:
-    (tmp_path / "tuned.yaml").write_text(FINE_TUNED)
-    return catalog.load(tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("model", "gpus", "mode", "best", "why"),
+    ("model", "gpus", "mode", "best"),
     [
-        ("small-8b", 2, "sft", "small-8b-sft", "its layout for these accelerators is published"),
-        ("small-8b", 8, "sft", "small-8b-sft", "4 copies, by data parallelism, of the published layout for"),
-        ("small-8b", 1, "lora", "small-8b-lora", "its layout for these accelerators is published"),
-        ("small", 4, "sft", "small-8b-sft", "2 copies"),
-        ("seeing", 8, "sft", "seeing-4b-sft", "2 copies"),
+        # The quick reference: a 7-8B on 2 to 8, LoRA on 1, MoE small and large, a VLM on 4 to 8, diffusion.
+        ("8b", 2, "sft", "llama3-8b-sft"),
+        ("8b", 8, "sft", "llama3-8b-sft"),
+        ("7b", 4, "sft", "qwen2-7b-sft"),
+        ("8b", 1, "lora", "llama3-8b-lora"),
+        ("moe", 8, "sft", "qwen3-30b-a3b-sft"),
+        ("qwen3-235b", 256, "sft", "qwen3-235b-a22b-sft"),
+        ("qwen3-vl-8b", 4, "sft", "qwen3-vl-8b-sft"),
+        ("diffusion", 8, "sft", "wan2.1-1.3b-sft"),
+        # The index of recipes, by model and mode.
+        ("llama3-70b", 32, "sft", "llama3-70b-sft"),
+        ("llama3-70b", 8, "lora", "llama3-70b-lora"),
+        ("llama3.1-405b", 32, "lora", "llama3.1-405b-lora"),
+        ("qwen3-30b-a3b", 8, "lora", "qwen3-30b-a3b-lora"),
+        ("glm4.5-air", 32, "sft", "glm4.5-air-sft"),
     ],
 )
-def test_fine_tuning_takes_published_layouts(
-    fine_tuning: Catalog, model: str, gpus: int, mode: str, best: str, why: str
-) -> None:
-    found = recommend(Wish(model, gpus, "h100-sxm", mode, None), PLATFORM, fine_tuning)[0]
-    assert found.entry.name == best
-    assert found.runs
-    assert why in found.reasons[0]
+def test_fine_tuning_finds_its_recipe(model: str, gpus: int, mode: str, best: str) -> None:
+    found = choices(model, gpus, mode=mode)
+    assert found[0].entry.name == best
+    assert found[0].plan is not None
+    assert found[0].plan.world_size == gpus
+    assert mode in found[0].entry.modes
+    assert any("Megatron-Bridge" in reason for reason in found[0].reasons)
 
 
-def test_fine_tuning_on_too_few_accelerators_names_the_mode_that_fits(fine_tuning: Catalog) -> None:
-    found = recommend(Wish("small-8b", 1, "h100-sxm", "sft", None), PLATFORM, fine_tuning)[0]
-    assert not found.runs
-    assert "no published layout for 1 x h100-sxm (published: 2 x h100-sxm)" in found.reasons[0]
-    assert found.reasons[-1] == "--mode lora fits: small-8b-lora"
+@pytest.mark.parametrize(("gpus", "mode"), [(1, "lora"), (2, "sft"), (8, "sft"), (8, "lora"), (64, "sft")])
+def test_without_a_name_a_language_model_is_recommended(gpus: int, mode: str) -> None:
+    best = choices(None, gpus, mode=mode)[0]
+    assert best.plan is not None
+    assert reads_text_alone(best.entry)
+
+
+def test_one_accelerator_takes_lora_alone() -> None:
+    [pretrain, *_], [sft, *_] = choices("8b", 1), choices("8b", 1, mode="sft")
+    assert pretrain.plan is None
+    assert sft.plan is None
+    assert pretrain.reasons[-1] == sft.reasons[-1] == "--mode lora fits: llama3-8b-lora"
+
+
+def test_lora_that_needs_more_accelerators_says_how_many() -> None:
+    best = choices("llama3-70b", 1, mode="lora")[0]
+    assert best.plan is None
+    assert "1 is no multiple of 8" in best.reasons[0]
 
 
 def test_an_accelerator_that_is_not_there_is_refused() -> None:
