@@ -65,7 +65,7 @@ def recommend(wish: Wish, platform: PlatformConfig, catalog: Catalog) -> list[Ch
     if not candidates:
         raise Refused([_nothing(wish, catalog)])
     candidates.sort(key=lambda each: each.order)
-    choices = [_weigh(wish, candidate, hardware, platform, catalog) for candidate in candidates[:WEIGHED]]
+    choices = [_weigh(wish, candidate, platform, catalog) for candidate in candidates[:WEIGHED]]
     choices.sort(key=lambda choice: choice.plan is None)
     best, *others = choices
     if best.plan is None and (hint := _other_mode(wish, hardware, catalog)):
@@ -147,9 +147,7 @@ def _is_variant(entry: Entry) -> bool:
     return entry.name.endswith("k") and entry.name.rpartition("-")[2][:-1].isdigit()
 
 
-def _weigh(
-    wish: Wish, candidate: _Candidate, hardware: str, platform: PlatformConfig, catalog: Catalog
-) -> Choice:
+def _weigh(wish: Wish, candidate: _Candidate, platform: PlatformConfig, catalog: Catalog) -> Choice:
     entry, layout = candidate.entry, candidate.layout
     spec: dict[str, object] = {
         "recipe": entry.name,
