@@ -136,10 +136,14 @@ def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(
             "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
         )
-    notes += _across_nodes(resolved, plan)
+    return notes + _across_nodes(resolved, plan)
+
+
+def proposals(resolved: ResolvedRecipe) -> list[str]:
+    """What is no mistake, but might be tried."""
     if resolved.training.fp8_format is None and _has_fp8(resolved):
-        notes.append("the accelerator has FP8 matrix products: training.fp8Format hybrid would use them")
-    return notes
+        return ["the accelerator has FP8 matrix products: training.fp8Format hybrid would use them"]
+    return []
 
 
 def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:

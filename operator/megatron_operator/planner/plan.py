@@ -12,7 +12,7 @@ from megatron_operator.planner.keeping import asked_by, same_layout
 from megatron_operator.planner.notes import notes_of
 from megatron_operator.planner.parameters import flops_per_token, parameters
 from megatron_operator.planner.passthrough import passthrough_errors
-from megatron_operator.planner.pitfalls import pitfall_errors, pitfall_notes
+from megatron_operator.planner.pitfalls import pitfall_errors, pitfall_notes, proposals
 from megatron_operator.planner.ranking import Ranking, rank
 from megatron_operator.planner.request import Candidate, Request
 from megatron_operator.planner.support import (
@@ -312,4 +312,5 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
         expected=chosen.expected,
         notes=notes + notes_of(request, ranking, chosen),
     )
-    return made.model_copy(update={"notes": [*made.notes, *pitfall_notes(resolved, made)]})
+    said = [*made.notes, *pitfall_notes(resolved, made), *proposals(resolved)]
+    return made.model_copy(update={"notes": said})

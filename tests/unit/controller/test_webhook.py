@@ -63,6 +63,10 @@ def test_a_namespaces_limit_holds(known: Known) -> None:
     assert "16 are more than the 8 that namespace small may use" in str(error)
 
 
+def test_a_proposal_is_no_warning(known: Known) -> None:
+    assert judge(request(SPEC), known) == Verdict()
+
+
 def test_what_probably_is_a_mistake_is_warned_of(known: Known) -> None:
     alone = {"numExperts": 8, "moeRouterTopk": 2, "moeAuxLossCoeff": 0}
     verdict = judge(request(SPEC | {"model": alone}), known)
