@@ -58,6 +58,10 @@ golden: setup ## Write the golden manifests anew; look at the diff
 bench-planner: setup ## Print the planner's step times against published ones, with their errors
 	@$(PY) -m bench.planner
 
+.PHONY: bench-goodput
+bench-goodput: setup ## Print the goodput of a simulated run of 16,384 GPUs through 466 interruptions
+	@$(PY) -m bench.goodput
+
 .PHONY: lock
 lock: setup ## Compile the pinned requirements anew
 	@for name in operator dev; do \

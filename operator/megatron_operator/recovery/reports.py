@@ -28,6 +28,12 @@ class Place:
     pod: str
     """Without the job's name: `worker-3`."""
     node: str | None
+    since: float = 0.0
+    """When the pod was bound to it, seconds since the epoch."""
+
+    def was_there(self, at: float) -> bool:
+        """Whether it is this pod, not one that it replaced, that something at that time happened to."""
+        return self.since <= at
 
 
 def reported(
@@ -99,7 +105,8 @@ def _new(
 ) -> RecoveryStatus:
     kind = KINDS.get(str(told.get("kind")), "pod")
     place = _place(told, placement)
-    node = place.node if place is not None and kind in ON_ITS_NODE else None
+    on_its_node = place is not None and kind in ON_ITS_NODE and place.was_there(told["detectedAt"])
+    node = place.node if place is not None and on_its_node else None
     recovery = history.append(
         recovery,
         time=timestamp(told["detectedAt"]),

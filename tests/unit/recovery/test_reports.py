@@ -148,6 +148,12 @@ def test_a_pod_that_is_gone_does_not_blame_the_node_of_its_replacement() -> None
     assert (last(recovery).pod, last(recovery).node) == ("worker-0", None)
 
 
+def test_a_pod_that_was_replaced_after_its_rank_died_does_not_blame_its_new_node() -> None:
+    places = {1: Place("worker-0", "node-2", since=NOW + 5)}
+    recovery = reported(FRESH, [told()], places, bound_at=NOW + 5, checkpoint=40)
+    assert (last(recovery).pod, last(recovery).node, recovery.node_failures) == ("worker-0", None, {})
+
+
 def test_reports_older_than_what_is_kept_are_not_told_again() -> None:
     recovery = take(FRESH, told(9))
     assert take(recovery, told(2), told(9)) == recovery

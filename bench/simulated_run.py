@@ -1,0 +1,329 @@
+"""A run of many nodes, simulated from fault to fault; `recovery.decide` says what is done after each.
+
+The trainer restarts dead ranks in place and the training-operator replaces pods, as they do on a cluster.
+What the operator does is not modelled: its own code decides, and keeps its own incidents and budget.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from megatron_operator.api.recipe import RecoverySpec
+from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.times import seconds as moment
+from megatron_operator.api.times import timestamp
+from megatron_operator.recovery import (
+    Avoid,
+    Fail,
+    ForceDelete,
+    Heartbeat,
+    History,
+    Limits,
+    Observation,
+    Place,
+    PodEnd,
+    PodPhase,
+    PodView,
+    ReleaseNodes,
+    Replaced,
+    Resize,
+    RestartGang,
+    Wait,
+    checkpoint_saved,
+    decide,
+    gang_restarted,
+    node_lost,
+    pods_replaced,
+    reported,
+    trained,
+)
+
+from bench.interruptions import Effect, Fault
+from bench.wall_time import Clock, Phases, Scale
+
+EPOCH: Final = 1_700_000_000.0
+NODE_MONITOR_GRACE: Final = 40.0
+"""Seconds until Kubernetes calls a silent node unreachable (kube-controller-manager's default)."""
+
+
+class SimulatedRun:
+    """This operator's run. `play` gives its clock."""
+
+    def __init__(self, scale: Scale, phases: Phases, spec: RecoverySpec, end: float) -> None:
+        self.clock = Clock(scale, end)
+        self.recovery = RecoveryStatus()
+        self.decisions: dict[str, int] = {}
+        self.failed: str | None = None
+        self._scale, self._phases, self._limits = scale, phases, Limits.of(spec)
+        self._max_rank_restarts = spec.max_rank_restarts
+        self._pods = [
+            PodView(rank, PodPhase.RUNNING, EPOCH, name=f"worker-{rank}", node=f"node-{rank}")
+            for rank in range(scale.pods)
+        ]
+        self._spares = [f"node-{scale.pods + index}" for index in range(scale.spares)]
+        self._repairs: list[tuple[float, str]] = []
+        self._bad: set[str] = set()
+        self._faults: list[Fault] = []
+        self._generation = 1
+        self._told: list[dict[str, Any]] = []
+        self._last_step = 0.0
+        # What is up now: what ranks must meet again for, and how much of a start that takes.
+        self._reason: dict[str, Any] | None = None
+        self._detect = 0.0
+        self._moved: set[int] = set()
+        self._rank_restarts = 0
+
+    def play(self, faults: Iterable[Fault]) -> Clock:
+        """From the first start to the end of the time, or until the run has failed."""
+        self._faults = sorted(faults, key=lambda fault: fault.time)
+        clock = self.clock
+        while clock.now < clock.end and self.failed is None:
+            clock.train(self._next())
+            if self._faults and clock.now >= self._faults[0].time:
+                self._give_back_budget()
+                self._last_step = clock.now
+                self._strike(self._faults.pop(0))
+                clock.fall_back()
+                self._heal()
+        clock.save()
+        return clock
+
+    def _next(self) -> float:
+        return min(self._faults[0].time, self.clock.end) if self._faults else self.clock.end
+
+    def _give_back_budget(self) -> None:
+        self.recovery = checkpoint_saved(self.recovery, self.clock.checkpoints)
+
+    def _spend(self, part: str, seconds: float) -> bool:
+        """False when a further fault came in between; it has struck then, or the time is over."""
+        if self.clock.spend(part, seconds, self._next()):
+            return True
+        if self._faults and self.clock.now >= self._faults[0].time:
+            self._strike(self._faults.pop(0))
+        return False
+
+    def _strike(self, fault: Fault) -> None:
+        pod = self._pods[fault.pod]
+        self._detect = self._phases.rank_detect
+        match fault.cause.effect:
+            case Effect.RANK:
+                self._tell("rank", fault)
+            case Effect.ACCELERATOR:
+                if pod.node is not None:
+                    self._bad.add(pod.node)
+                self._tell("rank", fault)
+            case Effect.HANG:
+                self._detect = self._scale.hang_found
+                self._tell("hang", fault)
+            case Effect.NODE:
+                noticed = EPOCH + self.clock.now + NODE_MONITOR_GRACE
+                self._pods[fault.pod] = replace(pod, unreachable_since=noticed)
+                self._tell("pod", fault)
+            case Effect.DRAIN:
+                self._drain(fault)
+
+    def _drain(self, fault: Fault) -> None:
+        """The gang saves a checkpoint while the grace period lasts; what moves is one pod."""
+        if self._reason is None:
+            self.clock.spend("checkpoint", self._scale.final_save, self.clock.end)
+            self.clock.save()
+        pod = self._pods[fault.pod]
+        end = PodEnd(f"{pod.name}: drained", 143, node=pod.node, disruption="EvictionByEvictionAPI")
+        self._replaced(pod, end)
+        self._leave_node(fault.pod)
+        self._tell("stop", fault)
+
+    def _tell(self, kind: str, fault: Fault) -> None:
+        self._reason = {
+            "kind": kind,
+            "nodeRank": fault.pod,
+            "cause": fault.cause.component,
+            "iteration": self.clock.checkpoints,
+            "resumedFrom": self.clock.checkpoints,
+            "lastStepAt": EPOCH + self._last_step,
+        }
+
+    def _replaced(self, pod: PodView, end: PodEnd) -> None:
+        self.recovery = pods_replaced(
+            self.recovery,
+            [Replaced(pod.name, end)],
+            EPOCH + self.clock.now,
+            checkpoint=self.clock.checkpoints,
+            iteration=self.clock.checkpoints,
+        )
+
+    def _leave_node(self, rank: int) -> None:
+        """A pod is gone; its node is repaired, and the next pod goes to a spare one."""
+        node = self._pods[rank].node
+        if node is not None:
+            heapq.heappush(self._repairs, (self.clock.now + self._scale.repair, node))
+        self._pods[rank] = PodView(rank, PodPhase.PENDING, name=f"worker-{rank}")
+        self._moved.add(rank)
+
+    def _heal(self) -> None:
+        """Until the run trains again, fails, or its time is over."""
+        self._rank_restarts = 0
+        while self.clock.now < self.clock.end:
+            if not self._spend("detect", self._detect):
+                continue
+            self._detect = 0.0
+            if self._recover():
+                return
+
+    def _recover(self) -> bool:
+        """What is decided until a start is worth trying, then the start; whether all this is over."""
+        while True:
+            self._schedule()
+            decision = decide(self._observe())
+            name = type(decision).__name__
+            self.decisions[name] = self.decisions.get(name, 0) + 1
+            match decision:
+                case Fail(cause):
+                    self.failed = cause
+                    return True
+                case Wait(_, pause):
+                    if self._ready():
+                        return self._start()
+                    if not self._spend(*self._idle(pause)):
+                        return False
+                case _:
+                    self._do(decision)
+
+    def _do(self, decision: Avoid | ForceDelete | ReleaseNodes | RestartGang | Resize) -> None:
+        now, ranks = EPOCH + self.clock.now, {pod.name: pod.node_rank for pod in self._pods}
+        match decision:
+            case ForceDelete(names, cause):
+                for name in names:
+                    pod = self._pods[ranks[name]]
+                    told = Replaced(name, PodEnd(cause, node=pod.node))
+                    self.recovery = node_lost(
+                        self.recovery, [told], cause, now, iteration=self.clock.checkpoints
+                    )
+                    self._replaced(pod, PodEnd(cause, node=pod.node))
+                    self._leave_node(pod.node_rank)
+            case Avoid(nodes, names, _):
+                avoided = sorted({*self.recovery.nodes_avoided, *nodes})
+                self.recovery = self.recovery.model_copy(update={"nodes_avoided": avoided})
+                for name in names:
+                    self._leave_node(ranks[name])
+                self._reason = (self._reason or {}) | {"kind": "pod", "cause": "moved to another node"}
+            case ReleaseNodes(nodes, _):
+                self._forget(nodes)
+            case RestartGang(cause):
+                self.recovery = gang_restarted(
+                    self.recovery, cause, now, checkpoint=self.clock.checkpoints, iteration=None
+                )
+                self._moved.update(range(len(self._pods)))
+            case Resize():
+                raise AssertionError("this run is not elastic")
+
+    def _forget(self, nodes: Iterable[str]) -> None:
+        gone = set(nodes)
+        failures = {node: n for node, n in self.recovery.node_failures.items() if node not in gone}
+        avoided = [node for node in self.recovery.nodes_avoided if node not in gone]
+        self.recovery = self.recovery.model_copy(update={"node_failures": failures, "nodes_avoided": avoided})
+
+    def _schedule(self) -> None:
+        """Repaired nodes come back whole; pods without a node get one."""
+        while self._repairs and self._repairs[0][0] <= self.clock.now:
+            _, node = heapq.heappop(self._repairs)
+            self._bad.discard(node)
+            self._forget([node])
+            self._spares.append(node)
+        for rank in sorted(self._moved):
+            if self._pods[rank].node is None and self._spares:
+                self._pods[rank] = replace(self._pods[rank], node=self._spares.pop(0))
+        placed = all(self._pods[rank].node is not None for rank in self._moved)
+        since = None if placed else self.recovery.waiting_since or timestamp(EPOCH + self.clock.now)
+        self.recovery = self.recovery.model_copy(update={"waiting_since": since})
+
+    def _ready(self) -> bool:
+        return all(pod.node is not None and not pod.unreachable for pod in self._pods)
+
+    def _idle(self, pause: float | None) -> tuple[str, float]:
+        if any(pod.unreachable for pod in self._pods):
+            assert pause is not None, "an unreachable node is waited for as long as it may come back"
+            return "detect", pause
+        returns = self._repairs[0][0] - self.clock.now if self._repairs else float("inf")
+        return "schedule", min(returns, pause or float("inf"))
+
+    def _observe(self) -> Observation:
+        now, recovery = EPOCH + self.clock.now, self.recovery
+        return Observation(
+            now=now,
+            size=len(self._pods),
+            pods=tuple(self._pods),
+            heartbeat=Heartbeat("loading", self.clock.checkpoints, self._scale.step, now, now),
+            history=History(
+                "simulated",
+                recovery.restarts_since_checkpoint,
+                moment(recovery.last_restart_time),
+                recovery.last_cause,
+                recovery.first_cause,
+                None,
+                recovery.node_failures,
+                frozenset(recovery.nodes_avoided),
+            ),
+            limits=self._limits,
+            waiting_since=moment(recovery.waiting_since),
+        )
+
+    def _start(self) -> bool:
+        """Pods start where they must, all meet, ranks load; whether the run trains, or its time is over."""
+        began = self.clock.now
+        seconds = self._phases.rank_start
+        if self._moved:
+            if not self._spend("schedule", self._phases.pod_schedule):
+                return False
+            seconds = self._scale.image_start + self._phases.pod_start
+        bound = self.clock.now
+        if not self._spend("start", seconds):
+            return False
+        self._meet(began, bound)
+        # The ranks die on a bad node as soon as they touch their accelerators.
+        sick = next((pod for pod in self._pods if pod.node in self._bad), None)
+        if sick is not None:
+            self._die_again(sick)
+            return False
+        if not self._spend("load", self._scale.groups + self._scale.load):
+            return False
+        self._reason = None
+        self.recovery = trained(self.recovery, EPOCH + self.clock.now, resumed_from=self.clock.checkpoints)
+        return True
+
+    def _meet(self, began: float, bound: float) -> None:
+        """All pods are there: node 0 writes down why they meet, and the operator reads it."""
+        started = EPOCH + self.clock.now
+        for rank in self._moved:
+            self._pods[rank] = replace(self._pods[rank], phase=PodPhase.RUNNING, started=started)
+        self._moved.clear()
+        self._generation += 1
+        if self._reason is not None:
+            times = {"detectedAt": EPOCH + began, "metAt": started}
+            self._told = [*self._told, self._reason | times | {"generation": self._generation}][-8:]
+        places = {pod.node_rank: Place(pod.name, pod.node) for pod in self._pods}
+        self.recovery = reported(
+            self.recovery,
+            self._told,
+            places,
+            bound_at=EPOCH + bound,
+            checkpoint=self.clock.checkpoints,
+        )
+
+    def _die_again(self, sick: PodView) -> None:
+        self._detect = self._phases.rank_detect
+        self._rank_restarts += 1
+        assert self._reason is not None, "a bad node is what the run recovers from"
+        self._reason = self._reason | {
+            "kind": "rank",
+            "nodeRank": sick.node_rank,
+            "cause": "no accelerator",
+            "lastStepAt": None,
+        }
+        if self._rank_restarts > self._max_rank_restarts:
+            # The pod is given up; the scheduler puts its replacement where it was.
+            self._rank_restarts = 0
+            self._replaced(sick, PodEnd(f"{sick.name}: rank restarts used up", 138, node=sick.node))
+            self._pods[sick.node_rank] = replace(sick, phase=PodPhase.PENDING, started=None)
+            self._moved.add(sick.node_rank)
