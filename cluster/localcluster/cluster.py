@@ -262,7 +262,7 @@ class Cluster:
 
     def components(self) -> tuple[str, ...]:
         """What `component_stop` takes: also the operators that are processes, where there are no nodes."""
-        extra = (operator.NAME, kwok.NAME) if self.profile == "control-plane" else ()
+        extra = (operator.NAME, kwok.NAME) if self.profile == "control-plane" else (dns.NAME,)
         return (*COMPONENTS, *extra)
 
     def component_stop(self, name: str) -> None:
@@ -278,6 +278,8 @@ class Cluster:
             operator.HostTrainingOperator(plane, self.kubectl).start()
         elif name == kwok.NAME:
             kwok.Kwok(plane, self.kubectl).start()
+        elif name == dns.NAME:
+            dns.up(plane, self.kubectl, self.report)
         else:
             plane.start(name)
             if name in ("etcd", "kube-apiserver"):

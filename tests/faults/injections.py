@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localcluster import Cluster as Machine
-from localcluster.faults import Container, end_with_success, slowed
+from localcluster.faults import end_with_success, slowed
 
-from demo.__main__ import OPERATOR_NAMESPACE
 from demo.kubectl import Cluster
 from tests.faults.watched import RANKS_PER_NODE, WatchedRun, eventually
 
@@ -217,18 +216,3 @@ def _stands_since(scene: Scene, generation: int) -> bool | None:
         or scene.run.steps()[-1].generation > generation
         or None
     )
-
-
-# The cluster's own parts.
-
-
-def kill_workload(scene: Scene, namespace: str, selector: str) -> None:
-    """SIGKILL the first process of a Deployment's pod, and take the pod away: the next one starts at once."""
-    words = ("-n", namespace, "get", "pod", "-l", selector, "-o")
-    identity = scene.cluster.kubectl(*words, "jsonpath={.items[0].status.containerStatuses[0].containerID}")
-    Container(identity).first.kill()
-    scene.cluster.kubectl("-n", namespace, "delete", "pod", "-l", selector, "--force", "--grace-period=0")
-
-
-def kill_operator(scene: Scene) -> None:
-    kill_workload(scene, OPERATOR_NAMESPACE, "app.kubernetes.io/name=megatron-operator")

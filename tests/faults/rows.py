@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.faults import injections as do
+from tests.faults import machine as at
 from tests.faults.injections import Hit, Scene
 
 SIGKILL = r"rank {rank} was killed by SIGKILL"
@@ -27,6 +28,8 @@ class Row:
     """Whether all pods are looked through for processes that outlived their rank."""
     seconds: float = 120.0
     """Within which the run must have done a new iteration."""
+    fresh: bool = False
+    """Wants a run of its own, with all its iterations before it."""
     extended: bool = False
     """Only in `make faults`: it takes longer than a minute."""
 
@@ -106,4 +109,85 @@ CHECKPOINTS = (
     ),
 )
 
-ROWS = (*RANKS, *PODS, *CHECKPOINTS)
+NODES = (
+    Row(
+        "a node is lost for 20 seconds",
+        at.lose_node(20),
+        told("node", "pod"),
+        r"{node}|{pod}",
+        names=("node",),
+        seconds=240,
+        fresh=True,
+        extended=True,
+    ),
+    Row(
+        "a node is lost for ever",
+        at.lose_node(None),
+        told("node"),
+        r"{node}",
+        names=("node",),
+        seconds=240,
+        fresh=True,
+        extended=True,
+    ),
+)
+
+CONTROL = (
+    Row(
+        "the API server is away for 60 seconds, a rank is killed",
+        at.without("kube-apiserver", 60),
+        told("rank"),
+        SIGKILL,
+        names=("rank",),
+        fresh=True,
+        extended=True,
+    ),
+    Row(
+        "etcd is started anew, a rank is killed",
+        at.without("etcd", 1),
+        told("rank"),
+        SIGKILL,
+        names=("rank",),
+    ),
+    Row(
+        "name service is away for 20 seconds, a pod is deleted",
+        at.replace_pod_without("coredns", 20),
+        told("pod"),
+        r"{pod}",
+        names=("pod",),
+        extended=True,
+    ),
+    *(
+        Row(
+            f"the operator is killed {stage}",
+            at.kill_during_recovery(at.kill_operator, reached),
+            told("pod"),
+            r"{pod}",
+            extended=True,
+        )
+        for stage, reached in at.STAGES.items()
+    ),
+    Row(
+        "the training-operator is killed when a pod is gone",
+        at.kill_during_recovery(at.kill_training_operator, at.STAGES["when the pod is gone"]),
+        told("pod"),
+        r"{pod}",
+    ),
+)
+
+TWO = (
+    Row("a rank is killed and another pod deleted", at.rank_and_pod, told("rank", "pod"), r"{pod}|worker-0"),
+    Row("both pods are deleted", at.both_pods, told("pod"), r"worker-0|master-0"),
+    Row(
+        "a node is lost and the operator killed",
+        at.node_and_operator,
+        told("node"),
+        r"{node}",
+        names=("node",),
+        seconds=240,
+        fresh=True,
+        extended=True,
+    ),
+)
+
+ROWS = (*RANKS, *PODS, *CHECKPOINTS, *CONTROL, *TWO, *NODES)

@@ -1,22 +1,18 @@
 """Whatever happens to a run, it ends as if nothing had happened, and says what did."""
 
-import os
-
 import pytest
 from localcluster import Cluster as Machine
 
-from tests.faults.conftest import Runs
+from tests.faults.conftest import ALL, Runs
 from tests.faults.injections import Scene
 from tests.faults.rows import ROWS, Row
 from tests.faults.table import ToldWrongly, play
-
-ALL = os.environ.get("MEGATRON_FAULTS") == "all"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ALL or not row.extended], ids=lambda row: row.name)
 def test_a_run_survives(row: Row, runs: Runs, machine: Machine) -> None:
     try:
-        play(Scene(runs.one(), machine), row, runs.expected)
+        play(Scene(runs.one(fresh=row.fresh), machine), row, runs.expected)
     except ToldWrongly:
         raise
     except BaseException:

@@ -55,6 +55,8 @@ class WatchedRun(Run):
             "evalIters": 0,
         }
         spec["checkpoint"] |= {"saveInterval": SAVE_INTERVAL, "keep": KEEP}
+        # So many faults in one run would have every node avoided.
+        spec["recovery"] = {"nodes": {"avoidAfter": 0}}
         # kubectl takes a tenth of a second of a processor; what is asked many times a second goes by this.
         self.api = Api(cluster.kubeconfig)
         self._folder: Path | None = None

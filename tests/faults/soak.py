@@ -1,0 +1,75 @@
+"""Random faults, one after the other: `python -m tests.faults.soak --faults 200 --seed 7 --minutes 120`.
+
+The faults are those of the table that leave nothing behind. Every run that a fault is done to must end as if
+nothing had happened. The seed is printed, and the same seed does the same faults in the same order.
+"""
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections import Counter
+
+from localcluster import Cluster as Machine
+from rich.console import Console
+
+from demo.__main__ import connect
+from demo.kubectl import Cluster
+from tests.faults.conftest import NAMESPACE, Runs, ready
+from tests.faults.injections import Scene
+from tests.faults.rows import ROWS, Row
+from tests.faults.table import ToldWrongly, play
+
+console = Console(soft_wrap=True)
+LEFT_OUT = frozenset({"a rank is slow"})
+"""Nothing is to be recovered from there."""
+
+
+def drawn(seed: int, count: int) -> list[Row]:
+    """The faults of a seed, in their order. Those that take minutes come a tenth as often."""
+    chance = random.Random(seed)
+    rows = [row for row in ROWS if row.name not in LEFT_OUT]
+    return chance.choices(rows, weights=[1 if row.extended else 10 for row in rows], k=count)
+
+
+def soak(cluster: Cluster, faults: int, seed: int, minutes: float) -> int:
+    """Returns the number of faults that were not survived, or of which something wrong was told."""
+    deadline = time.monotonic() + 60 * minutes
+    runs, machine = Runs(cluster), Machine(quiet=True)
+    runs.undisturbed()
+    survived: Counter[str] = Counter()
+    bad = 0
+    for number, row in enumerate(drawn(seed, faults), 1):
+        if time.monotonic() > deadline:
+            console.print(f"{minutes:.0f} minutes are over after {number - 1} faults")
+            break
+        began = time.monotonic()
+        try:
+            play(Scene(runs.one(fresh=row.fresh), machine), row, runs.expected)
+        except (AssertionError, TimeoutError) as error:
+            bad += 1
+            console.print(f"[red]{number}/{faults} {row.name}: {error}[/red]", highlight=False)
+            if not isinstance(error, ToldWrongly):
+                runs.drop()
+            continue
+        survived[row.name] += 1
+        console.print(f"{number}/{faults} {row.name}: {time.monotonic() - began:.0f} s", highlight=False)
+    runs.end()
+    console.print(f"survived {survived.total()}, not {bad}, seed {seed}")
+    return bad
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tests.faults.soak", description=__doc__)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3)))
+    parser.add_argument("--minutes", type=float, default=240.0, help="no further fault after so long")
+    options = parser.parse_args(argv)
+    console.print(f"soak: {options.faults} faults, seed {options.seed}")
+    with ready(Cluster(connect(), NAMESPACE)) as cluster:
+        return 1 if soak(cluster, options.faults, options.seed, options.minutes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
