@@ -33,6 +33,11 @@ class Cluster:
         found: Object = self._json(["get", RECIPES, name], f"recipe {name}")
         return found
 
+    def job(self, name: str) -> Object:
+        """The PyTorchJob of this name. Raises Refused likewise."""
+        found: Object = self._json(["get", "pytorchjobs.kubeflow.org", name], f"pytorchjob {name}")
+        return found
+
     def events(self, name: str) -> list[Object]:
         """Events about the recipe."""
         about = f"involvedObject.kind=MegatronRecipe,involvedObject.name={name}"

@@ -1,5 +1,6 @@
 """`megatron diff`: what a recipe changes of Megatron's command line."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import click
 
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.cli import output as printing
+from megatron_operator.cli.cluster import Cluster, asks_cluster
 from megatron_operator.cli.inputs import Question, question, resource
 from megatron_operator.contract import CONTAINER_NAME
 
@@ -21,27 +23,40 @@ Flags = dict[str, str]
     type=click.Path(path_type=Path, allow_dash=True),
     help="The running PyTorchJob, as `kubectl get pytorchjob NAME -o yaml` prints it; - is standard input.",
 )
+@click.option("--live", is_flag=True, help="The running PyTorchJob, asked of the cluster.")
 @question
+@asks_cluster
 @printing.formatted
-def command(asked: Question, running: Path | None, output: str) -> None:
+def command(asked: Question, running: Path | None, live: bool, cluster: Cluster, output: str) -> None:
     """Compare a recipe's command line with the catalog's for the same accelerators, or with a running job's.
 
     Ends with 0 when they are the same, with 1 when they differ.
 
     \b
     megatron diff -f recipe.yaml
+    megatron diff -f recipe.yaml --live -n research
     kubectl get pytorchjob llama3-8b -o yaml | megatron diff -f recipe.yaml --running -
     """
+    from megatron_operator.cli import documents
     from megatron_operator.cli.stages import run
     from megatron_operator.planner import megatron_arguments
 
     mine = resource(asked)
     one = run(asked, mine)
     if running is not None:
-        before = flags(_running(running))
+        before = flags(_arguments(documents.read(running), str(running)))
+    elif live:
+        from megatron_operator.manifests import object_name
+
+        own_namespace = (mine.get("metadata") or {}).get("namespace")
+        there = (
+            cluster if cluster.namespace or not own_namespace else replace(cluster, namespace=own_namespace)
+        )
+        job = object_name(one.name)
+        before = flags(_arguments(there.job(job), f"pytorchjob {job}"))
     else:
         if one.resolved.recipe is None:
-            fix = "name a recipe, or give --running"
+            fix = "name a recipe, or give --live or --running"
             raise Refused([FieldError("spec.recipe", "is missing: there is nothing to compare with", fix)])
         spec = {
             name: mine["spec"][name] for name in ("recipe", "accelerator", "data") if name in mine["spec"]
@@ -81,13 +96,10 @@ def flags(words: list[str]) -> Flags:
     return {flag: " ".join(values) for flag, values in found.items()}
 
 
-def _running(path: Path) -> list[str]:
-    from megatron_operator.cli import documents
-
-    job: Any = documents.read(path)
+def _arguments(job: Any, where: str) -> list[str]:
     try:
         containers = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
         return [str(word) for c in containers if c["name"] == CONTAINER_NAME for word in c["args"]]
     except (KeyError, TypeError):
         fix = "give the output of `kubectl get pytorchjob NAME -o yaml`"
-        raise Refused([FieldError(str(path), "is no PyTorchJob of a recipe", fix)]) from None
+        raise Refused([FieldError(where, "is no PyTorchJob of a recipe", fix)]) from None

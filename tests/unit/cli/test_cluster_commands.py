@@ -56,6 +56,7 @@ echo "$@" >> {folder}/asked
 for word in "$@"; do
     case $word in
         logs) echo "a line of the log"; exit 0 ;;
+        pytorchjobs*) cat {folder}/job; exit 0 ;;
         pods|events) cat {folder}/$word; exit 0 ;;
         megatronrecipes*) cat {folder}/recipe && exit 0
             echo 'Error from server (NotFound): megatronrecipes "run" not found' >&2; exit 1 ;;
@@ -180,3 +181,25 @@ def test_a_run_without_pods_leads_to_its_history(kubectl: Kubectl) -> None:
 @pytest.mark.usefixtures("kubectl")
 def test_a_rank_that_no_pod_has_is_refused() -> None:
     assert "has no pod of rank 99" in megatron("logs", "run", "--rank", "99").stderr
+
+
+def test_diff_compares_with_the_job_in_the_cluster(kubectl: Kubectl, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        """\
+apiVersion: megatron.training/v1alpha1
+kind: MegatronRecipe
+metadata: {name: llama3.1-8b, namespace: research}
+spec: {recipe: llama3-8b, data: {mockData: true}, accelerator: {type: h100-sxm, count: 8}}
+"""
+    )
+    rendered = json.loads(megatron("render", "-f", str(recipe), "-o", "json").stdout)
+    [job] = [manifest for manifest in rendered if manifest["kind"] == "PyTorchJob"]
+    kubectl.say(job=job)
+    assert megatron("diff", "-f", str(recipe), "--live").exit_code == 0
+    name = job["metadata"]["name"]
+    asked = f"--namespace=research get pytorchjobs.kubeflow.org {name} --output json"
+    assert kubectl.asked()[-1] == asked
+    changed = megatron("diff", "-f", str(recipe), "--live", "-n", "other", "--set", "training.lr=1e-4")
+    assert changed.stdout.splitlines() == ["- --lr 0.0003", "+ --lr 0.0001"]
+    assert kubectl.asked()[-1].startswith("--namespace=other ")

@@ -263,3 +263,14 @@ def test_showing_help_imports_neither_models_nor_catalog() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_planning_imports_nothing_of_the_cluster() -> None:
+    program = (
+        "import sys; from megatron_operator.cli import main; "
+        "main.cli(['plan', '--recipe', 'llama3-8b', '--gpus', '8'], standalone_mode=False); "
+        "print(sorted({m.split('.')[0] for m in sys.modules} "
+        "& {'kopf', 'kubernetes', 'aiohttp', 'rich', 'importlib_metadata', 'jinja2'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
