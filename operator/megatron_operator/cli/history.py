@@ -31,7 +31,8 @@ def command(name: str, cluster: Cluster, output: str) -> None:
     click.echo()
     widest = max(len(moment.reason) for moment in moments)
     for moment in moments:
-        reason = click.style(moment.reason.ljust(widest), fg="yellow" if moment.warning else None)
+        padded = moment.reason.ljust(widest) if moment.message else moment.reason
+        reason = click.style(padded, fg="yellow" if moment.warning else None)
         times = f" (x{moment.count})" if moment.count > 1 else ""
         time = moment.time[:19].replace("T", " ")
         first, *more = moment.message.splitlines() or [""]
