@@ -66,7 +66,9 @@ def of_rank(recipe: Object, pods: Sequence[Object], rank: int) -> Culprit | None
     per_node = int(((recipe.get("status") or {}).get("plan") or {}).get("perNode") or 1)
     for pod in pods:
         if node_rank(pod) == rank // per_node:
-            return _culprit(pod, rank, False, f"rank {rank} is local rank {rank % per_node} of {per_node} here")
+            return _culprit(
+                pod, rank, False, f"rank {rank} is local rank {rank % per_node} of {per_node} here"
+            )
     return None
 
 
