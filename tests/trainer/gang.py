@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Gang:
     def __init__(self, folder: Path, corpus: Path, nodes: int) -> None:
         self.folder, self.save = folder, folder / "checkpoints"
         self.nodes = nodes
+        self.environment: dict[str, str] = {}
         self._corpus = corpus
         self._store_port = free_port()
         self.progress_ports = [free_port() for _ in range(nodes)]
@@ -73,6 +75,7 @@ class Gang:
                 "PET_NPROC_PER_NODE": str(WORLD_SIZE // self.nodes),
                 "TMPDIR": str(self.folder),
                 "PYTHONWARNINGS": "ignore",
+                **self.environment,
             }
             flags = [
                 *MODEL_FLAGS,
@@ -89,6 +92,22 @@ class Gang:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
+
+    def inject(self, *faults: dict[str, Any]) -> None:
+        """Have ranks that are started from now on do what inject/sitecustomize.py describes."""
+        path = [str(Path(__file__).with_name("inject")), os.environ.get("PYTHONPATH", "")]
+        self.environment |= {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "TEST_FAULTS": json.dumps(faults),
+        }
+
+    def incidents(self) -> list[dict[str, Any]]:
+        return json.loads((self.save / "incidents.json").read_text())["incidents"]  # type: ignore[no-any-return]
+
+    def progress(self, node: int) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self.progress_ports[node]}/progress"
+        with urllib.request.urlopen(url) as answer:
+            return json.load(answer)  # type: ignore[no-any-return]
 
     def records(self) -> list[dict[str, Any]]:
         try:
@@ -161,6 +180,16 @@ class Gang:
             if pod.poll() is None:
                 pod.send_signal(signal.SIGKILL)
                 pod.wait()
+
+
+PHASES = ("lastStepAt", "detectedAt", "metAt", "loadedAt", "firstStepAt", "caughtUpAt")
+
+
+def assert_phases_in_order(incident: dict[str, Any]) -> None:
+    """An incident that the run got over has all its times, none before the other."""
+    times = [incident[phase] for phase in PHASES]
+    assert None not in times
+    assert times == sorted(times)
 
 
 def assert_same_training(run: Gang, undisturbed: Gang) -> None:

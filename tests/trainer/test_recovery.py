@@ -5,21 +5,27 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.trainer.gang import SAVE_INTERVAL, Gang, assert_same_training
+from tests.trainer.gang import SAVE_INTERVAL, Gang, assert_phases_in_order, assert_same_training
 
 KILL_AT = SAVE_INTERVAL + 3
 
 
 @pytest.mark.parametrize(
-    "disturb",
+    ("disturb", "kind", "node_rank", "cause"),
     [
-        pytest.param(lambda run: run.kill_rank(1), id="a rank is killed"),
-        pytest.param(lambda run: run.replace(1), id="a worker pod is replaced"),
-        pytest.param(lambda run: run.replace(0), id="the Master pod is replaced"),
+        pytest.param(
+            lambda run: run.kill_rank(1), "rank", 1, "rank 2 was killed by SIGKILL", id="a rank is killed"
+        ),
+        pytest.param(
+            lambda run: run.replace(1), "pod", 1, "node 1 was replaced", id="a worker pod is replaced"
+        ),
+        pytest.param(
+            lambda run: run.replace(0), "pod", 0, "node 0 was replaced", id="the Master pod is replaced"
+        ),
     ],
 )
-def test_a_run_goes_on_with_equal_losses_and_leaves_no_process_when(
-    disturb: Callable[[Gang], None], gang: Gang, undisturbed: Gang
+def test_a_run_goes_on_with_equal_losses_tells_why_and_leaves_no_process_when(
+    disturb: Callable[[Gang], None], kind: str, node_rank: int, cause: str, gang: Gang, undisturbed: Gang
 ) -> None:
     gang.start()
     gang.await_iteration(KILL_AT)
@@ -29,15 +35,23 @@ def test_a_run_goes_on_with_equal_losses_and_leaves_no_process_when(
     assert gang.wait() == [0, 0], gang.log()[-3000:]
     assert_same_training(gang, undisturbed)
     assert gang.survivors() == []
+    (incident,) = gang.incidents()
+    assert (incident["kind"], incident["nodeRank"], incident["cause"]) == (kind, node_rank, cause)
+    assert incident["iteration"] >= KILL_AT > incident["resumedFrom"] == SAVE_INTERVAL
+    assert_phases_in_order(incident)
 
 
-def test_every_pod_tells_the_loss_and_the_generation_over_http(gang: Gang) -> None:
+def test_every_pod_tells_the_loss_and_the_run_over_http(gang: Gang) -> None:
+    gang.environment["MEGATRON_PREFLIGHT"] = "1"
     gang.start()
     gang.await_iteration(2)
-    for port in gang.progress_ports:
+    for node, port in enumerate(gang.progress_ports):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
         assert "megatron_train_iterations" in metrics
         assert "megatron_generation" in metrics
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
             assert answer.status == 200
+        progress = gang.progress(node)
+        assert (progress["incidents"], progress["warnings"]) == ([], [])
+        assert progress["firstStartedAt"] < gang.records()[0]["time"]

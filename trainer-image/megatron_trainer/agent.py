@@ -2,15 +2,15 @@
 
 It is torch's agent in its types and its phases (rendezvous, start, monitor, stop), with a policy of its
 own: a rank that dies anywhere stops the ranks everywhere at once, without waiting for a collective to time
-out; only the pod whose rank died first pays for the restart; an end that would come again ends the run in
-all pods.
+out; only the pod whose rank died first, or hung, pays for the restart; an end that would come again ends
+the run in all pods.
 """
 
-import json
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -23,19 +23,40 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_trainer.contract import ExitCode
-from megatron_trainer.gangstore import State, StoreLost
+from megatron_trainer.gangstate import Ended, State
+from megatron_trainer.gangstore import StoreLost
+from megatron_trainer.hang import HangHunt
+from megatron_trainer.incidents import Kind, Report
+from megatron_trainer.keeper import Keeper
 from megatron_trainer.nursery import Nursery
-from megatron_trainer.rendezvous import Ended, GangRendezvous
-from megatron_trainer.report import GENERATION_ENV, RESUME_ELSEWHERE, RESUME_ENV
+from megatron_trainer.rendezvous import GangRendezvous
+from megatron_trainer.report import (
+    FINISHED,
+    GENERATION_ENV,
+    OWNER_ENV,
+    PREFLIGHT_ENV,
+    RESUME_ELSEWHERE,
+    RESUME_ENV,
+    SKIP_ENV,
+)
+from megatron_trainer.sharing import Sharing
 from megatron_trainer.status import EventSocket, Status
 from megatron_trainer.termination import Ending
+from megatron_trainer.watchdog import Watchdog
 
 _MONITOR_SECONDS = 0.1
-_SHARE_SECONDS = 0.5
 # How long a pod whose ranks lost a peer waits for that peer's pod to say so, before it moves the generation
 # itself.
 _BLAME_SECONDS = 3.0
 _FINISH_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The ranks must meet again. `report` is what this pod has to say of it, None if others said it."""
+
+    why: str
+    report: Report | None = None
 
 
 class GangAgent(SimpleElasticAgent):
@@ -48,7 +69,10 @@ class GangAgent(SimpleElasticAgent):
         nursery: Nursery,
         status: Status,
         events: EventSocket,
-        newest_checkpoint: Callable[[], int | None],
+        watchdog: Watchdog,
+        sharing: Sharing,
+        hunt: HangHunt,
+        keeper: Keeper,
         termination_grace: float,
         log: Callable[[str], None],
     ) -> None:
@@ -57,14 +81,16 @@ class GangAgent(SimpleElasticAgent):
         self._nursery = nursery
         self._status = status
         self._events = events
-        self._newest_checkpoint = newest_checkpoint
+        self._watchdog = watchdog
+        self._sharing = sharing
+        self._hunt = hunt
+        self._keeper = keeper
         self._grace = termination_grace
         self._log = log
         self._restarts = 0
-        self._loss_was_not_finite = False
         self._terminations = 0
         self._give_up_at = 0.0
-        self._shared_at = 0.0
+        self._paid_for_hang = 0
         self._checkpoint_at_start: int | None = None
 
     # What torch's agent asks of a concrete one.
@@ -95,6 +121,7 @@ class GangAgent(SimpleElasticAgent):
         assert plan is not None
         self._checkpoint_at_start = plan.iteration
         self._status.begin(self._gang.generation, plan.iteration)
+        self._watchdog.begin(self._gang.generation, [worker.global_rank for worker in worker_group.workers])
         return self._nursery.start(
             {
                 worker.local_rank: {
@@ -107,12 +134,19 @@ class GangAgent(SimpleElasticAgent):
                     "MASTER_PORT": str(worker_group.master_port),
                     GENERATION_ENV: str(self._gang.generation),
                     RESUME_ENV: "" if plan.iteration is None else str(plan.iteration),
+                    SKIP_ENV: " ".join(map(str, plan.skip)),
+                    OWNER_ENV: plan.owner,
+                    PREFLIGHT_ENV: "1" if plan.preflight else "",
                 }
                 for worker in worker_group.workers
             }
         )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
+        self._stop()
+
+    def _stop(self) -> None:
+        self._watchdog.end()
         self._nursery.stop()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -122,7 +156,7 @@ class GangAgent(SimpleElasticAgent):
                 local_rank=worker.local_rank, pid=worker.id, exitcode=exited[worker.local_rank], error_file=""
             )
             for worker in worker_group.workers
-            if exited.get(worker.local_rank)
+            if exited.get(worker.local_rank, FINISHED) != FINISHED
         }
         if failures:
             return RunResult(state=WorkerState.FAILED, failures=failures)
@@ -132,7 +166,7 @@ class GangAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM) -> None:  # noqa: ARG002
-        self._nursery.stop()
+        self._stop()
 
     # The policy.
 
@@ -153,67 +187,111 @@ class GangAgent(SimpleElasticAgent):
             group.state = result.state
             if self.terminating:
                 self._leave(result)
+            if self._keeper.fenced:
+                self._stop()
+                raise Ended(Ending(ExitCode.PEER_LOST, str(self._keeper.fenced)))
             again = self._after_ranks(result) or self._after_gang()
             if again:
-                self._log(f"{again}: stopping ranks and meeting again")
-                self._status.set(phase="rendezvous", message=again, rankRestarts=self._restarts)
-                self._nursery.stop()
-                self._gang.move(again)
+                self._log(f"{again.why}: stopping ranks and meeting again")
+                self._status.set(phase="rendezvous", message=again.why, rankRestarts=self._restarts)
+                self._stop()
+                if again.report is not None:
+                    self._gang.move(again.report)
                 self._restart_workers(group)
 
-    def _after_gang(self) -> str | None:
+    def _after_gang(self) -> _Again | None:
         """Why the gang must meet again, None if it need not."""
         try:
             state = self._gang.watch()
-            self._share_progress()
+            self._sharing.turn()
+            self._obey_verdict(state)
+            if state.generation != self._gang.generation:
+                return self._begun(state)
+            hang = self._hunt.turn(state)
         except StoreLost as lost:
-            return f"the store on the Master pod is lost ({lost})"
-        self._obey_verdict(state)
-        if state.generation != self._gang.generation:
-            return f"generation {state.generation} has begun ({state.why})"
+            return _Again(f"the store on the Master pod is lost ({lost})")
+        if hang is not None:
+            self._gang.move(hang)
+            return self._after_gang()
         self._refund()
         return None
 
-    def _after_ranks(self, result: RunResult) -> str | None:
+    def _begun(self, state: State) -> _Again:
+        """Another generation has begun. If ranks of this pod hung, it pays."""
+        report = state.report
+        if (
+            report is not None
+            and (report.kind, report.node_rank) == (Kind.HANG, self._gang.node_rank)
+            and self._paid_for_hang != state.generation
+        ):
+            self._paid_for_hang = state.generation
+            return self._spend(Ending(ExitCode.HANG, report.cause, report.rank), None)
+        return _Again(f"generation {state.generation} has begun ({state.why})")
+
+    def _after_ranks(self, result: RunResult) -> _Again | None:
         """What the ranks' ends mean. None while they run; raises Ended when the run is over."""
         if result.state == WorkerState.SUCCEEDED:
             return self._finish()
         if result.state != WorkerState.FAILED:
             return None
-        self._events.drain()
         ending = self._culprit(result)
+        if ending.code == ExitCode.PEER_LOST:
+            # The peer may be a rank of this pod, which is about to be reaped too.
+            ending = self._culprit(self._monitor_workers(self._worker_group))
+        report = self._report(ending)
         if ending.code == ExitCode.TERMINATED:
             return self._stopped_early(ending)
         if ending.code == ExitCode.PEER_LOST:
-            return self._await_blame(ending)
+            return self._await_blame(ending, report)
         if any(failure.exitcode == RESUME_ELSEWHERE for failure in result.failures.values()):
-            raise Ended(ending)
+            self._give_up(ending, report)
+        if self._status.failures().get(ending.rank or 0, {}).get("preflight"):
+            self._give_up(ending, report)
         if self._moved():
-            return f"{ending.message}, in a generation that is over"
-        once_more = ending.code == ExitCode.LOSS_NOT_FINITE and not self._loss_was_not_finite
-        self._loss_was_not_finite = ending.code == ExitCode.LOSS_NOT_FINITE
-        if ending.code < 128 and not once_more:
+            return _Again(f"{ending.message}, in a generation that is over")
+        if ending.code == ExitCode.LOSS_NOT_FINITE:
+            return _Again(ending.message, report)
+        if ending.code < 128:
             self._gang.judge(ending)
             raise Ended(ending)
+        return self._spend(ending, report)
+
+    def _report(self, ending: Ending) -> Report:
+        """What to tell the gang of the end of a rank here."""
+        if ending.code == ExitCode.PEER_LOST:
+            return Report(Kind.POD, ending.message)
+        said = self._status.failures().get(-1 if ending.rank is None else ending.rank, {})
+        kind = Kind.LOSS if ending.code == ExitCode.LOSS_NOT_FINITE else Kind.RANK
+        return Report(kind, ending.message, self._gang.node_rank, ending.rank, said.get("iteration"))
+
+    def _spend(self, ending: Ending, report: Report | None) -> _Again:
+        """Take one restart from this pod's budget. Raises Ended when there is none left."""
         self._restarts += 1
         limit = self._worker_group.spec.max_restarts
         if self._restarts > limit:
-            raise Ended(
-                Ending(
-                    ending.code,
-                    f"{ending.message}; {limit} restarts of ranks without a new checkpoint are used up",
-                    ending.rank,
-                )
-            )
-        return f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)"
+            message = f"{ending.message}; {limit} restarts of ranks without a new checkpoint are used up"
+            self._give_up(Ending(ending.code, message, ending.rank), report)
+        return _Again(
+            f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)", report
+        )
+
+    def _give_up(self, ending: Ending, report: Report | None) -> NoReturn:
+        """End this pod, for another to take its place. The others stop at once and wait for that one."""
+        self._stop()
+        if report is not None:
+            self._gang.move(replace(report, cause=ending.message))
+        raise Ended(ending)
 
     def _culprit(self, result: RunResult) -> Ending:
         """The end among this pod's ranks that explains the others: one that comes again, then one of its
         own."""
+        self._events.drain()
         said = self._status.failures()
         endings = []
         for rank, failure in sorted(result.failures.items()):
             code, message = failure.exitcode, f"rank {rank} exited with code {failure.exitcode}"
+            if code == 0:
+                code, message = ExitCode.WORKER_DIED, f"{message} before the last iteration was done"
             if code < 0:
                 message = f"rank {rank} was killed by {signal.Signals(-code).name}"
             elif rank in said:
@@ -235,62 +313,48 @@ class GangAgent(SimpleElasticAgent):
         if state.verdict is not None:
             raise Ended(state.verdict)
 
-    def _await_blame(self, ending: Ending) -> str:
+    def _await_blame(self, ending: Ending, report: Report) -> _Again:
         """Ranks here lost a peer elsewhere: its pod, or its replacement, says so in a moment."""
-        self._nursery.stop()
+        self._stop()
         deadline = time.monotonic() + _BLAME_SECONDS
         while not self._moved():
             if time.monotonic() >= deadline or self.terminating:
                 break
             time.sleep(_MONITOR_SECONDS)
-        return ending.message
+        return _Again(ending.message, report)
 
-    def _stopped_early(self, ending: Ending) -> str:
+    def _stopped_early(self, ending: Ending) -> _Again:
         """Megatron saved and stopped before the last iteration."""
         try:
-            elsewhere = self._gang.marked("leaving", of_all=False)
-        except StoreLost:
-            elsewhere = True
-        if not elsewhere:
+            leaving = self._gang.marked("leaving")
+        except StoreLost as lost:
+            return _Again(f"the store on the Master pod is lost ({lost})")
+        if not leaving:
             raise Ended(ending)
-        return "another pod was told to stop; its checkpoint is saved"
+        why = f"node {leaving[0]} was told to stop; its checkpoint is saved"
+        return _Again(why, Report(Kind.STOP, why, leaving[0]))
 
     def _refund(self) -> None:
         """A new checkpoint since the last start gives the restarts back."""
         newest = self._status.get("checkpointIteration")
         if self._restarts and newest is not None and newest > (self._checkpoint_at_start or 0):
             self._restarts = 0
-            self._loss_was_not_finite = False
             self._status.set(rankRestarts=0)
 
-    def _share_progress(self) -> None:
-        """The pod with the rank that knows the loss tells the store; the others, node 0 among them, read
-        it."""
-        now = time.monotonic()
-        if now - self._shared_at < _SHARE_SECONDS:
-            return
-        self._shared_at = now
-        fields = self._status.snapshot()
-        if self._gang.node_rank == self._gang.nodes - 1:
-            if fields["iteration"] is not None:
-                self._gang.store.set("progress", json.dumps(fields))
-        else:
-            record = json.loads(self._gang.store.get("progress") or "{}")
-            if record.get("generation") == self._gang.generation:
-                self._status.learn(record)
-
-    def _finish(self) -> str | None:
+    def _finish(self) -> _Again | None:
         """All ranks here are done. The pod leaves when all are, node 0 with its store last."""
         self._gang.mark("finished")
         deadline = time.monotonic() + _FINISH_SECONDS
         try:
-            while not self._gang.marked("finished", of_all=True):
+            while len(self._gang.marked("finished")) < self._gang.nodes:
                 state = self._gang.watch()
+                self._sharing.turn()
                 self._obey_verdict(state)
                 if state.generation != self._gang.generation:
-                    return f"generation {state.generation} has begun ({state.why})"
+                    return self._begun(state)
                 if time.monotonic() >= deadline:
-                    self._gang.move(f"not all pods finished within {_FINISH_SECONDS:.0f} s")
+                    late = f"not all pods finished within {_FINISH_SECONDS:.0f} s"
+                    self._gang.move(Report(Kind.POD, late))
                 time.sleep(_MONITOR_SECONDS)
         except StoreLost as lost:
             if self._gang.node_rank == 0:
@@ -304,20 +368,20 @@ class GangAgent(SimpleElasticAgent):
         if not self._give_up_at:
             self._give_up_at = time.monotonic() + self._grace
             self._log(f"SIGTERM: asking Megatron to save, at most {self._grace:.0f} s")
-            before = self._newest_checkpoint()
+            before = self._keeper.newest()
             self._status.set(message="told to stop", checkpointIteration=before)
             self._gang.mark("leaving")
             self._nursery.signal(signal.SIGTERM)
         if result.state == WorkerState.HEALTHY:
             if self._terminations == 1 and time.monotonic() < self._give_up_at:
                 return
-            self._nursery.stop()
+            self._stop()
             why = "told twice" if self._terminations > 1 else f"no save within {self._grace:.0f} s"
             raise Ended(Ending(ExitCode.TERMINATED, f"SIGTERM, left without a save: {why}"))
         if result.state == WorkerState.FAILED and self._culprit(result).code < 128:
             return
-        self._nursery.stop()
-        saved = self._newest_checkpoint()
+        self._stop()
+        saved = self._keeper.newest()
         raise Ended(
             Ending(
                 ExitCode.TERMINATED,

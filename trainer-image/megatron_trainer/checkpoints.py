@@ -6,13 +6,16 @@ exit code 0. So before every start the directories themselves are read: what is 
 the reason beside it, and the tracker is written anew.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -21,7 +24,7 @@ REASON_FILE = "why-set-aside.txt"
 BROKEN_KEPT = 2
 
 _ITERATION_DIR = re.compile(r"iter_(\d{7,})")
-_SET_ASIDE = re.compile(r"iter_(\d{7,})\.broken-(\d+)")
+_SET_ASIDE = re.compile(r"iter_(\d{7,})\.(broken|rolled-back)-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,16 @@ def newest_whole(root: Path, ckpt_format: str = "torch_dist") -> int | None:
     return None
 
 
+def newest_wholes(root: Path, count: int, ckpt_format: str = "torch_dist") -> list[int]:
+    """The newest `count` iterations with a whole checkpoint, newest first. Changes nothing."""
+    whole = (
+        iteration
+        for iteration in iterations(root)
+        if why_not_whole(directory(root, iteration), ckpt_format) is None
+    )
+    return list(islice(whole, count))
+
+
 def tracked(root: Path) -> str | None:
     """The text of Megatron's tracker, None where there is none."""
     try:
@@ -108,18 +121,20 @@ def tracked(root: Path) -> str | None:
         return None
 
 
-def _free_name(path: Path) -> Path:
+def _free_name(path: Path, what: str) -> Path:
     number = 1
-    while (candidate := path.with_name(f"{path.name}.broken-{number}")).exists():
+    while (candidate := path.with_name(f"{path.name}.{what}-{number}")).exists():
         number += 1
     return candidate
 
 
-def _set_aside(path: Path, reason: str) -> Path:
-    target = _free_name(path)
+def _set_aside(path: Path, reason: str, what: str = "broken") -> Path:
+    target = _free_name(path, what)
     path.rename(target)
     if target.is_dir():
-        (target / REASON_FILE).write_text(reason + "\n")
+        # A volume that is full has no room for the reason either.
+        with contextlib.suppress(OSError):
+            (target / REASON_FILE).write_text(reason + "\n")
     return target
 
 
@@ -162,28 +177,68 @@ def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
     return Choice(chosen, repairs)
 
 
-def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[[str], None] = print) -> None:
-    """Delete all but the newest `keep` (at least one) whole checkpoints, and old ones that were set aside.
+def go_back(root: Path, start: int | None, newer: Sequence[int], cause: str) -> list[str]:
+    """Let the run start from `start`: set the whole checkpoints `newer` than that aside, because of `cause`.
 
-    A directory newer than those kept that is not whole is left alone: it may be in writing. A directory is
-    renamed before its files go, so that a half-deleted one is never taken for a checkpoint.
+    Returns what was done, for the log. To be called while no rank of the run is alive.
+    """
+    done = []
+    for iteration in newer:
+        path = directory(root, iteration)
+        target = _set_aside(path, f"the run went back to iteration {start or 0}: {cause}", "rolled-back")
+        done.append(f"checkpoint {path.name} lies after the one to go back to: set aside as {target.name}")
+    if start is not None:
+        _write_tracker(root, str(start))
+    elif newer:
+        (root / TRACKER).unlink(missing_ok=True)
+    return done
+
+
+def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[[str], None] = print) -> None:
+    """Delete all but the newest `keep` (at least one) whole checkpoints.
+
+    A directory newer than those kept that is not whole is left alone: it may be in writing. So is one that a
+    reader holds, by a shared flock on its metadata.json (.metadata where there is none): `flock -s
+    iter_0000100/metadata.json cp -r iter_0000100 elsewhere`.
     """
     kept = 0
-    doomed: list[Path] = []
     for iteration in iterations(root):
         path = directory(root, iteration)
         if kept >= max(keep, 1):
-            doomed.append(path)
+            _delete_unless_held(path, f"{keep} newer whole ones are kept", log)
         elif why_not_whole(path, ckpt_format) is None:
             kept += 1
+    prune_set_aside(root, BROKEN_KEPT, log)
+
+
+def prune_set_aside(root: Path, keep: int, log: Callable[[str], None]) -> None:
+    """Delete all but the newest `keep` of those set aside, and finish deletions that were cut short."""
     aside = sorted(
         (entry for entry in root.iterdir() if _SET_ASIDE.fullmatch(entry.name)),
-        key=lambda e: e.stat().st_mtime,
+        key=lambda entry: entry.stat().st_mtime,
     )
-    doomed += aside[:-BROKEN_KEPT]
-    for path in doomed:
-        grave = path.with_name(f".deleting-{path.name}")
-        path.rename(grave)
+    for path in aside[: len(aside) - keep]:
+        _delete_unless_held(path, f"{keep} of those set aside are kept", log)
     for grave in root.glob(".deleting-*"):
         shutil.rmtree(grave, ignore_errors=True)
-        log(f"deleted checkpoint {grave.name.removeprefix('.deleting-')}: {keep} newer whole ones are kept")
+
+
+def _delete_unless_held(path: Path, why: str, log: Callable[[str], None]) -> None:
+    """Renamed before its files go, so that a half-deleted one is never taken for a checkpoint."""
+    with contextlib.ExitStack() as stack:
+        for name in ("metadata.json", ".metadata"):
+            with contextlib.suppress(FileNotFoundError):
+                file = stack.enter_context((path / name).open("r+b"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    log(f"kept checkpoint {path.name}: a reader holds it")
+                    return
+                except OSError:
+                    # A volume without flock: nobody can hold anything there.
+                    pass
+                break
+        grave = path.with_name(f".deleting-{path.name}")
+        path.rename(grave)
+        shutil.rmtree(grave, ignore_errors=True)
+    log(f"deleted checkpoint {path.name}: {why}")

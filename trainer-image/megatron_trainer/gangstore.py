@@ -1,24 +1,25 @@
 """The store of the gang: a torch TCPStore on the Master pod that holds which generation is due, and why.
 
-One key, `state`, is the truth: the generation, counted up whenever ranks must stop and meet again, and the
-verdict that ends the run everywhere. A store that does not answer within OPERATION_TIMEOUT is lost. Every
-operation runs on one thread of its own, since torch's client waits for ever on a peer that vanished without
-closing its connection.
+One key, `state`, is the truth: the generation, counted up whenever ranks must stop and meet again, the
+report of what made that necessary, and the verdict that ends the run everywhere. A store that does not
+answer within OPERATION_TIMEOUT is lost. Every operation runs on one thread of its own, since torch's client
+waits for ever on a peer that vanished without closing its connection.
 """
 
-import json
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import TCPStore
 
+from megatron_trainer.gangstate import State
+from megatron_trainer.incidents import Report, merge
 from megatron_trainer.termination import Ending
 
 OPERATION_TIMEOUT = 5.0
@@ -29,38 +30,18 @@ class StoreLost(Exception):
     """The store on the Master pod is not there, or does not answer."""
 
 
-@dataclass(frozen=True)
-class State:
-    """The gang's generation, why it was begun, and the verdict that ends the run, if there is one."""
-
-    generation: int
-    why: str
-    verdict: Ending | None = None
-
-    def dumps(self) -> str:
-        return json.dumps(
-            {
-                "generation": self.generation,
-                "why": self.why,
-                "verdict": self.verdict.to_json() if self.verdict else None,
-            }
-        )
-
-    @classmethod
-    def loads(cls, text: str) -> "State":
-        value = json.loads(text)
-        verdict = Ending.from_json(value["verdict"]) if value["verdict"] else None
-        return cls(value["generation"], value["why"], verdict)
-
-
 class GangStore:
     """A client of the store; on node rank 0 also its server, for as long as the launcher lives."""
 
-    def __init__(self, address: str, port: int, host: bool) -> None:
+    def __init__(self, address: str, port: int, host: bool, first: State | None = None) -> None:
+        """`first`: the state that the server begins with, generation 1 unless it is given."""
         self._address, self._port, self._host = address, port, host
+        self._first = first or State(1)
         self._server: TCPStore | None = None
         self._client: TCPStore | None = None
         self._work: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue()
+        # When it was found to be lost, unix seconds; None while it was not.
+        self.lost_at: float | None = None
 
     @property
     def connected(self) -> bool:
@@ -97,13 +78,17 @@ class GangStore:
                 wait_for_workers=False,
                 timeout=timedelta(seconds=_CONNECT_ATTEMPT),
             )
-            self._server.compare_set("state", "", State(1, "start").dumps())
+            self._server.compare_set("state", "", self._first.dumps())
             self._server.set("progress", "{}")
         return self._server
 
     def disconnect(self) -> None:
         """Let go of the connection. The server, if it is here, stays."""
         self._client = None
+
+    def _lose(self) -> None:
+        self.lost_at = self.lost_at or time.time()
+        self.disconnect()
 
     def _call(self, operation: Callable[[TCPStore], Any]) -> Any:
         client = self._client
@@ -114,12 +99,12 @@ class GangStore:
         try:
             return future.result(timeout=OPERATION_TIMEOUT)
         except FutureTimeout as error:
-            self.disconnect()
+            self._lose()
             raise StoreLost(
                 f"no answer from {self._address}:{self._port} for {OPERATION_TIMEOUT:.0f} s"
             ) from error
         except Exception as error:
-            self.disconnect()
+            self._lose()
             raise StoreLost(" ".join(str(error).split())[:200]) from error
 
     def set(self, key: str, value: str) -> None:
@@ -141,21 +126,34 @@ class GangStore:
     def state(self) -> State:
         return State.loads(self._call(lambda store: store.get("state")).decode())
 
-    def move(self, generation: int, why: str) -> State:
+    def move(self, generation: int, report: Report) -> State:
         """Begin the generation after `generation`, unless somebody has. Returns the state then.
 
-        A store younger than this process, on a replaced Master pod, is brought up to the count.
+        Who comes second adds to the report, for as long as the new generation has not met. A store younger
+        than this process, on a replaced Master pod, is brought up to the count.
         """
         while True:
             state = self.state()
+            met = self.get(f"plan/{state.generation}") is not None
+            known = None if met else state.report
             if state.generation > generation:
-                return state
-            self._swap(state, State(generation + 1, why, state.verdict))
+                wanted = state if met else replace(state, report=merge(known, report))
+                if wanted == state:
+                    return state
+            else:
+                wanted = State(generation + 1, merge(known, report), state.verdict)
+            self._swap(state, wanted)
+
+    def found_hanging(self, generation: int, folder: str) -> None:
+        """Have all launchers write down the stacks of their ranks, once in a generation."""
+        state = self.state()
+        if state.generation == generation and state.hang is None:
+            self._swap(state, replace(state, hang=folder))
 
     def judge(self, verdict: Ending) -> None:
         """End the run everywhere. The first verdict stays."""
         while (state := self.state()).verdict is None:
-            self._swap(state, State(state.generation + 1, verdict.message, verdict))
+            self._swap(state, State(state.generation + 1, state.report, verdict))
 
     def _swap(self, old: State, new: State) -> None:
         self._call(lambda store: store.compare_set("state", old.dumps(), new.dumps()))

@@ -12,6 +12,7 @@ import torch
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_on_this_rank
@@ -89,6 +90,14 @@ def next_batch(
         is_pipeline_last_stage=mpu.is_pipeline_last_stage(),
     )
     return get_batch_on_this_cp_rank(batch, is_hybrid_cp=False, cp_group=mpu.get_context_parallel_group())  # type: ignore[no-any-return]
+
+
+def drop_batches(data_iterator: Any) -> None:
+    """Read the micro-batches of one iteration and use none of them."""
+    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+    for stage, iterator in enumerate(iterators):
+        for _ in range(get_num_microbatches()):
+            next_batch(iterator, stage if len(iterators) > 1 else None)
 
 
 def loss_of(

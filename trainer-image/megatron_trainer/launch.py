@@ -32,6 +32,12 @@ _SETTINGS = {
     contract.ENV_KEEP_CHECKPOINTS: "newest whole checkpoints that are kept (default all)",
     contract.ENV_TERMINATION_GRACE: "seconds from SIGTERM for the last save "
     f"(default {contract.DEFAULT_TERMINATION_GRACE})",
+    contract.ENV_HANG_TIMEOUT: "auto (default: 3 steps and 10 s), off, or seconds without a step",
+    contract.ENV_PREFLIGHT: "1: a pod's first ranks check themselves and their connections before they load",
+    contract.ENV_LOSS_SPIKE_FACTOR: "a loss so many times the median is a failure (default: none is)",
+    contract.ENV_LOSS_SPIKE_WINDOW: "losses that the median is taken over "
+    f"(default {contract.DEFAULT_LOSS_SPIKE_WINDOW})",
+    contract.ENV_LOSS_ON_REPEAT: "what comes after going back to an older checkpoint: fail (default) or skip",
 }
 
 HELP = f"""usage: megatron-train MEGATRON_FLAG ...

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from megatron_trainer.contract import ExitCode
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE_BYTES = 256 << 10
+_STOP_SECONDS = 30.0
+_CLOSE_POLL_SECONDS = 0.02
 
 # What the nursery does besides ranks: check the flags in a process of its own, before any pod waits for
 # another.
@@ -70,14 +73,22 @@ class Nursery:
         self._pids = {int(key): pid for key, pid in self._await("started")["pids"].items()}
         return self._pids
 
-    def stop(self) -> None:
-        """Kill all children and everything that they started. Returns when they are gone."""
-        self._send({"do": "stop"})
-        self._await("stopped")
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the children that were started last."""
+        return dict(self._pids)
 
-    def signal(self, number: signal.Signals) -> None:
+    def stop(self) -> None:
+        """Kill all children and everything that they started. Returns when they are gone.
+
+        Raises NurseryLost when one of them cannot be killed: its driver or its volume does not answer.
+        """
+        self._send({"do": "stop"})
+        self._await("stopped", time.monotonic() + _STOP_SECONDS)
+
+    def signal(self, number: int) -> None:
         """Send a signal to the children themselves."""
-        self._send({"do": "signal", "number": int(number)})
+        self._send({"do": "signal", "number": number})
 
     def exited(self, wait_seconds: float) -> dict[int, int]:
         """Exit codes of the children that have ended (negative: killed by that signal), after a short
@@ -90,8 +101,10 @@ class Nursery:
     def close(self) -> None:
         """End the process and with it all children."""
         self._control.close()
+        deadline = time.monotonic() + _STOP_SECONDS
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+                time.sleep(_CLOSE_POLL_SECONDS)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._control.send(json.dumps(message).encode())
@@ -106,8 +119,11 @@ class Nursery:
         if message["is"] == "exited" and self._pids.get(message["key"]) in (None, message["pid"]):
             self._exited[message["key"]] = message["code"]
 
-    def _await(self, what: str) -> dict[str, Any]:
+    def _await(self, what: str, deadline: float | None = None) -> dict[str, Any]:
         while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._control], [], [], left)[0]:
+                raise NurseryLost(f"a rank could not be killed within {_STOP_SECONDS:.0f} s")
             message = self._receive()
             if message["is"] == what:
                 return message
@@ -116,7 +132,7 @@ class Nursery:
 
 
 class NurseryLost(Exception):
-    """The nursery process died: out of memory, most likely."""
+    """The nursery process died (out of memory, most likely), or cannot end its ranks."""
 
 
 class _Parent:

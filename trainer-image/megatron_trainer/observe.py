@@ -5,7 +5,9 @@ reset after the first iteration of a process, so the second line after every sta
 iterations.
 """
 
+import functools
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +16,20 @@ from typing import Any
 import torch
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
-from megatron.training import get_args, training
+from megatron.training import checkpointing, get_args, training
 
+from megatron_trainer import gpt
 from megatron_trainer.contract import PROGRESS_FILE
-from megatron_trainer.report import ProgressFile, Reporter
+from megatron_trainer.loss import SpikeWatch
+from megatron_trainer.ownership import require_owner
+from megatron_trainer.report import OWNER_ENV, ProgressFile, Reporter
+
+# Batches of an evaluation are reported at most so often.
+_PULSE_SECONDS = 1.0
 
 
-class LossNotFinite(Exception):
-    """The reduced loss of an iteration is NaN or infinite."""
+class BadLoss(Exception):
+    """The reduced loss of an iteration is NaN, infinite, or a spike."""
 
 
 class LoadedAnother(Exception):
@@ -29,12 +37,26 @@ class LoadedAnother(Exception):
 
 
 class Observer:
-    """Reports phases, loads, saves and every iteration of one rank. `resume_from`: what must be loaded."""
+    """Reports phases, loads, saves and every iteration of one rank. `resume_from`: what must be loaded.
 
-    def __init__(self, reporter: Reporter, resume_from: int | None) -> None:
+    `before_load` is called when process groups and model are there and nothing is loaded yet.
+    """
+
+    def __init__(
+        self, reporter: Reporter, resume_from: int | None, spikes: SpikeWatch, before_load: Callable[[], None]
+    ) -> None:
         self._reporter = reporter
         self._resume_from = resume_from
+        self._spikes = spikes
+        self._before_load = before_load
+        self._owner = os.environ.get(OWNER_ENV, "")
+        self._evaluating = False
+        self._pulse_at = 0.0
+        self._progress: ProgressFile | None = None
+        self._steps = 0
         self.iteration = 0
+        # The iteration whose step is going on, None between steps.
+        self.stepping: int | None = None
         # Until the first step is done, what Megatron refuses lies in the flags and comes again.
         self.building = True
 
@@ -44,17 +66,23 @@ class Observer:
         self._wrap("save_checkpoint_and_time", self._save)
         self._wrap("evaluate_and_print_results", self._evaluate)
         self._wrap("train_step", self._step)
+        self._wrap("dummy_train_step", self._skip)
+        self._wrap("maybe_finalize_async_save", self._finalize)
+        self._wrap("schedule_async_save", self._schedule, checkpointing)
+        self._wrap("forward_step", self._forward, gpt)
 
     @staticmethod
-    def _wrap(name: str, around: Callable[..., Any]) -> None:
-        inner = getattr(training, name)
+    def _wrap(name: str, around: Callable[..., Any], module: Any = training) -> None:
+        inner = getattr(module, name)
 
+        @functools.wraps(inner)
         def outer(*args: Any, **kwargs: Any) -> Any:
             return around(inner, *args, **kwargs)
 
-        setattr(training, name, outer)
+        setattr(module, name, outer)
 
     def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._before_load()
         self._reporter.send("phase", phase="loading")
         iteration, flops = inner(*args, **kwargs)
         self.iteration = iteration
@@ -63,22 +91,58 @@ class Observer:
                 f"iteration {self._resume_from} was to be loaded, Megatron loaded {iteration}"
             )
         self._reporter.send("loaded", iteration=iteration)
+        self._spikes.remember(iteration)
         return iteration, flops
 
     def _save(self, inner: Callable[..., Any], iteration: int, *args: Any, **kwargs: Any) -> None:
         self._reporter.send("phase", phase="saving")
+        self._require_owner()
         inner(iteration, *args, **kwargs)
         self._reporter.send("saved", iteration=iteration)
 
+    def _require_owner(self) -> None:
+        """A rank whose launcher was replaced must not write beside its successor."""
+        if self._owner and get_args().save:
+            require_owner(Path(get_args().save), self._owner)
+
+    def _schedule(self, inner: Callable[..., Any], request: Any) -> Any:
+        """An asynchronous save is finished between two steps, by functions that may take long."""
+        request.finalize_fns.insert(0, self._begin_finishing)
+        request.finalize_fns.append(lambda: self._reporter.send("free"))
+        return inner(request)
+
+    def _begin_finishing(self) -> None:
+        self._reporter.send("busy", doing="finishing a save")
+        self._require_owner()
+
+    def _finalize(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("blocking"):
+            return inner(*args, **kwargs)
+        self._reporter.send("busy", doing="finishing a save")
+        result = inner(*args, **kwargs)
+        self._reporter.send("free")
+        return result
+
+    def _forward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        now = time.monotonic()
+        if self._evaluating and now - self._pulse_at >= _PULSE_SECONDS:
+            self._pulse_at = now
+            self._reporter.send("pulse")
+        return inner(*args, **kwargs)
+
     def _evaluate(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._reporter.send("phase", phase="evaluating")
+        self._evaluating = True
         inner(*args, **kwargs)
+        self._evaluating = False
         self._reporter.send("phase", phase="training")
 
     def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
+        self.stepping = kwargs["iteration"] + 1
         result = inner(*args, **kwargs)
         self.building = False
+        self._steps += 1
         losses, should_exit, optimizer = result[0], result[3], args[3]
         if should_exit:
             return result
@@ -89,16 +153,33 @@ class Observer:
         record = self._record(value, seconds, optimizer)
         if value is not None and self._reporter.rank == torch.distributed.get_world_size() - 1:
             self._file(record)
-        self._reporter.send("iteration", **record)
-        if value is not None and not math.isfinite(value):
-            raise LossNotFinite(f"lm loss is {value} at iteration {self.iteration}")
+        self._reporter.send("iteration", **record, settled=self._steps > _unsettled_steps())
+        if value is not None:
+            self._judge(value)
+        self.stepping = None
         return result
+
+    def _judge(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise BadLoss(f"lm loss is {loss} at iteration {self.iteration}")
+        if spike := self._spikes.judge(loss):
+            raise BadLoss(f"lm loss is {loss:.4g} at iteration {self.iteration}, {spike}")
+
+    def _skip(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """An iteration that is left out: its batches are read and dropped.
+
+        Megatron's own function expects keys that GPT batches lack and data on middle pipeline stages.
+        """
+        gpt.drop_batches(*args)
+        self.iteration += 1
+        self._reporter.send("skipped", iteration=self.iteration)
 
     def _file(self, record: dict[str, Any]) -> None:
         if get_args().save:
-            ProgressFile(Path(get_args().save) / PROGRESS_FILE).append(
-                {key: record[key] for key in _FILED} | {"generation": self._reporter.generation}
-            )
+            if self._progress is None:
+                self._progress = ProgressFile(Path(get_args().save) / PROGRESS_FILE)
+            filed = {key: record[key] for key in _FILED}
+            self._progress.append(filed | {"generation": self._reporter.generation})
 
     def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:
         args = get_args()
@@ -115,6 +196,13 @@ class Observer:
             "tflopsPerGpu": flops / (seconds * 1e12 * args.world_size),
             "consumedSamples": args.consumed_train_samples + batch,
         }
+
+
+def _unsettled_steps() -> int:
+    """Steps of a process that take longer than the rest: the first, and those that capture CUDA graphs."""
+    args = get_args()
+    graphs = getattr(args, "cuda_graph_impl", "none") not in (None, "none")
+    return 1 + (args.cuda_graph_warmup_steps + 1 if graphs else 0)
 
 
 _FILED = ("iteration", "lmLoss", "learningRate", "tokens", "stepSeconds")

@@ -1,24 +1,28 @@
 """One pod's part of a run: the warm parent, the progress server, the gang, the checkpoints."""
 
-import contextlib
 import os
 import signal
 import sys
-import threading
-import time
+import uuid
 from collections.abc import Callable
+from typing import Any
 
-from megatron_trainer import checkpoints
+from megatron_trainer.book import Book
 from megatron_trainer.contract import ENV_PROGRESS_PORT, ExitCode
 from megatron_trainer.flags import read as read_flags
+from megatron_trainer.gangstate import Ended, State
+from megatron_trainer.incidents import Kind, Report, merge
+from megatron_trainer.keeper import Keeper
 from megatron_trainer.nursery import PREFLIGHT, Nursery, NurseryLost, Programs
-from megatron_trainer.report import SOCKET_ENV
+from megatron_trainer.ownership import Ownership, owner
+from megatron_trainer.report import SOCKET_ENV, STACKS_ENV
 from megatron_trainer.server import ProgressServer
 from megatron_trainer.settings import BadSetting, Settings
-from megatron_trainer.status import EventSocket, Status, written_at
+from megatron_trainer.stacks import SIGNAL as STACKS_SIGNAL
+from megatron_trainer.stacks import RankState, collect
+from megatron_trainer.status import EventSocket, Status
 from megatron_trainer.termination import Ending
-
-_WATCH_SECONDS = 0.5
+from megatron_trainer.watchdog import Watchdog
 
 
 def warm_up(platform: str, flags: list[str]) -> Programs:
@@ -54,31 +58,41 @@ class Pod:
         self._settings = settings
         self._flags = flags
         self._log = log
-        known = read_flags(flags)
-        self._save, self._load, self._format = known.save, known.load, known.ckpt_format
-        self._train_iters = known.train_iters
-        self._status = Status(settings.node_rank, known.train_iters)
+        self._known = read_flags(flags)
+        self._status = Status(settings.node_rank, self._known.train_iters)
+        self._watchdog = Watchdog(settings.hang_timeout)
+        self._incarnation = uuid.uuid4().hex
+        self._book: Book | None = None
         self._stop_requests = 0
 
     def run(self) -> tuple[Ending, int | None, int | None]:
-        self._events = EventSocket(self._status.apply)
+        self._events = EventSocket(self._take)
         os.environ[SOCKET_ENV] = self._events.address
+        os.environ[STACKS_ENV] = str(self._events.folder)
         # Before any thread is started, and before torch is imported here: the nursery imports its own.
         self._nursery = Nursery(lambda: warm_up(self._settings.platform, self._flags))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._on_sigterm)
         self._events.start()
+        self._keeper = Keeper(self._settings, self._known, self._status, None, None, self._log)
         try:
             self._serve()
-            ending = self._preflight() or self._train()
+            ending = self._open_book() or self._preflight() or self._train()
         except NurseryLost as lost:
             ending = Ending(ExitCode.WORKER_DIED, str(lost))
         finally:
             self._nursery.close()
             self._events.close()
-        ending = self._verify(ending)
+        ending = self._keeper.verify(ending)
         self._status.set(phase="finished" if ending.code == ExitCode.OK else "failed", message=ending.message)
+        if self._book is not None and ending.code >= 128 and self._keeper.fenced is None:
+            kind = {ExitCode.TERMINATED: Kind.STOP, ExitCode.HANG: Kind.HANG}.get(ending.code, Kind.RANK)
+            self._book.last_words(Report(kind, ending.message, self._settings.node_rank, ending.rank))
         return ending, self._status.get("iteration"), self._status.get("checkpointIteration")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        self._status.apply(event)
+        self._watchdog.apply(event)
 
     def _serve(self) -> None:
         port = self._settings.progress_port
@@ -87,10 +101,52 @@ class Pod:
         except OSError as error:
             raise BadSetting(f"{ENV_PROGRESS_PORT} {port}: {error.strerror}; set a free port") from error
 
+    def _open_book(self) -> Ending | None:
+        """On node 0: claim the checkpoint directory and read what happened to the run so far.
+
+        Returns how the pod ends where the directory cannot be written: for good at the run's first start, and
+        to try elsewhere where the run has written it before.
+        """
+        if self._settings.node_rank != 0:
+            return None
+        save = self._known.save
+        ownership = None
+        if save is not None:
+            ownership = Ownership(save, self._incarnation, self._settings.run_id)
+            try:
+                ownership.claim()
+            except OSError as error:
+                said = f"--save {save} cannot be written: {error.strerror or error}"
+                if owner(save):
+                    return Ending(ExitCode.WORKER_DIED, f"{said}; this run has written it before")
+                return Ending(ExitCode.USAGE, f"{said}; mount the volume writable for user {os.getuid()}")
+        self._book = Book(save, self._log)
+        self._status.set_quietly(**self._book.public())
+        self._keeper = Keeper(self._settings, self._known, self._status, self._book, ownership, self._log)
+        return None
+
+    def _first_state(self) -> State:
+        """The state of a store that this Master pod begins: the run's first, or one that goes on."""
+        book = self._book
+        if book is None or book.generation == 0:
+            return State(1)
+        alone = self._settings.nodes == 1
+        anew = Report(
+            Kind.POD, "the pod was replaced" if alone else "all pods were started anew", 0 if alone else None
+        )
+        return State(book.generation + 1, merge(book.inherited(), anew))
+
     def _on_sigterm(self, _number: int, _frame: object) -> None:
         self._stop_requests += 1
         if agent := getattr(self, "_agent", None):
             agent.terminate()
+
+    def _interruption(self) -> Ending | None:
+        if self._stop_requests:
+            return Ending(ExitCode.TERMINATED, "SIGTERM while no rank was training: nothing to save")
+        if self._keeper.fenced:
+            return Ending(ExitCode.PEER_LOST, str(self._keeper.fenced))
+        return None
 
     def _preflight(self) -> Ending | None:
         """Let Megatron check its flags, tokenizer and data files now: before waiting for any other pod."""
@@ -124,117 +180,64 @@ class Pod:
 
         from megatron_trainer.agent import GangAgent
         from megatron_trainer.gangstore import GangStore
-        from megatron_trainer.rendezvous import Ended, GangRendezvous
+        from megatron_trainer.hang import HangHunt
+        from megatron_trainer.rendezvous import GangRendezvous
+        from megatron_trainer.sharing import Sharing
 
-        settings = self._settings
+        settings, keeper = self._settings, self._keeper
+        first = self._first_state()
         gang = GangRendezvous(
-            store=GangStore(settings.master_addr, settings.master_port, host=settings.node_rank == 0),
+            store=GangStore(
+                settings.master_addr, settings.master_port, host=settings.node_rank == 0, first=first
+            ),
             run_id=settings.run_id,
             node_rank=settings.node_rank,
             nodes=settings.nodes,
             master_addr=settings.master_addr,
             timeout=settings.rendezvous_timeout,
-            choose_checkpoint=self._choose_checkpoint,
-            stopping=lambda: self._stop_requests > 0,
+            prepare=lambda state, new: keeper.prepare(state, new, sharing.told),
+            interruption=self._interruption,
             log=self._log,
+            incarnation=self._incarnation,
         )
-        spec = WorkerSpec(
-            role="rank",
-            local_world_size=settings.ranks_per_node,
-            entrypoint="megatron_trainer.train",
-            rdzv_handler=gang,
-            max_restarts=settings.max_rank_restarts,
-        )
+        sharing = Sharing(gang, self._status, self._book)
         self._agent = GangAgent(
-            spec,
+            WorkerSpec(
+                role="rank",
+                local_world_size=settings.ranks_per_node,
+                entrypoint="megatron_trainer.train",
+                rdzv_handler=gang,
+                max_restarts=settings.max_rank_restarts,
+            ),
             gang,
             self._nursery,
             self._status,
             self._events,
-            self._newest_checkpoint,
+            self._watchdog,
+            sharing,
+            HangHunt(gang, self._watchdog, self._known.save, self._look_at_ranks, self._log),
+            keeper,
             settings.termination_grace,
             self._log,
         )
-        threading.Thread(target=self._watch_checkpoints, daemon=True, name="checkpoints").start()
+        keeper.watch()
         try:
             self._agent.run()
         except Ended as ended:
             if ended.ending.code < 128:
                 gang.leave()
             return ended.ending
+        except NurseryLost as lost:
+            gang.move(Report(Kind.RANK, str(lost), settings.node_rank))
+            raise
         raise AssertionError("the agent ends by raising Ended")
 
-    def _newest_checkpoint(self) -> int | None:
-        return None if self._save is None else checkpoints.newest_whole(self._save, self._format)
-
-    def _choose_checkpoint(self) -> int | None:
-        """On node 0, while no rank is alive: put the checkpoint directory in order.
-
-        Returns the iteration that the run itself saved last, None if it has saved none: Megatron begins then,
-        from --load if that is another directory. Raises Ended where nothing is left to do or to load.
-        """
-        from megatron_trainer.rendezvous import Ended
-
-        chosen = None
-        if self._save is not None:
-            choice = checkpoints.choose(self._save, self._format)
-            for repair in choice.repairs:
-                self._log(repair)
-            chosen = choice.iteration
-        if chosen is not None:
-            self._log(f"starting from iteration {chosen}")
-            if self._train_iters is not None and chosen >= self._train_iters:
-                raise Ended(
-                    Ending(ExitCode.OK, f"iteration {chosen} of {self._train_iters} was done already")
-                )
-            return chosen
-        elsewhere = self._load is not None and self._load != self._save
-        if (elsewhere or self._settings.require_checkpoint) and not self._can_load():
-            raise Ended(
-                Ending(ExitCode.NO_CHECKPOINT, f"no whole checkpoint in {self._load}; one is required")
-            )
-        self._log(f"starting from what is in {self._load}" if elsewhere else "starting from the beginning")
-        return None
-
-    def _can_load(self) -> bool:
-        if self._load is None:
-            return False
-        released = checkpoints.tracked(self._load) == "release"
-        return released or checkpoints.newest_whole(self._load, self._format) is not None
-
-    def _verify(self, ending: Ending) -> Ending:
-        """Look at the checkpoint once more: exit 0 only if that of the last iteration is whole."""
-        if self._save is None:
-            return ending
-        newest = self._newest_checkpoint()
-        self._tell_checkpoint(newest)
-        if ending.code == ExitCode.OK and self._train_iters is not None and (newest or 0) < self._train_iters:
-            return Ending(
-                ExitCode.WORKER_DIED,
-                f"all {self._train_iters} iterations are done but the newest whole checkpoint is {newest}",
-            )
-        return ending
-
-    def _tell_checkpoint(self, iteration: int | None) -> None:
-        assert self._save is not None
-        written = None if iteration is None else written_at(checkpoints.directory(self._save, iteration))
-        self._status.checkpoint(iteration, written)
-
-    def _watch_checkpoints(self) -> None:
-        """Follow Megatron's tracker; when a new whole checkpoint is there, delete old ones (on node 0)."""
-        if self._save is None:
-            return
-        seen: str | None = None
-        while True:
-            time.sleep(_WATCH_SECONDS)
-            with contextlib.suppress(OSError):
-                text = checkpoints.tracked(self._save)
-                if text is None or text == seen:
-                    continue
-                newest = self._newest_checkpoint()
-                if newest is None or str(newest) != text:
-                    continue
-                seen = text
-                self._tell_checkpoint(newest)
-                if self._settings.node_rank == 0 and self._settings.keep_checkpoints:
-                    checkpoints.prune(self._save, self._settings.keep_checkpoints, self._format, self._log)
+    def _look_at_ranks(self) -> list[RankState]:
+        first = self._settings.node_rank * self._settings.ranks_per_node
+        return collect(
+            {first + local: pid for local, pid in self._nursery.pids.items()},
+            self._settings.node_rank,
+            self._watchdog.last_known(),
+            self._events.folder,
+            lambda: self._nursery.signal(STACKS_SIGNAL),
+        )

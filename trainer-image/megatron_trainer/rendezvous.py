@@ -6,17 +6,18 @@ for the process group. Whoever loses a rank, finds its pod new, or hears no beat
 generation on, and all meet again.
 """
 
-import json
 import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from megatron_trainer.contract import ExitCode
-from megatron_trainer.gangstore import GangStore, State, StoreLost
+from megatron_trainer.gangstate import Ended, Plan, State
+from megatron_trainer.gangstore import GangStore, StoreLost
+from megatron_trainer.incidents import Kind, Report
 from megatron_trainer.termination import Ending
 
 _POLL_SECONDS = 0.1
@@ -24,30 +25,6 @@ _BEAT_SECONDS = 1.0
 _LEAVE_SECONDS = 10.0
 # A pod that has not been heard of for so long is taken for gone, and the others stop waiting on its ranks.
 SILENCE_SECONDS = 15.0
-
-
-class Ended(Exception):
-    """There will be no next generation: the run, or this pod's part in it, ends so."""
-
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending.message)
-        self.ending = ending
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What node 0 announces for a generation. Iteration None: from the beginning."""
-
-    master_port: int
-    iteration: int | None
-
-    def dumps(self) -> str:
-        return json.dumps({"masterPort": self.master_port, "iteration": self.iteration})
-
-    @classmethod
-    def loads(cls, text: str) -> "Plan":
-        value = json.loads(text)
-        return cls(value["masterPort"], value["iteration"])
 
 
 def _free_port() -> int:
@@ -58,7 +35,12 @@ def _free_port() -> int:
 
 @dataclass
 class GangRendezvous(RendezvousHandler):
-    """Static membership over a GangStore. `choose_checkpoint` runs on node 0 only, and may raise Ended."""
+    """Static membership over a GangStore.
+
+    `prepare` runs on node 0 only, when all have met and no rank is alive. It is given the gang's state and
+    whether a pod has started no rank yet, and may raise Ended. `interruption` is how this pod must end while
+    it waits, None while it need not.
+    """
 
     store: GangStore
     run_id: str
@@ -66,13 +48,14 @@ class GangRendezvous(RendezvousHandler):
     nodes: int
     master_addr: str
     timeout: float
-    choose_checkpoint: Callable[[], int | None]
-    stopping: Callable[[], bool]
+    prepare: Callable[[State, bool], Plan]
+    interruption: Callable[[], Ending | None]
     log: Callable[[str], None]
     generation: int = 0
     plan: Plan | None = None
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     _started: int = 0
-    _incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _master: str | None = None
     _beats: int = 0
     _beat_at: float = 0.0
     _heard: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -128,7 +111,7 @@ class GangRendezvous(RendezvousHandler):
         self.generation = state.generation
         self._check(state)
         key = f"joined/{state.generation}"
-        self.store.set(f"{key}/{self.node_rank}", self._incarnation)
+        self.store.set(f"{key}/{self.node_rank}", "again" if self._started else "new")
         self.log(
             f"generation {state.generation} ({state.why}): joined as node {self.node_rank} of {self.nodes}"
         )
@@ -139,41 +122,56 @@ class GangRendezvous(RendezvousHandler):
                 return None
             text = self.store.get(f"plan/{self.generation}")
             if text is not None:
+                self._master = self.store.get("member/0")
                 return Plan.loads(text)
-            if self.node_rank == 0 and self.store.has([f"{key}/{rank}" for rank in range(self.nodes)]):
-                plan = Plan(_free_port(), self._chosen())
+            joined = [f"{key}/{rank}" for rank in range(self.nodes)]
+            if self.node_rank == 0 and self.store.has(joined):
+                new = any(self.store.get(each) == "new" for each in joined)
+                plan = replace(self._prepared(self.store.state(), new), master_port=_free_port())
                 self.store.enter(f"plan/{self.generation}", plan.dumps())
                 continue
             self._require_time(deadline, f"all {self.nodes} pods at generation {self.generation}")
             time.sleep(_POLL_SECONDS)
 
-    def _chosen(self) -> int | None:
+    def _prepared(self, state: State, new: bool) -> Plan:
         try:
-            return self.choose_checkpoint()
+            return self.prepare(state, new)
         except Ended as ended:
             self.judge(ended.ending)
             raise
 
     def _connect(self, deadline: float) -> None:
-        self.store.connect(deadline, self.stopping)
+        self.store.connect(deadline, lambda: self.interruption() is not None)
         self._heard.clear()
-        known = self.store.enter(f"member/{self.node_rank}", self._incarnation)
-        if known != self._incarnation:
-            self.store.set(f"member/{self.node_rank}", self._incarnation)
+        master = self.store.get("member/0")
+        known = self.store.enter(f"member/{self.node_rank}", self.incarnation)
+        if known != self.incarnation:
+            self.store.set(f"member/{self.node_rank}", self.incarnation)
+            replaced = Report(Kind.POD, f"node {self.node_rank} was replaced", self.node_rank)
             state = self.store.state()
-            self.store.move(max(state.generation, self.generation), f"node {self.node_rank} was replaced")
+            # The others may wait already, in a generation that needs no other after it.
+            waiting = not self.store.has([f"plan/{state.generation}"])
+            self.store.move(max(state.generation - waiting, self.generation), replaced)
         elif self.generation:
-            self.store.move(self.generation, f"node {self.node_rank} lost the store")
+            report = Report(Kind.STORE, f"node {self.node_rank} lost the store", self.node_rank)
+            if self.node_rank and master != self._master:
+                report = Report(Kind.POD, "node 0 was replaced", 0)
+            self.store.move(
+                self.generation, replace(report, detected_at=self.store.lost_at or report.detected_at)
+            )
+        self.store.lost_at = None
 
     def _check(self, state: State) -> None:
         if state.verdict is not None:
             raise Ended(state.verdict)
-        if self.stopping():
-            raise Ended(Ending(ExitCode.TERMINATED, "SIGTERM while no rank was training: nothing to save"))
+        self._obey_interruption()
+
+    def _obey_interruption(self) -> None:
+        if ending := self.interruption():
+            raise Ended(ending)
 
     def _require_time(self, deadline: float, what: str) -> None:
-        if self.stopping():
-            raise Ended(Ending(ExitCode.TERMINATED, "SIGTERM while no rank was training: nothing to save"))
+        self._obey_interruption()
         if time.monotonic() >= deadline:
             raise Ended(
                 Ending(
@@ -187,7 +185,7 @@ class GangRendezvous(RendezvousHandler):
         if now - self._beat_at >= _BEAT_SECONDS:
             self._beat_at = now
             self._beats += 1
-            self.store.set(f"beat/{self.node_rank}", f"{self._incarnation}/{self._beats}")
+            self.store.set(f"beat/{self.node_rank}", f"{self.incarnation}/{self._beats}")
             if self.node_rank == 0:
                 self._listen(now)
         return self.store.state()
@@ -202,12 +200,13 @@ class GangRendezvous(RendezvousHandler):
                 self._heard[rank] = (beat, now)
             elif now - since > SILENCE_SECONDS and self._started == self.generation:
                 self._heard[rank] = (beat, now)
-                self.store.move(self.generation, f"node {rank} silent for {SILENCE_SECONDS:.0f} s")
+                silent = Report(Kind.POD, f"node {rank} silent for {SILENCE_SECONDS:.0f} s", rank)
+                self.store.move(self.generation, silent)
 
-    def move(self, why: str) -> None:
+    def move(self, report: Report) -> None:
         """Begin a new generation, unless one has begun. A lost store is dealt with at the next rendezvous."""
         try:
-            self.store.move(self.generation, why)
+            self.store.move(self.generation, report)
         except StoreLost as lost:
             self.log(f"cannot begin a new generation yet: {lost}")
 
@@ -222,7 +221,7 @@ class GangRendezvous(RendezvousHandler):
         """Go for good: the run is over in all pods. Node 0 waits a little, its store says so to the rest."""
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
-            self.store.set(f"left/{self.node_rank}", self._incarnation)
+            self.store.set(f"left/{self.node_rank}", self.incarnation)
             keys = [f"left/{rank}" for rank in range(self.nodes)]
             while self.node_rank == 0 and time.monotonic() < deadline and not self.store.has(keys):
                 time.sleep(_POLL_SECONDS)
@@ -232,11 +231,13 @@ class GangRendezvous(RendezvousHandler):
     def mark(self, what: str) -> None:
         """Let the others know that this pod is `leaving` (told to stop) or `finished`."""
         try:
-            self.store.set(f"{what}/{self.generation}/{self.node_rank}", self._incarnation)
+            self.store.set(f"{what}/{self.generation}/{self.node_rank}", self.incarnation)
         except StoreLost as lost:
             self.log(f"cannot mark {what}: {lost}")
 
-    def marked(self, what: str, of_all: bool) -> bool:
-        """Whether all pods, or any, have marked `what` in this generation. Raises StoreLost."""
-        keys = [f"{what}/{self.generation}/{rank}" for rank in range(self.nodes)]
-        return self.store.has(keys) if of_all else any(self.store.has([key]) for key in keys)
+    def marked(self, what: str) -> list[int]:
+        """The pods that have marked `what` in this generation. Raises StoreLost."""
+        prefix = f"{what}/{self.generation}"
+        if self.store.has([f"{prefix}/{rank}" for rank in range(self.nodes)]):
+            return list(range(self.nodes))
+        return [rank for rank in range(self.nodes) if self.store.has([f"{prefix}/{rank}"])]

@@ -26,6 +26,7 @@ GAUGES: dict[str, tuple[str, str]] = {
     "consumedSamples": ("consumed_samples", "Samples trained on"),
     "checkpointIteration": ("checkpoint_iteration", "Iteration of the newest whole checkpoint"),
     "resumedFrom": ("resumed_from_iteration", "Iteration that this generation started from"),
+    "usefulSeconds": ("useful_seconds", "Seconds of step time since the first start that were not in vain"),
 }
 
 

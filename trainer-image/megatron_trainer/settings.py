@@ -31,6 +31,11 @@ class Settings:
     keep_checkpoints: int
     termination_grace: float
     termination_log: Path
+    hang_timeout: str | float
+    preflight: bool
+    loss_spike_factor: float | None
+    loss_spike_window: int
+    loss_on_repeat: str
 
     @property
     def world_size(self) -> int:
@@ -52,6 +57,39 @@ def _number(env: Mapping[str, str], name: str, default: int | None, least: int =
     if value < least:
         raise BadSetting(f"{name} is {value}; set a number >= {least}")
     return value
+
+
+def _hang_timeout(env: Mapping[str, str]) -> str | float:
+    text = env.get(contract.ENV_HANG_TIMEOUT, "") or "auto"
+    if text in ("auto", "off"):
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise BadSetting(f"{contract.ENV_HANG_TIMEOUT} is {text!r}; set auto, off or a number of seconds > 0")
+    return value
+
+
+def _spike_factor(env: Mapping[str, str]) -> float | None:
+    text = env.get(contract.ENV_LOSS_SPIKE_FACTOR, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 < value < float("inf"):
+        raise BadSetting(f"{contract.ENV_LOSS_SPIKE_FACTOR} is {text!r}; set a number > 1, 3 for example")
+    return value
+
+
+def _on_repeat(env: Mapping[str, str]) -> str:
+    text = env.get(contract.ENV_LOSS_ON_REPEAT, "") or contract.DEFAULT_LOSS_ON_REPEAT
+    if text not in ("fail", "skip"):
+        raise BadSetting(f"{contract.ENV_LOSS_ON_REPEAT} is {text!r}; set fail or skip")
+    return text
 
 
 def read(env: Mapping[str, str] = os.environ) -> Settings:
@@ -83,4 +121,9 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         keep_checkpoints=_number(env, contract.ENV_KEEP_CHECKPOINTS, 0),
         termination_grace=_number(env, contract.ENV_TERMINATION_GRACE, contract.DEFAULT_TERMINATION_GRACE),
         termination_log=Path(env.get(contract.ENV_TERMINATION_LOG, contract.DEFAULT_TERMINATION_LOG)),
+        hang_timeout=_hang_timeout(env),
+        preflight=env.get(contract.ENV_PREFLIGHT) == "1",
+        loss_spike_factor=_spike_factor(env),
+        loss_spike_window=_number(env, contract.ENV_LOSS_SPIKE_WINDOW, contract.DEFAULT_LOSS_SPIKE_WINDOW, 3),
+        loss_on_repeat=_on_repeat(env),
     )

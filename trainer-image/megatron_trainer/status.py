@@ -12,7 +12,7 @@ from typing import Any
 from megatron_trainer.contract import PROGRESS_SCHEMA
 from megatron_trainer.report import MAX_EVENT_BYTES
 
-_FROM_ITERATION = (
+ITERATION_FIELDS = (
     "iteration",
     "trainIters",
     "lmLoss",
@@ -39,7 +39,7 @@ class Status:
             "nodeRank": node_rank,
             "generation": None,
             "rankRestarts": 0,
-            **dict.fromkeys(_FROM_ITERATION),
+            **dict.fromkeys(ITERATION_FIELDS),
             "trainIters": train_iters,
             "checkpointIteration": None,
             "checkpointTime": None,
@@ -47,12 +47,30 @@ class Status:
             "startedAt": _now(),
             "updatedAt": _now(),
             "message": "",
+            "incidents": [],
+            "warnings": [],
+            "usefulSeconds": None,
+            "firstStartedAt": None,
         }
+        self._step_at: float | None = None
+        self._loaded_at: float | None = None
         self._failures: dict[int, dict[str, Any]] = {}
 
     def set(self, **fields: Any) -> None:
         with self._lock:
             self._fields.update(fields, updatedAt=_now())
+
+    def set_quietly(self, **fields: Any) -> None:
+        """Set what is told of the run as a whole: no news of this pod, so `updatedAt` stays."""
+        with self._lock:
+            self._fields.update(fields)
+
+    def warn(self, reason: str, message: str | None) -> None:
+        """Set the warning of `reason`, or clear it with None."""
+        with self._lock:
+            others = [each for each in self._fields["warnings"] if each["reason"] != reason]
+            new = [] if message is None else [{"reason": reason, "message": message}]
+            self._fields["warnings"] = others + new
 
     def get(self, name: str) -> Any:
         with self._lock:
@@ -63,10 +81,23 @@ class Status:
         with self._lock:
             return dict(self._fields)
 
+    def figures(self) -> dict[str, Any]:
+        """The last iteration's figures, the generation that did it, and when it was done (unix seconds)."""
+        with self._lock:
+            names = ("generation", *ITERATION_FIELDS)
+            return {name: self._fields[name] for name in names} | {"time": self._step_at}
+
+    @property
+    def loaded_at(self) -> float | None:
+        """When the last rank here that has loaded was done with it, in this generation; unix seconds."""
+        with self._lock:
+            return self._loaded_at
+
     def begin(self, generation: int, resumed_from: int | None) -> None:
         """A generation's ranks are about to start."""
         with self._lock:
             self._failures.clear()
+            self._loaded_at = self._step_at = None
         self.set(phase="loading", generation=generation, resumedFrom=resumed_from)
 
     def failures(self) -> dict[int, dict[str, Any]]:
@@ -85,6 +116,9 @@ class Status:
             self.set(phase="training")
         elif kind == "iteration":
             self.learn(event)
+        elif kind == "loaded":
+            with self._lock:
+                self._loaded_at = max(event["time"], self._loaded_at or 0.0)
         elif kind == "failed":
             with self._lock:
                 self._failures[event["rank"]] = event
@@ -95,10 +129,11 @@ class Status:
             newest = self._fields["iteration"]
             if newest is not None and record["iteration"] < newest and self._fields["phase"] == "training":
                 return
-            known = {name: record[name] for name in _FROM_ITERATION if record.get(name) is not None}
+            known = {name: record[name] for name in ITERATION_FIELDS if record.get(name) is not None}
             if record["iteration"] != newest and "lmLoss" not in known:
                 known["lmLoss"] = None
             self._fields.update(known, phase="training", updatedAt=_now())
+            self._step_at = record.get("time")
 
     def checkpoint(self, iteration: int | None, written: float | None) -> None:
         """The newest whole checkpoint is that of `iteration`, written at `written` (unix seconds)."""
@@ -119,6 +154,11 @@ class EventSocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         self._socket.bind(self.address)
+
+    @property
+    def folder(self) -> Path:
+        """The private directory."""
+        return Path(self._directory.name)
 
     def start(self) -> None:
         threading.Thread(target=self._listen, daemon=True, name="rank-events").start()

@@ -19,11 +19,21 @@ from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
 
-from megatron_trainer import gpt, writers
-from megatron_trainer.contract import ENV_PLATFORM, ExitCode
+from megatron_trainer import contract, gpt, preflight, stacks, writers
+from megatron_trainer.contract import ENV_PLATFORM, PROGRESS_FILE, ExitCode
 from megatron_trainer.flags import resume
-from megatron_trainer.observe import LoadedAnother, LossNotFinite, Observer
-from megatron_trainer.report import RESUME_ELSEWHERE, RESUME_ENV, Reporter
+from megatron_trainer.loss import SpikeWatch
+from megatron_trainer.observe import BadLoss, LoadedAnother, Observer
+from megatron_trainer.ownership import NotOwner
+from megatron_trainer.preflight import PeerFailed, PreflightFailed
+from megatron_trainer.report import (
+    FINISHED,
+    PREFLIGHT_ENV,
+    RESUME_ELSEWHERE,
+    RESUME_ENV,
+    SKIP_ENV,
+    Reporter,
+)
 
 # Exit code of Megatron's rerun state machine (megatron.core.rerun_state_machine).
 FAILED_ON_RESULT_VALIDATION = 17
@@ -50,6 +60,8 @@ class RankFailed(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+        self.iteration: int | None = None
+        self.preflight = False
 
 
 def _refuse(_parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -129,10 +141,16 @@ def _classify(error: BaseException) -> RankFailed:
         return error
     if isinstance(error, LoadedAnother):
         return RankFailed(ExitCode.INTERNAL, str(error))
-    if isinstance(error, LossNotFinite):
+    if isinstance(error, PreflightFailed):
+        failure = RankFailed(ExitCode.WORKER_DIED, str(error))
+        failure.preflight = True
+        return failure
+    if isinstance(error, NotOwner | PeerFailed):
+        return RankFailed(ExitCode.PEER_LOST, str(error))
+    if isinstance(error, BadLoss):
         return RankFailed(ExitCode.LOSS_NOT_FINITE, str(error))
     text = _where(error)
-    if "found NaN in local forward loss" in text or "found Inf in local forward loss" in text:
+    if any(f"found {what} in local" in text for what in ("NaN", "Inf")):
         return RankFailed(ExitCode.LOSS_NOT_FINITE, text)
     if any(sign in text for sign in _PEER_LOST):
         return RankFailed(ExitCode.PEER_LOST, text)
@@ -142,7 +160,11 @@ def _classify(error: BaseException) -> RankFailed:
 def _run(argv: Sequence[str], reporter: Reporter) -> None:
     resume_from = os.environ.get(RESUME_ENV)
     args = parse(resume(argv) if resume_from else argv)
-    observer = Observer(reporter, int(resume_from) if resume_from else None)
+    skip = {int(word) for word in os.environ.get(SKIP_ENV, "").split()}
+    args.iterations_to_skip = sorted(skip.union(args.iterations_to_skip))
+    observer = Observer(
+        reporter, int(resume_from) if resume_from else None, _spikes(args), lambda: _preflight(reporter)
+    )
     observer.install()
     writers.fork_writers(lambda how: _die(reporter, how))
     try:
@@ -155,18 +177,47 @@ def _run(argv: Sequence[str], reporter: Reporter) -> None:
         )
     except SystemExit as end:
         raise _early_end(end.code, observer.iteration) from end
-    except _REFUSALS as error:
-        if observer.building:
+    except Exception as error:
+        if observer.building and isinstance(error, _REFUSALS):
             raise _refused(error) from error
-        raise
+        raise _failed(error, observer.stepping) from error
     reporter.send("finished", iteration=observer.iteration)
 
 
-def _die(reporter: Reporter, how: str) -> NoReturn:
+def _failed(error: Exception, stepping: int | None) -> RankFailed:
+    """What an error means, and in which iteration's step it was raised: there it may come again."""
+    failure = _classify(error)
+    if failure.code in (ExitCode.WORKER_DIED, ExitCode.LOSS_NOT_FINITE):
+        failure.iteration = stepping
+    return failure
+
+
+def _spikes(args: Any) -> SpikeWatch:
+    factor = os.environ.get(contract.ENV_LOSS_SPIKE_FACTOR)
+    window = os.environ.get(contract.ENV_LOSS_SPIKE_WINDOW) or contract.DEFAULT_LOSS_SPIKE_WINDOW
+    file = Path(args.save) / PROGRESS_FILE if args.save else None
+    return SpikeWatch(float(factor) if factor else None, int(window), file)
+
+
+def _preflight(reporter: Reporter) -> None:
+    """Check this rank's device and connections, where the launchers ask for it."""
+    if not os.environ.get(PREFLIGHT_ENV):
+        return
+
+    def late(how: str, others: bool) -> None:
+        _die(reporter, how, ExitCode.PEER_LOST if others else ExitCode.WORKER_DIED, preflight=not others)
+
+    reporter.send("phase", phase="loading")
+    preflight.run(torch.distributed.distributed_c10d._get_default_store(), late)
+
+
+def _die(
+    reporter: Reporter, how: str, code: ExitCode = ExitCode.WORKER_DIED, preflight: bool = False
+) -> NoReturn:
     """End the rank from a thread while its main thread waits for something that will not come."""
     print(f"megatron-train: rank {reporter.rank}: {how}", file=sys.stderr, flush=True)
-    reporter.send("failed", exitCode=int(ExitCode.WORKER_DIED), message=how)
-    os._exit(int(ExitCode.WORKER_DIED))
+    reporter.send("failed", exitCode=int(code), message=how, preflight=preflight)
+    os._exit(int(code))
 
 
 def _early_end(code: object, iteration: int) -> RankFailed:
@@ -211,8 +262,12 @@ def check(argv: Sequence[str]) -> int:
 
 
 def run_rank(argv: Sequence[str]) -> int:
-    """Train as the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say. Returns the exit code."""
+    """Train as the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say.
+
+    Returns the exit code: FINISHED, one of the contract, or Megatron's RESUME_ELSEWHERE.
+    """
     reporter = Reporter()
+    stacks.answer_with_stacks(reporter.rank)
     try:
         _run(argv, reporter)
     except BaseException as error:
@@ -220,11 +275,17 @@ def run_rank(argv: Sequence[str]) -> int:
         if failure.code in (ExitCode.WORKER_DIED, ExitCode.INTERNAL):
             traceback.print_exc()
         print(f"megatron-train: rank {reporter.rank}: {failure}", file=sys.stderr, flush=True)
-        reporter.send("failed", exitCode=int(failure.code), message=str(failure)[:2000])
+        reporter.send(
+            "failed",
+            exitCode=int(failure.code),
+            message=str(failure)[:2000],
+            iteration=failure.iteration,
+            preflight=failure.preflight,
+        )
         return int(failure.code)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    return int(ExitCode.OK)
+    return FINISHED
 
 
 if __name__ == "__main__":

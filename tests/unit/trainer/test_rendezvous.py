@@ -7,13 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO
 
 import pytest
 from megatron_trainer.contract import ExitCode
-from megatron_trainer.gangstore import GangStore, State, StoreLost
-from megatron_trainer.rendezvous import Ended, GangRendezvous
+from megatron_trainer.gangstate import Ended, Plan, State
+from megatron_trainer.gangstore import GangStore, StoreLost
+from megatron_trainer.incidents import Kind, Report
+from megatron_trainer.rendezvous import GangRendezvous
 from megatron_trainer.termination import Ending
+
+KILLED = Report(Kind.RANK, "rank 2 was killed by SIGKILL", 1, 2, detected_at=1000.0)
 
 
 def free_port() -> int:
@@ -32,8 +37,8 @@ def pod(
     node_rank: int,
     nodes: int = 2,
     timeout: float = 60,
-    choose: Callable[[], int | None] = lambda: 20,
-    stopping: Callable[[], bool] = lambda: False,
+    prepare: Callable[[State, bool], Plan] = lambda _state, _new: Plan(20),
+    interruption: Callable[[], Ending | None] = lambda: None,
 ) -> GangRendezvous:
     return GangRendezvous(
         store=GangStore("localhost", port, host=node_rank == 0),
@@ -42,8 +47,8 @@ def pod(
         nodes=nodes,
         master_addr="localhost",
         timeout=timeout,
-        choose_checkpoint=choose,
-        stopping=stopping,
+        prepare=prepare,
+        interruption=interruption,
         log=lambda _text: None,
     )
 
@@ -79,7 +84,7 @@ def met(port: int) -> list[GangRendezvous]:
 
 
 def test_all_pods_get_the_same_plan_from_node_0(port: int) -> None:
-    pods = [pod(port, rank, nodes=3, choose=lambda: 40) for rank in (2, 0, 1)]
+    pods = [pod(port, rank, nodes=3, prepare=lambda _state, _new: Plan(40)) for rank in (2, 0, 1)]
     plans = Meeting(*pods).join()
     assert plans[0] == plans[1] == plans[2]
     assert all(each.plan is not None and each.plan.iteration == 40 for each in pods)
@@ -96,7 +101,7 @@ def test_a_pod_that_starts_before_the_master_waits_for_it(port: int) -> None:
 
 def test_a_failure_in_one_pod_is_seen_by_the_other_and_both_meet_again(met: list[GangRendezvous]) -> None:
     assert [each.num_nodes_waiting() for each in met] == [0, 0]
-    met[1].move("rank 2 was killed by SIGKILL")
+    met[1].move(KILLED)
     state = met[0].watch()
     assert (state.generation, state.why) == (2, "rank 2 was killed by SIGKILL")
     assert [each.num_nodes_waiting() for each in met] == [1, 1]
@@ -108,8 +113,18 @@ def test_a_failure_in_one_pod_is_seen_by_the_other_and_both_meet_again(met: list
 
 def test_two_pods_that_fail_at_once_begin_one_generation(met: list[GangRendezvous]) -> None:
     for each in met:
-        each.move("lost a peer")
+        each.move(Report(Kind.POD, "lost a peer"))
     assert met[0].watch().generation == 2
+
+
+def test_who_comes_second_adds_to_the_report_until_the_pods_have_met(met: list[GangRendezvous]) -> None:
+    met[0].move(Report(Kind.POD, "lost a peer", detected_at=999.0))
+    met[1].move(KILLED)
+    assert met[0].watch() == State(2, replace(KILLED, detected_at=999.0))
+    Meeting(*met).join()
+    met[0].move(Report(Kind.HANG, "rank 1 is stopped", 0, 1))
+    state = met[1].watch()
+    assert (state.generation, state.why) == (3, "rank 1 is stopped")
 
 
 def test_a_replaced_pod_with_the_same_index_begins_a_generation(met: list[GangRendezvous], port: int) -> None:
@@ -126,11 +141,12 @@ def test_a_replaced_pod_with_the_same_index_begins_a_generation(met: list[GangRe
 MASTER = """
 import sys
 from megatron_trainer.gangstore import GangStore
+from megatron_trainer.gangstate import Plan
 from megatron_trainer.rendezvous import GangRendezvous
 
 master = GangRendezvous(
     GangStore("localhost", int(sys.argv[1]), host=True),
-    *("run", 0, 2, "localhost", 60, lambda: 20, lambda: False, lambda _text: None),
+    *("run", 0, 2, "localhost", 60, lambda _state, _new: Plan(20), lambda: None, lambda _text: None),
 )
 while True:
     master.next_rendezvous()
@@ -155,7 +171,7 @@ def test_when_the_master_is_replaced_the_others_find_its_new_store_and_count_on(
     survivor = pod(port, 1)
     with master_process(port) as met:
         Meeting(survivor).join()
-        survivor.move("a rank was killed")
+        survivor.move(KILLED)
         Meeting(survivor).join()
         assert [met.readline(), met.readline()] == ["1\n", "2\n"]
     with pytest.raises(StoreLost):
@@ -197,7 +213,8 @@ def test_a_pod_whose_master_does_not_come_ends_with_peer_lost(port: int) -> None
 
 def test_sigterm_at_the_rendezvous_ends_the_wait(port: int) -> None:
     stop = threading.Event()
-    waiting = pod(port, 0, stopping=stop.is_set)
+    told = Ending(ExitCode.TERMINATED, "SIGTERM")
+    waiting = pod(port, 0, interruption=lambda: told if stop.is_set() else None)
     meeting = Meeting(waiting)
     stop.set()
     ending = meeting.join()[0]
@@ -208,12 +225,12 @@ def test_sigterm_at_the_rendezvous_ends_the_wait(port: int) -> None:
 def test_node_0_can_end_the_run_while_it_chooses_the_checkpoint(port: int) -> None:
     done = Ending(ExitCode.OK, "iteration 20 of 20 was done already")
 
-    def choose() -> int | None:
+    def prepare(_state: State, _new: bool) -> Plan:
         raise Ended(done)
 
-    assert Meeting(pod(port, 0, choose=choose), pod(port, 1)).join() == {0: done, 1: done}
+    assert Meeting(pod(port, 0, prepare=prepare), pod(port, 1)).join() == {0: done, 1: done}
 
 
 def test_the_state_survives_the_store_with_and_without_a_verdict() -> None:
-    for state in (State(3, "why"), State(4, "why", Ending(ExitCode.USAGE, "flags", None))):
+    for state in (State(1), State(3, KILLED), State(4, KILLED, Ending(ExitCode.USAGE, "flags"), "hangs/x")):
         assert State.loads(state.dumps()) == state

@@ -20,6 +20,21 @@ def test_a_pod_of_a_pytorchjob_with_the_defaults() -> None:
     assert (pod.max_rank_restarts, pod.rendezvous_timeout, pod.keep_checkpoints) == (3, 600, 0)
     assert pod.termination_log == Path("/dev/termination-log")
     assert not pod.require_checkpoint
+    assert (pod.hang_timeout, pod.preflight) == ("auto", False)
+    assert (pod.loss_spike_factor, pod.loss_spike_window, pod.loss_on_repeat) == (None, 50, "fail")
+
+
+def test_recovery_is_set_by_environment() -> None:
+    asked = {
+        "MEGATRON_HANG_TIMEOUT": "600",
+        "MEGATRON_PREFLIGHT": "1",
+        "MEGATRON_LOSS_SPIKE_FACTOR": "2.5",
+        "MEGATRON_LOSS_SPIKE_WINDOW": "100",
+        "MEGATRON_LOSS_ON_REPEAT": "skip",
+    }
+    pod = settings.read(POD | asked)
+    assert (pod.hang_timeout, pod.preflight) == (600.0, True)
+    assert (pod.loss_spike_factor, pod.loss_spike_window, pod.loss_on_repeat) == (2.5, 100, "skip")
 
 
 def test_one_pod_by_hand_needs_no_setting() -> None:
@@ -39,6 +54,11 @@ def test_one_pod_by_hand_needs_no_setting() -> None:
         ({"PET_NNODES": "0"}, "PET_NNODES is 0; set a number >= 1"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set; give the name of the Master pod"),
         ({"MEGATRON_PLATFORM": "tpu"}, "MEGATRON_PLATFORM is 'tpu'; set gpu or cpu"),
+        ({"MEGATRON_HANG_TIMEOUT": "soon"}, "MEGATRON_HANG_TIMEOUT is 'soon'; set auto, off or a number"),
+        ({"MEGATRON_HANG_TIMEOUT": "0"}, "MEGATRON_HANG_TIMEOUT is '0'; set auto, off or a number"),
+        ({"MEGATRON_LOSS_SPIKE_FACTOR": "1"}, "MEGATRON_LOSS_SPIKE_FACTOR is '1'; set a number > 1"),
+        ({"MEGATRON_LOSS_SPIKE_WINDOW": "2"}, "MEGATRON_LOSS_SPIKE_WINDOW is 2; set a number >= 3"),
+        ({"MEGATRON_LOSS_ON_REPEAT": "stop"}, "MEGATRON_LOSS_ON_REPEAT is 'stop'; set fail or skip"),
         ({"MEGATRON_MAX_RANK_RESTARTS": "-1"}, "MEGATRON_MAX_RANK_RESTARTS is -1; set a number >= 0"),
     ],
 )

@@ -1,0 +1,57 @@
+"""Ranks that do nothing are found, named and started anew; what only takes long is left alone."""
+
+import signal
+
+from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_phases_in_order, assert_same_training
+
+
+def stacks(run: Gang) -> list[str]:
+    """What each pod kept of the one hang."""
+    (folder,) = (run.save / "hangs").iterdir()
+    return [path.read_text() for path in sorted(folder.iterdir())]
+
+
+def test_a_stopped_rank_is_named_and_all_ranks_start_anew(gang: Gang, undisturbed: Gang) -> None:
+    gang.start()
+    gang.await_iteration(SAVE_INTERVAL + 1)
+    gang.await_checkpoint(SAVE_INTERVAL)
+    gang.ranks(1)[0].send_signal(signal.SIGSTOP)
+    gang.await_iteration(SAVE_INTERVAL + 1, generation=2)
+    assert gang.wait() == [0, 0], gang.log()[-3000:]
+    assert_same_training(gang, undisturbed)
+    (incident,) = gang.incidents()
+    assert (incident["kind"], incident["nodeRank"], incident["rank"]) == ("hang", 1, 2)
+    assert incident["cause"].startswith(f"rank 2 is stopped after iteration {incident['iteration']}")
+    assert_phases_in_order(incident)
+    first, second = stacks(gang)
+    assert "all_reduce" in first or "wait" in first, "the others are seen where they wait"
+    assert "rank 2" in second
+    assert "no answer to the request for its stacks" in second
+    assert gang.survivors() == []
+
+
+def test_long_saves_and_evaluations_are_no_hang_and_an_endless_loop_is_one(pod: Gang) -> None:
+    pod.environment["MEGATRON_HANG_TIMEOUT"] = "5"
+    pod.inject(
+        {"what": "slow-save", "at": SAVE_INTERVAL, "generations": [1]},
+        {"what": "slow-evaluation", "at": SAVE_INTERVAL, "generations": [1]},
+        {"what": "loop", "rank": 3, "at": SAVE_INTERVAL + 4, "generations": [1]},
+    )
+    pod.start(0, extra=("--eval-interval", str(SAVE_INTERVAL), "--eval-iters", "1"))
+    assert pod.wait() == [0], pod.log()[-3000:]
+    (incident,) = pod.incidents()
+    assert (incident["kind"], incident["rank"]) == ("hang", 3)
+    assert "rank 3 hangs in endless_loop (" in incident["cause"]
+    assert incident["iteration"] == SAVE_INTERVAL + 3
+    (text,) = stacks(pod)
+    assert all(f"rank {rank} " in text for rank in range(4))
+    assert sorted(pod.losses()) == list(range(1, TRAIN_ITERS + 1))
+
+
+def test_a_rank_that_leaves_with_exit_code_0_has_not_finished(pod: Gang, undisturbed: Gang) -> None:
+    pod.inject({"what": "leave", "rank": 1, "at": 3, "generations": [1]})
+    pod.start()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    (incident,) = pod.incidents()
+    assert incident["cause"] == "rank 1 exited with code 0 before the last iteration was done"
+    assert_same_training(pod, undisturbed)

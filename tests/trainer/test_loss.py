@@ -1,0 +1,42 @@
+"""A failure that comes again at the same iteration: an older checkpoint, then a gap or the end."""
+
+from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_phases_in_order
+
+SECOND = 2 * SAVE_INTERVAL
+BAD = SECOND + 3
+
+
+def test_a_loss_that_stays_nan_is_left_out_after_going_back_twice(pod: Gang, undisturbed: Gang) -> None:
+    pod.environment["MEGATRON_LOSS_ON_REPEAT"] = "skip"
+    pod.inject({"what": "nan", "at": BAD})
+    pod.start()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    incidents = pod.incidents()
+    assert [each["kind"] for each in incidents] == ["loss"] * 3
+    assert [each["resumedFrom"] for each in incidents] == [SECOND, SAVE_INTERVAL, SAVE_INTERVAL]
+    assert f"lm loss is nan at iteration {BAD}" in incidents[0]["cause"]
+    assert_phases_in_order(incidents[-1])
+    assert sorted(pod.losses()) == list(range(1, TRAIN_ITERS + 1))
+    known = {i: losses[0] for i, losses in undisturbed.losses().items() if i < BAD}
+    assert {i: losses[-1] for i, losses in pod.losses().items() if i < BAD} == known
+    assert [i for i in pod.losses() if pod.losses()[i][-1] != pod.losses()[i][-1]] == [BAD]
+    reasons = [path.read_text() for path in pod.save.glob("iter_*.rolled-back-*/why-set-aside.txt")]
+    assert len(reasons) == 2
+    assert all("lm loss is nan" in reason for reason in reasons)
+
+
+def test_a_spike_and_a_crash_that_come_again_end_the_run_with_67_and_the_cause(pod: Gang) -> None:
+    pod.environment |= {"MEGATRON_LOSS_SPIKE_FACTOR": "3", "MEGATRON_LOSS_SPIKE_WINDOW": "5"}
+    pod.inject(
+        {"what": "spike", "at": 7, "generations": [1]},
+        {"what": "raise", "rank": 2, "at": BAD},
+    )
+    pod.start()
+    assert pod.wait() == [67], pod.log()[-3000:]
+    kinds = [(each["kind"], each["iteration"]) for each in pod.incidents()]
+    assert kinds == [("loss", 7), ("rank", BAD - 1), ("rank", BAD - 1)]
+    message = pod.termination(0)["message"]
+    assert message == (
+        "rank 2: RuntimeError: sample 7 cannot be read; the same came 3 times, starting from iteration "
+        f"{SECOND} and iteration {SAVE_INTERVAL}; onRepeat is fail"
+    )

@@ -1,0 +1,100 @@
+"""Whose fault a hang is: real processes that answer, are stopped, or wait."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from megatron_trainer import stacks
+from megatron_trainer.report import STACKS_ENV
+from megatron_trainer.stacks import RankState, behind, collect, describe
+
+PROGRAM = """
+import sys, threading
+from megatron_trainer.stacks import answer_with_stacks
+
+def busy():
+    print("ready", flush=True)
+    while True:
+        pass
+
+def waiting():
+    print("ready", flush=True)
+    threading.Event().wait()
+
+answer_with_stacks(int(sys.argv[1]))
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+{"busy": busy, "waiting": waiting}[sys.argv[2]]()
+"""
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[dict[int, int]]:
+    """Rank 0 waits, rank 1 loops in Python, rank 2 is stopped. By rank: process ids."""
+    started = []
+    for rank, what in enumerate(("waiting", "busy", "waiting")):
+        command = [sys.executable, "-c", PROGRAM, str(rank), what]
+        environment = os.environ | {STACKS_ENV: str(tmp_path)}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        started.append(process)
+    started[2].send_signal(signal.SIGSTOP)
+    os.waitpid(started[2].pid, os.WUNTRACED)
+    yield {rank: process.pid for rank, process in enumerate(started)}
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_every_rank_is_described_by_its_stacks_or_by_why_it_has_none(
+    processes: dict[int, int], tmp_path: Path
+) -> None:
+    def ask() -> None:
+        for pid in processes.values():
+            os.kill(pid, stacks.SIGNAL)
+
+    waits, loops, stopped = collect(processes, 1, {1: (7, "training")}, tmp_path, ask)
+    assert (waits.state, loops.state, stopped.state) == ("running", "running", "stopped")
+    assert waits.stacks.startswith("Main thread:\n  File")
+    assert waits.stacks.count("hread 0x") == 1, "the other thread has its own"
+    assert loops.innermost.startswith("busy (<string>:")
+    assert (loops.iteration, loops.doing, loops.node_rank) == (7, "training", 1)
+    assert not stopped.answered
+    assert "no answer to the request" in stopped.text()
+    assert "7 iterations done" in loops.text()
+
+
+def rank(number: int, iteration: int = 5, **fields: object) -> RankState:
+    state = RankState(
+        number, number // 2, 100 + number, iteration, "training", "running", "f (a.py:1)", False
+    )
+    return replace(state, **fields)  # type: ignore[arg-type]
+
+
+def test_a_stopped_rank_is_the_one_that_is_behind() -> None:
+    gone = rank(2, state="stopped", answered=False, innermost="")
+    assert behind([rank(0, in_collective=True), rank(1), gone, rank(3)]) == gone
+    assert describe(gone, 11.2, Path("/save/x")) == (
+        "rank 2 is stopped after iteration 5, all others wait for it (11 s); stacks of all ranks: /save/x"
+    )
+
+
+def test_else_it_is_the_one_that_is_not_in_a_collective() -> None:
+    waiting = [rank(each, in_collective=True) for each in (0, 1, 3)]
+    assert behind([*waiting, rank(2, iteration=6)]) == rank(2, iteration=6)
+    assert "rank 2 hangs in f (a.py:1) after iteration 6" in describe(rank(2, iteration=6), 11, None)
+
+
+def test_else_it_is_the_one_with_fewer_iterations() -> None:
+    assert behind([rank(0), rank(1), rank(2, iteration=4), rank(3)]) == rank(2, iteration=4)
+
+
+def test_where_it_cannot_be_told_nobody_is_blamed() -> None:
+    everybody = [rank(each, in_collective=True) for each in range(4)]
+    assert behind(everybody) is None
+    assert describe(None, 11, None) == "no rank has done anything for 11 s, all wait for each other"

@@ -1,0 +1,110 @@
+"""Tells that ranks hang: each is silent for longer than what it does may take.
+
+A rank reports every step and the beginning and end of what takes longer: loading, the first steps, saving,
+finishing an asynchronous save, evaluating. Training is synchronous, so one rank that hangs silences all; a
+rank that is busy with something long keeps the alarm back for everybody.
+"""
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# While training: so many times the run's own step time, and so many seconds on top.
+AUTO_STEPS = 3
+AUTO_SECONDS = 10.0
+# What is not a training step may be silent for so long. Evaluation is not silent: its batches are reported.
+LONG_SECONDS = 1800.0
+_STEPS_REMEMBERED = 20
+
+# Events after which a rank is not in a training step, and those after which it is again.
+_LONG_EVENTS = {"busy", "loaded", "finished"}
+_STEP_EVENTS = {"free", "saved"}
+
+
+@dataclass
+class _Rank:
+    since: float
+    long: bool = True
+    settled: bool = False
+    doing: str = "starting"
+    iteration: int | None = None
+
+
+class Watchdog:
+    """The clocks of one pod's ranks. `timeout`: auto, off, or seconds that a training step may take."""
+
+    def __init__(self, timeout: str | float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ranks: dict[int, _Rank] = {}
+        self._generation = 0
+        self._steps: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+
+    @property
+    def limit(self) -> float:
+        """Seconds for which a training step may be silent."""
+        if isinstance(self._timeout, float):
+            return self._timeout
+        return AUTO_STEPS * statistics.median(self._steps) + AUTO_SECONDS if self._steps else LONG_SECONDS
+
+    def begin(self, generation: int, ranks: Sequence[int]) -> None:
+        """These ranks of this pod are about to start."""
+        now = self._clock()
+        with self._lock:
+            self._generation = generation
+            self._ranks = {rank: _Rank(now) for rank in ranks}
+
+    def end(self) -> None:
+        """The ranks are stopped."""
+        with self._lock:
+            self._ranks = {}
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take in what a rank reports."""
+        with self._lock:
+            rank = self._ranks.get(event["rank"])
+            if rank is None or event["generation"] != self._generation:
+                return
+            rank.since = self._clock()
+            kind = event["event"]
+            if kind == "iteration":
+                rank.iteration = event["iteration"]
+                rank.settled = event["settled"]
+                rank.doing, rank.long = "training", not rank.settled
+                if rank.settled and event["rank"] == min(self._ranks):
+                    self._steps.append(event["stepSeconds"])
+            elif kind == "phase":
+                rank.doing = event["phase"]
+                rank.long = rank.doing != "training" or not rank.settled
+            elif kind in _LONG_EVENTS:
+                rank.doing, rank.long = event.get("doing", kind), True
+            elif kind == "skipped":
+                rank.iteration = event["iteration"]
+            elif kind in _STEP_EVENTS:
+                rank.doing, rank.long = "training", not rank.settled
+
+    def stalled(self) -> bool:
+        """Whether each rank of this pod has been silent for longer than it may."""
+        if self._timeout == "off":
+            return False
+        now, limit = self._clock(), self.limit
+        with self._lock:
+            ranks = list(self._ranks.values())
+        allowed = {False: limit, True: max(limit, LONG_SECONDS)}
+        return bool(ranks) and all(now - rank.since > allowed[rank.long] for rank in ranks)
+
+    def silence(self) -> float:
+        """Seconds since the last word of any rank here."""
+        now = self._clock()
+        with self._lock:
+            return min((now - rank.since for rank in self._ranks.values()), default=0.0)
+
+    def last_known(self) -> dict[int, tuple[int | None, str]]:
+        """By rank: the last iteration that it did, and what it was doing."""
+        with self._lock:
+            return {number: (rank.iteration, rank.doing) for number, rank in self._ranks.items()}
