@@ -17,6 +17,8 @@ NOTICED = 40.0
 EVICTED = 30.0
 """Seconds from then until its pods are evicted: the pods' toleration."""
 START = 10.0
+ENDING = 30.0
+"""Seconds that a pod takes to save a checkpoint and end."""
 RENDEZVOUS = 600.0
 SAVE_EVERY = 50
 TOTAL = 2000
@@ -41,11 +43,15 @@ class Pod:
     uid: int
     rank: int
     avoids: frozenset[str]
+    job: int = 0
+    """Uid of the job that made it."""
+    created: float = 0.0
     node: str | None = None
     bound_at: float = 0.0
     phase: PodPhase = PodPhase.PENDING
     started: float | None = None
     deleted_at: float | None = None
+    ended_at: float | None = None
     end: PodEnd | None = None
 
     @property
@@ -55,6 +61,7 @@ class Pod:
 
 @dataclass
 class Job:
+    uid: int
     size: int
     avoids: frozenset[str]
 
@@ -78,7 +85,7 @@ class Cluster:
     generation: int = 0
     iteration: int = 0
     checkpoint: int = 0
-    done_again: int = 0
+    resumed_from: int = 0
     last_step: float | None = None
     broken: dict[str, Any] | None = None
     gathering_since: float = 0.0
@@ -125,7 +132,7 @@ class Cluster:
                 self.fail(pod, 137, "container is gone")
 
     def fail(self, pod: Pod, code: int, cause: str) -> None:
-        pod.phase = PodPhase.FAILED
+        pod.phase, pod.ended_at = PodPhase.FAILED, self.now
         pod.end = PodEnd(f"{pod.name}: {cause}", code, node=pod.node)
 
     def delete(self, pod: Pod, disruption: str | None = "Deleted") -> None:
@@ -142,6 +149,10 @@ class Cluster:
         if pod in self.pods:
             self.pods.remove(pod)
 
+    def make_job(self, size: int, avoids: frozenset[str]) -> None:
+        self.uids += 1
+        self.job = Job(self.uids, size, avoids)
+
     def delete_job(self) -> None:
         self.job = None
         for pod in list(self.pods):
@@ -152,7 +163,8 @@ class Cluster:
             if not self.up(pod.node):
                 continue
             if pod.deleted_at is not None:
-                self._end(pod)
+                if self.now - pod.deleted_at >= ENDING or pod.phase is not PodPhase.RUNNING:
+                    self._end(pod)
             elif pod.phase is PodPhase.PENDING and self.now - pod.bound_at >= START:
                 pod.phase, pod.started = PodPhase.RUNNING, self.now
                 self.gathering_since = self.now
@@ -178,7 +190,7 @@ class Cluster:
         for rank in range(self.job.size):
             if rank not in present:
                 self.uids += 1
-                self.pods.append(Pod(self.uids, rank, self.job.avoids))
+                self.pods.append(Pod(self.uids, rank, self.job.avoids, self.job.uid, self.now))
 
     def _schedule(self) -> None:
         for pod in self.pods:
@@ -232,13 +244,12 @@ class Cluster:
             self.fail(self.alive()[0], ExitCode.WORKER_DIED, "rank 0 died at once")
             return
         self.gang, self.training, self.generation = gang, True, self.generation + 1
-        self.done_again += self.iteration - self.checkpoint
         if self.broken is not None:
             times = {"metAt": self.now, "firstStepAt": None, "caughtUpAt": None}
             told = {"generation": self.generation, "resumedFrom": self.checkpoint}
             self.incidents = [*self.incidents, self.broken | told | times][-8:]
             self.broken = None
-        self.iteration = self.checkpoint
+        self.iteration = self.resumed_from = self.checkpoint
 
     def _step(self, seconds: float) -> None:
         self.iteration = min(TOTAL, self.iteration + round(seconds))

@@ -40,7 +40,7 @@ from megatron_operator.recovery import (
     trained,
 )
 
-from tests.unit.recovery.simulated_cluster import GRACE, PER_NODE, Cluster, Job, Pod
+from tests.unit.recovery.simulated_cluster import GRACE, PER_NODE, Cluster, Pod
 
 Call = Callable[[], None]
 
@@ -130,7 +130,7 @@ class Operator:
         self.status = new
 
     def _make(self, count: int, avoided: frozenset[str]) -> None:
-        self.cluster.job = Job(count // PER_NODE, avoided)
+        self.cluster.make_job(count // PER_NODE, avoided)
 
     def _patch(self, avoided: frozenset[str]) -> None:
         if self.cluster.job is not None:
@@ -304,16 +304,17 @@ class Operator:
                 return []
 
 
-def waits_for_capacity(operator: Operator) -> bool:
+def waits_for_capacity(
+    cluster: Cluster, recovery: RecoveryStatus, limits: Limits, plannable: Callable[[int], bool]
+) -> bool:
     """Whether pods wait, and nothing that the recipe allows could place them."""
-    cluster, recovery = operator.cluster, operator.status.recovery
     waiting = [pod for pod in cluster.pods if pod.node is None]
     if not waiting or any(set(cluster.free()) - pod.avoids for pod in waiting):
         return False
     if any(set(cluster.free()) & (pod.avoids | set(recovery.nodes_avoided)) for pod in waiting):
         return False
-    if operator.limits.elastic is None or cluster.job is None:
+    if limits.elastic is None or cluster.job is None:
         return True
     placed = sum(pod.node is not None and cluster.ready(pod.node) for pod in cluster.pods) * PER_NODE
-    fewest = operator.limits.elastic.min_count
+    fewest = limits.elastic.min_count
     return not any(plannable(count) for count in range(fewest, placed + 1, PER_NODE))

@@ -1,9 +1,10 @@
 """Random walks over a simulated cluster: whatever breaks, in whatever order, the decisions stay sound.
 
-`make test` walks 150 ways; `RECOVERY_WALKS=5000 pytest tests/unit/recovery/test_walk.py` as many as it says.
+`make test` walks 100 ways; `RECOVERY_WALKS=5000 pytest tests/unit/recovery/test_walk.py` as many as it says.
 """
 
 import os
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -54,9 +55,16 @@ class Walk(RuleBasedStateMachine):
         if elastic is not None and elastic.min_count > size * PER_NODE:
             elastic = None
         limits = Limits(budget, RENDEZVOUS, avoid_after=avoid_after, elastic=elastic)
-        self.operator = Operator(self.cluster, size * PER_NODE, limits, judge=self.judge)
+        self.limits, self.asked = limits, size * PER_NODE
+        self.operator = self.new_operator()
         self.hangs = self.network_losses = 0
         self.saved = 0
+
+    def new_operator(self) -> Any:
+        return Operator(self.cluster, self.asked, self.limits, judge=self.judge)
+
+    def plannable(self, count: int) -> bool:
+        return plannable(count)
 
     def pod(self, rank: int) -> Pod | None:
         """A pod that runs and is not being deleted."""
@@ -172,9 +180,9 @@ class Walk(RuleBasedStateMachine):
                 assert not seen.history.first_cause or seen.history.first_cause in cause
             case Resize(count, _):
                 assert limits.elastic is not None
-                assert limits.elastic.min_count <= count <= self.operator.asked
+                assert limits.elastic.min_count <= count <= self.asked
                 assert count != seen.size * PER_NODE
-                assert plannable(count)
+                assert self.plannable(count)
                 before = seen.history.last_resize or 0.0
                 assert seen.now - before >= RESIZE_PAUSE, "resizes too often"
             case Avoid(nodes, names, _):
@@ -225,14 +233,16 @@ class Walk(RuleBasedStateMachine):
             assert self.cluster.job is None, "the accelerators of a failed run are given back"
             assert not self.cluster.pods, "no pod is left over"
         elif self.operator.status.over is None:
-            assert waits_for_capacity(self.operator), "neither ended nor waiting for capacity"
+            recovery = self.operator.status.recovery
+            waits = waits_for_capacity(self.cluster, recovery, self.limits, self.plannable)
+            assert waits, "neither ended nor waiting for capacity"
         else:
             assert self.operator.status.over == "Succeeded"
 
 
 TestWalk = Walk.TestCase
 TestWalk.settings = settings(
-    max_examples=int(os.environ.get("RECOVERY_WALKS", "150")),
+    max_examples=int(os.environ.get("RECOVERY_WALKS", "100")),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -1,0 +1,229 @@
+"""The API server of a simulated cluster, as far as the reconciler uses it; it refuses writes of the dead."""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+from megatron_operator.api.names import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller.cluster import CLAIMS, EVENTS, JOBS, NODES, PODS, RECIPES, Object, Resource
+from megatron_operator.manifests.avoidance import avoided, avoiding
+from megatron_operator.manifests.identity import ROLE_TRAINER
+from megatron_operator.manifests.placement import HOSTNAME
+
+from tests.unit.recovery.simulated_cluster import GRACE, PER_NODE, Cluster, Pod
+
+NAME, NAMESPACE, UID = "run", "default", "recipe-uid"
+
+
+class DiedError(Exception):
+    """The operator was killed before this call."""
+
+
+class ApiInMemory:
+    """Stands where `controller.cluster.Cluster` does. `calls_to_live` counts writes down."""
+
+    def __init__(self, cluster: Cluster, spec: dict[str, Any]) -> None:
+        self.cluster = cluster
+        self.calls_to_live: int | None = None
+        self.recipe: Object = {
+            "metadata": {
+                "name": NAME,
+                "namespace": NAMESPACE,
+                "uid": UID,
+                "generation": 1,
+                "resourceVersion": "1",
+            },
+            "spec": spec,
+        }
+        self._job: Object | None = None
+        self._claims: dict[str, Object] = {}
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        del namespace
+        if resource is RECIPES:
+            return self.recipe
+        if resource is JOBS:
+            return self.job()
+        assert resource is CLAIMS, resource
+        return self._claims.get(name)
+
+    async def find(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str | None = None,
+        fields: str | None = None,
+    ) -> list[Object]:
+        del labels
+        if resource is NODES:
+            nodes = [self._node(name) for name in self.cluster.nodes]
+            return [n for n in nodes if fields in (None, f"metadata.name={n['metadata']['name']}")]
+        if resource is PODS:
+            pods = [self.pod(pod) for pod in self.cluster.pods]
+            return pods if namespace else [p for p in pods if "nodeName" in p["spec"]] + self._others()
+        assert resource is EVENTS, resource
+        return []
+
+    async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
+        self._write()
+        if resource is RECIPES:
+            assert subresource == "status"
+            version = int(self.recipe["metadata"]["resourceVersion"]) + 1
+            metadata = self.recipe["metadata"] | {"resourceVersion": str(version)}
+            self.recipe = self.recipe | {"metadata": metadata, "status": deepcopy(body["status"])}
+            return self.recipe
+        if resource is CLAIMS:
+            self._claims[body["metadata"]["name"]] = body
+            return body
+        assert resource is JOBS, resource
+        assert not self.cluster.pods, "two gangs would write one checkpoint"
+        size = sum(r["replicas"] for r in body["spec"]["pytorchReplicaSpecs"].values())
+        self.cluster.make_job(size, avoided(body))
+        assert self.cluster.job is not None
+        metadata = body["metadata"] | {"uid": f"job-{self.cluster.job.uid}", "resourceVersion": "1"}
+        self._job = deepcopy(body) | {"metadata": metadata}
+        return self._job
+
+    async def create(self, resource: Resource, body: Object) -> Object:
+        assert resource is EVENTS, resource
+        self._write()
+        return body
+
+    async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
+        assert resource is JOBS, resource
+        self._write()
+        if self._job is not None and self._job["metadata"]["uid"] == target["metadata"]["uid"]:
+            self._job = _merged(self._job, changes)
+            assert self.cluster.job is not None
+            self.cluster.job.avoids = avoided(self._job)
+        return changes
+
+    async def delete(
+        self,
+        resource: Resource,
+        target: Object,
+        grace_seconds: int | None = None,
+        *,
+        same_version: bool = False,
+    ) -> None:
+        self._write()
+        uid = target["metadata"]["uid"]
+        if resource is JOBS:
+            if self._job is not None and self._job["metadata"]["uid"] == uid:
+                self._job = None
+                self.cluster.delete_job()
+            return
+        assert resource is PODS, resource
+        pod = next((pod for pod in self.cluster.pods if f"pod-{pod.uid}" == uid), None)
+        if pod is None or (same_version and target != self.pod(pod)):
+            return
+        if grace_seconds == 0:
+            self.cluster.delete_now(pod)
+        else:
+            self.cluster.delete(pod)
+
+    def _write(self) -> None:
+        if self.calls_to_live is None:
+            return
+        if self.calls_to_live == 0:
+            self.calls_to_live = None
+            raise DiedError
+        self.calls_to_live -= 1
+
+    def job(self) -> Object | None:
+        if self._job is None:
+            return None
+        done = [{"type": "Succeeded", "status": "True"}] if self.cluster.succeeded else []
+        return self._job | {"status": {"conditions": done}}
+
+    def pod(self, pod: Pod) -> Object:
+        """As the API server tells it."""
+        kind, index = ("master", 0) if pod.rank == 0 else ("worker", pod.rank - 1)
+        template = avoiding(_JOB, pod.avoids)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(pod.bound_at)}
+        if pod.node is None:
+            scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        body: Object = {
+            "metadata": {
+                "name": f"{NAME}-{kind}-{index}",
+                "namespace": NAMESPACE,
+                "uid": f"pod-{pod.uid}",
+                "creationTimestamp": timestamp(pod.created),
+                "ownerReferences": [{"uid": f"job-{pod.job}"}],
+                "labels": {
+                    "training.kubeflow.org/replica-type": kind,
+                    "training.kubeflow.org/replica-index": str(index),
+                    "training.kubeflow.org/job-name": NAME,
+                    LABEL_RECIPE: NAME,
+                    LABEL_ROLE: ROLE_TRAINER,
+                },
+            },
+            "spec": {**template["spec"], "containers": [_CONTAINER]},
+            "status": {"phase": str(pod.phase), "conditions": [scheduled]},
+        }
+        if pod.node is not None:
+            body["spec"]["nodeName"] = pod.node
+        self._lived(pod, body)
+        return body
+
+    def _lived(self, pod: Pod, body: Object) -> None:
+        status, end = body["status"], pod.end
+        state: Object = {}
+        if pod.started is not None:
+            status |= {"startTime": timestamp(pod.started), "podIP": "10.0.0.1"}
+            state = {"running": {"startedAt": timestamp(pod.started)}}
+        if end is not None and end.exit_code is not None:
+            said = json.dumps({"message": end.cause})
+            ended = {"exitCode": end.exit_code, "finishedAt": timestamp(pod.ended_at or 0.0), "message": said}
+            state = {"terminated": ended}
+        if state:
+            status["containerStatuses"] = [{"name": "pytorch", "state": state}]
+        if pod.deleted_at is not None:
+            end_of_grace = timestamp(pod.deleted_at + GRACE)
+            body["metadata"] |= {"deletionTimestamp": end_of_grace, "deletionGracePeriodSeconds": int(GRACE)}
+            if end is not None and end.disruption not in (None, "Deleted"):
+                target = {"type": "DisruptionTarget", "status": "True", "reason": end.disruption}
+                status["conditions"].append(target)
+
+    def _node(self, name: str) -> Object:
+        since = self.cluster.nodes[name].unreachable_since(self.cluster.now)
+        ready = {"type": "Ready", "status": "True"}
+        if since is not None:
+            ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": timestamp(since)}
+        return {
+            "metadata": {"name": name, "labels": {HOSTNAME: name}},
+            "spec": {},
+            "status": {"allocatable": _ALLOCATABLE, "conditions": [ready]},
+        }
+
+    def _others(self) -> list[Object]:
+        """Pods of others on the nodes that are taken."""
+        return [
+            {
+                "metadata": {"name": f"other-{node.name}", "namespace": "other", "uid": f"other-{node.name}"},
+                "spec": {"nodeName": node.name, "containers": [_CONTAINER]},
+                "status": {"phase": "Running"},
+            }
+            for node in self.cluster.nodes.values()
+            if node.taken
+        ]
+
+
+_CONTAINER = {"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": str(PER_NODE)}}}
+_ALLOCATABLE = {"nvidia.com/gpu": str(PER_NODE), "cpu": "256", "memory": "4Ti", "pods": "110"}
+_JOB: Object = {"spec": {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {}}}}}}
+
+
+def _merged(target: Any, changes: Any) -> Any:
+    """JSON merge patch (RFC 7396)."""
+    if not isinstance(changes, dict):
+        return changes
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in changes.items():
+        if value is None:
+            merged.pop(name, None)
+        elif name not in ("uid", "resourceVersion"):
+            merged[name] = _merged(merged.get(name), value)
+    return merged

@@ -1,0 +1,199 @@
+"""The walks of tests/unit/recovery with the controller itself: the reconciler, whole, over an API in memory.
+
+`make test` walks 15 ways; `RECOVERY_WALKS=5000 pytest tests/unit/controller/test_walk.py` as many as it says.
+"""
+
+import asyncio
+import os
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, settings
+from megatron_operator import catalog
+from megatron_operator.api.errors import Refused
+from megatron_operator.api.names import Phase
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.controller import nodes, reconcile, rooms
+from megatron_operator.controller.draft import Draft
+from megatron_operator.controller.nodes import Nodes
+from megatron_operator.controller.progress import Reading
+from megatron_operator.controller.reconcile import Reconciler
+from megatron_operator.controller.rooms import RoomFinder
+from megatron_operator.controller.sources import Known
+from megatron_operator.controller.wanted import want
+from megatron_operator.controller.workqueue import Key
+from megatron_operator.recovery import Decision, Limits, Observation, decide
+
+from tests.unit.controller.api_in_memory import NAME, NAMESPACE, UID, ApiInMemory, DiedError
+from tests.unit.recovery.simulated_cluster import TOTAL, Cluster
+from tests.unit.recovery.test_walk import Walk
+
+KEY = Key(NAMESPACE, NAME)
+KNOWN = Known(
+    PlatformConfig.model_validate({"accelerators": {"h100-sxm": {}}, "image": "trainer"}), catalog.load()
+)
+
+
+def spec(count: int, limits: Limits | None = None) -> dict[str, Any]:
+    """A recipe; without limits, one that nothing happens to."""
+    body: dict[str, Any] = {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": count},
+        "data": {"mockData": True},
+    }
+    if limits is not None:
+        body["recovery"] = {
+            "maxRestarts": limits.max_restarts,
+            "nodes": {"avoidAfter": limits.avoid_after},
+        }
+        if (elastic := limits.elastic) is not None:
+            body["recovery"]["elastic"] = {
+                "minCount": elastic.min_count,
+                "shrinkAfter": int(elastic.shrink_after),
+                "growAfter": int(elastic.grow_after),
+            }
+    return body
+
+
+@cache
+def plannable(asked: int, count: int) -> bool:
+    """Whether the planner lays the run out on so many accelerators with the batch that it has on all."""
+
+    def batch(on: int) -> int:
+        body = {"metadata": {"name": NAME, "namespace": NAMESPACE, "uid": UID}, "spec": spec(asked)}
+        return want(Draft.of(body, 0.0), KNOWN, on).plan.global_batch_size
+
+    try:
+        return batch(count) == batch(asked)
+    except Refused:
+        return False
+
+
+class Ears:
+    """Stands where the poller does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._reading: Reading | None = None
+        self._moved: tuple[Any, float] = (None, 0.0)
+
+    def listen(self) -> None:
+        """Take what the pods say now."""
+        cluster = self.cluster
+        motion = (cluster.training, cluster.iteration, cluster.generation)
+        if motion != self._moved[0]:
+            self._moved = motion, cluster.now
+        report = {
+            "phase": "training" if cluster.training else "rendezvous",
+            "iteration": cluster.iteration,
+            "trainIters": TOTAL,
+            "generation": cluster.generation,
+            "stepSeconds": 1.0,
+            "resumedFrom": cluster.resumed_from,
+            "checkpointIteration": cluster.checkpoint or None,
+            "incidents": cluster.incidents,
+        }
+        self._reading = Reading(report, cluster.now, 0, cluster.now - self._moved[1])
+
+    def reading(self, _key: Key) -> Reading | None:
+        return self._reading
+
+    def watch(self, _key: Key, _targets: object) -> None: ...
+
+    def forget(self, _key: Key) -> None:
+        self._reading = None
+
+
+class SourcesInMemory:
+    async def known(self) -> Known:
+        return KNOWN
+
+
+class WholeOperator:
+    """The operator of a walk, made of the controller's own parts."""
+
+    def __init__(self, api: ApiInMemory, judge: Any) -> None:
+        self.api, self._judge = api, judge
+        self.heard = True
+        self.runner = asyncio.Runner()
+        clock = SimpleNamespace(time=lambda: api.cluster.now, monotonic=lambda: api.cluster.now)
+        self._patches = [patch.object(module, "time", clock) for module in (reconcile, nodes, rooms)]
+        self._patches.append(patch.object(reconcile, "decide", self._decide))
+        for each in self._patches:
+            each.start()
+        self._start()
+
+    def _start(self) -> None:
+        api: Any = self.api
+        self._ears = Ears(self.api.cluster)
+        sources: Any = SourcesInMemory()
+        ears: Any = self._ears
+        finder = RoomFinder(api, sources, allowed=True)
+        self._reconciler = Reconciler(api, Nodes(api, allowed=True), sources, finder, ears)
+
+    def close(self) -> None:
+        for each in self._patches:
+            each.stop()
+        self.runner.close()
+
+    def _decide(self, seen: Observation) -> Decision:
+        decision = decide(seen)
+        self._judge(seen, decision)
+        return decision
+
+    @property
+    def calls_to_live(self) -> int | None:
+        return self.api.calls_to_live
+
+    @calls_to_live.setter
+    def calls_to_live(self, calls: int | None) -> None:
+        self.api.calls_to_live = calls
+
+    @property
+    def status(self) -> Any:
+        status = self.api.recipe.get("status") or {}
+        phase = status.get("phase")
+        over = phase if phase in (Phase.SUCCEEDED, Phase.FAILED) else None
+        return SimpleNamespace(
+            over=over, recovery=RecoveryStatus.model_validate(status.get("recovery") or {})
+        )
+
+    def look(self) -> None:
+        cluster = self.api.cluster
+        for pod in cluster.pods:
+            self._reconciler.note_pod(KEY, self.api.pod(pod))
+        if self.heard and cluster.alive():
+            self._ears.listen()
+        try:
+            self.runner.run(self._reconciler(KEY))
+        except DiedError:
+            self._start()
+
+
+class ControllerWalk(Walk):
+    """The same faults and the same properties."""
+
+    def new_operator(self) -> Any:
+        return WholeOperator(ApiInMemory(self.cluster, spec(self.asked, self.limits)), self.judge)
+
+    def plannable(self, count: int) -> bool:
+        return plannable(self.asked, count)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            if hasattr(self, "operator"):
+                self.operator.close()
+
+
+TestControllerWalk = ControllerWalk.TestCase
+TestControllerWalk.settings = settings(
+    max_examples=int(os.environ.get("RECOVERY_WALKS", "15")),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
