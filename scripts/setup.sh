@@ -41,22 +41,31 @@ if [ ! -x .venv/bin/python ]; then
     "$uv" venv --quiet --python "$python" .venv
 fi
 
-install() { # install STAMP REQUIREMENTS EDITABLE...
+install() { # install STAMP REQUIREMENTS [EDITABLE...]
     local stamp=.venv/$1 requirements=$2 wanted
     shift 2
     wanted=$(cat "$requirements" pyproject.toml ./*/pyproject.toml | sha256sum)
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
     say "installing $requirements"
-    "$uv" pip install --quiet --python .venv/bin/python --require-hashes -r "$requirements"
-    "$uv" pip install --quiet --python .venv/bin/python --no-deps "$@"
+    # Every requirement is in the file; --no-deps holds Megatron-Bridge's off, which pin other versions.
+    "$uv" pip install --quiet --python .venv/bin/python --no-deps --require-hashes -r "$requirements"
+    if [ $# -gt 0 ]; then "$uv" pip install --quiet --python .venv/bin/python --no-deps "$@"; fi
     echo "$wanted" > "$stamp"
 }
 started=$SECONDS
 install .stamp-dev requirements/dev.txt -e . -e cluster
 if [ "$with_trainer" = trainer ]; then
     install .stamp-trainer trainer-image/requirements-cpu.txt -e trainer-image
+    install .stamp-bridge requirements/bridge.txt
 fi
-# Where Python may not write bytecode itself (PYTHONDONTWRITEBYTECODE), compiling is half of every short command.
+# Where Python may not write bytecode itself (PYTHONDONTWRITEBYTECODE), compiling is half of every short command:
+# it is written here, for the operator's sources each time, for what these commands import once it is installed.
 .venv/bin/python -m compileall -q operator
-env -u PYTHONDONTWRITEBYTECODE .venv/bin/megatron render -f examples/tiny-gpt.yaml > /dev/null
+if [ ! -e .venv/.stamp-bytecode ] || [ .venv/.stamp-dev -nt .venv/.stamp-bytecode ]; then
+    for command in "megatron render -f examples/tiny-gpt.yaml" "megatron-operator --help"; do
+        # shellcheck disable=SC2086  # words
+        env -u PYTHONDONTWRITEBYTECODE .venv/bin/$command > /dev/null
+    done
+    touch .venv/.stamp-bytecode
+fi
 say ".venv is ready ($(.venv/bin/python --version), $((SECONDS - started)) s)"
