@@ -62,6 +62,18 @@ bench-planner: setup ## Print the planner's step times against published ones, w
 bench-goodput: setup ## Print the goodput of a simulated run of 16,384 GPUs through 466 interruptions
 	@$(PY) -m bench.goodput
 
+.PHONY: bench-recovery
+bench-recovery: setup ## Print seconds from fault to new iteration, beside plain PyTorchJob and torchrun
+	@$(PY) -m bench.recovery
+
+.PHONY: faults
+faults: setup-trainer ## The whole fault table on the local cluster, with what takes minutes
+	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults
+
+.PHONY: soak
+soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others
+	@$(PY) -m tests.faults.soak $(SOAK)
+
 .PHONY: lock
 lock: setup ## Compile the pinned requirements anew
 	@for name in operator dev; do \
@@ -69,3 +81,5 @@ lock: setup ## Compile the pinned requirements anew
 	    -o requirements/$$name.txt requirements/$$name.in; done
 	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	  -o trainer-image/requirements-cpu.txt trainer-image/requirements-cpu.in
+	@$(PY) -m uv pip compile -q --no-deps --universal --python-version 3.12 --generate-hashes --no-header \
+	  -o requirements/bridge.txt requirements/bridge.in

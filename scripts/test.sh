@@ -17,6 +17,7 @@ layer "lint" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
 layer "unit: no cluster" $python -m pytest -q tests/unit tests/refusals
 layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
+layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
 $python -m localcluster down --profile control-plane

@@ -1,0 +1,19 @@
+"""Every recipe function of the installed megatron-bridge, called once, without a GPU and without a network.
+
+Needs megatron-bridge, torch and megatron-core (`make setup-trainer`; megatron-bridge is for Python 3.12).
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode adds no directory by itself
+
+from answers import Wheel
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    """The functions' answers."""
+    return Wheel.called(tmp_path_factory.mktemp("wheel"))

@@ -1,0 +1,103 @@
+"""The catalog's tables of Megatron-Bridge's functions against what these functions return."""
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from answers import Wheel
+from megatron_operator import catalog
+from megatron_operator.catalog import Layout, functions
+
+CATALOG = catalog.load()
+REASONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("not_callable.yaml").read_text())
+NOT_CALLABLE = {name: reason for reason, group in REASONS.items() for name in group["functions"]}
+
+
+def layout(name: str) -> Layout:
+    """What the catalog says of a function."""
+    found = CATALOG.function(name)
+    assert found is not None
+    return found
+
+
+LATER = {name for name in CATALOG.functions() if f"after {functions.RELEASE}" in layout(name).source}
+NAMES = sorted(CATALOG.functions().keys() - LATER)
+
+
+def expected(said: Layout) -> dict[str, Any]:
+    """The catalog's settings in the words of `wheel.settings`; defaults filled in."""
+    sizes, training = said.parallelism, said.training
+    return {
+        "tensor_model_parallel_size": sizes.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": sizes.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": sizes.num_virtual_stages_per_pipeline_rank or 1,
+        "context_parallel_size": sizes.context_parallel_size,
+        "expert_model_parallel_size": sizes.expert_model_parallel_size,
+        "expert_tensor_parallel_size": sizes.expert_tensor_parallel_size,
+        "sequence_parallel": bool(sizes.sequence_parallel),
+        "account_for_embedding": bool(sizes.account_for_embedding_in_pipeline_split),
+        "account_for_loss": bool(sizes.account_for_loss_in_pipeline_split),
+        "micro_batch_size": training.micro_batch_size,
+        "global_batch_size": training.global_batch_size,
+        "seq_length": training.seq_length,
+        "max_steps": training.train_iters,
+        "warmup_iters": training.lr_warmup_iters,
+        "decay_iters": training.lr_decay_iters or training.train_iters,
+        "lr": training.lr,
+        "min_lr": training.min_lr,
+        "optimizer": training.optimizer or "adam",
+        "lora_dim": said.lora_rank,
+        "lora_alpha": said.lora_alpha,
+    }
+
+
+def returned(settings: dict[str, Any]) -> dict[str, Any]:
+    """A function's settings, those that mean the same said the same way."""
+    return settings | {
+        "virtual_pipeline_model_parallel_size": settings["virtual_pipeline_model_parallel_size"] or 1,
+        "sequence_parallel": bool(settings["sequence_parallel"]),
+        "decay_iters": settings["decay_iters"] or settings["max_steps"],
+    }
+
+
+def test_the_wheel_is_the_release_that_the_tables_name() -> None:
+    assert importlib.metadata.version("megatron-bridge") == functions.RELEASE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_function_returns_what_the_catalog_says(name: str, wheel: Wheel) -> None:
+    if name in NOT_CALLABLE:
+        assert name in wheel.failed, f"{name} can be called now: take it off not_callable.yaml"
+        return
+    assert name in wheel.functions, wheel.failed.get(name, "the wheel has no such function")
+    wanted = expected(layout(name))
+    settings = returned(wheel.functions[name])
+    assert {key: settings[key] for key in wanted} == wanted
+
+
+def test_the_catalog_has_every_function_of_the_wheel(wheel: Wheel) -> None:
+    refusing = {name for name, reason in NOT_CALLABLE.items() if "by design" in reason}
+    assert wheel.names - refusing == set(NAMES)
+
+
+def test_functions_of_a_later_release_are_not_in_the_wheel(wheel: Wheel) -> None:
+    assert LATER
+    assert not LATER & wheel.names
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_cannot_be_called_fails_for_the_reason_that_is_listed(reason: str, wheel: Wheel) -> None:
+    group = REASONS[reason]
+    assert {name for name, error in wheel.failed.items() if group["error"] in error} == {*group["functions"]}
+
+
+def test_nothing_else_cannot_be_called(wheel: Wheel) -> None:
+    assert wheel.failed.keys() == NOT_CALLABLE.keys()
+
+
+def test_every_option_of_the_command_sets_a_field_that_every_function_has(wheel: Wheel) -> None:
+    """`wheel.settings` reads the fields of all options of `planner.bridge.command`, and fails without."""
+    options = {"save_dir", "load_dir", "save_interval", "max_steps", "warmup_iters", "lr", "min_lr"}
+    assert all(options <= settings.keys() for settings in wheel.functions.values())

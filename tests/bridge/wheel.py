@@ -1,0 +1,110 @@
+"""Calls every recipe function of the installed megatron-bridge and writes what each sets, as JSON.
+
+A process of its own, because the stand-ins that it needs (`stand_ins`, `hub`) stay in it:
+
+    python tests/bridge/wheel.py settings.json
+
+`{"functions": {NAME: {SETTING: VALUE}}, "failed": {NAME: "Error: text"}}`, a function under each of its
+names. Of two functions of one name the benchmark counts, as for Bridge's own launcher (run_recipe.py).
+"""
+
+import importlib
+import inspect
+import json
+import logging
+import os
+import pkgutil
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import stand_ins
+
+LIBRARY, BENCHMARKS = "megatron.bridge.recipes", "megatron.bridge.perf_recipes"
+NO_RECIPES = (f"{LIBRARY}.utils", f"{LIBRARY}.common")
+
+FIELDS = {
+    "tensor_model_parallel_size": "model.tensor_model_parallel_size",
+    "pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
+    "context_parallel_size": "model.context_parallel_size",
+    "expert_model_parallel_size": "model.expert_model_parallel_size",
+    "expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
+    "sequence_parallel": "model.sequence_parallel",
+    "micro_batch_size": "train.micro_batch_size",
+    "global_batch_size": "train.global_batch_size",
+    "seq_length": "dataset.seq_length",
+    "max_steps": "train.train_iters",
+    "warmup_iters": "scheduler.lr_warmup_iters",
+    "decay_iters": "scheduler.lr_decay_iters",
+    "lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr",
+    "optimizer": "optimizer.optimizer",
+    "save_interval": "checkpoint.save_interval",
+    "save_dir": "checkpoint.save",
+    "load_dir": "checkpoint.load",
+}
+"""Setting -> where a ConfigContainer has it. Most names are options of run_recipe.py, which sets these."""
+
+Function = Callable[[], Any]
+
+
+def functions() -> dict[str, Function]:
+    """Every recipe function by name."""
+    found: dict[str, Function] = {}
+    for root in (LIBRARY, BENCHMARKS):
+        package = importlib.import_module(root)
+        for module in _modules(package):
+            for name, function in vars(module).items():
+                home = getattr(function, "__module__", "") or ""
+                is_here = home.startswith(f"{root}.") and not home.startswith(NO_RECIPES)
+                is_recipe = name.endswith("_config") and not name.startswith("_")
+                if is_here and is_recipe and inspect.isfunction(function):
+                    found[name] = function
+        if root == LIBRARY:
+            # Submodules may differ; the package's own export is what its users get.
+            found = {name: getattr(package, name, function) for name, function in found.items()}
+    return found
+
+
+def _modules(package: types.ModuleType) -> Iterator[types.ModuleType]:
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(info.name)
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """What a ConfigContainer says of layout, batch and schedule."""
+    said = {name: attrgetter(path)(config) for name, path in FIELDS.items() if name != "seq_length"}
+    # Diffusion datasets have no length of their own.
+    said["seq_length"] = getattr(config.dataset, "seq_length", None) or config.model.seq_length
+    for name in ("embedding", "loss"):
+        said[f"account_for_{name}"] = getattr(config.model, f"account_for_{name}_in_pipeline_split", False)
+    for name in ("dim", "alpha"):
+        said[f"lora_{name}"] = getattr(config.peft, name, None)
+    return said
+
+
+def main() -> None:
+    """Call all and write the file that is named."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.CRITICAL)
+    done: dict[str, dict[str, Any]] = {"functions": {}, "failed": {}}
+    stand_ins.install()
+    import hub  # transformers reads at import that it is offline
+
+    hub.answer_locally()
+    for name, function in functions().items():
+        try:
+            done["functions"][name] = settings(function())
+        except Exception as error:
+            done["failed"][name] = " ".join(f"{type(error).__name__}: {error}".split())
+    Path(sys.argv[1]).write_text(json.dumps(done))
+    os._exit(0)  # hollow modules do not survive the interpreter's own end
+
+
+if __name__ == "__main__":
+    main()
