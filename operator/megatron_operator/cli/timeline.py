@@ -18,7 +18,7 @@ KINDS = {
     "loss": "LossRolledBack",
     "resize": "Resized",
 }
-"""Kind of an incident -> the reason of its Event."""
+"""Kind of an incident -> the reason of its Event and condition, but for a resize (`Shrunk`, `Grown`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def timeline(recipe: Object, events: Sequence[Object]) -> list[Moment]:
     incidents = [_incident(each) for each in (status.get("recovery") or {}).get("history") or []]
     told = [event for event in map(_event, events) if not _tells(event, incidents)]
     said = {(event.reason, event.message) for event in told}
-    turns = _conditions(status, said)
+    turns = [turn for turn in _conditions(status, said) if not _tells(turn, incidents)]
     made = Moment(recipe["metadata"]["creationTimestamp"], "recipe", "Created", "")
     return sorted([made, *incidents, *told, *turns], key=lambda moment: seconds(moment.time) or 0.0)
 
@@ -82,10 +82,13 @@ def _event(event: Object) -> Moment:
     )
 
 
-def _tells(event: Moment, incidents: Sequence[Moment]) -> bool:
-    at = seconds(event.time) or 0.0
+def _tells(moment: Moment, incidents: Sequence[Moment]) -> bool:
+    """Whether an Event or a condition only says that there was this incident."""
+    at = seconds(moment.time) or 0.0
     return any(
-        incident.message in event.message and abs((seconds(incident.time) or 0.0) - at) <= NEAR
+        incident.reason == moment.reason
+        and incident.message in moment.message
+        and abs((seconds(incident.time) or 0.0) - at) <= NEAR
         for incident in incidents
     )
 

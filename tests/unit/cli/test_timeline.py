@@ -61,6 +61,19 @@ def test_an_event_that_tells_an_incident_is_not_told_twice() -> None:
     assert [moment.source for moment in moments] == ["recipe", "incident", "event"]
 
 
+def test_the_condition_of_an_incident_is_not_told_twice_but_what_followed_is() -> None:
+    cause = INCIDENT["cause"]
+    conditions = (
+        condition("Recovering", "True", "PodsReplaced", cause, "2026-01-01T11:00:01Z"),
+        condition("Failed", "True", "RestartsSpent", cause, "2026-01-01T11:00:02Z"),
+    )
+    assert reasons(timeline(recipe(*conditions, history=[INCIDENT]), [])) == [
+        "Created",
+        "PodsReplaced",
+        "RestartsSpent",
+    ]
+
+
 def test_a_condition_that_an_event_tells_is_not_told_twice() -> None:
     failed = condition("Failed", "True", "BadData", "no dataset", "2026-01-01T11:00:00Z")
     moments = timeline(recipe(failed), [event("2026-01-01T11:00:00Z", "BadData", "no dataset")])
