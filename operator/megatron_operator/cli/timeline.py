@@ -85,8 +85,10 @@ def _event(event: Object) -> Moment:
 def _tells(moment: Moment, incidents: Sequence[Moment]) -> bool:
     """Whether an Event or a condition only says that there was this incident."""
     at = seconds(moment.time) or 0.0
+    resized = moment.source == "condition" and moment.reason in ("Shrunk", "Grown")
+    reason = KINDS["resize"] if resized else moment.reason
     return any(
-        incident.reason == moment.reason
+        incident.reason == reason
         and incident.message in moment.message
         and abs((seconds(incident.time) or 0.0) - at) <= NEAR
         for incident in incidents

@@ -74,6 +74,17 @@ def test_the_condition_of_an_incident_is_not_told_twice_but_what_followed_is() -
     ]
 
 
+def test_a_resize_is_told_by_its_incident_and_its_event_which_says_to_how_many() -> None:
+    resize = INCIDENT | {"kind": "resize", "cause": "8 accelerators are gone", "pod": None}
+    conditions = (
+        condition("Recovering", "True", "Shrunk", "8 accelerators are gone", "2026-01-01T11:00:00Z"),
+        condition("Running", "False", "Shrunk", "8 accelerators are gone", "2026-01-01T11:00:00Z"),
+    )
+    shrunk = event("2026-01-01T11:00:00Z", "Shrunk", "laid out on 8 accelerators: 8 accelerators are gone")
+    moments = timeline(recipe(*conditions, history=[resize]), [shrunk])
+    assert reasons(moments) == ["Created", "Resized", "Shrunk"]
+
+
 def test_a_condition_that_an_event_tells_is_not_told_twice() -> None:
     failed = condition("Failed", "True", "BadData", "no dataset", "2026-01-01T11:00:00Z")
     moments = timeline(recipe(failed), [event("2026-01-01T11:00:00Z", "BadData", "no dataset")])
