@@ -54,6 +54,7 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "qk_pos_emb_head_dim": lambda a: a["multi_latent_attention"],
     "recompute_method": lambda a: a["recompute_granularity"] == "full",
     "recompute_num_layers": lambda a: a["recompute_granularity"] == "full",
+    "recompute_modules": lambda a: a["recompute_granularity"] == "selective",
     "rope_scaling_factor": lambda a: a["use_rope_scaling"],
     "rotary_": lambda a: a["position_embedding_type"] in ("rope", "yarn", "mrope"),
     "rotary_scaling_factor": lambda a: "yarn" in (a["position_embedding_type"], a["rope_type"]),

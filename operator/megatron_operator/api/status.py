@@ -59,6 +59,7 @@ class Plan(ApiModel):
     recompute_granularity: str | None = None
     recompute_method: str | None = None
     recompute_num_layers: int | None = None
+    recompute_modules: list[str] | None = None
     micro_batch_size: int
     global_batch_size: int
     """The largest one, under a ramp-up."""
@@ -209,7 +210,8 @@ class RecoveryStatus(ApiModel):
     """Over all incidents."""
     goodput: float | None = None
     """Step time of the iterations that were kept, over wall time since the run's first start."""
-    node_failures: dict[str, int] = Field(default_factory=dict)
+    # A map that had entries and is applied as {} becomes null, which the API server then refuses.
+    node_failures: dict[str, int] = Field(default_factory=dict, exclude_if=lambda failures: not failures)
     """How often the run failed on a node."""
     nodes_avoided: list[str] = Field(default_factory=list)
     """Nodes that pods made from now on avoid."""

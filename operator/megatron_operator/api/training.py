@@ -15,6 +15,9 @@ Amount = Annotated[str, Field(pattern=AMOUNT_PATTERN)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
+RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+
+
 class TrainingSpec(ApiModel):
     """Batch, length of the run, optimizer, learning rate, precision."""
 
@@ -143,3 +146,5 @@ class ParallelismSpec(ApiModel):
     """How full recomputation chooses layers."""
     recompute_num_layers: Positive | None = None
     """Layers per recomputed unit (uniform) or recomputed layers per stage (block)."""
+    recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1)] | None = None
+    """What selective recomputation does again (Megatron's default is core_attn)."""

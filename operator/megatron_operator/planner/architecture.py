@@ -19,9 +19,12 @@ class LatentAttention:
     v_dim: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Architecture:
-    """What decides parameters, FLOPs and memory. Sizes in elements, counts in pieces."""
+    """What decides parameters, FLOPs and memory. Sizes in elements, counts in pieces.
+
+    Compared by identity: thousands of layouts of one model are weighed, and its numbers are worked out once.
+    """
 
     layers: int
     hidden: int

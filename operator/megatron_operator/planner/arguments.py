@@ -196,6 +196,8 @@ def _memory(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         "recompute_num_layers",
     ):
         words += _flag(name, getattr(plan, name))
+    if plan.recompute_modules:
+        words += ["--recompute-modules", *plan.recompute_modules]
     return words + _flags(resolved.parallelism, ("tp_comm_overlap", "ddp_bucket_size"))
 
 

@@ -20,6 +20,7 @@ _LAYOUT = (
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",
+    "recompute_modules",
 )
 """Fields of a plan that have the name of what asks for them."""
 _SPLIT = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")

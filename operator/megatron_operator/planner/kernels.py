@@ -28,6 +28,9 @@ class ComputeTime:
         return self.products + self.attention + self.elementwise
 
 
+_NOTHING = ComputeTime(0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """A matrix product of `rows` x `inner` by `inner` x `columns`, `count` of them in one launch."""
@@ -82,11 +85,11 @@ class Kernels:
     def stage(self, stage: int) -> ComputeTime:
         """One micro batch in all layers of a stage; the output layer counts as a matrix product."""
         dense, moe = self.layers(stage)
-        counted = ([(dense, self._dense)] if dense else []) + ([(moe, self._moe)] if moe else [])
+        plain, mixed = self._dense if dense else _NOTHING, self._moe if moe else _NOTHING
         return ComputeTime(
-            products=sum(n * each.products for n, each in counted) + self._output(stage),
-            attention=sum(n * each.attention for n, each in counted),
-            elementwise=sum(n * each.elementwise for n, each in counted),
+            products=dense * plain.products + moe * mixed.products + self._output(stage),
+            attention=dense * plain.attention + moe * mixed.attention,
+            elementwise=dense * plain.elementwise + moe * mixed.elementwise,
         )
 
     def optimizer(self, held: tuple[float, float, float]) -> float:

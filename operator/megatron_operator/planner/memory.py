@@ -78,12 +78,12 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     a = w.a
     dense, moe, mtp = _layers(a)
     moe_count = w.moe_of_stage[stage]
-    counts = [(dense, w.stage_layers[stage] - moe_count), (moe, moe_count)]
-    last = stage == w.pp - 1
-    if last:
-        counts.append((mtp, a.mtp_layers))
-    layers = sum(n * (layer.tensor / w.tp + layer.replicated) for layer, n in counts)
-    experts = sum(n * layer.experts for layer, n in counts) / (w.etp * w.ep)
+    dense_count, last = w.stage_layers[stage] - moe_count, stage == w.pp - 1
+    mtp_count = a.mtp_layers if last else 0
+    tensor = dense_count * dense.tensor + moe_count * moe.tensor + mtp_count * mtp.tensor
+    replicated = dense_count * dense.replicated + moe_count * moe.replicated + mtp_count * mtp.replicated
+    layers = tensor / w.tp + replicated
+    experts = (moe_count * moe.experts + mtp_count * mtp.experts) / (w.etp * w.ep)
     table = a.padded_vocab(w.tp) * a.hidden / w.tp
     vocabulary = 0.0
     if stage == 0:

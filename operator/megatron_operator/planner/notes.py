@@ -89,6 +89,8 @@ def _memory(request: Request, chosen: Candidate) -> list[str]:
     notes = []
     if request.asked.recompute_granularity is None and chosen.recompute == "full":
         notes.append("recomputeGranularity full: activations do not fit otherwise")
+    if request.asked.recompute_granularity is None and chosen.recompute == "selective":
+        notes.append(f"recomputeModules {', '.join(chosen.modules)}: activations do not fit otherwise")
     return notes + tight(chosen.memory)
 
 

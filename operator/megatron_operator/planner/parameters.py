@@ -5,6 +5,7 @@ Counts follow the modules that `megatron.core.models.gpt` builds; FLOPs follow
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from megatron_operator.planner.architecture import Architecture
 
@@ -99,6 +100,7 @@ def parameters(a: Architecture, vocab: int, *, active: bool = False) -> int:
     return embedding_parameters(a, vocab) + layers + a.hidden * a.norm_size + output
 
 
+@lru_cache(maxsize=64)
 def flops_per_token(a: Architecture, seq_length: int, padded_vocab: int) -> int:
     """Floating-point operations of one token, forward and backward, causal mask counted as half.
 

@@ -22,6 +22,7 @@ from megatron_operator.planner.support import (
     training_errors,
 )
 from megatron_operator.planner.unused import unused_errors
+from megatron_operator.planner.workload import execution, numerics
 
 _OF_A_LAYOUT = (
     "tensor_model_parallel_size",
@@ -39,6 +40,7 @@ _OF_A_LAYOUT = (
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",
+    "recompute_modules",
 )
 """What a published layout fixes and another layout may have otherwise."""
 
@@ -178,7 +180,7 @@ def _answer(
     )
     errors += training_errors(resolved)
     errors += precision_errors(resolved, accelerator)
-    errors += recompute_errors(asked)
+    errors += recompute_errors(asked, resolved)
     errors += optimizer_errors(asked, distributed_optimizer)
     errors += unused_errors(resolved, notes)
     errors += passthrough_errors(resolved.megatron_args)
@@ -197,9 +199,17 @@ def _answer(
         seq_length=resolved.training.seq_length,
         sequence_parallel=asked.sequence_parallel is not False and not on_cpu,
         distributed_optimizer=distributed_optimizer,
-        overlap=not on_cpu,
         batches=batches,
         accelerator=accelerator,
+        numerics=numerics(resolved.training, resolved.megatron_args),
+        execution=execution(
+            resolved.training,
+            asked,
+            resolved.megatron_args,
+            dispatcher=resolved.model.moe_token_dispatcher_type,
+            gradient_overlap=not on_cpu,
+            parameter_overlap=not on_cpu,
+        ),
     )
     ranking = rank(request, errors)
     if ranking.best is not None:
@@ -299,6 +309,7 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
         recompute_granularity=chosen.recompute,
         recompute_method=(asked.recompute_method or "uniform") if chosen.recompute == "full" else None,
         recompute_num_layers=(asked.recompute_num_layers or 1) if chosen.recompute == "full" else None,
+        recompute_modules=list(chosen.modules) or None,
         micro_batch_size=chosen.micro_batch,
         global_batch_size=largest,
         gradient_accumulation=largest // (chosen.micro_batch * chosen.dp),

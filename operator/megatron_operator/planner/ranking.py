@@ -1,5 +1,6 @@
 """Which layout is taken: of those that fit with room the fastest, and of equally fast ones the simplest."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -18,10 +19,12 @@ from megatron_operator.planner.memory import memory_per_gpu
 from megatron_operator.planner.pitfalls import EXPERT_OVERLAP, overlaps_experts
 from megatron_operator.planner.request import Candidate, Request
 from megatron_operator.planner.speed import expected
-from megatron_operator.planner.workload import Recomputation, Workload, execution, numerics
+from megatron_operator.planner.support import cheap_modules
+from megatron_operator.planner.workload import Recomputation, Workload
 
 EQUALLY_FAST = 0.02
 """Layouts whose step is longer by no more than this part count as equally fast: the formula is no finer."""
+OUT_OF_THE_RUNNING = 1.25
 MICRO_BATCHES = (1, 2, 4, 8)
 """Micro batches that are weighed when none is asked for."""
 
@@ -68,7 +71,7 @@ def rank(request: Request, errors: list[FieldError]) -> Ranking:
     if request.accelerator is None:
         ranking.candidates.sort(key=lambda candidate: candidate.simplicity)
         return ranking
-    timed = [_timed(request, candidate) for candidate in ranking.candidates]
+    timed = _timed_all(request, ranking.candidates)
     fastest = min(_seconds(c) for c in [c for c in timed if c.is_roomy] or timed)
 
     def order(c: Candidate) -> tuple[bool, float, tuple[bool, int, int, int, int, int], float]:
@@ -81,6 +84,37 @@ def rank(request: Request, errors: list[FieldError]) -> Ranking:
     return ranking
 
 
+def _timed_all(request: Request, candidates: list[Candidate]) -> list[Candidate]:
+    """All candidates with their times, less interleaved ones that are out of the running.
+
+    Interleaving saves the bubble at most: where even without it a layout takes a quarter longer than the best
+    plain one, how its chunks lie makes no difference to the ranking.
+    """
+    plain = [_timed(request, c) for c in candidates if not _virtual(c)]
+    least = min((_seconds(c) for c in [c for c in plain if c.is_roomy] or plain), default=math.inf)
+    without_bubble: dict[tuple[object, ...], float] = {}
+    for c in plain:
+        assert c.expected is not None, "timed"
+        seconds = _seconds(c) * (1 - c.expected.bubble)
+        without_bubble[_sizes(c)] = min(seconds, without_bubble.get(_sizes(c), math.inf))
+    interleaved = [
+        _timed(request, c)
+        for c in candidates
+        if _virtual(c) and without_bubble.get(_sizes(c), 0.0) <= OUT_OF_THE_RUNNING * least
+    ]
+    return plain + interleaved
+
+
+def _virtual(candidate: Candidate) -> bool:
+    split = candidate.layout.split
+    return split is not None and (split.virtual or 1) > 1
+
+
+def _sizes(candidate: Candidate) -> tuple[object, ...]:
+    layout = candidate.layout
+    return layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, candidate.micro_batch
+
+
 def _seconds(candidate: Candidate) -> float:
     assert candidate.expected is not None, "timed"
     return candidate.expected.step_seconds
@@ -89,28 +123,44 @@ def _seconds(candidate: Candidate) -> float:
 def _candidates(request: Request, layout: Layout) -> Iterator[Candidate]:
     """The layout with every micro batch, interleaving and recomputation that may be chosen.
 
-    Larger micro batches and recomputation are tried only while they can help: not where the smaller micro
-    batch is too large already, and no recomputation where all activations fit.
+    Larger micro batches, interleaving and recomputation are tried only while they can help: the first two
+    need more memory, so where the plain layout is too large they are too, and they have to recompute at least
+    what it has to.
     """
     dp = data_parallel(request, layout)
     known = request.accelerator is not None
     sizes = [request.micro_batch] if request.micro_batch else MICRO_BATCHES if known else [1]
-    granularity = request.asked.recompute_granularity
-    options: list[Recompute | None] = [granularity] if granularity or not known else [None, "full"]
+    options = _recomputations(request)
     for micro_batch in sizes:
         if batch_errors(request, layout, micro_batch):
-            break
+            return
         accumulation = [batch // (micro_batch * dp) for batch in request.batches]
-        fitted = False
-        for each in interleavings(request, layout, accumulation):
+        plain, *interleaved = interleavings(request, layout, accumulation)
+        while options:
+            candidate = _candidate(request, plain, dp, micro_batch, *options[0], max(accumulation))
+            yield candidate
+            if candidate.fits:
+                break
+            options = options[1:]
+        for each in interleaved if options else ():
             for recompute in options:
-                candidate = _candidate(request, each, dp, micro_batch, recompute, max(accumulation))
+                candidate = _candidate(request, each, dp, micro_batch, *recompute, max(accumulation))
                 yield candidate
                 if candidate.fits:
-                    fitted = True
                     break
-        if not fitted:
-            break
+        if not options:
+            return
+
+
+def _recomputations(request: Request) -> list[tuple[Recompute | None, tuple[str, ...]]]:
+    """What may be done again: what is asked for, else nothing, cheap modules, everything."""
+    asked = request.asked
+    if asked.recompute_granularity or request.accelerator is None:
+        return [(asked.recompute_granularity, tuple(asked.recompute_modules or ()))]
+    options: list[tuple[Recompute | None, tuple[str, ...]]] = [(None, ()), ("full", ())]
+    if cheap := cheap_modules(request.a, request.resolved):
+        options.insert(1, ("selective", cheap))
+    return options
 
 
 def _workload(
@@ -119,9 +169,10 @@ def _workload(
     dp: int,
     micro_batch: int,
     recompute: Recompute | None,
+    modules: tuple[str, ...],
     micro_batches: int,
 ) -> Workload:
-    resolved, asked, split = request.resolved, request.asked, layout.split
+    asked, split = request.asked, layout.split
     assert split is not None, "a valid layout has stages"
     return Workload(
         a=request.a,
@@ -138,18 +189,14 @@ def _workload(
         expert_dp=request.world // (layout.etp * layout.ep * layout.pp),
         sequence_parallel=request.sequence_parallel,
         distributed_optimizer=request.distributed_optimizer,
-        numerics=numerics(resolved.training, resolved.megatron_args),
+        numerics=request.numerics,
         recompute=Recomputation(
-            recompute, asked.recompute_method or "uniform", asked.recompute_num_layers or 1
+            recompute,
+            asked.recompute_method or "uniform",
+            asked.recompute_num_layers or 1,
+            frozenset(modules),
         ),
-        execution=execution(
-            resolved.training,
-            asked,
-            resolved.megatron_args,
-            dispatcher=resolved.model.moe_token_dispatcher_type,
-            gradient_overlap=request.overlap,
-            parameter_overlap=request.overlap,
-        ),
+        execution=request.execution,
     )
 
 
@@ -159,21 +206,18 @@ def _candidate(
     dp: int,
     micro_batch: int,
     recompute: Recompute | None,
+    modules: tuple[str, ...],
     micro_batches: int,
 ) -> Candidate:
-    workload = _workload(request, layout, dp, micro_batch, recompute, micro_batches)
+    workload = _workload(request, layout, dp, micro_batch, recompute, modules, micro_batches)
     memory = memory_per_gpu(workload, request.capacity)
-    return Candidate(layout, dp, workload.expert_dp, micro_batch, recompute, memory)
+    return Candidate(layout, dp, workload.expert_dp, micro_batch, recompute, modules, workload, memory)
 
 
 def _timed(request: Request, candidate: Candidate) -> Candidate:
     if request.accelerator is None:
         return candidate
-    micro_batches = max(request.batches) // (candidate.micro_batch * candidate.dp)
-    workload = _workload(
-        request, candidate.layout, candidate.dp, candidate.micro_batch, candidate.recompute, micro_batches
-    )
-    return replace(candidate, expected=expected(workload, request.accelerator))
+    return replace(candidate, expected=expected(candidate.workload, request.accelerator))
 
 
 def _least_bad(request: Request, ranking: Ranking, errors: list[FieldError]) -> None:

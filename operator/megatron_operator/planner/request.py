@@ -8,6 +8,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.accelerators import Accelerator, joined
 from megatron_operator.planner.architecture import Architecture
 from megatron_operator.planner.layout import Layout, Recompute, Setting
+from megatron_operator.planner.workload import Execution, Numerics, Workload
 
 ROOMY = 0.95
 """Part of the memory up to which layouts come before tighter ones: published runs fill at most 94 %."""
@@ -31,12 +32,12 @@ class Request:
     seq_length: int
     sequence_parallel: bool
     distributed_optimizer: bool
-    overlap: bool
-    """Whether gradients and parameters are exchanged behind computation."""
     batches: list[int]
     """Global batch sizes of the run; more than one under a ramp-up."""
     accelerator: Accelerator | None
     """None where memory and speed are not known."""
+    numerics: Numerics
+    execution: Execution
 
     @property
     def capacity(self) -> int | None:
@@ -75,6 +76,9 @@ class Candidate:
     expert_dp: int
     micro_batch: int
     recompute: Recompute | None
+    modules: tuple[str, ...]
+    """What selective recomputation does again; empty for Megatron's default."""
+    workload: Workload
     memory: MemoryPerGpu
     expected: Expected | None = None
 

@@ -4,6 +4,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.accelerators import Accelerator
+from megatron_operator.planner.architecture import Architecture
 
 
 def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
@@ -53,9 +54,47 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
     return errors
 
 
-def recompute_errors(p: ParallelismSpec) -> list[FieldError]:
+def cheap_modules(a: Architecture, resolved: ResolvedRecipe) -> tuple[str, ...]:
+    """What selective recomputation may do again at little cost, as Megatron names it (`recompute_modules`).
+
+    Norms, activations of experts, and projections up from the latent space; empty for other models.
+    """
+    delayed = resolved.training.fp8_format is not None and resolved.training.fp8_recipe in (None, "delayed")
+    modules = ("mla_up_proj",) if a.latent is not None else ()
+    if a.is_moe and not delayed:
+        modules += ("layernorm", *(("moe_act",) if resolved.model.moe_grouped_gemm else ()))
+    return modules
+
+
+def recompute_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
     """Settings of recomputation that Megatron refuses together."""
     at = "spec.parallelism."
+    if p.recompute_modules:
+        return [*_module_errors(p, resolved), *_full_errors(p, at)]
+    return _full_errors(p, at)
+
+
+def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
+    """Modules that Megatron does not recompute in this model."""
+    modules, training, model = p.recompute_modules or [], resolved.training, resolved.model
+    problems = []
+    if p.recompute_granularity != "selective":
+        problems.append(
+            (f"is set with recomputeGranularity {p.recompute_granularity or 'none'}", "set it to selective")
+        )
+    if "mla_up_proj" in modules and not model.multi_latent_attention:
+        problems.append(("mla_up_proj without multiLatentAttention", "leave it out"))
+    if "moe_act" in modules and not model.moe_grouped_gemm:
+        problems.append(("moe_act without moeGroupedGemm", "leave it out, or set moeGroupedGemm: true"))
+    delayed = training.fp8_format is not None and training.fp8_recipe in (None, "delayed")
+    if delayed and (stale := sorted({"moe_act", "layernorm"} & set(modules))):
+        problems.append(
+            (f"{stale[0]} with delayed FP8 scaling", "leave it out, or set training.fp8Recipe to another")
+        )
+    return [FieldError("spec.parallelism.recomputeModules", *problem) for problem in problems]
+
+
+def _full_errors(p: ParallelismSpec, at: str) -> list[FieldError]:
     if p.recompute_granularity == "full":
         missing = [
             name

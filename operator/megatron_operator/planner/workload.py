@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from megatron_operator.api.errors import FieldError, Refused
@@ -58,7 +58,7 @@ class Execution:
     """CUDA graphs: of parts of a layer, or of the whole iteration."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload:
     """Sizes of the model, of every parallel group and of the batch."""
 
@@ -82,7 +82,7 @@ class Workload:
     recompute: Recomputation = Recomputation()
     execution: Execution = field(default_factory=Execution)
 
-    @property
+    @cached_property
     def pp(self) -> int:
         return len(self.stage_layers)
 
@@ -107,7 +107,7 @@ class Workload:
             return 1, 1
         return self.dp * self.cp, self.expert_dp if self.a.is_moe else 1
 
-    @property
+    @cached_property
     def moe_of_stage(self) -> tuple[int, ...]:
         """Mixture-of-experts layers of each pipeline stage."""
         return moe_of_stages(self.a.moe_layers, self.stage_layers, self.virtual)
@@ -120,7 +120,6 @@ class Workload:
         if a is None or resolved.training.seq_length is None:
             raise Refused(errors or [FieldError("spec.training.seqLength", "is missing", "set it")])
         args = resolved.megatron_args
-        modules = args.get("recompute-modules", ())
         return cls(
             a=a,
             seq_length=resolved.training.seq_length,
@@ -141,7 +140,7 @@ class Workload:
                 granularity=_granularity(plan.recompute_granularity),
                 method="block" if plan.recompute_method == "block" else "uniform",
                 layers=plan.recompute_num_layers or 1,
-                modules=frozenset(map(str, modules if isinstance(modules, list) else [modules])),
+                modules=frozenset(plan.recompute_modules or ()),
             ),
             execution=execution(
                 resolved.training,

@@ -128,9 +128,9 @@ def test_numbers_are_written_so_that_they_read_back_equal(resolve: Any) -> None:
 
 
 def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
-    given = {"log-throughput": True, "log-progress": False, "recompute-modules": ["core_attn", "mlp"]}
+    given = {"log-throughput": True, "log-progress": False, "offload-modules": ["core_attn", "mlp"]}
     words = words_of(resolve("llama3-8b", 8, megatronArgs=given))
-    assert words[-4:] == ["--log-throughput", "--recompute-modules", "core_attn", "mlp"]
+    assert words[-4:] == ["--log-throughput", "--offload-modules", "core_attn", "mlp"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
         ("exit-on-missing-checkpoint", "is the operator's own; leave it out"),
         ("log-troughput", "is no flag of Megatron; set log-throughput"),
         ("manual-gc-interval", "takes one value, but is true; give one value"),
-        ("recompute-modules", "takes values, but is true; give a list of values"),
+        ("offload-modules", "takes values, but is true; give a list of values"),
         ("use-flash-attn", "is accepted and ignored by Megatron; set spec.training.attentionBackend: flash"),
     ],
 )

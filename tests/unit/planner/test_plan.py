@@ -205,3 +205,38 @@ def test_a_tensor_parallel_group_fills_its_pods(resolve: Any) -> None:
 
 def test_the_planner_itself_keeps_tensor_parallel_groups_in_a_pod(resolve: Any) -> None:
     assert plan(resolve("llama3.1-405b", 64, **NVL72)).tensor_model_parallel_size <= 4
+
+
+def test_cheap_modules_are_recomputed_before_whole_layers_are(resolve: Any) -> None:
+    p = plan(resolve("deepseek-v3", 128))
+    assert (p.recompute_granularity, p.recompute_method) == ("selective", None)
+    assert p.recompute_modules == ["mla_up_proj", "layernorm", "moe_act"]
+    assert any(note.startswith("recomputeModules mla_up_proj, layernorm, moe_act") for note in p.notes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "spec", "said"),
+    [
+        ("llama3-8b", {"recomputeModules": ["mlp"]}, "is set with recomputeGranularity none"),
+        (
+            "llama3-8b",
+            {"recomputeGranularity": "selective", "recomputeModules": ["mla_up_proj"]},
+            "mla_up_proj without multiLatentAttention",
+        ),
+        (
+            "gpt3-7b",
+            {"recomputeGranularity": "selective", "recomputeModules": ["moe_act"]},
+            "moe_act without moeGroupedGemm",
+        ),
+        (
+            "llama3-8b-fp8",
+            {"recomputeGranularity": "selective", "recomputeModules": ["layernorm"]},
+            "layernorm with delayed FP8 scaling",
+        ),
+    ],
+)
+def test_modules_that_megatron_does_not_recompute_are_refused(
+    resolve: Any, recipe: str, spec: dict[str, Any], said: str
+) -> None:
+    errors = refusal(resolve(recipe, 8, parallelism=spec))
+    assert any(error.startswith("spec.parallelism.recomputeModules: ") and said in error for error in errors)
