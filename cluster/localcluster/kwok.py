@@ -41,6 +41,8 @@ class Kwok:
             f"--kubeconfig={self.plane.layout.kubeconfig}",
             f"--manage-nodes-with-annotation-selector={NODE_ANNOTATION}",
             "--enable-crds=Stage",
+            # Without leases a node's heartbeat comes later than the node controller's patience: nodes flap.
+            "--node-lease-duration-seconds=40",
             "--node-ip=127.0.0.1",
             f"--node-port={self.plane.ports.kwok}",
             f"--server-address=127.0.0.1:{self.plane.ports.kwok}",

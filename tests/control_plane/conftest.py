@@ -82,8 +82,12 @@ def api(plane: Cluster) -> Iterator[Api]:
 
 
 def _node(index: int) -> Object:
-    name = f"fake-{index}"
-    resources = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    return fake_node(f"fake-{index}", rack=f"rack-{index // 8}")
+
+
+def fake_node(name: str, rack: str, cpu: str = "64", **labels: str) -> Object:
+    """A node whose kubelet KWOK plays."""
+    resources = {"cpu": cpu, "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -93,7 +97,8 @@ def _node(index: int) -> Object:
             "labels": {
                 "kubernetes.io/hostname": name,
                 "megatron.training/simulated-gpu": "true",
-                "topology.kubernetes.io/rack": f"rack-{index // 8}",
+                "topology.kubernetes.io/rack": rack,
+                **labels,
             },
         },
         "status": {"allocatable": resources, "capacity": resources},
@@ -110,6 +115,31 @@ def node_back(api: Api, name: str) -> None:
     api.delete("Node", None, name)
     eventually(lambda: api.find("Node", None, name) is None, f"{name} is gone")
     api.apply(_node(int(name.removeprefix("fake-"))))
+
+
+class Pool:
+    """Nodes of one test alone, each with room for one pod of two simulated GPUs."""
+
+    def __init__(self, api: Api, name: str, size: int) -> None:
+        self.api = api
+        self.selector = {"pool": name}
+        self.nodes = [f"{name}-{index}" for index in range(size)]
+        for node in self.nodes:
+            api.apply(fake_node(node, rack=name, cpu="3", pool=name))
+
+    def close(self, node: str) -> None:
+        """Nothing more is placed there."""
+        self.api.patch("Node", None, node, {"spec": {"unschedulable": True}})
+
+    def open(self, node: str) -> None:
+        self.api.patch("Node", None, node, {"spec": {"unschedulable": None}})
+
+    def away(self, node: str) -> None:
+        node_away(self.api, node)
+
+    def delete(self) -> None:
+        for node in self.nodes:
+            self.api.delete("Node", None, node)
 
 
 def _volume(index: int) -> Object:
@@ -198,6 +228,20 @@ def operator(operator_process: OperatorProcess, gateway: Gateway) -> OperatorPro
 
 
 _numbers = itertools.count()
+
+
+@pytest.fixture
+def pool(api: Api) -> Iterator[Callable[[int], Pool]]:
+    """Makes nodes of the test's own."""
+    pools: list[Pool] = []
+
+    def make(size: int) -> Pool:
+        pools.append(Pool(api, f"pool-{os.getpid()}-{next(_numbers)}", size))
+        return pools[-1]
+
+    yield make
+    for each in pools:
+        each.delete()
 
 
 @pytest.fixture

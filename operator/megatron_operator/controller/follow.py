@@ -1,8 +1,9 @@
 """What the status says of a job that runs: replaced pods, obstacles, its end. No I/O."""
 
-from typing import Final
+from typing import Any, Final
 
 from megatron_operator.api.names import Condition, Phase
+from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.controller.diagnosis import WITHOUT_PLACE, Diagnosis, diagnose
 from megatron_operator.controller.draft import Draft
@@ -45,22 +46,31 @@ def follow(draft: Draft, scene: Scene) -> None:
         _show_pods(draft, scene)
 
 
+def newcomers(recovery: RecoveryStatus, scene: Scene) -> list[dict[str, Any]]:
+    """Pods that took the place of others: younger than any that was there when the gang was whole."""
+    staying = scene.staying
+    if recovery.pods_as_of is None:
+        return []
+    fresh = [pod for pod in staying if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of]
+    gang = _gang(scene)
+    if not fresh and gang is not None and recovery.gang not in (None, gang):
+        # Replaced within the second in which the others were made, which the API server's times do not tell.
+        return [pod for pod in staying if pod["metadata"]["name"] in scene.ends][:1] or staying[-1:]
+    return fresh
+
+
 def count_replacements(draft: Draft, scene: Scene) -> None:
-    """Notice pods that took the place of others: younger than any that was there when the gang was whole."""
-    recovery, staying = draft.recovery, scene.staying
+    """Count pods that took the place of others, once each."""
+    recovery, staying, gang = draft.recovery, scene.staying, _gang(scene)
     if not staying:
         return
     newest = max(pod["metadata"]["creationTimestamp"] for pod in staying)
-    gang = digest(sorted(pod["metadata"]["uid"] for pod in staying)) if len(staying) == scene.size else None
     if recovery.pods_as_of is None:
         old = [p for p in staying if p["metadata"]["creationTimestamp"] <= (recovery.restart_before or "")]
         if gang is not None and not old:
             draft.set_recovery(pods_as_of=newest, gang=gang)
         return
-    fresh = [pod for pod in staying if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of]
-    if not fresh and gang is not None and recovery.gang not in (None, gang):
-        # Replaced within the second in which the others were made, which the API server's times do not tell.
-        fresh = [pod for pod in staying if pod["metadata"]["name"] in scene.ends][:1] or staying[-1:]
+    fresh = newcomers(recovery, scene)
     if not fresh:
         if gang is not None and recovery.gang is None:
             draft.set_recovery(gang=gang)
@@ -76,6 +86,12 @@ def count_replacements(draft: Draft, scene: Scene) -> None:
         iteration=draft.progress.iteration,
     )
     draft.set(recovery=counted.model_copy(update={"pods_as_of": newest, "gang": gang}))
+
+
+def _gang(scene: Scene) -> str | None:
+    """Which pods the whole gang is made of; None while one is missing."""
+    uids = sorted(pod["metadata"]["uid"] for pod in scene.staying)
+    return digest(uids) if len(uids) == scene.size else None
 
 
 def _show_pods(draft: Draft, scene: Scene) -> None:

@@ -141,10 +141,11 @@ class Poller:
                         log.error("%s: its progress could not be asked for", key, exc_info=problem)
 
     async def _ask(self, session: aiohttp.ClientSession, key: Key, run: _Run) -> None:
-        answers = await asyncio.gather(*(self._fetch(session, key, target) for target in run.targets))
+        targets = run.targets
+        answers = await asyncio.gather(*(self._fetch(session, key, target) for target in targets))
         reports = {
             target.node_rank: answer
-            for target, answer in zip(run.targets, answers, strict=True)
+            for target, answer in zip(targets, answers, strict=True)
             if answer is not None
         }
         moment = time.monotonic()

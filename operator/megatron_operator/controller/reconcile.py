@@ -11,8 +11,9 @@ from megatron_operator.api.times import seconds
 from megatron_operator.controller import figures
 from megatron_operator.controller.cluster import EVENTS, JOBS, RECIPES, ApiError, Cluster, Object
 from megatron_operator.controller.draft import Draft
-from megatron_operator.controller.follow import follow
+from megatron_operator.controller.follow import follow, newcomers
 from megatron_operator.controller.hearing import told_goodput
+from megatron_operator.controller.hindsight import ends_from_events
 from megatron_operator.controller.nodes import Nodes
 from megatron_operator.controller.notices import post
 from megatron_operator.controller.progress import Poller
@@ -259,11 +260,14 @@ class Reconciler:
         pods = [pod for pod in await role_pods(self._cluster, draft, ROLE_TRAINER) if owned_by(pod, uid)]
         pods.sort(key=pytorchjob.node_rank)
         nodes = await self._nodes.of(pods, draft.now)
-        reading, ends = self._poller.reading(draft.key), self._ends.get(draft.key, {})
+        reading, ends = self._poller.reading(draft.key), dict(self._ends.get(draft.key, {}))
         scene = Scene(job, pods, reading, ends, nodes=nodes)
         if scene.state.phase is JobPhase.ACTIVE and len(pods) < scene.size:
             selector = f"involvedObject.uid={uid},type=Warning"
             scene.events.extend(await self._cluster.find(EVENTS, draft.key.namespace, fields=selector))
+        if new := newcomers(draft.recovery, scene):
+            since = draft.recovery.pods_as_of or ""
+            scene.ends.update(await ends_from_events(self._cluster, scene, new, since))
         follow(draft, scene)
         step = Step()
         if draft.phase not in (Phase.SUCCEEDED, Phase.FAILED):

@@ -11,6 +11,7 @@ from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.controller.draft import Draft
 from megatron_operator.controller.follow import REASONS
+from megatron_operator.controller.nodes import node_of
 from megatron_operator.controller.provide import SOON
 from megatron_operator.controller.rooms import Rooms
 from megatron_operator.controller.scene import Scene
@@ -37,6 +38,7 @@ from megatron_operator.recovery import (
     resized,
 )
 from megatron_operator.recovery.cause import short_name
+from megatron_operator.recovery.history import unrecovered
 
 
 def limits_of(draft: Draft) -> Limits:
@@ -100,10 +102,12 @@ def unfinished(draft: Draft, scene: Scene) -> Step | None:
     if avoided(scene.job) != wanted:
         return Step(again=SOON, keep_off=(scene.job, wanted))
     outdated = [pod for pod in scene.unplaced() if avoided_by(pod) != wanted]
-    if outdated:
-        _new_pods_are_no_restart(draft)
-        return Step(again=SOON, delete_unbound=outdated)
-    return None
+    misplaced = [pod for pod in scene.staying if node_of(pod) in wanted] if unrecovered(recovery) else []
+    if not (outdated or misplaced):
+        return None
+    # They replace pods that the operator takes away for their own good: no restart is counted.
+    draft.set_recovery(pods_as_of=None, gang=None, restart_before=None)
+    return Step(again=SOON, delete_unbound=outdated, delete_pods=misplaced)
 
 
 def carry_out(draft: Draft, scene: Scene, decision: Decision) -> Step:
@@ -117,12 +121,13 @@ def carry_out(draft: Draft, scene: Scene, decision: Decision) -> Step:
             return Step(again=SOON, delete_pods=scene.staying)
         case ForceDelete(names, cause):
             return _force_delete(draft, scene, names, cause)
-        case Avoid(nodes, names, cause):
-            return _keep_off(draft, scene, frozenset(draft.recovery.nodes_avoided) | set(nodes), names, cause)
+        case Avoid(nodes, _, cause):
+            # Pods that are on them move at the next look, if the run has not come back by then.
+            return _keep_off(draft, scene, frozenset(draft.recovery.nodes_avoided) | set(nodes), cause)
         case ReleaseNodes(nodes, cause):
             failures = {n: c for n, c in draft.recovery.node_failures.items() if n not in nodes}
             draft.set_recovery(node_failures=failures)
-            return _keep_off(draft, scene, frozenset(draft.recovery.nodes_avoided) - set(nodes), (), cause)
+            return _keep_off(draft, scene, frozenset(draft.recovery.nodes_avoided) - set(nodes), cause)
         case Resize(count, cause):
             return _resize(draft, scene, count, cause)
         case _:
@@ -165,16 +170,14 @@ def _force_delete(draft: Draft, scene: Scene, names: tuple[str, ...], cause: str
     return Step(again=SOON, force_delete=pods)
 
 
-def _keep_off(draft: Draft, scene: Scene, nodes: frozenset[str], moving: tuple[str, ...], cause: str) -> Step:
+def _keep_off(draft: Draft, scene: Scene, nodes: frozenset[str], cause: str) -> Step:
     before = frozenset(draft.recovery.nodes_avoided)
     draft.set_recovery(nodes_avoided=sorted(nodes))
     if new := sorted(nodes - before):
         draft.notice("NodeAvoided", f"{', '.join(new)}: {cause}", warning=True)
     if again := sorted(before - nodes):
         draft.notice("NodeReleased", f"{', '.join(again)}: {cause}")
-    if moving:
-        _new_pods_are_no_restart(draft)
-    return Step(again=SOON, keep_off=(scene.job, nodes), delete_pods=scene.named(moving))
+    return Step(again=SOON, keep_off=(scene.job, nodes))
 
 
 def _resize(draft: Draft, scene: Scene, count: int, cause: str) -> Step:
@@ -192,8 +195,3 @@ def _stopped(draft: Draft, reason: str, cause: str) -> None:
     draft.set(phase=Phase.RECOVERING)
     draft.tell(Condition.RECOVERING, True, reason, cause)
     draft.tell(Condition.RUNNING, False, reason, cause)
-
-
-def _new_pods_are_no_restart(draft: Draft) -> None:
-    """Those that are made next replace pods that the operator took away for their own good."""
-    draft.set_recovery(pods_as_of=None, gang=None, restart_before=None)
