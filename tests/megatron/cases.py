@@ -104,14 +104,21 @@ def specs() -> dict[str, dict[str, Any]]:
 @cache
 def case(name: str) -> Case:
     """The recipe of this name, resolved, planned and written out."""
-    spec = MegatronRecipeSpec.model_validate(specs()[name])
-    resolved = catalog.resolve(spec, _platform(), catalog.load())
+    return _case(name, specs()[name])
+
+
+def _case(name: str, spec: dict[str, Any]) -> Case:
+    asked = MegatronRecipeSpec.model_validate(spec)
+    resolved = catalog.resolve(asked, _platform(), catalog.load())
     planned = plan(resolved)
     return Case(name, resolved, planned, megatron_arguments(resolved, planned, "run"))
 
 
 def _published() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every layout of every entry that Megatron's own loop runs; one node where none is published."""
+    """Every layout of every entry that Megatron's own loop runs; one node where none is published.
+
+    A layout for several accelerators is one case where its argument list is the same on all of them.
+    """
     for entry in catalog.load():
         if entry.engine != "megatron":
             continue
@@ -119,12 +126,14 @@ def _published() -> Iterator[tuple[str, dict[str, Any]]]:
             asked = {"type": "h100-sxm", "count": 8}
             yield entry.name, {"recipe": entry.name, "accelerator": asked, "data": CORPUS}
         for layout in entry.layouts:
+            seen: list[list[str]] = []
             for accelerator in layout.accelerators:
-                asked = {"type": accelerator, "count": layout.count}
-                yield (
-                    f"{entry.name} {layout.count}x{accelerator}",
-                    {"recipe": entry.name, "accelerator": asked, "data": CORPUS},
-                )
+                name, asked = f"{entry.name} {layout.count}x{accelerator}", {"type": accelerator}
+                spec = {"recipe": entry.name, "accelerator": asked | {"count": layout.count}, "data": CORPUS}
+                words = _case(name, spec).words
+                if words not in seen:
+                    seen.append(words)
+                    yield name, spec
 
 
 def _examples() -> Iterator[tuple[str, dict[str, Any]]]:
