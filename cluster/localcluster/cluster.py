@@ -12,6 +12,7 @@ from pathlib import Path
 from localcluster import (
     cgroups,
     claim,
+    disks,
     dns,
     images,
     kwok,
@@ -305,6 +306,13 @@ class Cluster:
         if name not in nodes:
             raise ClusterError(f"node {name!r} is unknown; one of: {', '.join(nodes)}")
         return nodes[name]
+
+    @contextlib.contextmanager
+    def small_disk(self, folder: Path, mebibytes: int) -> Iterator[None]:
+        """An empty disk of that size in place of `folder`, for pods that start while the block runs."""
+        inits = [init for node in self._nodes().values() if (init := node.init()) is not None]
+        with disks.small_disk(folder, mebibytes, inits):
+            yield
 
     def node_stop(self, name: str) -> None:
         """Cut a node's power: its kubelet and all its containers end at once."""

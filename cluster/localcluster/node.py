@@ -270,10 +270,13 @@ state = "/run/containerd"
         if references := untagged(run([*ctr, "list"])):
             run([*ctr, "remove", "--sync", *references])
 
+    def init(self) -> int | None:
+        """The host's number for the node's PID 1; None when the node is off."""
+        record = self.plane.processes.record(self.name)
+        return self.init_pid(record.pid) if record and self.running else None
+
     def enter(self) -> list[str]:
         """The words that put a command into the node."""
-        record = self.plane.processes.record(self.name)
-        init = self.init_pid(record.pid) if record and self.running else None
-        if init is None:
+        if (init := self.init()) is None:
             raise ClusterError(f"{self.name} is not running: start it with `node_start`")
         return ["nsenter", "--target", str(init), "--mount", "--pid", "--net", "--uts", "--ipc"]

@@ -4,9 +4,11 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from localcluster import Cluster as Machine
+from localcluster.errors import ClusterError
 
 from demo.__main__ import OPERATOR_NAMESPACE, connect, install
 from demo.kubectl import Cluster
@@ -14,9 +16,10 @@ from tests.faults.table import ROOM, check_curve
 from tests.faults.watched import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventually
 
 NAMESPACE = "megatron-faults"
-ITERATIONS = 300
+ITERATIONS = 240
 ITERATIONS_OF_ALL = 900
 """`make faults` has faults that last for a minute, in which the run trains on."""
+DISK_MEBIBYTES = 128
 ALL = os.environ.get("MEGATRON_FAULTS") == "all"
 
 
@@ -63,46 +66,69 @@ def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, floa
 class Runs:
     """Gives each row a run with iterations left; ends the one before where it has too few, or is broken."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, machine: Machine) -> None:
         self._cluster = cluster
+        self._machine = machine
+        self._disks = contextlib.ExitStack()
         self._iterations = ITERATIONS_OF_ALL if ALL else ITERATIONS
         self._numbers = itertools.count()
         self._run: WatchedRun | None = None
         self.expected: dict[int, float] = {}
 
-    def _start(self) -> WatchedRun:
+    def _start(self, disk: bool = False) -> WatchedRun:
         run = WatchedRun(self._cluster, f"run-{next(self._numbers)}", self._iterations)
+        if disk:
+            self._give_small_disk(run)
         run.apply()
         eventually(f"{run.name} to train", lambda: run.trains() or None)
         return run
+
+    def _give_small_disk(self, run: WatchedRun) -> None:
+        """Its checkpoints go to a disk that can be filled up."""
+        name = f"{run.name}-small-disk"
+        run.manifest["spec"]["checkpoint"]["volume"] = {"claimName": name}
+        self._cluster.apply({**DATA_CLAIM, "metadata": {"name": name}})
+
+        def bound() -> Path | None:
+            with contextlib.suppress(ClusterError, FileNotFoundError):
+                return run.folder.parent if run.folder.parent.is_dir() else None
+            return None
+
+        folder = eventually(f"the volume of {name}", bound)
+        self._disks.enter_context(self._machine.small_disk(folder, DISK_MEBIBYTES))
 
     def undisturbed(self) -> None:
         """One run to which nothing happens, for its losses."""
         self.expected = finish(self._start(), None)
 
-    def one(self, fresh: bool = False) -> WatchedRun:
-        """A run that trains and has ROOM iterations left; one that has just begun where `fresh`."""
+    def one(self, fresh: bool = False, disk: bool = False) -> WatchedRun:
+        """A run that trains and has ROOM iterations left.
+
+        One that has just begun where `fresh`; with a disk of its own that can be filled up where `disk`.
+        """
         if self._run is not None and (fresh or self._run.steps()[-1].iteration + ROOM > self._iterations):
             self.end()
         if self._run is None:
-            self._run = self._start()
+            self._run = self._start(disk)
         return self._run
 
     def end(self) -> None:
         """Let the run finish as if nothing had happened."""
         if self._run is not None:
             run, self._run = self._run, None
-            finish(run, self.expected)
+            with self._disks:
+                finish(run, self.expected)
 
     def drop(self) -> None:
         """Forget a run that a row has broken, so that the next row starts with a whole one."""
         if self._run is not None:
             run, self._run = self._run, None
-            run.delete()
+            with self._disks:
+                run.delete()
 
 
 @pytest.fixture(scope="session")
-def runs(cluster: Cluster) -> Runs:
-    runs = Runs(cluster)
+def runs(cluster: Cluster, machine: Machine) -> Runs:
+    runs = Runs(cluster, machine)
     runs.undisturbed()
     return runs

@@ -1,5 +1,6 @@
 """How each fault is done to a run. Every function returns what it hit: what the status must name then."""
 
+import contextlib
 import json
 import os
 import signal
@@ -206,6 +207,22 @@ def make_read_only(scene: Scene) -> Hit:
         eventually("a save to fail", lambda: _stands_since(scene, before), seconds=120)
     finally:
         folder.chmod(mode)
+    return Hit()
+
+
+def fill_disk(scene: Scene) -> Hit:
+    """Somebody else's file takes what is left of the volume until a save has failed."""
+    filler = scene.run.folder.parent / "somebody-elses-file"
+    before = scene.run.steps()[-1].generation
+    try:
+        with filler.open("wb", buffering=0) as file:
+            for chunk in (1 << 20, 4096):
+                with contextlib.suppress(OSError):
+                    while file.write(b"x" * chunk):
+                        pass
+        eventually("a save to fail", lambda: _stands_since(scene, before), seconds=120)
+    finally:
+        filler.unlink()
     return Hit()
 
 

@@ -30,6 +30,8 @@ class Row:
     """Within which the run must have done a new iteration."""
     fresh: bool = False
     """Wants a run of its own, with all its iterations before it."""
+    disk: bool = False
+    """Wants a run of its own whose checkpoints go to a disk that can be filled up."""
     extended: bool = False
     """Only in `make faults`: it takes longer than a minute."""
 
@@ -105,7 +107,14 @@ CHECKPOINTS = (
         "the checkpoint folder is read-only",
         do.make_read_only,
         told("rank", "store", "pod", "gang"),
-        strays=True,
+    ),
+    Row(
+        "the checkpoint volume is full",
+        do.fill_disk,
+        told("rank", "store", "pod", "gang"),
+        r"No space left|full",
+        disk=True,
+        extended=True,
     ),
 )
 

@@ -36,7 +36,8 @@ def drawn(seed: int, count: int) -> list[Row]:
 def soak(cluster: Cluster, faults: int, seed: int, minutes: float) -> int:
     """Returns the number of faults that were not survived, or of which something wrong was told."""
     deadline = time.monotonic() + 60 * minutes
-    runs, machine = Runs(cluster), Machine(quiet=True)
+    machine = Machine(quiet=True)
+    runs = Runs(cluster, machine)
     runs.undisturbed()
     survived: Counter[str] = Counter()
     bad = 0
@@ -46,7 +47,7 @@ def soak(cluster: Cluster, faults: int, seed: int, minutes: float) -> int:
             break
         began = time.monotonic()
         try:
-            play(Scene(runs.one(fresh=row.fresh), machine), row, runs.expected)
+            play(Scene(runs.one(row.fresh or row.disk, row.disk), machine), row, runs.expected)
         except (AssertionError, TimeoutError) as error:
             bad += 1
             console.print(f"[red]{number}/{faults} {row.name}: {error}[/red]", highlight=False)

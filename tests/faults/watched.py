@@ -44,13 +44,16 @@ class WatchedRun(Run):
     def __init__(self, cluster: Cluster, name: str, iterations: int) -> None:
         super().__init__(cluster, EXAMPLE, name)
         spec = self.manifest["spec"]
+        # Data parallel alone: a collective a step, where tensor parallel ranks would wait for each other's
+        # turn on a small machine twenty times a step.
+        spec["parallelism"] = {"tensorModelParallelSize": 1}
         spec["model"] = {"numLayers": 2}
         # One claim for the data of all runs: only the first one's preparation has something to do.
         spec["data"]["volume"] = {"claimName": DATA_CLAIM["metadata"]["name"]}
         spec["training"] |= {
             "trainIters": iterations,
             "globalBatchSize": 4,
-            "microBatchSize": 2,
+            "microBatchSize": 1,
             "seqLength": 64,
             "evalIters": 0,
         }
