@@ -48,6 +48,7 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
                 "modes": list(e.modes),
                 "layouts": [
                     {"accelerators": list(x.accelerators), "count": x.count, "source": x.source}
+                    | ({"function": x.function} if x.function else {})
                     for x in e.layouts
                 ],
                 "source": e.source,
@@ -64,7 +65,7 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
             e.family,
             e.engine,
             ",".join(e.modes),
-            ", ".join(x.title for x in e.layouts[:3]),
+            ", ".join(list(dict.fromkeys(x.title for x in e.layouts))[:3]),
             e.description,
         )
         for e in entries

@@ -1,0 +1,62 @@
+"""What the shell tells of recipes that Megatron-Bridge runs."""
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+from megatron_operator.cli.main import cli
+
+EIGHT = ("--gpus", "8", "--accelerator", "h100-sxm")
+
+
+def megatron(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words))
+
+
+def test_a_plan_leaves_what_is_not_modelled_null() -> None:
+    done = megatron("plan", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json")
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    assert plan["worldSize"] == 8
+    assert plan["alternatives"] == []
+    unknown = ("parameters", "activeParameters", "flopsPerToken", "memoryPerGpu", "expected")
+    assert [plan[field] for field in unknown] == [None] * len(unknown)
+
+
+@pytest.mark.parametrize("recipe", ["qwen3-vl-8b-sft", "qwen3_vl_8b_sft_config"])
+def test_a_valid_recipe_says_who_would_run_it(recipe: str) -> None:
+    done = megatron("validate", "--recipe", recipe, *EIGHT)
+    assert done.exit_code == 0, done.output
+    assert "valid on 8 x h100-sxm" in done.stdout
+    assert "run by Megatron-Bridge" in done.stdout
+    assert "not tried on hardware" in done.stdout
+
+
+def test_the_command_is_that_of_megatron_bridge() -> None:
+    words = json.loads(megatron("args", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json").stdout)
+    assert words[0] == "torchrun"
+    assert words[words.index("--recipe") + 1] == "qwen3_vl_8b_sft_2gpu_h100_bf16_config"
+    assert words[words.index("--mode") + 1] == "sft"
+
+
+def test_there_are_no_objects_to_render() -> None:
+    done = megatron("render", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json")
+    assert done.exit_code == 2
+    (error,) = json.loads(done.stdout)["errors"]
+    assert error["field"] == "spec.recipe"
+    assert "does not start yet" in error["message"]
+
+
+def test_the_list_names_engine_mode_and_function() -> None:
+    listed = {entry["name"]: entry for entry in json.loads(megatron("recipes", "list", "-o", "json").stdout)}
+    entry = listed["flux1-12b-sft"]
+    assert (entry["engine"], entry["modes"]) == ("bridge", ["sft"])
+    assert entry["layouts"][0]["function"] == "flux_12b_sft_2gpu_h100_bf16_config"
+
+
+def test_a_function_shows_its_recipe() -> None:
+    shown = json.loads(
+        megatron("recipes", "show", "llama3_70b_pretrain_64gpu_gb200_fp8mx_config", "-o", "json").stdout
+    )
+    assert shown["name"] == "llama3-70b"
+    assert "llama3_70b_pretrain_64gpu_gb200_fp8mx_config" in {each["function"] for each in shown["functions"]}
