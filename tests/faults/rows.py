@@ -47,7 +47,7 @@ RANKS = (
         "a rank is out of memory",
         do.starve_rank,
         told("rank"),
-        r"rank {rank}.*(memory|SIGKILL)",
+        r"rank {rank}.*out of memory",
         names=("pod", "rank"),
     ),
     Row(

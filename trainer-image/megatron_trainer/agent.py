@@ -28,6 +28,7 @@ from megatron_trainer.gangstore import StoreLost
 from megatron_trainer.hang import HangHunt
 from megatron_trainer.incidents import Kind, Report
 from megatron_trainer.keeper import Keeper
+from megatron_trainer.memory import MemoryKills
 from megatron_trainer.nursery import Nursery
 from megatron_trainer.rendezvous import GangRendezvous
 from megatron_trainer.report import (
@@ -87,6 +88,7 @@ class GangAgent(SimpleElasticAgent):
         self._keeper = keeper
         self._grace = termination_grace
         self._log = log
+        self._memory = MemoryKills()
         self._restarts = 0
         self._terminations = 0
         self._give_up_at = 0.0
@@ -288,12 +290,15 @@ class GangAgent(SimpleElasticAgent):
         self._events.drain()
         said = self._status.failures()
         endings = []
+        starved = self._memory.more()
         for rank, failure in sorted(result.failures.items()):
             code, message = failure.exitcode, f"rank {rank} exited with code {failure.exitcode}"
             if code == 0:
                 code, message = ExitCode.WORKER_DIED, f"{message} before the last iteration was done"
             if code < 0:
                 message = f"rank {rank} was killed by {signal.Signals(-code).name}"
+                if starved:
+                    message += f": the pod is out of memory{self._memory.limit()}"
             elif rank in said:
                 message = f"rank {rank}: {said[rank]['message']}"
             known = code in set(ExitCode)
