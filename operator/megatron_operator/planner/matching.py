@@ -62,6 +62,13 @@ def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
     return None
 
 
+def is_of_another_size(model: str, name: str) -> bool:
+    """Whether the very name of an entry says that `match` would find none: saves putting it together."""
+    asked, own = _billions(model.lower()), _billions(name)
+    # Names round: a 7B may have 6.7 or 8.2 billion parameters.
+    return asked is not None and own is not None and max(asked / own, own / asked) > 1.5 * FARTHEST
+
+
 def _begins(name: str, text: str) -> bool:
     """`llama3-8b` begins with `llama3` and `llama3-8b`, not with `llama3-8`; `llama` may mean any Llama."""
     return name.startswith(text) and (

@@ -1,6 +1,6 @@
 """Which recipe suits a model, a mode and the accelerators there are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from megatron_operator.api.errors import FieldError, Refused
@@ -10,7 +10,14 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, Entry, Layout
 from megatron_operator.catalog.accelerator import pick
 from megatron_operator.planner.admission import admit
-from megatron_operator.planner.matching import Match, generation, match, reads_text_alone, size_of
+from megatron_operator.planner.matching import (
+    Match,
+    generation,
+    is_of_another_size,
+    match,
+    reads_text_alone,
+    size_of,
+)
 
 WEIGHED = 4
 """Recipes that are planned: the best and three others."""
@@ -117,10 +124,16 @@ def _candidates(wish: Wish, hardware: str, catalog: Catalog) -> Iterator[_Candid
 
 
 def _of_mode(wish: Wish, catalog: Catalog) -> list[Entry]:
-    """Entries of the mode: those whose name begins as asked where they are enough, else all there are."""
-    named = [name for name in catalog.names() if wish.model and name.startswith(wish.model.lower())]
-    found = [entry for entry in map(catalog.get, named) if wish.mode in entry.modes]
-    return found if len(found) >= WEIGHED else [entry for entry in catalog if wish.mode in entry.modes]
+    """Entries of the mode: those whose name begins as asked where they are enough, else all of like size."""
+
+    def of(names: Iterable[str]) -> list[Entry]:
+        return [entry for entry in map(catalog.get, names) if wish.mode in entry.modes]
+
+    names, model = catalog.names(), wish.model
+    if model is None:
+        return of(names)
+    named = of(name for name in names if name.startswith(model.lower()))
+    return named if len(named) >= WEIGHED else of(n for n in names if not is_of_another_size(model, n))
 
 
 def _layout(entry: Entry, hardware: str, gpus: int) -> Layout | None:
