@@ -13,7 +13,6 @@ from megatron_operator.controller.cluster import (
     ApiError,
     Cluster,
     Object,
-    Resource,
 )
 from megatron_operator.controller.diagnosis import diagnose
 from megatron_operator.controller.draft import Draft
@@ -84,7 +83,7 @@ async def provide_claims(cluster: Cluster, draft: Draft, wanted: Wanted, *, runn
             return Blocked(LATER)
     for claim in wanted.manifests.claims:
         try:
-            await _ensure(cluster, CLAIMS, claim)
+            await _ensure_claim(cluster, claim)
         except ApiError as error:
             if not error.refused:
                 raise
@@ -94,11 +93,15 @@ async def provide_claims(cluster: Cluster, draft: Draft, wanted: Wanted, *, runn
     return None
 
 
-async def _ensure(cluster: Cluster, resource: Resource, body: Object) -> None:
-    metadata = body["metadata"]
-    there = await cluster.get(resource, metadata["namespace"], metadata["name"])
-    if there is None or hash_of(there) != hash_of(body):
-        await cluster.apply(resource, body)
+async def _ensure_claim(cluster: Cluster, claim: Object) -> None:
+    """A claim that several nodes can write serves a single one too, and its access mode cannot be changed."""
+    metadata = claim["metadata"]
+    there = await cluster.get(CLAIMS, metadata["namespace"], metadata["name"])
+    if there is None or hash_of(there) != hash_of(claim):
+        modes = (there or {}).get("spec", {}).get("accessModes") or []
+        if "ReadWriteMany" in modes:
+            claim = claim | {"spec": claim["spec"] | {"accessModes": modes}}
+        await cluster.apply(CLAIMS, claim)
 
 
 async def provide_data(
