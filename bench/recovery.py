@@ -24,17 +24,17 @@ from dataclasses import dataclass, field
 from localcluster import Cluster as Machine
 from rich.console import Console
 
-from bench.recovery_report import FAULTS, PHASES, Cell, Measured, show, write
+from bench.recovery_report import FAULTS, PHASES, SYSTEM_TITLES, Cell, Measured, show, write
 from bench.recovery_systems import TIMEOUT_MINUTES, ByExitCode, OnFailure, Operator, System, Torchrun
 from demo.__main__ import connect, install
 from demo.kubectl import Cluster
+from tests.faults.machine import VICTIM_NODE
 from tests.faults.watched import NODES, RANKS_PER_NODE, SAVE_INTERVAL, eventually
 
 NAMESPACE = "megatron-bench"
 ITERATIONS = 100_000
 CAP_SECONDS = 240.0
 """A run that does no new iteration for so long is said to be stuck."""
-SYSTEMS = ("operator", "onfailure", "exitcode", "torchrun")
 
 console = Console(soft_wrap=True)
 
@@ -54,30 +54,30 @@ class Bench:
                 return
             with contextlib.ExitStack() as undo:
                 cell = measure(system, inject(fault, system, self.machine, undo))
-            self.measured.add(system.title, fault, cell)
-            console.print(f"{system.title}, {fault} {number + 1}/{trials}: {cell}", highlight=False)
+            self.measured.add(system.key, fault, cell)
+            console.print(f"{system.key}, {fault} {number + 1}/{trials}: {cell}", highlight=False)
             if cell.stuck:
                 restart(system)
 
     def _ready(self, system: System, fault: str) -> bool:
         try:
             settle(system)
-            if fault == "node loss":
-                self._place_worker(system)
+            if fault == "node":
+                self._spread(system)
         except (TimeoutError, RuntimeError) as error:
-            self.measured.add(system.title, fault, Cell(stuck=f"did not start: {error}"))
+            self.measured.add(system.key, fault, Cell(stuck=f"did not start: {error}"))
             return False
         return True
 
-    def _place_worker(self, system: System) -> None:
-        """The worker on node-1: node-0 carries the training-operator."""
-        for _ in range(8):
-            pod = system.pod(1)
-            if pod is not None and pod["spec"].get("nodeName") == "node-1":
+    def _spread(self, system: System) -> None:
+        """A pod on the node that will be lost; after the loss of it, all are on the other."""
+        for _ in range(4):
+            pods = [system.pod(node) or {} for node in range(NODES)]
+            if any(pod.get("spec", {}).get("nodeName") == VICTIM_NODE for pod in pods):
                 return
             restart(system)
             settle(system)
-        raise RuntimeError("the scheduler did not put the worker on node-1 in 8 starts")
+        raise RuntimeError(f"the scheduler put no pod on {VICTIM_NODE} in 4 starts")
 
 
 def restart(system: System) -> None:
@@ -101,21 +101,21 @@ def settle(system: System) -> None:
         )
         return (steps[again].iteration < system.saved() <= steps[-1].iteration - 2) or None
 
-    eventually(f"{system.title} to train past a checkpoint of its own", ready, CAP_SECONDS)
+    eventually(f"{system.key} to train past a checkpoint of its own", ready, CAP_SECONDS)
 
 
 def inject(fault: str, system: System, machine: Machine, undo: contextlib.ExitStack) -> Callable[[], None]:
     """What does the fault when called."""
     rank = system.ranks(1)[1]
-    if fault == "rank kill":
+    if fault == "rank":
         return rank.kill
     if fault == "hang":
         return lambda: rank.signal(signal.SIGSTOP)
-    if fault == "pod delete":
+    if fault == "pod":
         words = ("delete", "pod", system.pod_name(1), "--force", "--grace-period=0")
         return lambda: void(system.cluster.kubectl(*words))
-    undo.callback(machine.node_start, "node-1")
-    return lambda: machine.node_stop("node-1")
+    undo.callback(machine.node_start, VICTIM_NODE)
+    return lambda: machine.node_stop(VICTIM_NODE)
 
 
 def void(_: object) -> None: ...
@@ -178,7 +178,7 @@ def systems(cluster: Cluster, wanted: list[str]) -> list[System]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.recovery", description=__doc__)
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEM_TITLES, default=list(SYSTEM_TITLES))
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--keep", action="store_true", help="add to what was measured before")
     options = parser.parse_args(argv)
@@ -193,9 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     for system in systems(cluster, options.systems):
         if not isinstance(system, Operator):
             restart(system)
-        for fault in (
-            options.faults if system.title != Operator.title or "operator" in options.systems else ()
-        ):
+        for fault in options.faults if system.key != Operator.key or "operator" in options.systems else ():
             bench.series(system, fault, options.trials)
             write(bench.measured)
         system.stop()

@@ -30,7 +30,8 @@ CLAIM = "checkpoints"
 class System(ABC):
     """One way to run two pods of two ranks; started anew for every series of faults."""
 
-    title: str
+    key: str
+    """What it is called in bench.recovery_report."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -103,7 +104,7 @@ class System(ABC):
 class Operator(System):
     """This project."""
 
-    title = "this operator"
+    key = "operator"
 
     def __init__(self, cluster: Cluster, name: str, iterations: int) -> None:
         super().__init__(cluster, name)
@@ -228,19 +229,19 @@ class PlainPyTorchJob(_Torchrun):
 
 
 class OnFailure(PlainPyTorchJob):
-    title = "PyTorchJob, OnFailure"
+    key = "onfailure"
     policy = "OnFailure"
 
 
 class ByExitCode(PlainPyTorchJob):
-    title = "PyTorchJob, ExitCode"
+    key = "exitcode"
     policy = "ExitCode"
 
 
 class Torchrun(_Torchrun):
     """`torchrun --max-restarts` in two pods that nobody replaces."""
 
-    title = "torchrun alone"
+    key = "torchrun"
 
     def start(self) -> None:
         self.apply_script()
