@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from megatron_operator.api.status import LostSeconds
 from megatron_operator.api.times import seconds
 
 Object = dict[str, Any]
@@ -123,10 +124,8 @@ def cost(incident: Object) -> str:
         redone = incident.get("lostIterations")
         again = f", {redone:,} iterations again" if redone else ""
         parts.append(f"resumed from iteration {incident['resumedFrom']:,}{again}")
-    spent = {name: value for name, value in (incident.get("seconds") or {}).items() if value}
-    if spent:
-        phases = ", ".join(f"{name} {_short(value)}" for name, value in spent.items())
-        parts.append(f"{_short(sum(spent.values()))} lost ({phases})")
+    if any((incident.get("seconds") or {}).values()):
+        parts.append(f"lost {lost(incident['seconds'])}")
     elif incident.get("recoveredAt") is None:
         parts.append("not training again yet")
     return "; ".join(parts)
@@ -153,8 +152,8 @@ def after(moment: Moment, first: Moment) -> str:
 
 
 def lost(spent: Object) -> str:
-    """Seconds by phase, summed and apart."""
-    phases = {name: value for name, value in spent.items() if value}
+    """Seconds of the phases, summed and apart, in the order in which they pass."""
+    phases = {name: spent[name] for name in LostSeconds.model_fields if spent.get(name)}
     if not phases:
         return "none"
     apart = ", ".join(f"{name} {_short(value)}" for name, value in phases.items())

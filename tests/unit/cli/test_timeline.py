@@ -16,7 +16,7 @@ INCIDENT: dict[str, Any] = {
     "iteration": 123,
     "resumedFrom": 120,
     "lostIterations": 3,
-    "seconds": {"detect": 0.4, "schedule": 2.0, "start": 9.6, "load": 75.0, "redo": None},
+    "seconds": {"detect": 0.4, "load": 75.0, "redo": None, "schedule": 2.0, "start": 9.6},
     "recoveredAt": "2026-01-01T11:01:27Z",
 }
 
@@ -108,7 +108,7 @@ def test_an_event_without_a_count_by_the_newer_interface_has_its_time() -> None:
 def test_an_incidents_cost_says_where_what_and_how_long() -> None:
     assert cost(INCIDENT) == (
         "worker-0 rank 9 on gpu-7; resumed from iteration 120, 3 iterations again; "
-        "1m27s lost (detect 0.4 s, schedule 2.0 s, start 9.6 s, load 1m15s)"
+        "lost 1m27s (detect 0.4 s, schedule 2.0 s, start 9.6 s, load 1m15s)"
     )
 
 
