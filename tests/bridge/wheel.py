@@ -48,6 +48,25 @@ FIELDS = {
     "save_dir": "checkpoint.save",
     "load_dir": "checkpoint.load",
 }
+SET_BY_FIELD = (
+    "model.num_layers_in_first_pipeline_stage",
+    "model.num_layers_in_last_pipeline_stage",
+    "model.account_for_embedding_in_pipeline_split",
+    "model.account_for_loss_in_pipeline_split",
+    "model.pipeline_model_parallel_layout",
+    "model.recompute_granularity",
+    "model.recompute_method",
+    "model.recompute_num_layers",
+    "optimizer.weight_decay",
+    "optimizer.clip_grad",
+    "optimizer.adam_beta1",
+    "optimizer.adam_beta2",
+    "optimizer.adam_eps",
+    "scheduler.lr_decay_style",
+    "rng.seed",
+    "logger.log_interval",
+)
+"""Further fields that a command may set as FIELD=VALUE."""
 """Setting -> where a ConfigContainer has it. Most names are options of run_recipe.py, which sets these."""
 
 Function = Callable[[], Any]
@@ -85,7 +104,13 @@ def settings(config: Any) -> dict[str, Any]:
         said[f"account_for_{name}"] = getattr(config.model, f"account_for_{name}_in_pipeline_split", False)
     for name in ("dim", "alpha"):
         said[f"lora_{name}"] = getattr(config.peft, name, None)
+    said["lacking"] = [path for path in SET_BY_FIELD if not _has(config, path)]
     return said
+
+
+def _has(config: Any, path: str) -> bool:
+    section, field = path.split(".")
+    return hasattr(getattr(config, section), field)
 
 
 def main() -> None:

@@ -1,9 +1,36 @@
 """Which function of Megatron-Bridge a recipe gets, and what of the recipe it cannot take."""
 
+from typing import Final
+
+from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog.entry import Entry, Layout
 from megatron_operator.catalog.overlay import Settings
+
+TRAINING: Final = frozenset(
+    {"seqLength", "microBatchSize", "globalBatchSize", "trainIters", "trainSamples", "trainTokens"}
+    | {
+        "lr",
+        "minLr",
+        "lrWarmupIters",
+        "lrDecayIters",
+        "lrDecayStyle",
+        "lrScaling",
+        "optimizer",
+        "weightDecay",
+    }
+    | {"clipGrad", "adamBeta1", "adamBeta2", "adamEps", "seed", "logInterval", "bf16", "fp8Format"}
+)
+"""Settings of `training` that the command carries."""
+PARALLELISM: Final = frozenset(
+    {"tensorModelParallelSize", "pipelineModelParallelSize", "numVirtualStagesPerPipelineRank"}
+    | {"contextParallelSize", "expertModelParallelSize", "expertTensorParallelSize", "sequenceParallel"}
+    | {"decoderFirstPipelineNumLayers", "decoderLastPipelineNumLayers", "pipelineModelParallelLayout"}
+    | {"accountForEmbeddingInPipelineSplit", "accountForLossInPipelineSplit"}
+    | {"recomputeGranularity", "recomputeMethod", "recomputeNumLayers"}
+)
+"""Settings of `parallelism` that the command carries."""
 
 
 def function_for(entry: Entry, named: Layout | None, hardware: str, spec: MegatronRecipeSpec) -> Layout:
@@ -32,14 +59,25 @@ def function_for(entry: Entry, named: Layout | None, hardware: str, spec: Megatr
     return named or min(entry.layouts, key=distance)
 
 
-def not_carried(spec: MegatronRecipeSpec) -> list[FieldError]:
-    """Settings of a recipe that have no counterpart in a function's ConfigContainer."""
-    fix = "leave it out, or choose a recipe of engine megatron"
-    return [
-        FieldError(f"spec.{field}", "is not carried into Megatron-Bridge, whose function sets it", fix)
-        for field, said in (("model", spec.model), ("megatronArgs", spec.megatron_args))
-        if said
+def not_carried(spec: MegatronRecipeSpec, function: Layout) -> list[FieldError]:
+    """Settings of a recipe that the command of the function cannot take."""
+    sections: list[tuple[str, ApiModel | None, frozenset[str]]] = [
+        ("training", spec.training, TRAINING),
+        ("parallelism", spec.parallelism, PARALLELISM),
     ]
+    said = [name for name, value in (("model", spec.model), ("megatronArgs", spec.megatron_args)) if value]
+    for section, value, taken in sections:
+        said += [f"{section}.{leaf}" for leaf in (value.wire() if value else {}) if leaf not in taken]
+    fix = "leave it out, or choose a recipe of engine megatron"
+    errors = [
+        FieldError(f"spec.{field}", f"is not carried into Megatron-Bridge: {function.function} sets it", fix)
+        for field in said
+    ]
+    asked = spec.training.fp8_format if spec.training else None
+    if asked is not None and asked != function.training.fp8_format:
+        message = f"{asked} is not the precision of {function.function} ({function.precision})"
+        errors.append(FieldError("spec.training.fp8Format", message, "name a function of that precision"))
+    return errors
 
 
 def settings_of(function: Layout, entry: Entry, notes: list[str]) -> Settings:

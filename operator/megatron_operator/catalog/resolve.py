@@ -73,7 +73,7 @@ def resolve_for_planning(
         function = named = catalog.function(spec.recipe or "")
         if entry.engine == "bridge":
             function = bridge.function_for(entry, named, hardware, spec)
-            errors += bridge.not_carried(spec)
+            errors += bridge.not_carried(spec, function)
         layout = fitting_layout(entry, hardware, spec, notes, named)
         if function is not None:
             settings = bridge.settings_of(function, entry, notes)

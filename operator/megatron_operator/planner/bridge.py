@@ -5,11 +5,13 @@ The command is that of `scripts/training/run_recipe.py` of Megatron-Bridge's rep
 """
 
 import math
+import re
+from collections.abc import Iterator
 from typing import Final
 
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.status import Plan
-from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.contract import CHECKPOINT_DIR
 from megatron_operator.planner.architecture import architecture
@@ -27,6 +29,27 @@ _SIZES: Final = (
     "expert_tensor_parallel_size",
 )
 _OF_PLAN: Final = {"virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank"}
+_STAGES: Final = {
+    "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split": "model.account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split": "model.account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
+}
+_RECOMPUTATION: Final = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+_FURTHER: Final = {
+    "optimizer": "optimizer.optimizer",
+    "weight_decay": "optimizer.weight_decay",
+    "clip_grad": "optimizer.clip_grad",
+    "adam_beta1": "optimizer.adam_beta1",
+    "adam_beta2": "optimizer.adam_beta2",
+    "adam_eps": "optimizer.adam_eps",
+    "lr_decay_style": "scheduler.lr_decay_style",
+    "lr_decay_iters": "scheduler.lr_decay_iters",
+    "seed": "rng.seed",
+    "log_interval": "logger.log_interval",
+}
+"""Ours -> the field of Bridge's ConfigContainer, where run_recipe.py has no option of its own."""
 
 
 def is_modelled(resolved: ResolvedRecipe) -> bool:
@@ -113,6 +136,11 @@ def as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
         decoder_first_pipeline_num_layers=p.decoder_first_pipeline_num_layers,
         decoder_last_pipeline_num_layers=p.decoder_last_pipeline_num_layers,
         pipeline_model_parallel_layout=p.pipeline_model_parallel_layout,
+        account_for_embedding_in_pipeline_split=bool(p.account_for_embedding_in_pipeline_split),
+        account_for_loss_in_pipeline_split=bool(p.account_for_loss_in_pipeline_split),
+        recompute_granularity=p.recompute_granularity,
+        recompute_method=p.recompute_method,
+        recompute_num_layers=p.recompute_num_layers,
         stage_layers=[],
         use_distributed_optimizer=True,
         overlap_grad_reduce=True,
@@ -180,9 +208,36 @@ def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     if rates.get("checkpoint.saveInterval") != "default":
         words += ["--save_interval", str(resolved.checkpoint.save_interval)]
     words += ["--save_dir", f"{CHECKPOINT_DIR}/{name}", "--load_dir", f"{CHECKPOINT_DIR}/{name}"]
+    return words + [f"{field}={_value(value)}" for field, value in _fields(resolved, plan, sets)]
+
+
+def _fields(
+    resolved: ResolvedRecipe, plan: Plan, sets: ParallelismSpec
+) -> Iterator[tuple[str, str | int | float | bool | None]]:
+    """What differs from the function and has no option: fields of its ConfigContainer."""
     if plan.sequence_parallel != bool(sets.sequence_parallel):
-        words.append(f"model.sequence_parallel={str(plan.sequence_parallel).lower()}")
-    return words
+        yield "model.sequence_parallel", plan.sequence_parallel
+    for name, field in _STAGES.items():
+        planned, own = getattr(plan, name), getattr(sets, name)
+        if (planned or None) != (own or None):
+            yield field, planned
+    if plan.recompute_granularity is not None:
+        for name in _RECOMPUTATION:
+            yield f"model.{name}", getattr(plan, name)
+    for name, field in _FURTHER.items():
+        alias = TrainingSpec.model_fields[name].alias
+        if resolved.origins.get(f"training.{alias}") == "recipe":
+            yield field, getattr(resolved.training, name)
+
+
+def _value(value: str | float | bool | None) -> str:
+    """A value in the words of an override: quoted where it is more than a word."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if re.fullmatch(r"[\w.+-]+", text) else f"'{text}'"
 
 
 def _steps(resolved: ResolvedRecipe, plan: Plan) -> int | None:

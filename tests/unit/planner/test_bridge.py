@@ -114,6 +114,35 @@ def test_what_the_recipe_changes_is_in_the_command() -> None:
     assert words[-1] == "model.sequence_parallel=true"
 
 
+def test_a_split_of_the_stages_that_differs_from_the_functions_is_in_the_command() -> None:
+    r = resolved("qwen3-235b-a22b-sft", 256, parallelism={"pipelineModelParallelSize": 2})
+    words = megatron_arguments(r, plan(r), "run")
+    assert "model.account_for_embedding_in_pipeline_split=false" in words
+    assert "model.account_for_loss_in_pipeline_split=false" in words
+
+
+def test_what_no_option_says_is_a_field_of_the_config() -> None:
+    asked = {"weightDecay": 0.05, "lrDecayStyle": "WSD", "seed": 7}
+    r = resolved("qwen3-vl-8b-sft", 8, training=asked, parallelism={"recomputeGranularity": "selective"})
+    words = megatron_arguments(r, plan(r), "run")
+    assert {"optimizer.weight_decay=0.05", "scheduler.lr_decay_style=WSD", "rng.seed=7"} <= {*words}
+    assert "model.recompute_granularity=selective" in words
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"training": {"fp8Format": "hybrid"}}, "spec.training.fp8Format"),
+        ({"training": {"evalInterval": 5}}, "spec.training.evalInterval"),
+        ({"parallelism": {"tpCommOverlap": True}}, "spec.parallelism.tpCommOverlap"),
+    ],
+)
+def test_what_the_command_cannot_carry_is_refused(asked: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        resolved("qwen3-vl-8b-sft", 8, **asked)
+    assert [error.field for error in refused.value.errors] == [field]
+
+
 def test_no_job_is_made() -> None:
     r = resolved("qwen3-vl-8b-sft", 8)
     with pytest.raises(Refused) as refused:
