@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import aiohttp
@@ -48,7 +48,7 @@ class Reading:
 
     report: Report
     answered: float
-    """Seconds since the epoch."""
+    """Seconds since the epoch, by the clock as it is when this is looked at."""
     rank_restarts: int = 0
     unmoved: float = 0.0
     """Seconds for which pods have answered and phase, iteration and generation have stayed as they are."""
@@ -59,8 +59,9 @@ class _Run:
     targets: tuple[Target, ...]
     reading: Reading | None = None
     reminded: float = field(default_factory=time.monotonic)
+    answered: float = 0.0
+    """By the monotonic clock, as `moved`: the other may be set."""
     moved: float = 0.0
-    """By the monotonic clock: the other may be set."""
 
 
 def merge(reports: dict[int, Report]) -> Report:
@@ -125,7 +126,9 @@ class Poller:
 
     def reading(self, key: Key) -> Reading | None:
         run = self._runs.get(key)
-        return run.reading if run else None
+        if run is None or run.reading is None:
+            return None
+        return replace(run.reading, answered=time.time() - (time.monotonic() - run.answered))
 
     async def run(self) -> None:
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
@@ -157,6 +160,7 @@ class Poller:
                 run.moved = moment
             changed = changed or run.reading is None or _pick(before, NEWS) != _pick(report, NEWS)
             restarts = sum(int(r.get("rankRestarts") or 0) for r in reports.values())
+            run.answered = moment
             run.reading = Reading(report, time.time(), restarts, moment - run.moved)
         if changed:
             run.reminded = moment

@@ -115,7 +115,8 @@ def decide(observation: Observation) -> Decision:
     if history.restarts_since_checkpoint >= limits.max_restarts:
         return Fail(_spent(observation, cause))
     pause = backoff(history.run_id, history.restarts_since_checkpoint)
-    left = (history.last_restart or 0.0) + pause - observation.now
+    # Never longer than the pause, should the operator's clock have been set back.
+    left = min((history.last_restart or 0.0) + pause - observation.now, pause)
     if left > 0:
         return Wait(f"back-off of {pause:.0f} s before the next restart", left)
     return RestartGang(cause)
