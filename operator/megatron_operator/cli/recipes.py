@@ -86,4 +86,10 @@ def show(name: str, catalog: Path | None, output: str) -> None:
     from megatron_operator import catalog as library
 
     entry = library.load(catalog).get(name)
-    printing.data(entry.wire(), "json" if output == "json" else "yaml")
+    shown = entry.wire()
+    if output == "json":
+        printing.data(shown, "json")
+        return
+    if entry.functions:  # dozens for some recipes; one line each is enough to read
+        shown["functions"] = {str(x.function): f"{x.title}, {x.precision}" for x in entry.functions}
+    printing.data(shown, "yaml")
