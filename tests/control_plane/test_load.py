@@ -3,13 +3,14 @@
 import threading
 import time
 
+import pytest
 from localcluster import Cluster
 
 from tests.control_plane.api import eventually
 from tests.control_plane.world import World
 
 RECIPES = 50
-AWAY = 30.0
+AWAY = 60.0
 
 
 def test_fifty_recipes_at_once_become_fifty_jobs_each_made_once(world: World) -> None:
@@ -54,3 +55,34 @@ def test_an_api_server_that_was_away_finds_the_operator_at_work(world: World, pl
     # Scheduler, training-operator and KWOK come back in their own time.
     world.await_reason("after", "Running", "PodsRunning", 120)
     assert world.status("before")["recovery"]["restarts"] == 0
+
+
+@pytest.mark.parametrize("component", ["kube-apiserver", "etcd"])
+def test_a_recovery_that_is_cut_through_is_finished_later(
+    component: str, world: World, plane: Cluster
+) -> None:
+    """A pod ends just before: it may be replaced, and be counted, before or after the time without."""
+    world.apply("run")
+    world.train("run", 10, checkpoint=5)
+    world.say("run", phase="rendezvous", iteration=10, checkpointIteration=5)
+    world.end("run-worker-0", 138)
+    with plane.component_away(component):
+        assert world.operator.running()
+    world.await_pods("run")
+    eventually(lambda: world.status("run")["recovery"]["restarts"] == 1, lambda: world.brief("run"), 120)
+    status = world.train("run", 11, checkpoint=5, generation=2, resumedFrom=5)
+    assert status["recovery"]["restarts"] == 1
+
+
+def test_a_training_operator_that_was_away_replaces_the_pod_later(world: World, plane: Cluster) -> None:
+    world.apply("run")
+    world.train("run", 10, checkpoint=5)
+    with plane.component_away("training-operator"):
+        world.say("run", phase="rendezvous", iteration=10, checkpointIteration=5)
+        world.end("run-worker-0", 138, '{"message": "rank 3 was killed"}')
+        world.await_reason("run", "Recovering", "PodsLost")
+        assert world.status("run")["recovery"]["restarts"] == 0
+    eventually(lambda: world.status("run")["recovery"]["restarts"] == 1, lambda: world.brief("run"), 90)
+    world.await_pods("run")
+    status = world.train("run", 11, checkpoint=5, generation=2, resumedFrom=5)
+    assert status["recovery"]["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"

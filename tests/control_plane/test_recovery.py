@@ -1,6 +1,7 @@
 """Pods end, hang and come back: what is counted, what is told, when the gang starts anew, when it is over."""
 
 import json
+import time
 
 from tests.control_plane.api import eventually
 from tests.control_plane.world import World
@@ -97,3 +98,77 @@ def test_pods_that_never_answered_are_not_blamed(world: World) -> None:
     world.await_reason("other", "Running", "PodsRunning")
     assert before <= uids(world)
     assert world.status("run")["recovery"]["restarts"] == 0
+
+
+def test_a_drained_pod_moves_and_costs_no_budget(world: World) -> None:
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    before = world.api.get("Pod", world.namespace, "run-worker-0")["metadata"]["uid"]
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "run-worker-0", "namespace": world.namespace},
+    }
+    world.api.request("POST", world.api.path("Pod", world.namespace, "run-worker-0") + "/eviction", eviction)
+
+    def replaced() -> bool:
+        pod = world.api.find("Pod", world.namespace, "run-worker-0")
+        return pod is not None and pod["metadata"]["uid"] != before
+
+    eventually(replaced, "the pod is replaced")
+    world.await_reason("run", "Recovering", "PodsReplaced")
+    status = world.train("run", 61, checkpoint=60, generation=2, resumedFrom=60)
+    recovery = status["recovery"]
+    assert (recovery["restarts"], recovery["restartsSinceCheckpoint"]) == (1, 0)
+    assert "nodeFailures" not in recovery
+
+
+def test_a_pod_told_to_end_that_saved_first_costs_no_budget(world: World) -> None:
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    words = {"reason": "Terminated", "message": "SIGTERM: saved", "checkpointIteration": 60}
+    world.end("run-worker-0", 143, json.dumps(words))
+    world.await_reason("run", "Recovering", "PodsReplaced")
+    world.await_pods("run")
+    recovery = world.train("run", 61, checkpoint=60, generation=2, resumedFrom=60)["recovery"]
+    assert (recovery["restarts"], recovery["restartsSinceCheckpoint"]) == (1, 0)
+    assert recovery["lastCause"] == "worker-0: SIGTERM: saved (exit code 143)"
+
+
+def test_a_rank_that_its_pod_restarted_is_told_by_the_pod(world: World) -> None:
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    now = time.time()
+    incident = {
+        "generation": 2,
+        "kind": "rank",
+        "nodeRank": 1,
+        "rank": 3,
+        "cause": "rank 3 was killed by SIGKILL",
+        "iteration": 60,
+        "resumedFrom": 50,
+        "lastStepAt": now - 2,
+        "detectedAt": now - 1,
+        "metAt": now - 0.5,
+        "firstStepAt": now,
+        "caughtUpAt": None,
+    }
+    status = world.train(
+        "run", 51, checkpoint=50, generation=2, resumedFrom=50, incidents=[incident], usefulSeconds=5.1,
+        firstStartedAt=now - 60,
+    )  # fmt: skip
+    recovery = status["recovery"]
+    told = recovery["lastIncident"]
+    assert (told["kind"], told["pod"], told["rank"]) == ("rank", "worker-0", 3)
+    assert told["node"] == world.api.get("Pod", world.namespace, "run-worker-0")["spec"]["nodeName"]
+    assert recovery["restartsByKind"]["rank"] == 1
+    assert recovery["lostIterations"] == 10
+    assert 0 < recovery["goodput"] < 1
+
+    def told_event() -> bool:
+        events = world.api.list("Event", world.namespace)
+        return any(
+            (e["reason"], "rank 3 was killed" in e["message"]) == ("RankRestarted", True) for e in events
+        )
+
+    eventually(told_event, "an Event tells it")
