@@ -33,7 +33,7 @@ from tests.faults.watched import NODES, RANKS_PER_NODE, SAVE_INTERVAL, eventuall
 
 NAMESPACE = "megatron-bench"
 ITERATIONS = 100_000
-CAP_SECONDS = 240.0
+CAP_SECONDS = 180.0
 """A run that does no new iteration for so long is said to be stuck."""
 
 console = Console(soft_wrap=True)

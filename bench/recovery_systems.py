@@ -65,9 +65,8 @@ class System(ABC):
 
     def saved(self) -> int:
         """Newest iteration whose checkpoint was finished."""
-        return max(
-            (int(path.parent.name[5:]) for path in self.folder.glob("iter_*/metadata.json")), default=0
-        )
+        names = [path.parent.name for path in self.folder.glob("iter_*/metadata.json")]
+        return max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
 
     def pod_name(self, node_rank: int) -> str:
         return f"{self.name}-master-0" if node_rank == 0 else f"{self.name}-worker-{node_rank - 1}"

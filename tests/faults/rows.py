@@ -67,7 +67,7 @@ PODS = (
     Row("a worker pod is deleted by force", do.delete_pod(1), told("pod"), r"{pod}", names=("pod",)),
     Row("the master pod is deleted by force", do.delete_pod(0), told("pod"), r"{pod}", names=("pod",)),
     Row("a pod is told to stop (SIGTERM)", do.terminate_launcher, told("pod"), r"{pod}", names=("pod",)),
-    Row("a pod is evicted", do.evict_pod, told("pod"), r"{pod}", names=("pod",)),
+    Row("a pod is evicted", do.evict_pod, told("pod"), r"{pod}|told to stop", names=("pod",)),
     Row(
         "a worker pod ends with exit code 0 too early",
         do.exit_launcher_with_success(1),

@@ -91,7 +91,9 @@ class WatchedRun(Run):
 
     def saved(self) -> list[int]:
         """Iterations whose checkpoint was finished, oldest first: Megatron writes metadata.json last."""
-        return sorted(int(path.parent.name[5:]) for path in self.folder.glob("iter_*/metadata.json"))
+        names = [path.parent.name for path in self.folder.glob("iter_*/metadata.json")]
+        # One that was set aside is called iter_0000020.broken-1.
+        return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
     # What runs.
 
