@@ -21,4 +21,4 @@ layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pyte
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
 $python -m localcluster down --profile control-plane
-layer "e2e: kubelets, containers, training" $python -m pytest -q tests/e2e
+layer "faults: kubelets, containers, training, and what may happen to it" $python -m pytest -q tests/faults

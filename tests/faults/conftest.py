@@ -39,6 +39,9 @@ def cluster() -> Iterator[Cluster]:
     """The local cluster, which stays up for the next layer."""
     if os.geteuid() != 0:
         pytest.skip("needs root: faults are done to processes, control groups and network namespaces")
+    given = os.environ.get("KUBECONFIG")
+    if given and Path(given).resolve() != Machine().kubeconfig:
+        pytest.skip("faults are done to the local cluster alone: unset KUBECONFIG")
     with ready(Cluster(connect(), NAMESPACE)) as cluster:
         yield cluster
 
