@@ -151,6 +151,11 @@ class Gang:
         (nursery,) = psutil.Process(self.pods[node].pid).children()
         return nursery.children()
 
+    def cut_off(self) -> None:
+        """Launchers that are started from now on share only the checkpoint directory with those before."""
+        self._store_port = free_port()
+        self.progress_ports = [free_port() for _ in range(self.nodes)]
+
     def kill_rank(self, node: int) -> None:
         self.ranks(node)[0].kill()
 

@@ -30,28 +30,24 @@ def test_a_stopped_rank_is_named_and_all_ranks_start_anew(gang: Gang, undisturbe
     assert gang.survivors() == []
 
 
-def test_long_saves_and_evaluations_are_no_hang_and_an_endless_loop_is_one(pod: Gang) -> None:
+def test_leaving_early_and_an_endless_loop_are_found_and_long_saves_and_evaluations_are_not(
+    pod: Gang,
+) -> None:
     pod.environment["MEGATRON_HANG_TIMEOUT"] = "5"
     pod.inject(
-        {"what": "slow-save", "at": SAVE_INTERVAL, "generations": [1]},
-        {"what": "slow-evaluation", "at": SAVE_INTERVAL, "generations": [1]},
-        {"what": "loop", "rank": 3, "at": SAVE_INTERVAL + 4, "generations": [1]},
+        {"what": "leave", "rank": 1, "at": 3, "generations": [1]},
+        {"what": "slow-save", "at": SAVE_INTERVAL, "generations": [2]},
+        {"what": "slow-evaluation", "at": SAVE_INTERVAL, "generations": [2]},
+        {"what": "loop", "rank": 3, "at": SAVE_INTERVAL + 4, "generations": [2]},
     )
     pod.start(0, extra=("--eval-interval", str(SAVE_INTERVAL), "--eval-iters", "1"))
     assert pod.wait() == [0], pod.log()[-3000:]
-    (incident,) = pod.incidents()
-    assert (incident["kind"], incident["rank"]) == ("hang", 3)
-    assert "rank 3 hangs in endless_loop (" in incident["cause"]
-    assert incident["iteration"] == SAVE_INTERVAL + 3
+    left, hung = pod.incidents()
+    assert (left["kind"], left["rank"]) == ("rank", 1)
+    assert left["cause"] == "rank 1 exited with code 0 before the last iteration was done"
+    assert (hung["kind"], hung["rank"]) == ("hang", 3)
+    assert "rank 3 hangs in endless_loop (" in hung["cause"]
+    assert hung["iteration"] == SAVE_INTERVAL + 3
     (text,) = stacks(pod)
     assert all(f"rank {rank} " in text for rank in range(4))
     assert sorted(pod.losses()) == list(range(1, TRAIN_ITERS + 1))
-
-
-def test_a_rank_that_leaves_with_exit_code_0_has_not_finished(pod: Gang, undisturbed: Gang) -> None:
-    pod.inject({"what": "leave", "rank": 1, "at": 3, "generations": [1]})
-    pod.start()
-    assert pod.wait() == [0], pod.log()[-3000:]
-    (incident,) = pod.incidents()
-    assert incident["cause"] == "rank 1 exited with code 0 before the last iteration was done"
-    assert_same_training(pod, undisturbed)

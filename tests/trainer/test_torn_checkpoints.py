@@ -5,53 +5,73 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from megatron_trainer import checkpoints
 
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training
 
 SECOND = 2 * SAVE_INTERVAL
+DIRECTORY = f"iter_{SECOND:07d}"
+TRACKER = checkpoints.TRACKER
 
 
-def shard(save: Path, iteration: int) -> Path:
-    return sorted((save / f"iter_{iteration:07d}").glob("*.distcp"))[0]
+def a_shard(save: Path) -> Path:
+    return sorted((save / DIRECTORY).glob("*.distcp"))[0]
 
 
-def truncate_a_shard(save: Path) -> None:
-    path = shard(save, SECOND)
+def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def lose_a_shard(save: Path) -> None:
-    shard(save, SECOND).unlink()
+def copied(undisturbed: Gang, save: Path) -> None:
+    """What the undisturbed run had saved after its second checkpoint."""
+    shutil.copytree(undisturbed.save, save)
+    shutil.rmtree(save / f"iter_{TRAIN_ITERS:07d}")
+    (save / TRACKER).write_text(str(SECOND))
+    (save / "incidents.json").unlink()
 
 
-def tear_metadata(save: Path) -> None:
-    path = save / f"iter_{SECOND:07d}" / ".metadata"
-    path.write_bytes(path.read_bytes()[:100])
+DAMAGES: dict[str, tuple[Callable[[Path], object], int]] = {
+    "a shard is truncated": (lambda save: shorten(a_shard(save)), SAVE_INTERVAL),
+    "a shard is empty": (lambda save: a_shard(save).write_bytes(b""), SAVE_INTERVAL),
+    "a shard is missing": (lambda save: a_shard(save).unlink(), SAVE_INTERVAL),
+    ".metadata is torn": (lambda save: shorten(save / DIRECTORY / ".metadata"), SAVE_INTERVAL),
+    ".metadata is empty": (lambda save: (save / DIRECTORY / ".metadata").write_bytes(b""), SAVE_INTERVAL),
+    ".metadata is missing": (lambda save: (save / DIRECTORY / ".metadata").unlink(), SAVE_INTERVAL),
+    "metadata.json is torn": (lambda save: shorten(save / DIRECTORY / "metadata.json"), SAVE_INTERVAL),
+    "metadata.json is empty": (
+        lambda save: (save / DIRECTORY / "metadata.json").write_text(""),
+        SAVE_INTERVAL,
+    ),
+    "metadata.json is missing": (lambda save: (save / DIRECTORY / "metadata.json").unlink(), SAVE_INTERVAL),
+    "the tracker is garbled": (lambda save: (save / TRACKER).write_text("1\x006garbage"), SECOND),
+    "the tracker is empty": (lambda save: (save / TRACKER).write_text(""), SECOND),
+    "the tracker is missing": (lambda save: (save / TRACKER).unlink(), SECOND),
+    "the tracker names a checkpoint that is not there": (
+        lambda save: (save / TRACKER).write_text(str(TRAIN_ITERS)),
+        SECOND,
+    ),
+}
 
 
-def garble_the_tracker(save: Path) -> None:
-    (save / "latest_checkpointed_iteration.txt").write_text("1\x006garbage")
-
-
-@pytest.mark.parametrize(
-    ("damage", "resumed_from"),
-    [
-        (truncate_a_shard, SAVE_INTERVAL),
-        (lose_a_shard, SAVE_INTERVAL),
-        (tear_metadata, SAVE_INTERVAL),
-        (garble_the_tracker, SECOND),
-    ],
-)
-def test_resumes_with_equal_losses_after(
-    damage: Callable[[Path], None], resumed_from: int, pod: Gang, undisturbed: Gang
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_megatrons_own_checkpoint_is_judged_rightly_when(
+    damage: str, tmp_path: Path, undisturbed: Gang
 ) -> None:
-    shutil.copytree(undisturbed.save, pod.save)
-    shutil.rmtree(pod.save / f"iter_{TRAIN_ITERS:07d}")
-    (pod.save / "latest_checkpointed_iteration.txt").write_text(str(SECOND))
-    damage(pod.save)
+    hurt, start = DAMAGES[damage]
+    copied(undisturbed, tmp_path / "save")
+    hurt(tmp_path / "save")
+    assert checkpoints.choose(tmp_path / "save").iteration == start
+    assert checkpoints.tracked(tmp_path / "save") == str(start)
+
+
+@pytest.mark.parametrize("damage", ["a shard is truncated", "the tracker is garbled"])
+def test_a_run_resumes_with_equal_losses_when(damage: str, pod: Gang, undisturbed: Gang) -> None:
+    hurt, start = DAMAGES[damage]
+    copied(undisturbed, pod.save)
+    hurt(pod.save)
     pod.start()
     assert pod.wait() == [0], pod.log()[-3000:]
-    assert f"starting from iteration {resumed_from}" in pod.log()
+    assert f"starting from iteration {start}" in pod.log()
     assert_same_training(pod, undisturbed)
     done_again = [iteration for iteration, losses in pod.losses().items() if len(losses) > 1]
-    assert done_again == list(range(resumed_from + 1, TRAIN_ITERS + 1))
+    assert done_again == list(range(start + 1, TRAIN_ITERS + 1))

@@ -23,13 +23,14 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_trainer.contract import ExitCode
+from megatron_trainer.culprit import culprit, report_of
 from megatron_trainer.gangstate import Ended, State
 from megatron_trainer.gangstore import StoreLost
 from megatron_trainer.hang import HangHunt
 from megatron_trainer.incidents import Kind, Report
 from megatron_trainer.keeper import Keeper
 from megatron_trainer.memory import MemoryKills
-from megatron_trainer.nursery import Nursery
+from megatron_trainer.nursery import Nursery, NurseryLost
 from megatron_trainer.rendezvous import GangRendezvous
 from megatron_trainer.report import (
     FINISHED,
@@ -88,11 +89,11 @@ class GangAgent(SimpleElasticAgent):
         self._keeper = keeper
         self._grace = termination_grace
         self._log = log
-        self._memory = MemoryKills()
         self._restarts = 0
         self._terminations = 0
         self._give_up_at = 0.0
         self._paid_for_hang = 0
+        self._memory = MemoryKills()
         self._checkpoint_at_start: int | None = None
 
     # What torch's agent asks of a concrete one.
@@ -240,7 +241,7 @@ class GangAgent(SimpleElasticAgent):
         if ending.code == ExitCode.PEER_LOST:
             # The peer may be a rank of this pod, which is about to be reaped too.
             ending = self._culprit(self._monitor_workers(self._worker_group))
-        report = self._report(ending)
+        report = report_of(ending, self._status.failures(), self._gang.node_rank)
         if ending.code == ExitCode.TERMINATED:
             return self._stopped_early(ending)
         if ending.code == ExitCode.PEER_LOST:
@@ -257,14 +258,6 @@ class GangAgent(SimpleElasticAgent):
             self._gang.judge(ending)
             raise Ended(ending)
         return self._spend(ending, report)
-
-    def _report(self, ending: Ending) -> Report:
-        """What to tell the gang of the end of a rank here."""
-        if ending.code == ExitCode.PEER_LOST:
-            return Report(Kind.POD, ending.message)
-        said = self._status.failures().get(-1 if ending.rank is None else ending.rank, {})
-        kind = Kind.LOSS if ending.code == ExitCode.LOSS_NOT_FINITE else Kind.RANK
-        return Report(kind, ending.message, self._gang.node_rank, ending.rank, said.get("iteration"))
 
     def _spend(self, ending: Ending, report: Report | None) -> _Again:
         """Take one restart from this pod's budget. Raises Ended when there is none left."""
@@ -285,26 +278,14 @@ class GangAgent(SimpleElasticAgent):
         raise Ended(ending)
 
     def _culprit(self, result: RunResult) -> Ending:
-        """The end among this pod's ranks that explains the others: one that comes again, then one of its
-        own."""
         self._events.drain()
-        said = self._status.failures()
-        endings = []
-        starved = self._memory.more()
-        for rank, failure in sorted(result.failures.items()):
-            code, message = failure.exitcode, f"rank {rank} exited with code {failure.exitcode}"
-            if code == 0:
-                code, message = ExitCode.WORKER_DIED, f"{message} before the last iteration was done"
-            if code < 0:
-                message = f"rank {rank} was killed by {signal.Signals(-code).name}"
-                if starved:
-                    message += f": the pod is out of memory{self._memory.limit()}"
-            elif rank in said:
-                message = f"rank {rank}: {said[rank]['message']}"
-            known = code in set(ExitCode)
-            endings.append(Ending(ExitCode(code) if known else ExitCode.WORKER_DIED, message, rank))
-        order = {ExitCode.PEER_LOST: 2, ExitCode.TERMINATED: 3}
-        return min(endings, key=lambda ending: 0 if ending.code < 128 else order.get(ending.code, 1))
+        codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+        return culprit(codes, self._status.failures(), self._memory)
+
+    def explain(self, lost: NurseryLost) -> Ending:
+        """How this pod ends when the process that holds its ranks is gone."""
+        starved = f": the pod is out of memory{self._memory.limit()}" if self._memory.more() else ""
+        return Ending(ExitCode.WORKER_DIED, f"{lost}{starved}")
 
     def _moved(self) -> bool:
         try:

@@ -13,12 +13,16 @@ _DATA_FLAGS = {"--data-path", "--data-args-path", "--train-data-path", "--per-sp
 
 @dataclass(frozen=True)
 class Flags:
-    """What the launcher needs to know of a run. Paths are as given to Megatron."""
+    """What the launcher needs to know of a run. Paths are as given to Megatron.
+
+    `fast` is the directory of Megatron's non-persistent checkpoints, which keeps the newest one or two.
+    """
 
     save: Path | None
     load: Path | None
     train_iters: int | None
     ckpt_format: str
+    fast: Path | None = None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -27,6 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load", type=Path)
     parser.add_argument("--train-iters", type=int)
     parser.add_argument("--ckpt-format", default="torch_dist")
+    parser.add_argument("--non-persistent-ckpt-type")
+    parser.add_argument("--non-persistent-global-ckpt-dir", type=Path)
     return parser
 
 
@@ -42,7 +48,20 @@ def read(argv: Sequence[str]) -> Flags:
         known, _ = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
         raise BadFlags(f"Megatron refuses the flags: {error}") from error
-    return Flags(known.save, known.load, known.train_iters, known.ckpt_format)
+    return Flags(known.save, known.load, known.train_iters, known.ckpt_format, _fast(known))
+
+
+def _fast(known: argparse.Namespace) -> Path | None:
+    kind, save = known.non_persistent_ckpt_type, known.save
+    if kind is None:
+        return None
+    if kind != "global":
+        raise BadFlags(
+            f"--non-persistent-ckpt-type {kind}: what it loads cannot be checked before a start; use global, "
+            "with --non-persistent-global-ckpt-dir on a volume that all pods share, or in a run of one pod"
+        )
+    # Megatron's own default.
+    return known.non_persistent_global_ckpt_dir or (save / "non_persistent" if save else None)
 
 
 # With these a start takes no more than weights from --load; a restart must take everything from --save.

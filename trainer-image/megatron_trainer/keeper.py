@@ -71,31 +71,53 @@ class Keeper:
         )
 
     def _course(self, state: State, book: Book) -> tuple[int | None, tuple[int, ...]]:
-        save, form = self._flags.save, self._flags.ckpt_format
-        whole: list[int] = []
-        if save is not None and self._ownership is not None:
+        whole: set[int] = set()
+        if self._ownership is not None:
             try:
                 self._ownership.await_fence()
             except NotOwner as error:
                 raise Ended(Ending(ExitCode.PEER_LOST, str(error))) from error
-            self._put_in_order(save)
-            whole = checkpoints.newest_wholes(save, _CANDIDATES, form)
+            whole.update(*(self._put_in_order(tier) for tier in self._tiers()))
         course = next_course(
-            book.policy, state.report, whole, self._flags.train_iters, self._settings.loss_on_repeat
+            book.policy,
+            state.report,
+            sorted(whole, reverse=True),
+            self._flags.train_iters,
+            self._settings.loss_on_repeat,
         )
         if course.verdict is not None:
             book.write()
             raise Ended(course.verdict)
-        if save is not None and course.discard:
-            cause = state.report.cause if state.report else ""
-            for repair in checkpoints.go_back(save, course.start, course.discard, cause):
-                self._log(repair)
+        if course.discard:
+            self._go_back(course.start, state.report.cause if state.report else "")
         return self._told_start(course.start, course.skip, course.why), course.skip
 
-    def _put_in_order(self, save: Path) -> None:
-        """Set broken checkpoints aside; delete those, where the volume has no room for another whole one."""
+    def _tiers(self) -> list[Path]:
+        """Where checkpoints lie: the directory of the run, and that of non-persistent ones."""
+        return [each for each in (self._flags.save, self._flags.fast) if each is not None]
+
+    def _go_back(self, start: int | None, cause: str) -> None:
+        """Take all checkpoints after `start` out of the way."""
+        for tier in self._tiers():
+            whole = checkpoints.newest_wholes(tier, _CANDIDATES, self._flags.ckpt_format)
+            newer = [each for each in whole if each > (start or 0)]
+            older = next((each for each in whole if each <= (start or 0)), None)
+            for repair in checkpoints.go_back(tier, older, newer, cause):
+                self._log(repair)
+            self._thin_out(tier)
+
+    def _thin_out(self, tier: Path) -> None:
+        """Megatron reads all names in the directory of non-persistent ones: nothing may lie there aside."""
+        kept = 0 if tier == self._flags.fast else checkpoints.BROKEN_KEPT
+        if tier.is_dir():
+            checkpoints.prune_set_aside(tier, kept, self._log)
+
+    def _put_in_order(self, save: Path) -> list[int]:
+        """Set broken checkpoints aside; delete those, where the volume has no room for another whole one.
+
+        Returns the newest whole ones.
+        """
         form = self._flags.ckpt_format
-        checkpoints.prune_set_aside(save, checkpoints.BROKEN_KEPT, self._log)
         try:
             try:
                 choice = checkpoints.choose(save, form)
@@ -109,10 +131,12 @@ class Keeper:
             raise Ended(Ending(ExitCode.WORKER_DIED, message)) from error
         for repair in choice.repairs:
             self._log(repair)
+        self._thin_out(save)
         if choice.iteration is not None:
             size = bytes_in(checkpoints.directory(save, choice.iteration))
             if why_low(save, size):
                 checkpoints.prune_set_aside(save, 0, self._log)
+        return checkpoints.newest_wholes(save, _CANDIDATES, form)
 
     def _told_start(self, start: int | None, skip: tuple[int, ...], why: str) -> int | None:
         """Log where the run starts; raises Ended where there is no need to, or no way."""
@@ -120,7 +144,7 @@ class Keeper:
         if start is not None:
             without = f", without {', '.join(map(str, skip))}" if skip else ""
             self._log(f"starting from iteration {start}{without}" + (f" ({why})" if why else ""))
-            if trained is not None and start >= trained:
+            if trained is not None and (self.newest() or 0) >= trained:
                 raise Ended(Ending(ExitCode.OK, f"iteration {start} of {trained} was done already"))
             return start
         elsewhere = load is not None and load != self._flags.save

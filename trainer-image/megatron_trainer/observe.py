@@ -168,7 +168,8 @@ class Observer:
     def _skip(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """An iteration that is left out: its batches are read and dropped.
 
-        Megatron's own function expects keys that GPT batches lack and data on middle pipeline stages.
+        Megatron's own function takes a batch from the data iterator on every pipeline stage; middle ones have
+        none.
         """
         gpt.drop_batches(*args)
         self.iteration += 1

@@ -228,8 +228,9 @@ class Pod:
                 gang.leave()
             return ended.ending
         except NurseryLost as lost:
-            gang.move(Report(Kind.RANK, str(lost), settings.node_rank))
-            raise
+            ending = self._agent.explain(lost)
+            gang.move(Report(Kind.RANK, ending.message, settings.node_rank))
+            return ending
         raise AssertionError("the agent ends by raising Ended")
 
     def _look_at_ranks(self) -> list[RankState]:

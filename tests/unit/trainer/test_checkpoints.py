@@ -1,3 +1,4 @@
+import fcntl
 import json
 import pickle
 from collections.abc import Callable
@@ -59,6 +60,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     ".metadata is empty": (lambda path: (path / ".metadata").write_bytes(b""), ".metadata cannot be read"),
     "a shard is missing": (lambda path: (path / "__1_0.distcp").unlink(), "shard __1_0.distcp is missing"),
+    "metadata.json is empty": (
+        lambda path: (path / "metadata.json").write_bytes(b""),
+        "metadata.json cannot be read",
+    ),
+    "a shard is empty": (
+        lambda path: (path / "__0_0.distcp").write_bytes(b""),
+        "shard __0_0.distcp has 0 of 100 bytes",
+    ),
     "a shard is one byte short": (
         lambda path: (path / "__1_0.distcp").write_bytes(b"x" * (SHARD_BYTES - 1)),
         "shard __1_0.distcp has 99 of 100 bytes",
@@ -142,6 +151,39 @@ def test_pruning_keeps_only_the_last_checkpoints_that_were_set_aside(root: Path)
         write_checkpoint(root, 30)
     checkpoints.prune(root, 5)
     assert len(list(root.glob("iter_*.broken-*"))) == checkpoints.BROKEN_KEPT
+
+
+def test_pruning_leaves_a_checkpoint_that_a_reader_holds_and_deletes_it_afterwards(root: Path) -> None:
+    said: list[str] = []
+    with (root / "iter_0000010" / "metadata.json").open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        checkpoints.prune(root, 1, log=said.append)
+        assert checkpoints.iterations(root) == [30, 10]
+        assert "kept checkpoint iter_0000010: a reader holds it" in said
+    checkpoints.prune(root, 1)
+    assert checkpoints.iterations(root) == [30]
+
+
+def test_going_back_sets_whole_newer_checkpoints_aside_with_the_cause(root: Path) -> None:
+    checkpoints.go_back(root, 10, [30, 20], "lm loss is nan at iteration 31")
+    assert checkpoints.choose(root) == checkpoints.Choice(10, [])
+    aside = root / "iter_0000030.rolled-back-1"
+    assert checkpoints.why_not_whole(aside) is None
+    assert (aside / checkpoints.REASON_FILE).read_text() == (
+        "the run went back to iteration 10: lm loss is nan at iteration 31\n"
+    )
+
+
+def test_going_back_to_the_beginning_leaves_no_tracker(root: Path) -> None:
+    checkpoints.go_back(root, None, [30, 20, 10], "cause")
+    assert checkpoints.choose(root) == checkpoints.Choice(None, [])
+    assert checkpoints.tracked(root) is None
+
+
+def test_a_deletion_that_was_cut_short_is_finished(root: Path) -> None:
+    checkpoints.directory(root, 10).rename(root / ".deleting-iter_0000010")
+    checkpoints.prune_set_aside(root, 2, log=print)
+    assert not (root / ".deleting-iter_0000010").exists()
 
 
 def test_the_legacy_format_has_no_metadata_and_is_judged_by_its_files(tmp_path: Path) -> None:

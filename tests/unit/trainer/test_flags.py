@@ -41,3 +41,25 @@ def test_a_restart_loads_everything_from_where_the_run_saved_whatever_it_began_w
     assert flags.read(resumed).load == Path("/c")
     assert not {"--finetune", "--no-load-optim"} & set(resumed)
     assert "--bf16" in resumed
+
+
+@pytest.mark.parametrize(
+    ("words", "fast"),
+    [
+        ([], None),
+        (["--non-persistent-ckpt-type", "global"], Path("/save/non_persistent")),
+        (
+            ["--non-persistent-ckpt-type", "global", "--non-persistent-global-ckpt-dir", "/fast"],
+            Path("/fast"),
+        ),
+    ],
+)
+def test_non_persistent_checkpoints_are_found_where_megatron_writes_them(
+    words: list[str], fast: Path | None
+) -> None:
+    assert flags.read(["--save", "/save", *words]).fast == fast
+
+
+def test_local_checkpoints_are_refused_with_what_to_use() -> None:
+    with pytest.raises(flags.BadFlags, match="cannot be checked before a start; use global"):
+        flags.read(["--save", "/save", "--non-persistent-ckpt-type", "local"])

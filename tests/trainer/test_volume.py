@@ -1,0 +1,50 @@
+"""A checkpoint volume that is full, or that cannot be written."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training, until
+
+# Room for the data's index and about two checkpoints and a half of the tests' model.
+VOLUME_BYTES = 9 << 20
+
+
+@pytest.fixture
+def small_volume(pod: Gang) -> Iterator[Path]:
+    """The checkpoint directory on a volume of a few MiB."""
+    pod.save.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "small", str(pod.save)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
+    yield pod.save
+    pod.stop()
+    subprocess.run(["umount", "--lazy", str(pod.save)], check=True)
+
+
+def test_a_full_volume_is_told_before_and_costs_no_checkpoint(
+    small_volume: Path, pod: Gang, undisturbed: Gang
+) -> None:
+    pod.start()
+    pod.await_checkpoint(SAVE_INTERVAL)
+    filler = small_volume / "somebody-elses"
+    stat = os.statvfs(small_volume)
+    filler.write_bytes(b"x" * (stat.f_bavail * stat.f_frsize - (1 << 20)))
+    until(
+        "the warning",
+        lambda: [w for w in pod.progress(0)["warnings"] if w["reason"] == "CheckpointVolumeLow"] or None,
+    )
+    pod.await_iteration(SAVE_INTERVAL + 1, generation=2)
+    assert "No space left on device" in pod.incidents()[0]["cause"]
+    assert pod.incidents()[0]["resumedFrom"] == SAVE_INTERVAL
+    filler.unlink()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert_same_training(pod, undisturbed)
+    assert f"iter_{TRAIN_ITERS:07d}" in {path.name for path in small_volume.iterdir()}
