@@ -28,8 +28,8 @@ from bench.interruptions import (
 from bench.simulated_run import SimulatedRun
 from bench.wall_time import Clock, Parts, Phases, Scale
 
-SYSTEM: Final = "this operator"
-"""Its title in the file of measured phases."""
+SYSTEM: Final = "operator"
+"""Its name in the file of measured phases."""
 PHASES: Final = Path(__file__).parent / "data" / "recovery_phases.yaml"
 SECONDS: Final = DAYS * 86_400.0
 COLLECTIVE_TIMEOUT: Final = 600.0
@@ -40,9 +40,9 @@ PERSISTENT: Final = frozenset({Effect.ACCELERATOR, Effect.NODE})
 def phases_of(document: dict[str, Any]) -> Phases:
     """The measured seconds of this operator. Raises ValueError when the file has none."""
     faults = document["systems"].get(SYSTEM, {})
-    rank, pod = (faults.get(fault, {}).get("median") for fault in ("rank kill", "pod delete"))
+    rank, pod = faults.get("rank"), faults.get("pod")
     if not rank or not pod:
-        raise ValueError(f"no median for rank kill and pod delete of {SYSTEM}; run make bench-recovery")
+        raise ValueError(f"no median of {SYSTEM} for rank and pod; run make bench-recovery")
     return Phases(
         rank_detect=rank["detect"],
         rank_start=rank["start"],
@@ -113,7 +113,7 @@ def main() -> None:
     unexpected = sum(cause.count for cause in UNEXPECTED)
     print(f"{DAYS} days, {scale.pods * PER_POD:,} accelerators in {scale.pods} pods, seed {options.seed}:")
     print(f"{len(faults)} interruptions, {unexpected} unexpected and {PLANNED.count} planned")
-    print(f"measured: {document['machine']}")
+    print(f"measured: {document['measured']['machine']}")
     print("  " + ", ".join(f"{name} {value:g} s" for name, value in asdict(phases).items()))
     print("assumed: " + ", ".join(f"{name} {value:g}" for name, value in asdict(scale).items()))
     print(

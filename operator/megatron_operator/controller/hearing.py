@@ -8,7 +8,7 @@ from megatron_operator.api.times import timestamp
 from megatron_operator.controller.draft import Draft
 from megatron_operator.controller.nodes import node_of
 from megatron_operator.controller.progress import Reading
-from megatron_operator.controller.scene import Scene
+from megatron_operator.controller.scene import Scene, bound_since
 from megatron_operator.manifests import pytorchjob
 from megatron_operator.recovery import Place, goodput, reported
 from megatron_operator.recovery.cause import short_name
@@ -81,7 +81,10 @@ def _incidents(draft: Draft, scene: Scene, report: dict[str, Any]) -> None:
     if not told:
         return
     placement = {
-        pytorchjob.node_rank(pod): Place(short_name(pod, scene.name), node_of(pod)) for pod in scene.pods
+        pytorchjob.node_rank(pod): Place(
+            short_name(pod, scene.name), node_of(pod), since=bound_since(pod) or 0.0
+        )
+        for pod in scene.pods
     }
     recovery = reported(
         draft.recovery,

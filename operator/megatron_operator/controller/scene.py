@@ -65,12 +65,7 @@ class Scene:
 
     def bound_at(self) -> float | None:
         """When the last pod of the whole gang got its node, seconds since the epoch."""
-        times = [
-            seconds(_scheduled(pod).get("lastTransitionTime"))
-            for pod in self.staying
-            if node_of(pod) is not None
-        ]
-        known = [each for each in times if each is not None]
+        known = [since for pod in self.staying if (since := bound_since(pod)) is not None]
         return max(known) if len(known) == self.size else None
 
     def all_run(self) -> bool:
@@ -102,7 +97,12 @@ class Scene:
         )
 
 
-def _scheduled(pod: dict[str, Any]) -> dict[str, Any]:
+def bound_since(pod: Mapping[str, Any]) -> float | None:
+    """When a pod got its node, seconds since the epoch; None before."""
+    return None if node_of(pod) is None else seconds(_scheduled(pod).get("lastTransitionTime"))
+
+
+def _scheduled(pod: Mapping[str, Any]) -> dict[str, Any]:
     conditions = (pod.get("status") or {}).get("conditions") or []
     return next((dict(c) for c in conditions if c.get("type") == "PodScheduled"), {})
 

@@ -36,6 +36,8 @@ class ApiInMemory:
             },
             "spec": spec,
         }
+        self.deleted: list[Pod] = []
+        """Pods with a node whose deletion was asked for, in peace."""
         self._job: Object | None = None
         self._claims: dict[str, Object] = {}
 
@@ -122,6 +124,7 @@ class ApiInMemory:
         if grace_seconds == 0:
             self.cluster.delete_now(pod)
         else:
+            self.deleted += [pod] if pod.node is not None else []
             self.cluster.delete(pod)
 
     def _write(self) -> None:

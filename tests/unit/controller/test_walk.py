@@ -167,10 +167,14 @@ class WholeOperator:
             self._reconciler.note_pod(KEY, self.api.pod(pod))
         if self.heard and cluster.alive():
             self._ears.listen()
+        going = any(pod.deleted_at is not None for pod in cluster.pods)
+        self.api.deleted.clear()
         try:
             self.runner.run(self._reconciler(KEY))
         except DiedError:
             self._start()
+        goes_on = self.status.recovery.restart_before is not None
+        assert not (going and self.api.deleted) or goes_on, "deletes while pods are being deleted"
 
 
 class ControllerWalk(Walk):

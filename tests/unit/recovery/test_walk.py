@@ -4,6 +4,7 @@
 """
 
 import os
+import random
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -43,7 +44,7 @@ class Walk(RuleBasedStateMachine):
 
     @initialize(
         size=st.sampled_from([1, 2, 4]),
-        budget=st.integers(0, 4),
+        budget=st.sampled_from([0, 1, 4, 10, 30]),
         avoid_after=st.sampled_from([0, 1, 2]),
         elastic=st.sampled_from([None, Elastic(PER_NODE, 60.0, 60.0), Elastic(2 * PER_NODE, 600.0, 300.0)]),
         nodes=st.integers(1, NODES),
@@ -71,13 +72,13 @@ class Walk(RuleBasedStateMachine):
         alive = [pod for pod in self.cluster.alive() if pod.deleted_at is None]
         return alive[rank % len(alive)] if alive else None
 
-    @rule(ticks=st.integers(1, 60))
+    @rule(ticks=st.integers(1, 15))
     def time_passes(self, ticks: int) -> None:
         for _ in range(ticks):
             self.cluster.pass_time(TICK)
             self.operator.look()
 
-    @rule(ticks=st.integers(60, 120))
+    @rule(ticks=st.integers(30, 80))
     def much_time_passes(self, ticks: int) -> None:
         self.time_passes(ticks)
 
@@ -153,6 +154,31 @@ class Walk(RuleBasedStateMachine):
         self.network_losses += self.operator.heard and not heard
         self.operator.heard = heard
 
+    @rule(seed=st.integers(0, 2**32 - 1))
+    def a_bad_hour(self, seed: int) -> None:
+        """Twelve faults in a row, some at once, some minutes apart."""
+        chance = random.Random(seed)
+        for _ in range(12):
+            rank, name = chance.randrange(4), f"node-{chance.randrange(NODES)}"
+            match chance.randrange(10):
+                case 0:
+                    self.a_rank_dies(rank)
+                case 1 | 2:
+                    self.a_pod_dies(rank, chance.choice([ExitCode.WORKER_DIED, 137]))
+                case 3:
+                    self.a_pod_is_drained(rank)
+                case 4:
+                    self.a_pod_is_deleted_by_force(rank)
+                case 5:
+                    self.a_node_dies(name)
+                case 6 | 7:
+                    self.all_nodes_return_and_are_free()
+                case 8 if self.cluster.training:
+                    self.ranks_hang(chance.random() < 0.5)
+                case _:
+                    self.the_operator_dies_in_its_next_calls(chance.randrange(6))
+            self.time_passes(chance.choice([0, 1, 2, 5, 15, 40]))
+
     def judge(self, seen: Observation, decision: Decision) -> None:
         """Every decision, at the moment at which it is taken."""
         assert decide(seen) == decision, "another look at the same gives the same"
@@ -189,7 +215,8 @@ class Walk(RuleBasedStateMachine):
                 assert limits.avoid_after
                 assert all(seen.history.node_failures[node] >= limits.avoid_after for node in nodes)
                 assert all(pods[name].node in nodes for name in names)
-                assert not (names and self.cluster.training and self.operator.heard), "moves what trains"
+                trains = self.cluster.training and self.cluster.iteration > self.cluster.resumed_from
+                assert not (names and trains and self.operator.heard), "moves what trains"
             case ReleaseNodes():
                 assert seen.waiting_since is not None
                 assert seen.now - seen.waiting_since >= AVOIDED_PATIENCE
