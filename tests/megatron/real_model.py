@@ -27,6 +27,10 @@ _SPLIT = {
     "--account-for-loss-in-pipeline-split",
     "--pipeline-model-parallel-layout",
     "--tp-comm-overlap",
+    "--recompute-granularity",
+    "--recompute-method",
+    "--recompute-num-layers",
+    "--recompute-modules",
 }
 _NEEDS_TRANSFORMER_ENGINE = {
     "--transformer-impl",
