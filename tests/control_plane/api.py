@@ -29,6 +29,7 @@ _PATHS = {
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
+    "Lease": "/apis/coordination.k8s.io/v1/{ns}/leases",
     "PersistentVolume": "/api/v1/persistentvolumes",
     "Stage": "/apis/kwok.x-k8s.io/v1alpha1/stages",
 }

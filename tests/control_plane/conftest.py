@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,22 @@ def fake_node(name: str, rack: str, cpu: str = "64", **labels: str) -> Object:
     }
 
 
+NODE_LEASES = "kube-node-lease"
+
+
 def node_away(api: Api, name: str) -> None:
     """Nobody plays the node's kubelet any more: it is found silent, and its pods stay as they are."""
     api.patch("Node", None, name, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
+    # KWOK leaves a lease alone that somebody else holds.
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    held = {"holderIdentity": "nobody", "leaseDurationSeconds": 3600, "renewTime": now}
+    api.patch("Lease", NODE_LEASES, name, {"spec": held})
 
 
 def node_back(api: Api, name: str) -> None:
     """The node as it was at first."""
     api.delete("Node", None, name)
+    api.delete("Lease", NODE_LEASES, name)
     eventually(lambda: api.find("Node", None, name) is None, f"{name} is gone")
     api.apply(_node(int(name.removeprefix("fake-"))))
 
@@ -225,6 +234,20 @@ def operator(operator_process: OperatorProcess, gateway: Gateway) -> OperatorPro
     gateway.reset()
     operator_process.ensure()
     return operator_process
+
+
+@pytest.fixture
+def lose(api: Api) -> Iterator[Callable[[str], None]]:
+    """Takes nodes away, and puts them back at the end."""
+    lost: list[str] = []
+
+    def away(name: str) -> None:
+        node_away(api, name)
+        lost.append(name)
+
+    yield away
+    for name in lost:
+        node_back(api, name)
 
 
 _numbers = itertools.count()

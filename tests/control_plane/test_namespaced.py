@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.api import Object
+from tests.control_plane.api import Object, eventually
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.operator_process import OperatorProcess, write_kubeconfig
 from tests.control_plane.world import World
@@ -33,6 +33,7 @@ def namespaced(
     yield process
     process.stop()
     world.api.delete("Namespace", None, RELEASE_NAMESPACE)
+    eventually(lambda: world.api.find("Namespace", None, RELEASE_NAMESPACE) is None, "its namespace is gone")
     world.operator.ensure()
 
 
@@ -44,3 +45,23 @@ def test_roles_in_one_namespace_are_enough(world: World, namespaced: OperatorPro
     world.edit("run", suspend=True)
     world.await_phase("run", "Suspended")
     assert "orbidden" not in namespaced.log()
+
+
+def test_a_dead_node_is_believed_by_what_kubernetes_wrote_on_the_pod(
+    world: World, namespaced: OperatorProcess, lose: Callable[[str], None]
+) -> None:
+    """Without the right to read nodes: the pod says that it was evicted, and its grace period is over."""
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    worker = world.api.get("Pod", world.namespace, "run-worker-0")
+    lose(worker["spec"]["nodeName"])
+
+    def replaced() -> bool:
+        pod = world.api.find("Pod", world.namespace, "run-worker-0")
+        return pod is not None and pod["metadata"]["uid"] != worker["metadata"]["uid"]
+
+    # 20 s until the node is silent, the pod's grace of 60 s, and 120 s more.
+    eventually(replaced, lambda: f"the worker is replaced: {world.brief('run')}", 260)
+    assert "orbidden" not in namespaced.log()
+    world.await_pods("run")
+    assert world.train("run", 51, generation=2, resumedFrom=50)["recovery"]["restartsByKind"]["node"] == 1

@@ -1,29 +1,12 @@
 """Nodes die under a run: KWOK stops playing their kubelet, all else is the real control plane's doing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
-
-from tests.control_plane.api import Api, eventually
-from tests.control_plane.conftest import node_away, node_back
+from tests.control_plane.api import eventually
 from tests.control_plane.world import World
 
 SILENCE = 60.0
 """Seconds in which the node controller finds a node silent (20 s here) and its pods are evicted."""
-
-
-@pytest.fixture
-def lose(api: Api) -> Iterator[Callable[[str], None]]:
-    """Takes nodes away, and puts them back at the end."""
-    lost: list[str] = []
-
-    def away(name: str) -> None:
-        node_away(api, name)
-        lost.append(name)
-
-    yield away
-    for name in lost:
-        node_back(api, name)
 
 
 def test_pods_of_a_dead_node_come_back_on_another(world: World, lose: Callable[[str], None]) -> None:

@@ -28,6 +28,7 @@ REASONS: Final = {
 
 def follow(draft: Draft, scene: Scene) -> None:
     """Bring the status up to what is seen."""
+    reached = draft.progress.iteration
     absorb(draft, scene)
     state = scene.state
     if state.phase is JobPhase.SUCCEEDED:
@@ -42,7 +43,7 @@ def follow(draft: Draft, scene: Scene) -> None:
         draft.tell(Condition.RUNNING, False, "Queued", waiting)
     else:
         draft.set(recovery=checkpoint_saved(draft.recovery, draft.checkpoint.iteration))
-        count_replacements(draft, scene)
+        count_replacements(draft, scene, reached)
         _show_pods(draft, scene)
 
 
@@ -59,8 +60,11 @@ def newcomers(recovery: RecoveryStatus, scene: Scene) -> list[dict[str, Any]]:
     return fresh
 
 
-def count_replacements(draft: Draft, scene: Scene) -> None:
-    """Count pods that took the place of others, once each."""
+def count_replacements(draft: Draft, scene: Scene, reached: int | None) -> None:
+    """Count pods that took the place of others, once each; `reached` is the iteration known before this look.
+
+    The pods may have come together again by now, so what they say is of the time after.
+    """
     recovery, staying, gang = draft.recovery, scene.staying, _gang(scene)
     if not staying:
         return
@@ -83,7 +87,7 @@ def count_replacements(draft: Draft, scene: Scene) -> None:
         replaced,
         draft.now,
         checkpoint=draft.checkpoint.iteration,
-        iteration=draft.progress.iteration,
+        iteration=reached,
     )
     draft.set(recovery=counted.model_copy(update={"pods_as_of": newest, "gang": gang}))
 

@@ -136,6 +136,18 @@ def test_survivors_that_do_not_know_yet_are_not_taken_for_a_recovery(run: Any) -
     assert draft.recovery.lost_iterations == 10
 
 
+def test_a_recovery_that_was_over_before_it_was_seen_is_told_whole(run: Any) -> None:
+    run.say(iteration=50, checkpointIteration=40)
+    look(run)
+    run.pass_time(60)
+    run.replace_worker()
+    run.pass_time(3)
+    run.say(iteration=41, generation=2, resumedFrom=40, checkpointIteration=40)
+    draft = look(run)
+    assert draft.phase == Phase.TRAINING
+    assert (draft.recovery.restarts, draft.recovery.lost_iterations) == (1, 10)
+
+
 def test_warnings_are_kept_while_they_are_told_and_their_figures_are_no_news(run: Any) -> None:
     low = {"reason": "CheckpointVolumeLow", "message": "12.5 GiB are left"}
     run.say(iteration=50, warnings=[low])
