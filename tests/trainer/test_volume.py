@@ -42,7 +42,9 @@ def test_a_full_volume_is_told_before_and_costs_no_checkpoint(
         lambda: [w for w in pod.progress(0)["warnings"] if w["reason"] == "CheckpointVolumeLow"] or None,
     )
     pod.await_iteration(SAVE_INTERVAL + 1, generation=2)
-    assert "No space left on device" in pod.incidents()[0]["cause"]
+    cause = pod.incidents()[0]["cause"]
+    assert "a checkpoint could not be written" in cause
+    assert f"free on the volume of {small_volume}" in cause
     assert pod.incidents()[0]["resumedFrom"] == SAVE_INTERVAL
     filler.unlink()
     assert pod.wait() == [0], pod.log()[-3000:]

@@ -91,7 +91,12 @@ class Book:
         return None if self._ledger.last is None else int(self._ledger.last["iteration"])
 
     def begin(
-        self, generation: int, report: Report | None, resumed_from: int | None, told: dict[str, Any]
+        self,
+        generation: int,
+        report: Report | None,
+        resumed_from: int | None,
+        told: dict[str, Any],
+        met_at: float,
     ) -> None:
         """A generation begins, because of `report`. All ranks are stopped, all pods have met.
 
@@ -110,7 +115,7 @@ class Book:
                     iteration=None if last is None else last["iteration"],
                     last_step_at=None if last is None or idle else last["time"],
                     resumed_from=resumed_from,
-                    met_at=time.time(),
+                    met_at=met_at,
                 )
             )
             del incidents[:-INCIDENTS_KEPT]

@@ -58,10 +58,10 @@ class Keeper:
         `told`: the last iteration as the gang's store has it. Raises Ended where nothing is left to do or to
         load, and where the loss policy ends the run.
         """
-        book = self._book
+        book, met_at = self._book, time.time()
         assert book is not None
         start, skip = self._course(state, book)
-        book.begin(state.generation, state.report, start, told)
+        book.begin(state.generation, state.report, start, told, met_at)
         self._status.set_quietly(**book.public())
         return Plan(
             iteration=start,

@@ -18,6 +18,7 @@ from megatron.training import get_args, get_tokenizer, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
+from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_trainer import contract, gpt, preflight, stacks, writers
 from megatron_trainer.contract import ENV_PLATFORM, PROGRESS_FILE, ExitCode
@@ -34,6 +35,7 @@ from megatron_trainer.report import (
     SKIP_ENV,
     Reporter,
 )
+from megatron_trainer.volume import free_bytes, readable
 
 # Exit code of Megatron's rerun state machine (megatron.core.rerun_state_machine).
 FAILED_ON_RESULT_VALIDATION = 17
@@ -149,12 +151,28 @@ def _classify(error: BaseException) -> RankFailed:
         return RankFailed(ExitCode.PEER_LOST, str(error))
     if isinstance(error, BadLoss):
         return RankFailed(ExitCode.LOSS_NOT_FINITE, str(error))
+    if isinstance(error, CheckpointException):
+        return _not_saved(error)
     text = _where(error)
     if any(f"found {what} in local" in text for what in ("NaN", "Inf")):
         return RankFailed(ExitCode.LOSS_NOT_FINITE, text)
     if any(sign in text for sign in _PEER_LOST):
         return RankFailed(ExitCode.PEER_LOST, text)
     return RankFailed(ExitCode.WORKER_DIED, f"{type(error).__name__}: {text}")
+
+
+def _not_saved(error: CheckpointException) -> RankFailed:
+    """A failed save: its writers' words without the tracebacks, and the room on the volume, the usual reason.
+
+    The rank that coordinates knows why; the others only hear that it failed.
+    """
+    if not error.failures:
+        return RankFailed(ExitCode.PEER_LOST, "a checkpoint could not be written, another rank knows why")
+    words = _where(error).rpartition("RuntimeError: ")[2]
+    room = ""
+    with contextlib.suppress(OSError):
+        room = f"; {readable(free_bytes(get_args().save))} free on the volume of {get_args().save}"
+    return RankFailed(ExitCode.WORKER_DIED, f"a checkpoint could not be written ({words[:300]}){room}")
 
 
 def _run(argv: Sequence[str], reporter: Reporter) -> None:
