@@ -13,17 +13,18 @@ from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_tra
 VOLUME_BYTES = 9 << 20
 
 
+def mount(options: str, path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", options, "small", str(path)]
+    mounted = subprocess.run(command, capture_output=True, check=False, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.strip()}")
+
+
 @pytest.fixture
 def small_volume(pod: Gang) -> Iterator[Path]:
     """The checkpoint directory on a volume of a few MiB."""
     pod.save.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "small", str(pod.save)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
+    mount(f"size={VOLUME_BYTES}", pod.save)
     yield pod.save
     pod.stop()
     subprocess.run(["umount", "--lazy", str(pod.save)], check=True)
@@ -50,3 +51,21 @@ def test_a_full_volume_is_told_before_and_costs_no_checkpoint(
     assert pod.wait() == [0], pod.log()[-3000:]
     assert_same_training(pod, undisturbed)
     assert f"iter_{TRAIN_ITERS:07d}" in {path.name for path in small_volume.iterdir()}
+
+
+def test_a_directory_that_cannot_be_written_is_refused_but_tried_elsewhere_once_the_run_has_written_it(
+    small_volume: Path, pod: Gang
+) -> None:
+    mount(f"remount,ro,size={VOLUME_BYTES}", small_volume)
+    pod.start()
+    assert pod.wait() == [64], pod.log()[-3000:]
+    assert pod.termination(0)["message"] == (
+        f"--save {small_volume} cannot be written: Read-only file system; mount the volume writable for user "
+        f"{os.getuid()}"
+    )
+    mount(f"remount,rw,size={VOLUME_BYTES}", small_volume)
+    (small_volume / "owner.json").write_text('{"incarnation": "older"}')
+    mount(f"remount,ro,size={VOLUME_BYTES}", small_volume)
+    pod.start()
+    assert pod.wait() == [138], pod.log()[-3000:]
+    assert "this run has written it before" in pod.termination(0)["message"]
