@@ -107,10 +107,25 @@ def fake_node(name: str, rack: str, cpu: str = "64", **labels: str) -> Object:
 
 
 NODE_LEASES = "kube-node-lease"
+ON_A_DEAD_NODE = "on-a-dead-node"
+"""Annotation of pods that KWOK, which ends pods of any node, must not end."""
+
+
+def end_pods(api: Api, *, of_dead_nodes: bool) -> None:
+    """Whether KWOK ends pods that are marked as being on a dead node too."""
+    selector = [{"key": ".metadata.deletionTimestamp", "operator": "Exists"}]
+    if not of_dead_nodes:
+        marked = f'.metadata.annotations["{ON_A_DEAD_NODE}"]'
+        selector.append({"key": marked, "operator": "DoesNotExist"})
+    api.patch("Stage", None, "pod-delete", {"spec": {"selector": {"matchExpressions": selector}}})
 
 
 def node_away(api: Api, name: str) -> None:
     """Nobody plays the node's kubelet any more: it is found silent, and its pods stay as they are."""
+    for pod in api.list("Pod", fieldSelector=f"spec.nodeName={name}"):
+        metadata = pod["metadata"]
+        mark = {"metadata": {"annotations": {ON_A_DEAD_NODE: "true"}}}
+        api.patch("Pod", metadata["namespace"], metadata["name"], mark)
     api.patch("Node", None, name, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
     # KWOK leaves a lease alone that somebody else holds.
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -245,7 +260,9 @@ def lose(api: Api) -> Iterator[Callable[[str], None]]:
         node_away(api, name)
         lost.append(name)
 
+    end_pods(api, of_dead_nodes=False)
     yield away
+    end_pods(api, of_dead_nodes=True)
     for name in lost:
         node_back(api, name)
 
