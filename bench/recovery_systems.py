@@ -181,6 +181,14 @@ class _Torchrun(System):
         ]
         return made
 
+    def end_pods(self) -> None:
+        """Delete the pods and wait until no container of theirs is left.
+
+        Not by force: then the objects go at once, and containers that train on write into the folder of the
+        next start.
+        """
+        self.cluster.kubectl("delete", "pod", "-l", f"app={self.name}", "--grace-period=1", "--timeout=180s")
+
     def apply_script(self) -> None:
         self.cluster.apply(
             {
@@ -217,7 +225,7 @@ class PlainPyTorchJob(_Torchrun):
 
     def stop(self) -> None:
         self.cluster.kubectl("delete", "pytorchjob", self.name, "--ignore-not-found", "--timeout=120s")
-        self.cluster.kubectl("delete", "pod", "-l", f"app={self.name}", "--force", "--grace-period=0")
+        self.end_pods()
 
     def failed(self) -> str | None:
         job = self.cluster.get("pytorchjob", self.name) or {}
@@ -270,6 +278,6 @@ class Torchrun(_Torchrun):
             )
 
     def stop(self) -> None:
-        self.cluster.kubectl("delete", "pod", "-l", f"app={self.name}", "--force", "--grace-period=0")
+        self.end_pods()
         for node in range(NODES):
             self.cluster.kubectl("delete", "service", self.pod_name(node), "--ignore-not-found")
