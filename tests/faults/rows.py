@@ -98,7 +98,8 @@ def _damaged(what: str, which: Callable[..., object], resumes: Literal["newest",
             told("rank"),
             SIGKILL,
             resumes=resumes,
-            extended=how in ("empty", "missing") and what != "tracker",
+            # A shard that is torn at its full length is found by loading it: that takes a restart more.
+            extended=(how in ("empty", "missing") and what != "tracker") or (how, what) == ("torn", "shard"),
         )
         for how, way in ways
     )
@@ -113,6 +114,7 @@ CHECKPOINTS = (
         "the checkpoint folder is read-only",
         do.make_read_only,
         told("rank", "store", "pod", "gang"),
+        extended=True,
     ),
     Row(
         "the checkpoint volume is full",
