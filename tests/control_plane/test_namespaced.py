@@ -61,7 +61,7 @@ def test_a_dead_node_is_believed_by_what_kubernetes_wrote_on_the_pod(
         return pod is not None and pod["metadata"]["uid"] != worker["metadata"]["uid"]
 
     # 20 s until the node is silent, the pod's grace of 60 s, and 120 s more.
-    eventually(replaced, lambda: f"the worker is replaced: {world.brief('run')}", 260)
+    eventually(replaced, lambda: f"the worker is replaced: {world.brief('run')}", 320)
     assert "orbidden" not in namespaced.log()
     world.await_pods("run")
     assert world.train("run", 51, generation=2, resumedFrom=50)["recovery"]["restartsByKind"]["node"] == 1
