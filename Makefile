@@ -13,7 +13,7 @@ demo: setup ## Start a cluster, train a tiny GPT on it, kill a pod, watch it com
 	@$(PY) -m demo
 
 .PHONY: test
-test: setup-trainer ## All tests: lint, unit, Megatron's own checks, control plane, end to end
+test: setup-trainer ## All tests: lint, unit, Megatron's own checks, real ranks, control plane, faults
 	@scripts/test.sh
 
 .PHONY: setup
