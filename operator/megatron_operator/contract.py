@@ -34,6 +34,10 @@ ENV_LOSS_SPIKE_WINDOW: Final = "MEGATRON_LOSS_SPIKE_WINDOW"
 ENV_LOSS_ON_REPEAT: Final = "MEGATRON_LOSS_ON_REPEAT"
 
 
+REASON_COMPLETED: Final = "Completed"
+"""What the termination log says when the last iteration is done and its checkpoint verified."""
+
+
 class ExitCode(IntEnum):
     """How a trainer pod ends. Below 128 nothing is gained by another start; from 128 on it is worth one."""
 

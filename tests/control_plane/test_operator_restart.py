@@ -113,7 +113,7 @@ def test_an_unchanged_recipe_costs_no_write_at_a_restart(world: World) -> None:
     world.apply("done")
     world.await_pods("done")
     for pod in ("done-worker-0", "done-master-0"):
-        world.end(pod, 0, reason="Completed")
+        world.end(pod, 0, '{"reason": "Completed", "iteration": 200}', "Completed")
     world.await_phase("done", "Succeeded")
     world.operator.stop()
     world.gateway.reset()

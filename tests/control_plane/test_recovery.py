@@ -47,6 +47,31 @@ def test_out_of_memory_is_told_as_such(world: World) -> None:
     )
 
 
+def test_a_worker_that_ends_with_exit_code_0_too_early_is_replaced(world: World) -> None:
+    """The training-operator takes it for done."""
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    before = uids(world)
+    world.end("run-worker-0", 0)
+    eventually(lambda: len(uids(world)) == 2 and uids(world) - before, "the worker is replaced")
+    status = world.train("run", 61, checkpoint=50, generation=2, resumedFrom=50)
+    assert status["recovery"]["lastCause"] == "worker-0: ended with exit code 0 before the last iteration"
+    assert status["recovery"]["restartsSinceCheckpoint"] == 1
+
+
+def test_a_master_that_ends_with_exit_code_0_too_early_is_no_success(world: World) -> None:
+    """The training-operator takes the whole job for done; the job is made anew."""
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    before = uids(world)
+    world.end("run-master-0", 0)
+    eventually(lambda: len(uids(world)) == 2 and not before & uids(world), "both pods are new")
+    status = world.train("run", 61, checkpoint=50, generation=2, resumedFrom=50)
+    assert status["recovery"]["lastCause"] == "master-0: ended with exit code 0 before the last iteration"
+    assert status["recovery"]["restartsSinceCheckpoint"] == 1
+    assert world.condition("run", "Succeeded") == {}
+
+
 def test_a_gang_that_hangs_is_started_anew_as_a_whole(world: World) -> None:
     world.apply("run", recovery={"hangTimeout": "5s"})
     world.train("run", 60, checkpoint=50)

@@ -32,8 +32,6 @@ class Row:
     """Wants a run of its own, with all its iterations before it."""
     disk: bool = False
     """Wants a run of its own whose checkpoints go to a disk that can be filled up."""
-    open: str = ""
-    """Why it is not survived yet. Such a row must fail; the day it does not, its test says so."""
     extended: bool = False
     """Only in `make faults`: it takes longer than a minute."""
 
@@ -75,7 +73,7 @@ PODS = (
         do.exit_launcher_with_success(1),
         told("pod", "gang"),
         r"{pod}",
-        open="the training-operator takes the pod for done, and nobody replaces it",
+        names=("pod",),
         extended=True,
     ),
     Row(
@@ -83,7 +81,6 @@ PODS = (
         do.exit_launcher_with_success(0),
         told("pod", "gang"),
         r"{pod}",
-        open="the training-operator takes the whole job for done",
         extended=True,
     ),
 )

@@ -31,7 +31,9 @@ def follow(draft: Draft, scene: Scene) -> None:
     reached = draft.progress.iteration
     absorb(draft, scene)
     state = scene.state
-    if state.phase is JobPhase.SUCCEEDED:
+    if scene.left_early() is not None:
+        draft.tell(Condition.RUNNING, False, "LeftEarly", scene.left_early() or "")
+    elif state.phase is JobPhase.SUCCEEDED:
         _succeed(draft, scene)
     elif state.phase is JobPhase.FAILED:
         draft.fail("JobFailed", _culprit(scene) or state.message or "the training job failed")
@@ -190,7 +192,7 @@ def _culprit(scene: Scene) -> str | None:
     """Why the job failed: the pod whose exit code is one that is not tried again."""
     ends = [end for pod in scene.pods if (end := pod_end(pod, scene.name)) is not None]
     ends += scene.ends.values()
-    final = [end for end in ends if end.exit_code is not None and end.exit_code < 128]
+    final = [end for end in ends if end.exit_code is not None and 0 < end.exit_code < 128]
     return _first_cause([*final, *ends])
 
 

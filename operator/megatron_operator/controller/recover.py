@@ -37,7 +37,7 @@ from megatron_operator.recovery import (
     pod_end,
     resized,
 )
-from megatron_operator.recovery.cause import short_name
+from megatron_operator.recovery.cause import left_early, short_name
 from megatron_operator.recovery.history import unrecovered
 
 
@@ -80,6 +80,7 @@ def observation(draft: Draft, scene: Scene, limits: Limits, rooms: Rooms) -> Obs
         ),
         limits=limits,
         ended=scene.state.phase is not JobPhase.ACTIVE,
+        left_early=scene.left_early(),
         waiting_since=seconds(recovery.waiting_since),
         capacity=rooms.capacity,
         releasable=rooms.releasable,
@@ -98,6 +99,9 @@ def unfinished(draft: Draft, scene: Scene) -> Step | None:
             return Step(again=SOON, delete_pods=old)
     if scene.state.phase is not JobPhase.ACTIVE:
         return None
+    if early := [pod for pod in scene.staying if left_early(pod)]:
+        # The training-operator takes them for done and would never replace them.
+        return Step(again=SOON, delete_pods=early)
     wanted = frozenset(recovery.nodes_avoided)
     if avoided(scene.job) != wanted:
         return Step(again=SOON, keep_off=(scene.job, wanted))
@@ -118,7 +122,11 @@ def carry_out(draft: Draft, scene: Scene, decision: Decision) -> Step:
             return Step(delete_job=scene.job)
         case RestartGang(cause):
             _restart_gang(draft, scene, cause)
-            return Step(again=SOON, delete_pods=scene.staying)
+            if scene.state.phase is JobPhase.ACTIVE:
+                return Step(again=SOON, delete_pods=scene.staying)
+            # The training-operator makes no pod for a job that has ended.
+            draft.set_recovery(outgoing_job=scene.job["metadata"]["uid"])
+            return Step(again=SOON, delete_job=scene.job)
         case ForceDelete(names, cause):
             return _force_delete(draft, scene, names, cause)
         case Avoid(nodes, _, cause):

@@ -8,7 +8,8 @@ from megatron_operator.api.times import seconds
 from megatron_operator.controller.nodes import Node, node_of, overdue, unreachable_since
 from megatron_operator.controller.progress import Reading, Target
 from megatron_operator.manifests import pytorchjob
-from megatron_operator.recovery import ForceDelete, PodEnd, PodPhase, PodView, abandoned
+from megatron_operator.recovery import ForceDelete, PodEnd, PodPhase, PodView, abandoned, pod_end
+from megatron_operator.recovery.cause import left_early
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,18 @@ class Scene:
         """Whether some pods have ended well and the others still run."""
         phases = {view.phase for view in self.views()}
         done = PodPhase.SUCCEEDED in phases and phases <= {PodPhase.SUCCEEDED, PodPhase.RUNNING}
-        return done and len(self.pods) == self.size
+        return done and len(self.pods) == self.size and not any(map(left_early, self.pods))
+
+    def left_early(self) -> str | None:
+        """Why a job that calls itself Succeeded is not done: how its Master left; None where it is done.
+
+        A Master that is gone cannot be asked; then the job's word counts.
+        """
+        master = next((pod for pod in self.pods if pytorchjob.node_rank(pod) == 0), None)
+        if self.state.phase is not pytorchjob.JobPhase.SUCCEEDED or master is None or not left_early(master):
+            return None
+        end = pod_end(master, self.name)
+        return None if end is None else end.cause
 
     def together(self) -> float:
         """When the youngest of the running pods began."""

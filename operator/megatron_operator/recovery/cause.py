@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from megatron_operator.api.times import seconds
-from megatron_operator.contract import CONTAINER_NAME, ExitCode
+from megatron_operator.contract import CONTAINER_NAME, REASON_COMPLETED, ExitCode
 
 LONGEST: Final = 400
 DELETED: Final = "Deleted"
@@ -63,6 +63,8 @@ def _end(pod: dict[str, Any], name: str, container: str) -> PodEnd | None:
     ended = _terminated(pod, container)
     if ended and ended.get("exitCode") != 0:
         return _container_end(name, ended)
+    if container == CONTAINER_NAME and left_early(pod):
+        return PodEnd(f"{name}: ended with exit code 0 before the last iteration", 0)
     if target := _disruption_target(pod):
         said = target.get("message") or target.get("reason")
         return PodEnd(f"{name}: {said}"[:LONGEST])
@@ -127,6 +129,16 @@ def _container_end(name: str, ended: dict[str, Any]) -> PodEnd:
         )
     last_line = text.splitlines()[-1] if text else str(ended.get("reason") or "ended")
     return PodEnd(f"{name}: {last_line} (exit code {code})"[:LONGEST], code)
+
+
+def left_early(pod: dict[str, Any]) -> bool:
+    """Whether the trainer ended with exit code 0 and left no word that the run is done.
+
+    Kubernetes takes such a pod for one that succeeded, and the training-operator, if it is the Master, the
+    whole job.
+    """
+    ended = _terminated(pod, CONTAINER_NAME) or {}
+    return ended.get("exitCode") == 0 and last_words(pod).get("reason") != REASON_COMPLETED
 
 
 def last_words(pod: dict[str, Any], container: str = CONTAINER_NAME) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class RestartGang:
-    """Delete all pods of the gang; the job makes them anew and they go on from the checkpoint."""
+    """Delete all pods of the gang, or the job that has ended without need; made anew, they go on from the
+    checkpoint."""
 
     cause: str
 
@@ -92,6 +93,8 @@ def decide(observation: Observation) -> Decision:
     else can end.
     """
     history, limits = observation.history, observation.limits
+    if observation.ended and observation.left_early is not None:
+        return _restart(observation, observation.left_early)
     if observation.ended:
         return Wait("the job has ended")
     if any(pod.deleting for pod in observation.pods):
@@ -112,6 +115,12 @@ def decide(observation: Observation) -> Decision:
     cause = stall(observation, together)
     if cause is None:
         return _grow(observation, together) or Wait("training goes on")
+    return _restart(observation, cause)
+
+
+def _restart(observation: Observation, cause: str) -> Decision:
+    """Start the gang anew, unless the budget is spent or the last restart was just now."""
+    history, limits = observation.history, observation.limits
     if history.restarts_since_checkpoint >= limits.max_restarts:
         return Fail(_spent(observation, cause))
     pause = backoff(history.run_id, history.restarts_since_checkpoint)

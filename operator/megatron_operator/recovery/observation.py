@@ -144,6 +144,8 @@ class Observation:
     limits: Limits
     ended: bool = False
     """The job has succeeded or failed by its own word."""
+    left_early: str | None = None
+    """Why that word is not true: its Master ended with exit code 0 before the last iteration."""
     waiting_since: float | None = None
     """Since when pods of the gang cannot be placed, or not even made."""
     capacity: Capacity | None = None

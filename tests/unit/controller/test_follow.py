@@ -265,13 +265,31 @@ def test_a_run_that_succeeded_did_its_last_iteration_even_if_its_pods_last_told_
     run.say(iteration=199)
     look(run)
     run.job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
-    late = {"terminated": {"exitCode": 0, "message": '{"iteration": 199, "checkpointIteration": 200}'}}
+    words = '{"reason": "Completed", "iteration": 199, "checkpointIteration": 200}'
+    late = {"terminated": {"exitCode": 0, "message": words}}
     for pod in run.pods:
         pod["status"] |= {"phase": "Succeeded", "containerStatuses": [{"name": "pytorch", "state": late}]}
     draft = look(run)
     assert draft.phase == Phase.SUCCEEDED
     assert (draft.progress.iteration, draft.progress.display) == (200, "200/200")
     assert draft.checkpoint.iteration == 200
+
+
+def test_a_job_whose_master_left_early_is_not_taken_for_done(run: Any) -> None:
+    run.say(iteration=120)
+    look(run)
+    run.job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
+    left = {"terminated": {"exitCode": 0}}
+    run.pods[0]["status"] |= {
+        "phase": "Succeeded",
+        "containerStatuses": [{"name": "pytorch", "state": left}],
+    }
+    draft = look(run)
+    assert draft.phase != Phase.SUCCEEDED
+    assert draft.condition(Condition.SUCCEEDED) is None
+    running = draft.condition(Condition.RUNNING)
+    assert running is not None
+    assert running.message == "master-0: ended with exit code 0 before the last iteration"
 
 
 def test_a_failed_job_names_the_pod_that_began_it(run: Any) -> None:

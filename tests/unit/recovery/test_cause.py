@@ -70,9 +70,20 @@ def test_the_trainer_names_its_rank_and_checkpoint() -> None:
     assert (end.rank, end.checkpoint_iteration) == (7, 50)
 
 
-@pytest.mark.parametrize("body", [pod({"exitCode": 0}, phase="Succeeded"), pod(phase="Running")])
+DONE = '{"reason": "Completed", "iteration": 200}'
+
+
+@pytest.mark.parametrize(
+    "body", [pod({"exitCode": 0, "message": DONE}, phase="Succeeded"), pod(phase="Running")]
+)
 def test_a_pod_that_lives_or_ended_well_has_no_cause(body: dict[str, Any]) -> None:
     assert pod_end(body, "run") is None
+
+
+@pytest.mark.parametrize("message", ["", "killed", '{"reason": "Terminated"}'])
+def test_exit_code_0_alone_does_not_mean_that_a_trainer_is_done(message: str) -> None:
+    end = end_of(pod({"exitCode": 0, "message": message}, phase="Succeeded"))
+    assert (end.cause, end.exit_code) == ("worker-3: ended with exit code 0 before the last iteration", 0)
 
 
 def test_a_pod_that_only_lost_its_peers_is_not_guilty() -> None:

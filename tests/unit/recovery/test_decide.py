@@ -341,3 +341,17 @@ def test_limits_are_those_of_the_recipe() -> None:
     )
     assert Limits.of(spec) == Limits(4, 600.0, 90.0, False, 3, Elastic(8, 600.0, 300.0))
     assert Limits.of(RecoverySpec()).avoid_after == 2
+
+
+LEFT = "master-0: ended with exit code 0 before the last iteration"
+
+
+def test_a_job_that_ended_without_being_done_is_begun_anew() -> None:
+    assert decide(replace(HEALTHY, ended=True, left_early=LEFT)) == RestartGang(LEFT)
+
+
+def test_a_job_that_ends_again_and_again_without_being_done_fails() -> None:
+    spent = replace(HISTORY, restarts_since_checkpoint=3)
+    decision = decide(replace(HEALTHY, ended=True, left_early=LEFT, history=spent))
+    assert isinstance(decision, Fail)
+    assert LEFT in decision.cause

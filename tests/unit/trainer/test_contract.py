@@ -31,6 +31,10 @@ def test_exit_codes_are_the_same() -> None:
     assert {code.name: int(code) for code in ExitCode} == {code.name: int(code) for code in theirs}
 
 
+def test_the_word_that_a_run_is_done_is_the_same() -> None:
+    assert REASONS[ExitCode.OK] == megatron_operator.contract.REASON_COMPLETED
+
+
 def test_every_exit_code_has_a_reason_of_its_own() -> None:
     assert set(REASONS) == set(ExitCode)
     assert len(set(REASONS.values())) == len(REASONS)
