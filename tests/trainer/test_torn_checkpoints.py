@@ -75,3 +75,18 @@ def test_a_run_resumes_with_equal_losses_when(damage: str, pod: Gang, undisturbe
     assert_same_training(pod, undisturbed)
     done_again = [iteration for iteration, losses in pod.losses().items() if len(losses) > 1]
     assert done_again == list(range(start + 1, TRAIN_ITERS + 1))
+
+
+def test_a_shard_that_is_garbled_at_its_full_length_is_found_by_loading_it(
+    pod: Gang, undisturbed: Gang
+) -> None:
+    copied(undisturbed, pod.save)
+    hurt = a_shard(pod.save)
+    content = hurt.read_bytes()
+    hurt.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    pod.start()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert f"checkpoint of iteration {SECOND} cannot be loaded" in pod.log()
+    assert f"starting from iteration {SAVE_INTERVAL}" in pod.log()
+    assert_same_training(pod, undisturbed)
+    assert [path.name for path in pod.save.glob(f"{DIRECTORY}.*")], "it is set aside, not deleted"

@@ -42,4 +42,11 @@ def report_of(ending: Ending, said: Said, node_rank: int) -> Report:
         return Report(Kind.POD, ending.message)
     words = said.get(-1 if ending.rank is None else ending.rank, {})
     kind = Kind.LOSS if ending.code == ExitCode.LOSS_NOT_FINITE else Kind.RANK
-    return Report(kind, ending.message, node_rank, ending.rank, words.get("iteration"))
+    return Report(
+        kind,
+        ending.message,
+        node_rank,
+        ending.rank,
+        failed_iteration=words.get("iteration"),
+        unreadable=words.get("unreadable"),
+    )

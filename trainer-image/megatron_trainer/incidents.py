@@ -30,7 +30,8 @@ class Report:
     """Why a launcher asks for a new generation.
 
     `node_rank` and `rank` name what failed, None where the reporter cannot tell. `failed_iteration` is set
-    where the failure came out of that iteration's step itself, so that it may come again there.
+    where the failure came out of that iteration's step itself, so that it may come again there; `unreadable`
+    is the iteration of a checkpoint that could not be loaded.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Report:
     node_rank: int | None = None
     rank: int | None = None
     failed_iteration: int | None = None
+    unreadable: int | None = None
     detected_at: float = field(default_factory=time.time)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def merge(first: Report | None, second: Report) -> Report:
         node_rank=telling.node_rank if telling.node_rank is not None else named.node_rank,
         rank=telling.rank if telling.rank is not None else named.rank,
         failed_iteration=telling.failed_iteration or named.failed_iteration,
+        unreadable=telling.unreadable or named.unreadable,
         detected_at=min(first.detected_at, second.detected_at),
     )
 

@@ -17,6 +17,7 @@ import torch
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import checkpointing, get_args, training
+from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_trainer import gpt
 from megatron_trainer.contract import PROGRESS_FILE
@@ -34,6 +35,19 @@ class BadLoss(Exception):
 
 class LoadedAnother(Exception):
     """Megatron loaded another iteration than the one that the gang agreed on."""
+
+
+class Unreadable(Exception):
+    """The checkpoint of `iteration` cannot be loaded; the cause says why."""
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__(f"checkpoint of iteration {iteration} cannot be loaded")
+        self.iteration = iteration
+
+
+# While loading: flags that do not fit the checkpoint, a volume that does not answer, too little memory. None
+# of these is the checkpoint's fault.
+_NOT_ITS_FAULT = (AssertionError, OSError, MemoryError, torch.OutOfMemoryError)
 
 
 class Observer:
@@ -84,7 +98,15 @@ class Observer:
     def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._before_load()
         self._reporter.send("phase", phase="loading")
-        iteration, flops = inner(*args, **kwargs)
+        try:
+            iteration, flops = inner(*args, **kwargs)
+        except _NOT_ITS_FAULT:
+            raise
+        except (Exception, CheckpointException) as error:
+            # torch's CheckpointException is no Exception.
+            if self._resume_from is None:
+                raise
+            raise Unreadable(self._resume_from) from error
         self.iteration = iteration
         if self._resume_from is not None and iteration != self._resume_from:
             raise LoadedAnother(

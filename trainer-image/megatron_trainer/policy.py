@@ -1,4 +1,5 @@
-"""What to do about a failure that may come again at the same iteration: a bad loss, a crash within a step.
+"""What to do about a failure that may come again: a bad loss, a crash within a step, a checkpoint that cannot
+be loaded.
 
 First the newest checkpoint once more, since most failures are the machine's. Then an older one, since the
 damage may lie in the newest. Then, as asked, leave the iterations out or end the run. The memory of it lies
@@ -17,6 +18,8 @@ from megatron_trainer.termination import Ending
 # Failures in one episode, and iterations left out in one, after which the run ends.
 MAX_TRIES = 6
 MAX_SKIPPED = 10
+# Checkpoints in a row that are set aside because they cannot be loaded: more are hardly their own fault.
+MAX_UNREADABLE = 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ def next_course(
     episode = memory.get("episode")
     if episode and (newest or 0) >= episode["last"]:
         memory["episode"] = episode = None
+    if report is not None and report.unreadable is not None:
+        return _unreadable(memory, report.unreadable, report.cause, checkpoints)
+    if newest is not None and newest > max(map(int, memory.get("unreadable", {})), default=newest):
+        del memory["unreadable"]
     if report is None or report.failed_iteration is None:
         return _go(memory, newest)
     episode = memory["episode"] = _continued(episode, report, newest)
@@ -55,6 +62,21 @@ def next_course(
         episode["starts"].append(older)
         return _go(memory, older, checkpoints, "an older checkpoint")
     return _last_resort(memory, report, checkpoints, train_iters, on_repeat)
+
+
+def _unreadable(memory: dict[str, Any], iteration: int, cause: str, checkpoints: Sequence[int]) -> Course:
+    """The same checkpoint once more, then the one before it; never the beginning, never all of them."""
+    times = memory.setdefault("unreadable", {})
+    times[str(iteration)] = times.get(str(iteration), 0) + 1
+    if times[str(iteration)] == 1:
+        return _go(memory, checkpoints[0] if checkpoints else None, why="the newest checkpoint once more")
+    older = next((each for each in checkpoints if each < iteration), None)
+    if older is None:
+        return _end(f"{cause}; there is no older one", ExitCode.NO_CHECKPOINT)
+    if len(times) > MAX_UNREADABLE:
+        tried = ", ".join(sorted(times, key=int))
+        return _end(f"{cause}; none of the checkpoints {tried} can be", ExitCode.NO_CHECKPOINT)
+    return _go(memory, older, checkpoints, f"checkpoint {iteration} cannot be loaded: an older one")
 
 
 def _continued(episode: dict[str, Any] | None, report: Report, newest: int | None) -> dict[str, Any]:
@@ -103,8 +125,8 @@ def _last_resort(
     return _go(memory, before, checkpoints, f"{what} left out")
 
 
-def _end(message: str) -> Course:
-    return Course(None, verdict=Ending(ExitCode.LOSS_NOT_FINITE, message))
+def _end(message: str, code: ExitCode = ExitCode.LOSS_NOT_FINITE) -> Course:
+    return Course(None, verdict=Ending(code, message))
 
 
 def _go(memory: dict[str, Any], start: int | None, checkpoints: Sequence[int] = (), why: str = "") -> Course:

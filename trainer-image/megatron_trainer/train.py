@@ -24,7 +24,7 @@ from megatron_trainer import contract, gpt, preflight, stacks, writers
 from megatron_trainer.contract import ENV_PLATFORM, PROGRESS_FILE, ExitCode
 from megatron_trainer.flags import resume
 from megatron_trainer.loss import SpikeWatch
-from megatron_trainer.observe import BadLoss, LoadedAnother, Observer
+from megatron_trainer.observe import BadLoss, LoadedAnother, Observer, Unreadable
 from megatron_trainer.ownership import NotOwner
 from megatron_trainer.preflight import PeerFailed, PreflightFailed
 from megatron_trainer.report import (
@@ -64,6 +64,7 @@ class RankFailed(Exception):
         self.code = code
         self.iteration: int | None = None
         self.preflight = False
+        self.unreadable: int | None = None
 
 
 def _refuse(_parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -151,6 +152,8 @@ def _classify(error: BaseException) -> RankFailed:
         return RankFailed(ExitCode.PEER_LOST, str(error))
     if isinstance(error, BadLoss):
         return RankFailed(ExitCode.LOSS_NOT_FINITE, str(error))
+    if isinstance(error, Unreadable):
+        return _not_loaded(error)
     if isinstance(error, CheckpointException):
         return _not_saved(error)
     text = _where(error)
@@ -159,6 +162,23 @@ def _classify(error: BaseException) -> RankFailed:
     if any(sign in text for sign in _PEER_LOST):
         return RankFailed(ExitCode.PEER_LOST, text)
     return RankFailed(ExitCode.WORKER_DIED, f"{type(error).__name__}: {text}")
+
+
+def _not_loaded(error: Unreadable) -> RankFailed:
+    """A checkpoint that cannot be loaded, by the rank that met its damage; the others only lose a peer."""
+    cause = error.__cause__
+    assert cause is not None
+    if isinstance(cause, CheckpointException):
+        if not cause.failures:
+            return RankFailed(ExitCode.PEER_LOST, f"{error}, another rank knows why")
+        cause = next(iter(cause.failures.values()))[0]
+    text = _where(cause)
+    if any(sign in text for sign in _PEER_LOST):
+        return RankFailed(ExitCode.PEER_LOST, text)
+    failure = RankFailed(ExitCode.WORKER_DIED, f"{error}: {type(cause).__name__}: {text[:300]}")
+    if not isinstance(cause, OSError):
+        failure.unreadable = error.iteration
+    return failure
 
 
 def _not_saved(error: CheckpointException) -> RankFailed:
@@ -299,6 +319,7 @@ def run_rank(argv: Sequence[str]) -> int:
             message=str(failure)[:2000],
             iteration=failure.iteration,
             preflight=failure.preflight,
+            unreadable=failure.unreadable,
         )
         return int(failure.code)
     if torch.distributed.is_initialized():

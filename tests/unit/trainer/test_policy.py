@@ -93,3 +93,45 @@ def test_the_last_iteration_is_not_left_out_since_nothing_would_be_saved() -> No
     verdict = course(memory, spike(100), [96, 88], "skip").verdict
     assert verdict is not None
     assert "the last iteration cannot be left out" in verdict.message
+
+
+def unreadable(iteration: int) -> Report:
+    cause = f"rank 3: checkpoint of iteration {iteration} cannot be loaded: EOFError: Ran out of input"
+    return Report(Kind.RANK, cause, 1, 3, unreadable=iteration)
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_tried_once_more_and_then_set_aside() -> None:
+    memory: dict[str, Any] = {}
+    first = course(memory, unreadable(16), [16, 8])
+    assert (first.start, first.discard) == (16, ())
+    second = course(memory, unreadable(16), [16, 8])
+    assert (second.start, second.discard) == (8, (16,))
+
+
+def test_a_run_does_not_begin_from_nothing_because_its_only_checkpoint_cannot_be_loaded() -> None:
+    memory: dict[str, Any] = {}
+    course(memory, unreadable(8), [8])
+    verdict = course(memory, unreadable(8), [8]).verdict
+    assert verdict is not None
+    assert verdict.code == ExitCode.NO_CHECKPOINT
+    assert verdict.message.endswith("Ran out of input; there is no older one")
+
+
+def test_not_all_checkpoints_are_set_aside_because_none_can_be_loaded() -> None:
+    memory: dict[str, Any] = {}
+    kept = [32, 24, 16, 8]
+    for bad in (32, 24):
+        course(memory, unreadable(bad), kept)
+        kept = [each for each in kept if each not in course(memory, unreadable(bad), kept).discard]
+    course(memory, unreadable(16), kept)
+    verdict = course(memory, unreadable(16), kept).verdict
+    assert verdict is not None
+    assert verdict.message.endswith("none of the checkpoints 16, 24, 32 can be")
+    assert kept == [16, 8]
+
+
+def test_a_newer_checkpoint_clears_what_was_held_against_older_ones() -> None:
+    memory: dict[str, Any] = {}
+    course(memory, unreadable(16), [16, 8])
+    course(memory, None, [24, 16])
+    assert course(memory, unreadable(16), [16, 8]).start == 16
