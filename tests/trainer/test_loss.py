@@ -33,8 +33,10 @@ def test_a_spike_and_a_crash_that_come_again_end_the_run_with_67_and_the_cause(p
     )
     pod.start()
     assert pod.wait() == [67], pod.log()[-3000:]
-    kinds = [(each["kind"], each["iteration"]) for each in pod.incidents()]
-    assert kinds == [("loss", 7), ("rank", BAD - 1), ("rank", BAD - 1)]
+    incidents = [(each["kind"], each["iteration"]) for each in pod.incidents()]
+    # Whether the iteration of the spike counts as done depends on which rank ends first.
+    assert incidents[0] in (("loss", 6), ("loss", 7))
+    assert incidents[1:] == [("rank", BAD - 1), ("rank", BAD - 1)]
     message = pod.termination(0)["message"]
     assert message == (
         "rank 2: RuntimeError: sample 7 cannot be read; the same came 3 times, starting from iteration "

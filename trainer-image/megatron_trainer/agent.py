@@ -50,6 +50,8 @@ _MONITOR_SECONDS = 0.1
 # How long a pod whose ranks lost a peer waits for that peer's pod to say so, before it moves the generation
 # itself.
 _BLAME_SECONDS = 3.0
+# How long before that it waits for its other ranks: one of them may be the peer, still on its way out.
+_OWN_SECONDS = 1.0
 _FINISH_SECONDS = 60.0
 
 
@@ -237,10 +239,7 @@ class GangAgent(SimpleElasticAgent):
             return self._finish()
         if result.state != WorkerState.FAILED:
             return None
-        ending = self._culprit(result)
-        if ending.code == ExitCode.PEER_LOST:
-            # The peer may be a rank of this pod, which is about to be reaped too.
-            ending = self._culprit(self._monitor_workers(self._worker_group))
+        ending, result = self._own_culprit(result)
         report = report_of(ending, self._status.failures(), self._gang.node_rank)
         if ending.code == ExitCode.TERMINATED:
             return self._stopped_early(ending)
@@ -281,6 +280,15 @@ class GangAgent(SimpleElasticAgent):
         self._events.drain()
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         return culprit(codes, self._status.failures(), self._memory)
+
+    def _own_culprit(self, result: RunResult) -> tuple[Ending, RunResult]:
+        """The culprit; a peer that ranks lost may be one of this pod, whose end comes in a moment."""
+        deadline = time.monotonic() + _OWN_SECONDS
+        ending = self._culprit(result)
+        while ending.code == ExitCode.PEER_LOST and time.monotonic() < deadline and not self._moved():
+            result = self._monitor_workers(self._worker_group)
+            ending = self._culprit(result)
+        return ending, result
 
     def explain(self, lost: NurseryLost) -> Ending:
         """How this pod ends when the process that holds its ranks is gone."""
