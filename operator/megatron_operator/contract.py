@@ -15,6 +15,7 @@ PROGRESS_SCHEMA: Final = 1
 
 DATA_DIR: Final = "/data"
 CHECKPOINT_DIR: Final = "/checkpoints"
+LOCAL_CHECKPOINT_DIR: Final = "/local-checkpoints"
 PROGRESS_FILE: Final = "progress.jsonl"
 """Appended in the run's save directory, one JSON object an iteration."""
 

@@ -102,6 +102,15 @@ class DataSpec(ApiModel):
     """Make dataset and tokenizer from text first."""
 
 
+class LocalCheckpointSpec(ApiModel):
+    """Checkpoints on the node's disk, more often than on the volume. They outlive ranks, not the pod."""
+
+    size_limit: Quantity
+    """Room for two checkpoints."""
+    save_interval: Positive
+    """Iterations between two of them."""
+
+
 class CheckpointSpec(ApiModel):
     """Where and when checkpoints are saved."""
 
@@ -113,6 +122,8 @@ class CheckpointSpec(ApiModel):
     """Newest whole checkpoints that are kept; default all."""
     async_save: bool | None = None
     """Write behind the training."""
+    local: LocalCheckpointSpec | None = None
+    """A faster tier before the volume, for runs of one pod."""
     retain_on_delete: bool = True
     """Keep the claim that the operator made when the recipe is deleted."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.recipe import VolumeSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.contract import CHECKPOINT_DIR, DATA_DIR
+from megatron_operator.contract import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
 from megatron_operator.manifests.identity import Manifest, Owner, with_hash
 
 
@@ -20,6 +20,8 @@ class Storage:
     """Claims that the operator makes."""
     expected: tuple[str, ...]
     """Claims of the user's that must exist."""
+    local_limit: str | None
+    """Size of the tier on the node's disk; None: there is none."""
 
     def volumes(self, shm_size: str) -> list[Manifest]:
         volumes: list[Manifest] = [
@@ -30,6 +32,8 @@ class Storage:
         ]
         if self.data:
             volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": self.data}})
+        if self.local_limit:
+            volumes.append({"name": "local-checkpoints", "emptyDir": {"sizeLimit": self.local_limit}})
         return volumes
 
     def mounts(self) -> list[Manifest]:
@@ -40,6 +44,8 @@ class Storage:
         ]
         if self.data:
             mounts.append({"name": "data", "mountPath": DATA_DIR, "readOnly": True})
+        if self.local_limit:
+            mounts.append({"name": "local-checkpoints", "mountPath": LOCAL_CHECKPOINT_DIR})
         return mounts
 
 
@@ -66,7 +72,8 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
                 ]
             )
         data_claim = _claim(owner, "data", data, nodes, made, expected, owned=True)
-    return Storage(checkpoint_claim, data_claim, tuple(made), tuple(expected))
+    local = checkpoint.local.size_limit if checkpoint.local else None
+    return Storage(checkpoint_claim, data_claim, tuple(made), tuple(expected), local)
 
 
 def _claim(

@@ -10,7 +10,7 @@ from typing import Any
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.contract import CHECKPOINT_DIR, DATA_DIR
+from megatron_operator.contract import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
 from megatron_operator.planner import bridge
 from megatron_operator.planner.passthrough import passthrough_arguments
 from megatron_operator.planner.unused import without_unused
@@ -213,6 +213,12 @@ def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     ]
     if spec.async_save:
         words += ["--async-save", "--use-persistent-ckpt-worker"]
+    if spec.local is not None:
+        words += [
+            *_flag("non_persistent_save_interval", spec.local.save_interval),
+            *_flag("non_persistent_ckpt_type", "global"),
+            *_flag("non_persistent_global_ckpt_dir", f"{LOCAL_CHECKPOINT_DIR}/{name}"),
+        ]
     if resolved.recovery.elastic is not None and plan.use_distributed_optimizer:
         words.append("--dist-ckpt-optim-fully-reshardable")
     return words

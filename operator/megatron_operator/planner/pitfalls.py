@@ -21,7 +21,7 @@ LOW_USE = 0.1
 
 def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Combinations with flags of `megatronArgs` that end in an assertion of Megatron."""
-    args, errors = resolved.megatron_args, []
+    args, errors = resolved.megatron_args, _local_errors(resolved)
     for flag in ("use-megatron-fsdp", "use-torch-fsdp2"):
         if args.get(flag):
             errors.append(
@@ -68,6 +68,30 @@ def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
             )
         )
     return errors
+
+
+def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """What a node's own disk is no use for: all ranks read all of a checkpoint's files."""
+    local, every = resolved.checkpoint.local, resolved.checkpoint.save_interval
+    found = []
+    if local is not None and resolved.accelerator_count > resolved.per_node:
+        pods = resolved.accelerator_count // resolved.per_node
+        found.append(
+            FieldError(
+                "spec.checkpoint.local",
+                f"the run has {pods} pods, and each would see its own node's part of a checkpoint only",
+                "leave it out; on a shared fast volume set megatronArgs.non-persistent-ckpt-type: global",
+            )
+        )
+    if local is not None and every is not None and local.save_interval >= every:
+        found.append(
+            FieldError(
+                "spec.checkpoint.local.saveInterval",
+                f"{local.save_interval} is not below checkpoint.saveInterval {every}",
+                "save more often there than on the volume, or leave local out",
+            )
+        )
+    return found
 
 
 def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:

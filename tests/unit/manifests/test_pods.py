@@ -170,3 +170,23 @@ def test_a_name_of_the_contract_cannot_be_set_by_a_recipe(run: Any) -> None:
     recipe = run("one-gpu", lambda spec: spec.update(env={"MEGATRON_PLATFORM": "cpu"}))
     with pytest.raises(Refused, match=re.escape("spec.env.MEGATRON_PLATFORM: is set by the operator")):
         recipe.build()
+
+
+def test_a_local_tier_is_a_volume_of_the_pod_that_megatron_saves_to_more_often(run: Any) -> None:
+    def change(spec: dict[str, Any]) -> None:
+        spec["checkpoint"] = spec.get("checkpoint", {}) | {
+            "saveInterval": 500,
+            "local": {"sizeLimit": "200Gi", "saveInterval": 50},
+        }
+
+    changed = run("one-gpu", change)
+    volumes = {volume["name"]: volume for volume in changed.pod()["spec"]["volumes"]}
+    assert volumes["local-checkpoints"]["emptyDir"] == {"sizeLimit": "200Gi"}
+    container = changed.container()
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    words = container["args"]
+    folder = words[words.index("--non-persistent-global-ckpt-dir") + 1]
+    assert folder.startswith(mounts["local-checkpoints"] + "/")
+    assert words[words.index("--non-persistent-save-interval") + 1] == "50"
+    assert words[words.index("--non-persistent-ckpt-type") + 1] == "global"
+    assert "local-checkpoints" not in {volume["name"] for volume in run("one-gpu").pod()["spec"]["volumes"]}
