@@ -285,6 +285,10 @@ class Cluster:
             plane.start(name)
             if name in ("etcd", "kube-apiserver"):
                 plane.wait_ready()
+                # A scheduler that was cut off in a binding finds its cache wrong afterwards and ends itself,
+                # as it should; a kubelet would start it anew.
+                self.processes.kill("kube-scheduler")
+                plane.start("kube-scheduler")
 
     @contextlib.contextmanager
     def component_away(self, name: str) -> Iterator[None]:

@@ -139,7 +139,7 @@ class Reconciler:
             return self._foreign(draft, job)
         edited = draft.status.observed_generation != draft.generation
         if not edited and draft.phase in (Phase.SUCCEEDED, Phase.FAILED):
-            return self._ended(draft, job)
+            return await self._ended(draft, job)
         wanted = None
         if edited or job is None:
             wanted = await self._want(draft, job)
@@ -180,13 +180,17 @@ class Reconciler:
         hold(draft, "NameTaken", message, running=False)
         return Step(again=LATER)
 
-    def _ended(self, draft: Draft, job: Object | None) -> Step:
+    async def _ended(self, draft: Draft, job: Object | None) -> Step:
         self._poller.forget(draft.key)
-        if draft.phase == Phase.FAILED and job is not None and not deleting(job):
-            final = pytorchjob.state(job).phase in (JobPhase.FAILED, JobPhase.SUCCEEDED)
-            if not final:
-                return Step(delete_job=job)
-        return Step()
+        if draft.phase != Phase.FAILED:
+            return Step()
+        final = job is not None and pytorchjob.state(job).phase in (JobPhase.FAILED, JobPhase.SUCCEEDED)
+        if job is not None and not final:
+            return Step(again=SOON, delete_job=None if deleting(job) else job)
+        # Pods that nobody ends, since their node is gone, would be there for ever.
+        left = [pod for pod in await role_pods(self._cluster, draft, ROLE_TRAINER) if deleting(pod)]
+        await give_up(self._cluster, self._nodes, left, draft.now)
+        return Step(again=LATER if left else None)
 
     async def _want(self, draft: Draft, job: Object | None) -> Wanted | None:
         running = job is not None and pytorchjob.state(job).phase is not JobPhase.FAILED
