@@ -124,7 +124,7 @@ class Api:
                 raise
 
 
-def eventually[T](look: Callable[[], T], what: str | Callable[[], str], seconds: float = 40) -> T:
+def eventually[T](look: Callable[[], T], what: str | Callable[[], str], seconds: float = 120) -> T:
     """The first truthy answer of `look`; fails with its last answer when none comes in time."""
     deadline = time.monotonic() + seconds
     while True:

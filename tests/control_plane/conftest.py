@@ -139,6 +139,7 @@ def node_back(api: Api, name: str) -> None:
     api.delete("Lease", NODE_LEASES, name)
     eventually(lambda: api.find("Node", None, name) is None, f"{name} is gone")
     api.apply(_node(int(name.removeprefix("fake-"))))
+    eventually(lambda: api.find("Lease", NODE_LEASES, name) is not None, f"{name} has a heartbeat again")
 
 
 class Pool:
