@@ -31,8 +31,8 @@ def follow(draft: Draft, scene: Scene) -> None:
     reached = draft.progress.iteration
     absorb(draft, scene)
     state = scene.state
-    if scene.left_early() is not None:
-        draft.tell(Condition.RUNNING, False, "LeftEarly", scene.left_early() or "")
+    if (early := scene.left_early()) is not None:
+        draft.tell(Condition.RUNNING, False, "LeftEarly", early)
     elif state.phase is JobPhase.SUCCEEDED:
         _succeed(draft, scene)
     elif state.phase is JobPhase.FAILED:
