@@ -28,14 +28,17 @@ def append(recovery: RecoveryStatus, **fields: Any) -> RecoveryStatus:
 
 
 def change(recovery: RecoveryStatus, number: int, **fields: Any) -> RecoveryStatus:
-    """Say more of an incident; the sums follow. One that is no longer kept stays as it was."""
+    """Say more of an incident; the sums follow. One that is no longer kept stays as it was.
+
+    A run that has come back from it has come back from those before it too.
+    """
     old = next((each for each in recovery.history if each.number == number), None)
     if old is None:
         return recovery
     new = old.model_copy(update=fields)
     if new == old:
         return recovery
-    kept = [new if each.number == number else each for each in recovery.history]
+    kept = [new if each.number == number else _over(each, new) for each in recovery.history]
     return _with(recovery, kept, old, new)
 
 
@@ -44,6 +47,12 @@ def appeared(before: RecoveryStatus, after: RecoveryStatus) -> list[Incident]:
     last = newest(before)
     known = 0 if last is None else last.number
     return [each for each in after.history if each.number > known]
+
+
+def _over(each: Incident, later: Incident) -> Incident:
+    if each.number > later.number or each.recovered_at is not None:
+        return each
+    return each.model_copy(update={"recovered_at": later.recovered_at})
 
 
 def _with(

@@ -172,6 +172,17 @@ def test_a_report_with_nothing_but_its_time_is_taken() -> None:
     assert (last(recovery).kind, last(recovery).pod) == ("pod", None)
 
 
+def test_a_run_has_come_back_from_an_incident_that_a_further_one_cut_short() -> None:
+    # A rank is killed, and the checkpoint that the ranks go on from cannot be loaded: they never step.
+    cut_short = told(2, metAt=NOW + 2, loadedAt=None, firstStepAt=None, caughtUpAt=None)
+    recovery = take(FRESH, cut_short)
+    assert last(recovery).recovered_at is None
+    recovery = take(recovery, cut_short, told(3, at=NOW + 5))
+    assert [seconds(each.recovered_at) for each in recovery.history] == [NOW + 20, NOW + 20]
+    assert recovery.lost_seconds.load == 5.0
+    assert take(recovery, cut_short, told(3, at=NOW + 5)) == recovery
+
+
 @pytest.mark.parametrize(
     ("useful", "begun", "expected"),
     [
