@@ -13,7 +13,7 @@ from localcluster import Cluster as Machine
 from localcluster.faults import end_with_success, slowed
 
 from demo.kubectl import Cluster
-from tests.faults.watched import RANKS_PER_NODE, WatchedRun, eventually
+from tests.faults.watched import RANKS_PER_NODE, Watched, eventually
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -29,10 +29,10 @@ class Hit:
 
 
 @dataclass
-class Scene:
+class Scene[R: Watched]:
     """A run under way, and the machine that it runs on."""
 
-    run: WatchedRun
+    run: R
     machine: Machine
     undo: ExitStack = field(default_factory=ExitStack)
     """Closed when the row is over."""

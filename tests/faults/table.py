@@ -57,7 +57,7 @@ def settled(run: WatchedRun) -> Before:
     return eventually(f"{run.name} to train on past a checkpoint", ready)
 
 
-def play(scene: Scene, row: Row, expected: dict[int, float]) -> None:
+def play(scene: Scene[WatchedRun], row: Row, expected: dict[int, float]) -> None:
     """Do the fault, wait until the run is past it, and check what must hold.
 
     `expected` is the loss by iteration.

@@ -1,7 +1,8 @@
-"""A run on the local cluster whose pods and volume the tests look into from the host."""
+"""Runs on the local cluster whose pods and volume the tests look into from the host."""
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,57 @@ def eventually[T](what: str, look: Callable[[], T | None], seconds: float = DEAD
     return found
 
 
-class WatchedRun(Run):
+class Watched(ABC):
+    """Pods that train, one checkpoint folder: what faults are done to."""
+
+    name: str
+    cluster: Cluster
+    api: Api
+    """kubectl takes a tenth of a second of a processor; what is asked many times a second goes by this."""
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """Its checkpoint folder on the host. Raises ClusterError while there is none."""
+
+    @abstractmethod
+    def ranks(self, node_rank: int) -> list[Process]:
+        """The rank processes of a pod by local rank, fewer while they are being started.
+
+        Raises ClusterError when the pod has no running container.
+        """
+
+    def steps(self) -> list[Step]:
+        """Every step in the order it was done, whole lines only."""
+        try:
+            text = (self.folder / "progress.jsonl").read_text()
+        except (FileNotFoundError, ClusterError):
+            return []
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
+
+    def saved(self) -> list[int]:
+        """Iterations whose checkpoint was finished, oldest first: Megatron writes metadata.json last."""
+        names = [path.parent.name for path in self.folder.glob("iter_*/metadata.json")]
+        # One that was set aside is called iter_0000020.broken-1.
+        return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+    def pod_name(self, node_rank: int) -> str:
+        return f"{self.name}-master-0" if node_rank == 0 else f"{self.name}-worker-{node_rank - 1}"
+
+    def pod(self, node_rank: int) -> dict[str, Any] | None:
+        return self.api.find("Pod", self.cluster.namespace, self.pod_name(node_rank))
+
+    def container(self, node_rank: int) -> Container:
+        """Raises ClusterError when the pod has no running container."""
+        pod = self.pod(node_rank) or {}
+        for state in pod.get("status", {}).get("containerStatuses", []):
+            if state["name"] == "pytorch" and "running" in state["state"]:
+                return Container(state["containerID"])
+        raise ClusterError(f"{self.pod_name(node_rank)} does not run")
+
+
+class WatchedRun(Watched, Run):
     """The tiny GPT with steps as short as the machine allows, and a checkpoint every SAVE_INTERVAL."""
 
     def __init__(self, cluster: Cluster, name: str, iterations: int) -> None:
@@ -60,7 +111,6 @@ class WatchedRun(Run):
         spec["checkpoint"] |= {"saveInterval": SAVE_INTERVAL, "keep": KEEP}
         # So many faults in one run would have every node avoided.
         spec["recovery"] = {"nodes": {"avoidAfter": 0}}
-        # kubectl takes a tenth of a second of a processor; what is asked many times a second goes by this.
         self.api = Api(cluster.kubeconfig)
         self._folder: Path | None = None
 
@@ -68,7 +118,6 @@ class WatchedRun(Run):
 
     @property
     def folder(self) -> Path:
-        """Its checkpoint folder on the host. Raises ClusterError while there is none."""
         if self._folder is None:
             named = self.manifest["spec"]["checkpoint"]["volume"].get("claimName")
             name = named or f"{self.name}-checkpoints"
@@ -80,42 +129,10 @@ class WatchedRun(Run):
             self._folder = Path(described["spec"]["hostPath"]["path"]) / self.name
         return self._folder
 
-    def steps(self) -> list[Step]:
-        """Every step in the order it was done, whole lines only."""
-        try:
-            text = (self.folder / "progress.jsonl").read_text()
-        except (FileNotFoundError, ClusterError):
-            return []
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
-
-    def saved(self) -> list[int]:
-        """Iterations whose checkpoint was finished, oldest first: Megatron writes metadata.json last."""
-        names = [path.parent.name for path in self.folder.glob("iter_*/metadata.json")]
-        # One that was set aside is called iter_0000020.broken-1.
-        return sorted(int(name[5:]) for name in names if name[5:].isdigit())
-
     # What runs.
 
-    def pod_name(self, node_rank: int) -> str:
-        return f"{self.name}-master-0" if node_rank == 0 else f"{self.name}-worker-{node_rank - 1}"
-
-    def pod(self, node_rank: int) -> dict[str, Any] | None:
-        return self.api.find("Pod", self.cluster.namespace, self.pod_name(node_rank))
-
-    def container(self, node_rank: int) -> Container:
-        """Raises ClusterError when the pod has no running container."""
-        pod = self.pod(node_rank) or {}
-        for state in pod.get("status", {}).get("containerStatuses", []):
-            if state["name"] == "pytorch" and "running" in state["state"]:
-                return Container(state["containerID"])
-        raise ClusterError(f"{self.pod_name(node_rank)} does not run")
-
     def ranks(self, node_rank: int) -> list[Process]:
-        """The rank processes of a pod by local rank: children of the warm parent, each leading a session.
-
-        Fewer than RANKS_PER_NODE while they are being started.
-        """
+        """Children of the warm parent, each leading a session."""
         container = self.container(node_rank)
         return [
             process
