@@ -17,7 +17,7 @@ from tests.faults.watched import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventua
 
 NAMESPACE = "megatron-faults"
 ITERATIONS = 240
-ITERATIONS_OF_ALL = 900
+ITERATIONS_OF_ALL = 1800
 """`make faults` has faults that last for a minute, in which the run trains on."""
 DISK_MEBIBYTES = 128
 ALL = os.environ.get("MEGATRON_FAULTS") == "all"

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from localcluster import Cluster as Machine
 from localcluster.faults import end_with_success, slowed
 
 from demo.kubectl import Cluster
-from tests.faults.watched import RANKS_PER_NODE, Watched, eventually
+from tests.faults.watched import NODES, RANKS_PER_NODE, Watched, eventually
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -201,35 +201,31 @@ def make_read_only(scene: Scene) -> Hit:
     """Nobody but root may write into the checkpoint folder until a save has failed."""
     folder = scene.run.folder
     mode = folder.stat().st_mode
-    before = scene.run.steps()[-1].generation
-    folder.chmod(0o555)
-    try:
-        eventually("a save to fail", lambda: _stands_since(scene, before), seconds=120)
-    finally:
-        folder.chmod(mode)
+    with _until_a_rank_has_ended(scene):
+        folder.chmod(0o555)
+        scene.undo.callback(folder.chmod, mode)
     return Hit()
 
 
 def fill_disk(scene: Scene) -> Hit:
     """Somebody else's file takes what is left of the volume until a save has failed."""
     filler = scene.run.folder.parent / "somebody-elses-file"
-    before = scene.run.steps()[-1].generation
-    try:
+    with _until_a_rank_has_ended(scene):
+        scene.undo.callback(filler.unlink)
         with filler.open("wb", buffering=0) as file:
             for chunk in (1 << 20, 4096):
                 with contextlib.suppress(OSError):
                     while file.write(b"x" * chunk):
                         pass
-        eventually("a save to fail", lambda: _stands_since(scene, before), seconds=120)
-    finally:
-        filler.unlink()
     return Hit()
 
 
-def _stands_since(scene: Scene, generation: int) -> bool | None:
-    """Whether a rank has ended since: the gang has met again, or stands without ranks."""
-    return (
-        scene.run.recovery().get("rankRestarts", 0) > 0
-        or scene.run.steps()[-1].generation > generation
-        or None
-    )
+@contextlib.contextmanager
+def _until_a_rank_has_ended(scene: Scene) -> Iterator[None]:
+    """What is done inside is undone when a rank has ended of it, so that the run can go on."""
+    ranks = [rank for node in range(NODES) for rank in scene.run.ranks(node)]
+    yield
+    try:
+        eventually("a save to fail", lambda: any(not rank.alive for rank in ranks) or None, seconds=120)
+    finally:
+        scene.undo.close()

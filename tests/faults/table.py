@@ -11,7 +11,7 @@ from tests.faults.watched import NODES, SAVE_INTERVAL, WatchedRun, eventually
 
 QUIET_ITERATIONS = 30
 """What a run does undisturbed before a fault is said to have passed it by."""
-ROOM = 3 * SAVE_INTERVAL
+ROOM = 6 * SAVE_INTERVAL
 """Iterations that a run must have left for a row."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from megatron_trainer import checkpoints
+from megatron_trainer.contract import ExitCode
 
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training
 
@@ -77,16 +78,33 @@ def test_a_run_resumes_with_equal_losses_when(damage: str, pod: Gang, undisturbe
     assert done_again == list(range(start + 1, TRAIN_ITERS + 1))
 
 
+def garble(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+
+
 def test_a_shard_that_is_garbled_at_its_full_length_is_found_by_loading_it(
     pod: Gang, undisturbed: Gang
 ) -> None:
     copied(undisturbed, pod.save)
-    hurt = a_shard(pod.save)
-    content = hurt.read_bytes()
-    hurt.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    garble(a_shard(pod.save))
     pod.start()
     assert pod.wait() == [0], pod.log()[-3000:]
     assert f"checkpoint of iteration {SECOND} cannot be loaded" in pod.log()
     assert f"starting from iteration {SAVE_INTERVAL}" in pod.log()
     assert_same_training(pod, undisturbed)
     assert [path.name for path in pod.save.glob(f"{DIRECTORY}.*")], "it is set aside, not deleted"
+
+
+def test_a_pod_without_restarts_left_tells_its_replacement_which_checkpoint_cannot_be_loaded(
+    pod: Gang, undisturbed: Gang
+) -> None:
+    copied(undisturbed, pod.save)
+    garble(a_shard(pod.save))
+    pod.environment["MEGATRON_MAX_RANK_RESTARTS"] = "0"
+    for _ in range(2):
+        pod.start()
+        assert pod.wait() == [ExitCode.WORKER_DIED], pod.log()[-3000:]
+    pod.start()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert_same_training(pod, undisturbed)

@@ -56,6 +56,7 @@ def test_a_full_volume_is_told_before_and_costs_no_checkpoint(
 def test_a_directory_that_cannot_be_written_is_refused_but_tried_elsewhere_once_the_run_has_written_it(
     small_volume: Path, pod: Gang
 ) -> None:
+    pod.environment["MEGATRON_RENDEZVOUS_TIMEOUT"] = "4"
     mount(f"remount,ro,size={VOLUME_BYTES}", small_volume)
     pod.start()
     assert pod.wait() == [64], pod.log()[-3000:]
@@ -69,3 +70,22 @@ def test_a_directory_that_cannot_be_written_is_refused_but_tried_elsewhere_once_
     pod.start()
     assert pod.wait() == [138], pod.log()[-3000:]
     assert "this run has written it before" in pod.termination(0)["message"]
+
+
+def test_a_pod_waits_for_a_volume_that_is_read_only_for_a_while(
+    small_volume: Path, pod: Gang, undisturbed: Gang
+) -> None:
+    pod.start()
+    pod.await_checkpoint(SAVE_INTERVAL)
+    pod.stop()
+    until("its ranks to end", lambda: not pod.survivors() or None)
+    mount(f"remount,ro,size={VOLUME_BYTES}", small_volume)
+    pod.start()
+    until(
+        "the warning",
+        lambda: "cannot be written: Read-only file system; waiting up to 300 s for it" in pod.log() or None,
+    )
+    assert [w["reason"] for w in pod.progress(0)["warnings"]] == ["CheckpointVolumeNotWritable"]
+    mount(f"remount,rw,size={VOLUME_BYTES}", small_volume)
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert_same_training(pod, undisturbed)

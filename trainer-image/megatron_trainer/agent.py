@@ -273,8 +273,9 @@ class GangAgent(SimpleElasticAgent):
         """End this pod, for another to take its place. The others stop at once and wait for that one."""
         self._stop()
         if report is not None:
-            self._gang.move(replace(report, cause=ending.message))
-        raise Ended(ending)
+            report = replace(report, cause=ending.message)
+            self._gang.move(report)
+        raise Ended(ending, report)
 
     def _culprit(self, result: RunResult) -> Ending:
         self._events.drain()

@@ -45,11 +45,15 @@ class State:
 
 
 class Ended(Exception):
-    """There will be no next generation: the run, or this pod's part in it, ends so."""
+    """There will be no next generation: the run, or this pod's part in it, ends so.
 
-    def __init__(self, ending: Ending) -> None:
+    `report` is what the gang was told of it, None where it was told nothing.
+    """
+
+    def __init__(self, ending: Ending, report: Report | None = None) -> None:
         super().__init__(ending.message)
         self.ending = ending
+        self.report = report
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from megatron_trainer.policy import next_course
 from megatron_trainer.settings import Settings
 from megatron_trainer.status import Status, written_at
 from megatron_trainer.termination import Ending
-from megatron_trainer.volume import bytes_in, why_low
+from megatron_trainer.volume import bytes_in, persist, probe, why_low
 
 _WATCH_SECONDS = 0.5
 _MEASURE_SECONDS = 10.0
@@ -35,6 +35,7 @@ class Keeper:
         status: Status,
         book: Book | None,
         ownership: Ownership | None,
+        interrupted: Callable[[], bool],
         log: Callable[[str], None],
     ) -> None:
         self._settings = settings
@@ -42,6 +43,7 @@ class Keeper:
         self._status = status
         self._book = book
         self._ownership = ownership
+        self._interrupted = interrupted
         self._log = log
         self._size = 0
         self._low = False
@@ -73,10 +75,16 @@ class Keeper:
     def _course(self, state: State, book: Book) -> tuple[int | None, tuple[int, ...]]:
         whole: set[int] = set()
         if self._ownership is not None:
+            save = self._flags.save
+            assert save is not None, "it is what is owned"
             try:
+                self.persist(lambda: probe(save))
                 self._ownership.await_fence()
             except NotOwner as error:
                 raise Ended(Ending(ExitCode.PEER_LOST, str(error))) from error
+            except OSError as error:
+                message = f"--save {save} cannot be written: {error.strerror or error}"
+                raise Ended(Ending(ExitCode.WORKER_DIED, message)) from error
             whole.update(*(self._put_in_order(tier) for tier in self._tiers()))
         course = next_course(
             book.policy,
@@ -91,6 +99,20 @@ class Keeper:
         if course.discard:
             self._go_back(course.start, state.report.cause if state.report else "")
         return self._told_start(course.start, course.skip, course.why), course.skip
+
+    def persist(self, write: Callable[[], None]) -> None:
+        """Write to --save, and wait for it half as long as the others wait for this pod. Raises OSError."""
+        patience = self._settings.rendezvous_timeout / 2
+
+        def told(error: OSError | None) -> None:
+            waiting = None
+            if error is not None:
+                why = f"--save {self._flags.save} cannot be written: {error.strerror or error}"
+                waiting = f"{why}; waiting up to {patience:.0f} s for it"
+                self._log(f"warning: {waiting}")
+            self._status.warn("CheckpointVolumeNotWritable", waiting)
+
+        persist(write, patience, self._interrupted, told)
 
     def _tiers(self) -> list[Path]:
         """Where checkpoints lie: the directory of the run, and that of non-persistent ones."""

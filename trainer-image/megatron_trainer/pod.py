@@ -63,6 +63,7 @@ class Pod:
         self._watchdog = Watchdog(settings.hang_timeout)
         self._incarnation = uuid.uuid4().hex
         self._book: Book | None = None
+        self._told: Report | None = None
         self._stop_requests = 0
 
     def run(self) -> tuple[Ending, int | None, int | None]:
@@ -74,7 +75,7 @@ class Pod:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._on_sigterm)
         self._events.start()
-        self._keeper = Keeper(self._settings, self._known, self._status, None, None, self._log)
+        self._keeper = self._kept(None, None)
         try:
             self._serve()
             ending = self._open_book() or self._preflight() or self._train()
@@ -87,7 +88,8 @@ class Pod:
         self._status.set(phase="finished" if ending.code == ExitCode.OK else "failed", message=ending.message)
         if self._book is not None and ending.code >= 128 and self._keeper.fenced is None:
             kind = {ExitCode.TERMINATED: Kind.STOP, ExitCode.HANG: Kind.HANG}.get(ending.code, Kind.RANK)
-            self._book.last_words(Report(kind, ending.message, self._settings.node_rank, ending.rank))
+            report = Report(kind, ending.message, self._settings.node_rank, ending.rank)
+            self._book.last_words(self._told or report)
         return ending, self._status.get("iteration"), self._status.get("checkpointIteration")
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -105,7 +107,7 @@ class Pod:
         """On node 0: claim the checkpoint directory and read what happened to the run so far.
 
         Returns how the pod ends where the directory cannot be written: for good at the run's first start, and
-        to try elsewhere where the run has written it before.
+        to try elsewhere where the run has written it before and it does not become writable again.
         """
         if self._settings.node_rank != 0:
             return None
@@ -113,17 +115,32 @@ class Pod:
         ownership = None
         if save is not None:
             ownership = Ownership(save, self._incarnation, self._settings.run_id)
+            before = owner(save)
             try:
-                ownership.claim()
+                if before:
+                    self._keeper.persist(ownership.claim)
+                else:
+                    ownership.claim()
             except OSError as error:
                 said = f"--save {save} cannot be written: {error.strerror or error}"
-                if owner(save):
+                if before:
                     return Ending(ExitCode.WORKER_DIED, f"{said}; this run has written it before")
                 return Ending(ExitCode.USAGE, f"{said}; mount the volume writable for user {os.getuid()}")
         self._book = Book(save, self._log)
         self._status.set_quietly(**self._book.public())
-        self._keeper = Keeper(self._settings, self._known, self._status, self._book, ownership, self._log)
+        self._keeper = self._kept(self._book, ownership)
         return None
+
+    def _kept(self, book: Book | None, ownership: Ownership | None) -> Keeper:
+        return Keeper(
+            self._settings,
+            self._known,
+            self._status,
+            book,
+            ownership,
+            lambda: self._stop_requests > 0,
+            self._log,
+        )
 
     def _first_state(self) -> State:
         """The state of a store that this Master pod begins: the run's first, or one that goes on."""
@@ -224,6 +241,7 @@ class Pod:
         try:
             self._agent.run()
         except Ended as ended:
+            self._told = ended.report
             if ended.ending.code < 128:
                 gang.leave()
             return ended.ending

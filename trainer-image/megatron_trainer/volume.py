@@ -1,10 +1,14 @@
-"""How much room the checkpoint volume has, told before a save finds out."""
+"""How much room the checkpoint volume has, told before a save finds out, and whether it can be written."""
 
+import errno
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 # The next checkpoint may be a little larger than the last: the data loader's state, the names of files.
 MARGIN = 1.1
+_POLL_SECONDS = 0.5
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -35,6 +39,49 @@ def why_low(save: Path, last_checkpoint: int) -> str | None:
         f"{readable(free)} free on the volume of {save}, the next checkpoint needs about {readable(needed)}: "
         "enlarge the volume, or delete what is not needed there"
     )
+
+
+def probe(save: Path) -> None:
+    """Raises OSError where no file can be written in `save`: its server is away, its mount has become
+    read-only, permissions.
+
+    A volume that is full passes: what was set aside is deleted there to put it in order.
+    """
+    file = save / f".writable.{os.getpid()}"
+    try:
+        file.write_bytes(b"x")
+        file.unlink()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
+def persist(
+    write: Callable[[], None],
+    seconds: float,
+    interrupted: Callable[[], bool],
+    told: Callable[[OSError | None], None],
+) -> None:
+    """Call `write` until it raises no OSError, at most for `seconds` or until `interrupted`: then raise it.
+
+    `told` is called with the error when the waiting begins, and with None at its end.
+    """
+    deadline = time.monotonic() + seconds
+    waiting = False
+    while True:
+        try:
+            write()
+        except OSError as error:
+            if time.monotonic() >= deadline or interrupted():
+                raise
+            if not waiting:
+                told(error)
+            waiting = True
+            time.sleep(_POLL_SECONDS)
+            continue
+        if waiting:
+            told(None)
+        return
 
 
 def readable(count: int) -> str:

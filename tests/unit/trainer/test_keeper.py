@@ -34,7 +34,9 @@ class Run:
             ]
         )
         status = Status(0, 100)
-        self.keeper = Keeper(settings.read({}), known, status, self.book, self.owner, lambda _text: None)
+        self.keeper = Keeper(
+            settings.read({}), known, status, self.book, self.owner, lambda: False, lambda _text: None
+        )
 
     def start(self, report: Report | None = None) -> int | None:
         return self.keeper.prepare(State(2, report), False, {}).iteration
