@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from kubernetes.aio import client, config
 
 from megatron_operator.api.names import FIELD_MANAGER, GROUP, PLURAL, VERSION
+from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.metrics import WRITES
 from megatron_operator.manifests import pytorchjob
 
@@ -68,10 +69,11 @@ class ApiError(Exception):
 
 
 class Cluster:
-    """One connection to the API server."""
+    """One connection to the API server, and its time."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
+        self.clock = ServerClock()
 
     @classmethod
     async def connect(cls) -> "Cluster":
@@ -181,6 +183,7 @@ class Cluster:
         given = {key: value for key, value in (query or {}).items() if value is not None}
         url = self._api.configuration.host + path + (f"?{urlencode(given)}" if given else "")
         response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
+        self.clock.heard(response.headers.get("Date"))
         content = await response.read()  # type: ignore[no-untyped-call]
         if response.status < 400:
             return dict(json.loads(content)) if content else {}

@@ -40,7 +40,7 @@ class Operator:
     async def start(self) -> None:
         self.cluster = await Cluster.connect()
         self.sources = Sources(self.cluster, self.settings)
-        self.poller = Poller(self.settings, lambda key: self.queue.add(key, 0))
+        self.poller = Poller(self.settings, lambda key: self.queue.add(key, 0), self.cluster.clock.now)
         allowed = self.settings.node_discovery
         nodes = Nodes(self.cluster, allowed=allowed)
         rooms = RoomFinder(self.cluster, self.sources, allowed=allowed)

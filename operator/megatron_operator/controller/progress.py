@@ -105,9 +105,10 @@ class Poller:
     Nothing here needs to survive: a restarted operator asks again.
     """
 
-    def __init__(self, settings: Settings, notify: Callable[[Key], None]) -> None:
+    def __init__(self, settings: Settings, notify: Callable[[Key], None], now: Callable[[], float]) -> None:
         self._settings = settings
         self._notify = notify
+        self._now = now
         self._runs: dict[Key, _Run] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -128,7 +129,7 @@ class Poller:
         run = self._runs.get(key)
         if run is None or run.reading is None:
             return None
-        return replace(run.reading, answered=time.time() - (time.monotonic() - run.answered))
+        return replace(run.reading, answered=self._now() - (time.monotonic() - run.answered))
 
     async def run(self) -> None:
         async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
@@ -161,7 +162,7 @@ class Poller:
             changed = changed or run.reading is None or _pick(before, NEWS) != _pick(report, NEWS)
             restarts = sum(int(r.get("rankRestarts") or 0) for r in reports.values())
             run.answered = moment
-            run.reading = Reading(report, time.time(), restarts, moment - run.moved)
+            run.reading = Reading(report, self._now(), restarts, moment - run.moved)
         if changed:
             run.reminded = moment
             self._notify(key)

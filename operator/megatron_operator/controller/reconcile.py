@@ -1,7 +1,6 @@
 """One look at one recipe: what it asks for, what there is, the next step, and what the status says."""
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +37,7 @@ from megatron_operator.controller.recover import (
     carry_out,
     limits_of,
     observation,
+    tell_edited_count,
     tell_incidents,
     unfinished,
 )
@@ -104,7 +104,7 @@ class Reconciler:
             self._ends.pop(key, None)
             figures.forget(key)
             return None
-        draft = Draft.of(body, time.time())
+        draft = Draft.of(body, self._cluster.clock.now())
         before, phase = draft.recovery, draft.phase
         step = await self._step(draft)
         tell_incidents(draft, before)
@@ -140,7 +140,7 @@ class Reconciler:
         edited = draft.status.observed_generation != draft.generation
         if not edited and draft.phase in (Phase.SUCCEEDED, Phase.FAILED):
             return await self._ended(draft, job)
-        wanted = None
+        wanted, lay_on = None, _lies_on(draft, job)
         if edited or job is None:
             wanted = await self._want(draft, job)
             if wanted is None and (job is None or pytorchjob.state(job).phase is JobPhase.FAILED):
@@ -152,7 +152,7 @@ class Reconciler:
             draft.set(observed_generation=draft.generation)
             return await self._suspend(draft, job)
         if wanted is not None:
-            made = await self._provide(draft, wanted, job, edited=edited)
+            made = await self._provide(draft, wanted, job, lay_on, edited=edited)
             if isinstance(made, Held):
                 return await self._go_on(draft, made)
             draft.set(observed_generation=draft.generation)
@@ -206,9 +206,9 @@ class Reconciler:
         return wanted
 
     async def _provide(
-        self, draft: Draft, wanted: Wanted, job: Object | None, *, edited: bool
+        self, draft: Draft, wanted: Wanted, job: Object | None, lay_on: int | None, *, edited: bool
     ) -> Object | Step | Held:
-        """The job that is wanted, or what to wait for."""
+        """The job that is wanted, or what to wait for; the run lay on `lay_on` accelerators before."""
         same = job is not None and hash_of(job) == wanted.manifests.job_hash
         state = pytorchjob.state(job).phase if job is not None else None
         if job is None and draft.phase == Phase.SUCCEEDED:
@@ -221,6 +221,8 @@ class Reconciler:
         if job is not None and same and state is not JobPhase.FAILED:
             told_prepared(draft, wanted)
             return job
+        if edited:
+            tell_edited_count(draft, lay_on, wanted.plan.world_size)
         if job is not None:
             self._poller.forget(draft.key)
             part(draft)
@@ -305,6 +307,15 @@ class Reconciler:
                 if not error.not_found and not error.refused:
                     raise
                 log.warning("%s: node %s not cordoned: %s", draft.key, node, error)
+
+
+def _lies_on(draft: Draft, job: Object | None) -> int | None:
+    """Accelerators of the run's job, or of one that went at a look that was never written down."""
+    if job is not None:
+        scene = Scene(job, [], None)
+        return scene.size * scene.per_node
+    unsaid = draft.status.job is not None and draft.recovery.outgoing_job is None
+    return draft.status.plan.world_size if unsaid and draft.status.plan is not None else None
 
 
 def _next_look(draft: Draft, scene: Scene) -> float | None:

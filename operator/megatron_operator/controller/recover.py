@@ -36,6 +36,7 @@ from megatron_operator.recovery import (
     node_lost,
     pod_end,
     resized,
+    resized_by_hand,
 )
 from megatron_operator.recovery.cause import left_early, short_name
 from megatron_operator.recovery.history import unrecovered
@@ -152,6 +153,22 @@ def tell_incidents(draft: Draft, before: RecoveryStatus) -> None:
             draft.notice(REASONS[each.kind], f"{each.cause}{where}", warning=True)
 
 
+def tell_edited_count(draft: Draft, before: int | None, count: int) -> None:
+    """An incident for a run that an edit lays out on `count` accelerators, which lay on `before`.
+
+    Told from what the status says of the job and the plan until both are written anew, so once.
+    """
+    if before is None or before == count or draft.phase in (Phase.FAILED, Phase.SUCCEEDED):
+        return
+    cause = f"accelerator.count was edited: {before} before, {count} now"
+    draft.set(recovery=resized_by_hand(draft.recovery, cause, draft.now, iteration=draft.progress.iteration))
+    draft.notice(_direction(before, count), f"laid out on {count} accelerators: {cause}")
+
+
+def _direction(before: int, count: int) -> str:
+    return "Shrunk" if count < before else "Grown"
+
+
 def _restart_gang(draft: Draft, scene: Scene, cause: str) -> None:
     """All pods are to go, written down before the first one does: a restarted operator goes on with it."""
     recovery = gang_restarted(
@@ -193,7 +210,7 @@ def _resize(draft: Draft, scene: Scene, count: int, cause: str) -> Step:
     recovery = resized(draft.recovery, count, asked, cause, draft.now, iteration=draft.progress.iteration)
     draft.set(recovery=recovery)
     draft.set_recovery(outgoing_job=scene.job["metadata"]["uid"])
-    reason = "Shrunk" if count < scene.size * scene.per_node else "Grown"
+    reason = _direction(scene.size * scene.per_node, count)
     draft.notice(reason, f"laid out on {count} accelerators: {cause}")
     _stopped(draft, reason, cause)
     return Step(again=SOON, delete_job=scene.job)

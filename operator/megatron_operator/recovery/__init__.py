@@ -22,6 +22,7 @@ from megatron_operator.recovery.incidents import (
     node_lost,
     pods_replaced,
     resized,
+    resized_by_hand,
     trained,
 )
 from megatron_operator.recovery.observation import (
@@ -70,5 +71,6 @@ __all__ = [
     "pods_replaced",
     "reported",
     "resized",
+    "resized_by_hand",
     "trained",
 ]

@@ -114,10 +114,16 @@ def resized(
 ) -> RecoveryStatus:
     """The run is laid out on `count` of the `asked` accelerators from now on; costs nothing of the budget."""
     fewer = ElasticStatus(count=count, since=timestamp(now), reason=cause) if count < asked else None
-    recovery = history.append(recovery, time=timestamp(now), kind="resize", cause=cause, iteration=iteration)
-    return recovery.model_copy(
+    return resized_by_hand(recovery, cause, now, iteration=iteration).model_copy(
         update={"elastic": fewer, "last_resize_time": timestamp(now), "waiting_since": None}
     )
+
+
+def resized_by_hand(
+    recovery: RecoveryStatus, cause: str, now: float, *, iteration: int | None
+) -> RecoveryStatus:
+    """Another count was asked for: no reason for an elastic run to wait with a resize of its own."""
+    return history.append(recovery, time=timestamp(now), kind="resize", cause=cause, iteration=iteration)
 
 
 def trained(recovery: RecoveryStatus, now: float, *, resumed_from: int | None) -> RecoveryStatus:

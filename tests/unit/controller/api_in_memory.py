@@ -2,10 +2,12 @@
 
 import json
 from copy import deepcopy
+from email.utils import formatdate
 from typing import Any
 
 from megatron_operator.api.names import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import timestamp
+from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.cluster import CLAIMS, EVENTS, JOBS, NODES, PODS, RECIPES, Object, Resource
 from megatron_operator.manifests.avoidance import avoided, avoiding
 from megatron_operator.manifests.identity import ROLE_TRAINER
@@ -25,6 +27,9 @@ class ApiInMemory:
 
     def __init__(self, cluster: Cluster, spec: dict[str, Any]) -> None:
         self.cluster = cluster
+        self.ahead = 0.0
+        """Seconds by which the operator's clock is ahead of everybody else's."""
+        self.clock = ServerClock(lambda: cluster.now + self.ahead)
         self.calls_to_live: int | None = None
         self.recipe: Object = {
             "metadata": {
@@ -43,6 +48,7 @@ class ApiInMemory:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
+        self._answer()
         if resource is RECIPES:
             return self.recipe
         if resource is JOBS:
@@ -59,6 +65,7 @@ class ApiInMemory:
         fields: str | None = None,
     ) -> list[Object]:
         del labels
+        self._answer()
         if resource is NODES:
             nodes = [self._node(name) for name in self.cluster.nodes]
             return [n for n in nodes if fields in (None, f"metadata.name={n['metadata']['name']}")]
@@ -127,7 +134,11 @@ class ApiInMemory:
             self.deleted += [pod] if pod.node is not None else []
             self.cluster.delete(pod)
 
+    def _answer(self) -> None:
+        self.clock.heard(formatdate(self.cluster.now, usegmt=True))
+
     def _write(self) -> None:
+        self._answer()
         if self.calls_to_live is None:
             return
         if self.calls_to_live == 0:

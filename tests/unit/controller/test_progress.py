@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from megatron_operator.controller.progress import Poller, Reading, Target, merge
@@ -41,10 +42,10 @@ def test_every_pods_warnings_are_told_once() -> None:
 class Said(Poller):
     """Asks one pod, which answers what the test wrote down."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.report: dict[str, Any] | None = None
         self.news: list[Key] = []
-        super().__init__(Settings(), self.news.append)
+        super().__init__(Settings(), self.news.append, now)
         self.key = Key("default", "run")
         self.watch(self.key, (Target("run-master-0", "10.0.0.1", 0),))
 
@@ -60,9 +61,9 @@ class Said(Poller):
 
 
 def test_a_clock_that_is_set_makes_no_answer_older(monkeypatch: Any) -> None:
-    poller, moment, clock = Said(), [100.0], [1_800_000_000.0]
+    moment, clock = [100.0], [1_800_000_000.0]
+    poller = Said(lambda: clock[0])
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])
-    monkeypatch.setattr(time, "time", lambda: clock[0])
     poller.report = {"schema": 1, "phase": "training", "iteration": 7, "generation": 1}
     poller.look()
     moment[0] += 2

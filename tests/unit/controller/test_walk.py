@@ -6,6 +6,8 @@ as many others as it says.
 
 import asyncio
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -76,10 +78,11 @@ def plannable(asked: int, count: int) -> bool:
 class Ears:
     """Stands where the poller does."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self.cluster, self._clock = cluster, clock
         self._reading: Reading | None = None
         self._moved: tuple[Any, float] = (None, 0.0)
+        self._heard_at = 0.0
 
     def listen(self) -> None:
         """Take what the pods say now."""
@@ -97,10 +100,13 @@ class Ears:
             "checkpointIteration": cluster.checkpoint or None,
             "incidents": cluster.incidents,
         }
-        self._reading = Reading(report, cluster.now, 0, cluster.now - self._moved[1])
+        self._reading = Reading(report, 0.0, 0, cluster.now - self._moved[1])
+        self._heard_at = cluster.now
 
     def reading(self, _key: Key) -> Reading | None:
-        return self._reading
+        if self._reading is None:
+            return None
+        return replace(self._reading, answered=self._clock() - (self.cluster.now - self._heard_at))
 
     def watch(self, _key: Key, _targets: object) -> None: ...
 
@@ -120,8 +126,8 @@ class WholeOperator:
         self.api, self._judge = api, judge
         self.heard = True
         self.runner = asyncio.Runner()
-        clock = SimpleNamespace(time=lambda: api.cluster.now, monotonic=lambda: api.cluster.now)
-        self._patches = [patch.object(module, "time", clock) for module in (reconcile, nodes, rooms)]
+        clock = SimpleNamespace(monotonic=lambda: api.cluster.now)
+        self._patches = [patch.object(module, "time", clock) for module in (nodes, rooms)]
         self._patches.append(patch.object(reconcile, "decide", self._decide))
         for each in self._patches:
             each.start()
@@ -129,7 +135,7 @@ class WholeOperator:
 
     def _start(self) -> None:
         api: Any = self.api
-        self._ears = Ears(self.api.cluster)
+        self._ears = Ears(self.api.cluster, self.api.clock.now)
         sources: Any = SourcesInMemory()
         ears: Any = self._ears
         finder = RoomFinder(api, sources, allowed=True)
