@@ -66,6 +66,10 @@ bench-goodput: setup ## Print the goodput of a simulated run of 16,384 GPUs thro
 bench-recovery: setup ## Print seconds from fault to new iteration, beside plain PyTorchJob and torchrun
 	@$(PY) -m bench.recovery
 
+.PHONY: bench-plain
+bench-plain: setup ## Do the fault table's rows to a PyTorchJob without this operator, and write what it did
+	@$(PY) -m bench.plain_rows
+
 .PHONY: faults
 faults: setup-trainer ## The whole fault table on the local cluster, with what takes minutes
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults

@@ -2,7 +2,8 @@
 
 `python -m bench.recovery` starts the local cluster, runs each system through each fault, prints the table,
 and writes bench/data/recovery_phases.yaml, docs/recovery.png and the table of docs/recovery-benchmark.md.
-`--trials` says how often; `--systems` and `--faults` take a part of the table.
+`--trials` says how often; `--systems` and `--faults` take a part of the table; `--keep` adds what is missing
+to what was measured before.
 
 All systems are watched from outside in the same way, ten times a second:
 detect    from the fault until no rank of before is alive
@@ -14,27 +15,37 @@ redo      until an iteration that had not been done before
 
 import argparse
 import contextlib
-import itertools
 import signal
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from localcluster import Cluster as Machine
 from rich.console import Console
 
-from bench.recovery_report import FAULTS, PHASES, SYSTEM_TITLES, Cell, Measured, show, write
-from bench.recovery_systems import TIMEOUT_MINUTES, ByExitCode, OnFailure, Operator, System, Torchrun
+from bench.recovery_report import CAP_SECONDS, FAULTS, SYSTEM_TITLES, Measured, enough, show, write
+from bench.recovery_systems import (
+    CLAIM,
+    TIMEOUT_MINUTES,
+    ByExitCode,
+    GangAnew,
+    OnFailure,
+    Operator,
+    System,
+    Torchrun,
+    volume_of,
+)
+from bench.recovery_watch import SETTLE_SECONDS, restart, settle, spread, watch
 from demo.__main__ import connect, install
 from demo.kubectl import Cluster
 from tests.faults.machine import VICTIM_NODE
-from tests.faults.watched import NODES, RANKS_PER_NODE, SAVE_INTERVAL, eventually
+from tests.faults.watched import SAVE_INTERVAL, eventually
 
 NAMESPACE = "megatron-bench"
 ITERATIONS = 100_000
-CAP_SECONDS = 180.0
-"""A run that does no new iteration for so long is said to be stuck."""
+BASELINES: tuple[type[Torchrun | OnFailure | ByExitCode], ...] = (OnFailure, ByExitCode, Torchrun, GangAnew)
 
 console = Console(soft_wrap=True)
 
@@ -43,161 +54,109 @@ console = Console(soft_wrap=True)
 class Bench:
     """What all trials share."""
 
-    cluster: Cluster
     machine: Machine
-    measured: Measured = field(default_factory=Measured)
+    measured: Measured
+    every: bool
+    """Whether series that one trial tells are run in full too."""
+    broken: bool = False
+    """Whether the system is stuck from its last trial."""
 
-    def series(self, system: System, fault: str, trials: int) -> None:
-        """`trials` times the same fault, one after the other; a stuck system is started anew."""
-        for number in range(trials):
-            if not self._ready(system, fault):
+    def series(self, system: System, fault: str) -> None:
+        """The same fault again and again, until the median is known."""
+        while not enough(self.measured, system.key, fault, self.every):
+            try:
+                self._prepare(system, fault)
+            except (TimeoutError, RuntimeError) as error:
+                console.print(f"[red]{system.key}, {fault}: given up: {error}[/red]", highlight=False)
                 return
             with contextlib.ExitStack() as undo:
-                cell = measure(system, inject(fault, system, self.machine, undo))
+                cell = watch(system, inject(fault, system, self.machine, undo)).cell
             self.measured.add(system.key, fault, cell)
-            console.print(f"{system.key}, {fault} {number + 1}/{trials}: {cell}", highlight=False)
-            if cell.stuck:
-                restart(system)
+            write(self.measured)
+            console.print(f"{system.key}, {fault}: {cell}", highlight=False)
+            self.broken = bool(cell.stuck)
 
-    def _ready(self, system: System, fault: str) -> bool:
+    def _prepare(self, system: System, fault: str) -> None:
+        if self.broken or system.worn():
+            restart(system)
+        if fault == "node":
+            spread(system)
         try:
             settle(system)
-            if fault == "node":
-                self._spread(system)
         except (TimeoutError, RuntimeError) as error:
-            self.measured.add(system.key, fault, Cell(stuck=f"did not start: {error}"))
-            return False
-        return True
-
-    def _spread(self, system: System) -> None:
-        """A pod on the node that will be lost; after the loss of it, all are on the other."""
-        for _ in range(4):
-            pods = [system.pod(node) or {} for node in range(NODES)]
-            if any(pod.get("spec", {}).get("nodeName") == VICTIM_NODE for pod in pods):
-                return
-            restart(system)
+            # What a stuck gang has left behind may keep the next one from starting.
+            console.print(f"{system.key} begins from nothing: {error}", highlight=False)
+            restart(system, forget=True)
+            if fault == "node":
+                spread(system)
             settle(system)
-        raise RuntimeError(f"the scheduler put no pod on {VICTIM_NODE} in 4 starts")
 
 
-def restart(system: System) -> None:
-    """Begin again, from the newest checkpoint."""
-    system.stop()
-    system.start()
-
-
-def settle(system: System) -> None:
-    """Wait until it trains and has a checkpoint since its last start. Raises RuntimeError when it fails."""
-
-    def ready() -> bool | None:
-        if why := system.failed():
-            raise RuntimeError(why)
-        steps = system.steps()
-        if len(system.all_ranks()) != NODES * RANKS_PER_NODE or not steps:
-            return None
-        # An iteration done again marks the last start.
-        again = max(
-            (i for i in range(1, len(steps)) if steps[i].iteration <= steps[i - 1].iteration), default=0
-        )
-        return (steps[again].iteration < system.saved() <= steps[-1].iteration - 2) or None
-
-    eventually(f"{system.key} to train past a checkpoint of its own", ready, CAP_SECONDS)
-
-
-def inject(fault: str, system: System, machine: Machine, undo: contextlib.ExitStack) -> Callable[[], None]:
+def inject(fault: str, system: System, machine: Machine, undo: contextlib.ExitStack) -> Callable[[], object]:
     """What does the fault when called."""
-    rank = system.ranks(1)[1]
     if fault == "rank":
-        return rank.kill
+        return system.kill_rank
     if fault == "hang":
+        rank = system.ranks(1)[1]
         return lambda: rank.signal(signal.SIGSTOP)
     if fault == "pod":
         words = ("delete", "pod", system.pod_name(1), "--force", "--grace-period=0")
-        return lambda: void(system.cluster.kubectl(*words))
+        return lambda: system.cluster.kubectl(*words)
     undo.callback(machine.node_start, VICTIM_NODE)
     return lambda: machine.node_stop(VICTIM_NODE)
 
 
-def void(_: object) -> None: ...
-
-
-def measure(system: System, fault: Callable[[], None]) -> Cell:
-    """Do the fault and watch until a new iteration, or until nothing has come for CAP_SECONDS."""
-    old = system.all_ranks()
-    began = time.time()
-    fault()
-    gone: float | None = None
-    bound_since: float | None = None
-    ranks: set[object] = set()
-    started = 0.0
-    while True:
-        now = time.time()
-        if gone is None and not any(rank.alive for rank in old):
-            gone = now
-        if not system.bound():
-            bound_since = None
-        elif bound_since is None:
-            bound_since = now
-        current = system.all_ranks() - old
-        if current != ranks:
-            ranks = set(current)
-            if len(current) == NODES * RANKS_PER_NODE:
-                started = now
-        if gone is not None and started:
-            steps = system.steps()
-            reached = max((s.iteration for s in steps if s.time <= gone), default=0)
-            anew = [s for s in steps if s.time > started]
-            new = [s for s in anew if s.iteration > reached]
-            if new:
-                marks = [began, gone, max(gone, bound_since or gone), started, anew[0].time, new[0].time]
-                for index in range(1, len(marks)):
-                    marks[index] = max(marks[index], marks[index - 1])
-                spans = [after - before for before, after in itertools.pairwise(marks)]
-                return Cell(dict(zip(PHASES, spans, strict=True)))
-        if why := system.failed():
-            return Cell(stuck=f"after {now - began:.0f} s: {why}")
-        if now - began > CAP_SECONDS:
-            return Cell(stuck=f"no new iteration in {CAP_SECONDS:.0f} s")
-        time.sleep(0.1)
-
-
-def systems(cluster: Cluster, wanted: list[str]) -> list[System]:
-    """Those wanted, the operator first: its pod template and its volume are what the others use."""
-    operator = Operator(cluster, "bench-operator", ITERATIONS)
+def prepared(operator: Operator) -> tuple[dict[str, Any], Path]:
+    """Start this project's run; its pod template and its volume are what the others use."""
     restart(operator)
-    settle(operator)
-    template, volume = operator.template(), operator.folder.parent
-    others: dict[str, System] = {
-        "onfailure": OnFailure(cluster, "bench-onfailure", template, volume),
-        "exitcode": ByExitCode(cluster, "bench-exitcode", template, volume),
-        "torchrun": Torchrun(cluster, "bench-torchrun", template, volume),
-    }
-    return [operator, *(others[name] for name in wanted if name != "operator")]
+    template = operator.template()
+    volume = eventually(
+        f"the volume of {CLAIM}",
+        lambda: volume_of(operator.api, operator.cluster.namespace, CLAIM),
+        SETTLE_SECONDS,
+    )
+    return template, volume
+
+
+def namespace(name: str) -> Cluster:
+    """The cluster with the operator installed, and an empty namespace in it."""
+    cluster = Cluster(connect(), name)
+    install(cluster)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return cluster
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.recovery", description=__doc__)
-    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=5, help="of a series, those kept included")
     parser.add_argument("--systems", nargs="+", choices=SYSTEM_TITLES, default=list(SYSTEM_TITLES))
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--keep", action="store_true", help="add to what was measured before")
+    parser.add_argument("--every", action="store_true", help="all trials also where one tells")
     options = parser.parse_args(argv)
-    cluster = Cluster(connect(), NAMESPACE)
-    install(cluster)
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    bench = Bench(cluster, Machine(quiet=True), Measured.read() if options.keep else Measured())
+    measured = Measured.read() if options.keep else Measured()
+    measured.planned = options.trials
+    cluster = namespace(NAMESPACE)
     console.print(
-        f"checkpoint every {SAVE_INTERVAL} iterations; baselines' hangs end after the collective time-out, "
-        f"here --distributed-timeout-minutes {TIMEOUT_MINUTES}"
+        f"checkpoint every {SAVE_INTERVAL} iterations; stuck after {CAP_SECONDS:.0f} s; baselines' hangs end "
+        f"after the collective time-out, here --distributed-timeout-minutes {TIMEOUT_MINUTES}"
     )
-    for system in systems(cluster, options.systems):
-        if not isinstance(system, Operator):
-            restart(system)
-        for fault in options.faults if system.key != Operator.key or "operator" in options.systems else ():
-            bench.series(system, fault, options.trials)
-            write(bench.measured)
-        system.stop()
-    show(bench.measured, console)
+    operator = Operator(cluster, "bench-operator", ITERATIONS)
+    template, volume = prepared(operator)
+    systems: list[System] = [operator]
+    systems += [made(cluster, f"bench-{made.key}", template, volume) for made in BASELINES]
+    for system in systems:
+        faults = [fault for fault in options.faults if fault in system.faults]
+        todo = [fault for fault in faults if not enough(measured, system.key, fault, options.every)]
+        wanted = system.key in options.systems and todo
+        if wanted and system is not operator:
+            system.start()
+        bench = Bench(Machine(quiet=True), measured, options.every)
+        for fault in todo if wanted else ():
+            bench.series(system, fault)
+        if wanted or system is operator:
+            system.stop()
+    show(measured, console)
     cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=180s")
     return 0
 

@@ -1,5 +1,6 @@
 """What bench.recovery measured: kept as YAML, shown as a table, drawn as bars, written into its page."""
 
+import math
 import os
 import platform
 import statistics
@@ -29,7 +30,24 @@ SYSTEM_TITLES = {
     "onfailure": "PyTorchJob, OnFailure",
     "exitcode": "PyTorchJob, ExitCode",
     "torchrun": "torchrun alone",
+    "anew": "torchrun, both begun anew at once",
 }
+CAP_SECONDS = 150.0
+"""A run that does no new iteration for so long is said to be stuck. A baseline's hang has room in it: 60 s of
+time-out, 30 s until torchrun kills a rank that does not answer SIGTERM, half a minute for the cold start."""
+NO_POD = "nobody replaces a pod"
+NO_FORCE = "nobody deletes by force the pods of a node that is silent, so none are made in their place"
+THE_TIMEOUT = "nothing but the collective time-out ends it, so its length is what is measured"
+ONE_TELLS = {
+    ("torchrun", "pod"): NO_POD,
+    ("torchrun", "node"): NO_POD,
+    ("onfailure", "node"): NO_FORCE,
+    ("exitcode", "node"): NO_FORCE,
+    ("onfailure", "hang"): THE_TIMEOUT,
+    ("exitcode", "hang"): THE_TIMEOUT,
+    ("torchrun", "hang"): THE_TIMEOUT,
+}
+"""Series of one trial, and why more would say the same."""
 PHASES = ("detect", "schedule", "start", "load", "redo")
 
 
@@ -56,6 +74,8 @@ class Cell:
 class Measured:
     """Trials by system and fault."""
 
+    planned: int = 5
+    """Trials of a series, unless fewer decide it."""
     cells: dict[str, dict[str, list[Cell]]] = field(default_factory=dict)
 
     def add(self, system: str, fault: str, cell: Cell) -> None:
@@ -66,8 +86,9 @@ class Measured:
         """What was written last; empty where nothing was."""
         if not DATA.exists():
             return cls()
-        result = cls()
-        for system, faults in yaml.safe_load(DATA.read_text()).get("trials", {}).items():
+        document = yaml.safe_load(DATA.read_text())
+        result = cls(document["measured"].get("planned", cls.planned))
+        for system, faults in document.get("trials", {}).items():
             for fault, trials in faults.items():
                 for trial in trials:
                     seconds = {name: float(trial[name]) for name in PHASES if name in trial}
@@ -75,13 +96,31 @@ class Measured:
         return result
 
 
+def middle(cells: list[Cell]) -> float:
+    """Median seconds of all trials; a stuck one counts as endless: infinite where half of them are stuck."""
+    return statistics.median(math.inf if cell.stuck else cell.total for cell in cells)
+
+
 def medians(cells: list[Cell]) -> dict[str, float]:
-    """Median seconds of each phase and of the total, over the trials that came through."""
-    good = [cell for cell in cells if not cell.stuck]
-    if not good:
+    """Median of the total, and of each phase over the trials that came through; none where half are stuck."""
+    if not cells or math.isinf(middle(cells)):
         return {}
+    good = [cell for cell in cells if not cell.stuck]
     found = {name: statistics.median(cell.seconds[name] for cell in good) for name in PHASES}
-    return found | {"total": statistics.median(cell.total for cell in good)}
+    return found | {"total": middle(cells)}
+
+
+def decided(cells: list[Cell], planned: int) -> bool:
+    """Whether the median of `planned` trials can only be endless, whatever the rest of them bring."""
+    return 2 * sum(bool(cell.stuck) for cell in cells) >= planned
+
+
+def enough(measured: Measured, system: str, fault: str, every: bool = False) -> bool:
+    """Whether a series is over. `every`: also those of ONE_TELLS go on until the median is decided."""
+    cells = measured.cells.get(system, {}).get(fault, [])
+    if cells and not every and (system, fault) in ONE_TELLS:
+        return True
+    return len(cells) >= measured.planned or decided(cells, measured.planned)
 
 
 def machine() -> str:
@@ -110,36 +149,59 @@ def document(measured: Measured) -> dict[str, Any]:
         for system, faults in measured.cells.items()
     }
     return {
-        "measured": {"machine": machine(), "command": "make bench-recovery"},
+        "measured": {
+            "machine": machine(),
+            "command": "make bench-recovery",
+            "planned": measured.planned,
+            "cap": CAP_SECONDS,
+        },
         "systems": medians_told,
         "trials": trials,
     }
 
 
-def _told(cells: list[Cell]) -> str:
-    """A cell of the table: median of the total, its range, and how many trials came through."""
+def told(cells: list[Cell], planned: int) -> str:
+    """A cell of the table: median of the total, the range of those that came through, how many did not."""
+    if not cells:
+        return "-"
     good = sorted(cell.total for cell in cells if not cell.stuck)
-    if not good:
-        return f"stuck ({len(cells)} of {len(cells)})" if cells else "-"
-    text = f"{statistics.median(good):.1f}"
+    stuck = len(cells) - len(good)
+    if math.isinf(middle(cells)):
+        text = f"> {CAP_SECONDS:.0f} ({stuck} of {len(cells)} stuck"
+        if len(cells) < planned and decided(cells, planned):
+            text += f"; the median of {planned} is decided"
+        return text + ")"
+    text = f"{middle(cells):.1f}"
     if len(good) > 1:
         text += f" ({good[0]:.1f} to {good[-1]:.1f})"
-    stuck = len(cells) - len(good)
-    return f"{text}, N {len(good)}" + (f", {stuck} stuck" if stuck else "")
+    return f"{text}, N {len(cells)}" + (f", {stuck} stuck" if stuck else "")
 
 
 def rows(measured: Measured) -> list[list[str]]:
     """The table: fault, system, total, phases."""
     result = []
     for fault in FAULTS:
-        for system, faults in measured.cells.items():
-            cells = faults.get(fault, [])
+        for system in SYSTEM_TITLES:
+            cells = measured.cells.get(system, {}).get(fault, [])
             if not cells:
                 continue
-            middle = medians(cells)
-            parts = [f"{middle[name]:.1f}" if middle else "" for name in PHASES]
-            result.append([FAULT_TITLES[fault], SYSTEM_TITLES[system], _told(cells), *parts])
+            found = medians(cells)
+            parts = [f"{found[name]:.1f}" if found else "" for name in PHASES]
+            total = told(cells, measured.planned)
+            result.append([FAULT_TITLES[fault], SYSTEM_TITLES[system], total, *parts])
     return result
+
+
+def notes(measured: Measured) -> list[str]:
+    """Why trials were stuck, and why there are fewer than planned."""
+    lines = []
+    for system, faults in measured.cells.items():
+        for fault, cells in faults.items():
+            place = f"{SYSTEM_TITLES[system]}, {FAULT_TITLES[fault]}"
+            lines += [f"Stuck: {place}: {why}." for why in sorted({c.stuck for c in cells if c.stuck})]
+            if len(cells) == 1 < measured.planned and (system, fault) in ONE_TELLS:
+                lines.append(f"One trial: {place}: {ONE_TELLS[system, fault]}.")
+    return lines
 
 
 HEADINGS = ("fault", "system", "seconds to a new iteration", *PHASES)
@@ -160,10 +222,7 @@ def write(measured: Measured) -> None:
     _plot(measured)
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * 2 + "---:|" * (len(HEADINGS) - 2)]
     lines += ["| " + " | ".join(row) + " |" for row in rows(measured)]
-    for system, faults in measured.cells.items():
-        for fault, cells in faults.items():
-            for why in sorted({cell.stuck for cell in cells if cell.stuck}):
-                lines += ["", f"Stuck: {SYSTEM_TITLES[system]}, {FAULT_TITLES[fault]}: {why}."]
+    lines += [line for note in notes(measured) for line in ("", note)]
     text = PAGE.read_text()
     before, after = text[: text.index(BEGIN)], text[text.index(END) :]
     PAGE.write_text(f"{before}{BEGIN}\n\nMachine: {machine()}.\n\n" + "\n".join(lines) + f"\n\n{after}")
@@ -176,15 +235,16 @@ def _plot(measured: Measured) -> None:
     from matplotlib import patches, pyplot
 
     figure, axes = pyplot.subplots(1, len(FAULTS), figsize=(13, 3.6), layout="constrained")
-    names = list(measured.cells)
+    names = [name for name in SYSTEM_TITLES if name in measured.cells]
     for axis, fault in zip(axes, FAULTS, strict=True):
         for place, system in enumerate(names):
             cells = measured.cells[system].get(fault, [])
-            middle, left = medians(cells), 0.0
-            for number, phase in enumerate(PHASES if middle else ()):
-                axis.barh(place, middle[phase], left=left, color=f"C{number}", height=0.6)
-                left += middle[phase]
-            text = f" {middle['total']:.1f} s" if middle else (" stuck" if cells else " not measured")
+            found, left = medians(cells), 0.0
+            for number, phase in enumerate(PHASES if found else ()):
+                axis.barh(place, found[phase], left=left, color=f"C{number}", height=0.6)
+                left += found[phase]
+            stuck = f" > {CAP_SECONDS:.0f} s: stuck" if cells else " not measured"
+            text = f" {found['total']:.1f} s" if found else stuck
             axis.text(left, place, text, va="center", fontsize=8)
         axis.set_title(FAULT_TITLES[fault])
         titles = [SYSTEM_TITLES[name] for name in names]

@@ -4,44 +4,60 @@
 elastic agent and its c10d rendezvous, in place of the launcher: as a PyTorchJob, or as bare pods.
 """
 
+import contextlib
 import copy
-import json
-from abc import ABC, abstractmethod
+import shutil
+import signal
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
 from localcluster.errors import ClusterError
-from localcluster.faults import Container, Process
+from localcluster.faults import Process
 
+from bench.recovery_report import FAULTS
 from demo.kubectl import Cluster
-from demo.run import Step
 from tests.control_plane.api import Api
-from tests.faults.watched import DATA_CLAIM, NODES, RANKS_PER_NODE, WatchedRun, eventually
+from tests.faults.watched import DATA_CLAIM, NODES, RANKS_PER_NODE, Watched, WatchedRun, eventually
 
 SCRIPT = Path(__file__).parent / "plain_pretrain.py"
-TIMEOUT_MINUTES = 2
-"""`--distributed-timeout-minutes` of the baselines: nothing else ends their hangs. Megatron's own is 10."""
+TIMEOUT_MINUTES = 1
+"""`--distributed-timeout-minutes` of the baselines, the least that it takes: nothing else ends their hangs.
+Megatron's own is 10."""
 RETRIED = 138
 """What a failed torchrun is made to exit with: policy ExitCode gives the job up at 1, torchrun's own code."""
 CLAIM = "checkpoints"
 """One volume for the checkpoints of all systems, a folder each."""
+ONCE = (
+    '"$@" & child=$!; trap "kill $child" TERM; wait $child; code=$?; '
+    f"[ $code -gt 128 ] && {{ wait $child; code=$?; }}; [ $code = 0 ] || exit {RETRIED}"
+)
+"""PID 1 of a container: SIGTERM is passed on, else a deleted pod would train on for its grace period. A trap
+ends the first `wait` with 128 and more."""
+FOR_EVER = 'until "$@"; do :; done'
 
 
-class System(ABC):
+def volume_of(api: Api, namespace: str, claim: str) -> Path | None:
+    """Where the host has the volume of a claim; None while it is not there."""
+    volume = (api.find("PersistentVolumeClaim", namespace, claim) or {}).get("spec", {}).get("volumeName")
+    if not volume:
+        return None
+    folder = Path(api.get("PersistentVolume", None, volume)["spec"]["hostPath"]["path"])
+    return folder if folder.is_dir() else None
+
+
+class System(Watched):
     """One way to run two pods of two ranks; started anew for every series of faults."""
 
     key: str
     """What it is called in bench.recovery_report."""
+    faults: tuple[str, ...] = FAULTS
+    """Those that it is measured with."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
         self.api = Api(cluster.kubeconfig)
         self.name = name
-
-    @property
-    @abstractmethod
-    def folder(self) -> Path:
-        """Its checkpoint folder on the host."""
 
     @abstractmethod
     def start(self) -> None:
@@ -51,52 +67,33 @@ class System(ABC):
     def stop(self) -> None:
         """Take everything away but the checkpoints."""
 
-    def failed(self) -> str | None:
-        """Why it has given up; None while it has not."""
+    def forget(self) -> None:
+        """Take the checkpoints away of a system that is stopped."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ended(self) -> str | None:
+        """What it says of its end; None while it has not ended."""
         return None
 
-    def steps(self) -> list[Step]:
-        try:
-            text = (self.folder / "progress.jsonl").read_text()
-        except (FileNotFoundError, ClusterError):
-            return []
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
+    def worn(self) -> bool:
+        """Whether the next fault would cost more for those before it."""
+        return False
 
-    def saved(self) -> int:
-        """Newest iteration whose checkpoint was finished."""
-        names = [path.parent.name for path in self.folder.glob("iter_*/metadata.json")]
-        return max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
-
-    def pod_name(self, node_rank: int) -> str:
-        return f"{self.name}-master-0" if node_rank == 0 else f"{self.name}-worker-{node_rank - 1}"
-
-    def pod(self, node_rank: int) -> dict[str, Any] | None:
-        return self.api.find("Pod", self.cluster.namespace, self.pod_name(node_rank))
+    def kill_rank(self) -> None:
+        """SIGKILL of one."""
+        self.ranks(1)[1].kill()
 
     def bound(self) -> bool:
         """Whether all pods are there to stay and have a node."""
         pods = [self.pod(node) for node in range(NODES)]
         return all(p and p["spec"].get("nodeName") and "deletionTimestamp" not in p["metadata"] for p in pods)
 
-    def ranks(self, node_rank: int) -> list[Process]:
-        """The rank processes of a pod: each leads a session, below the agent or the warm parent."""
-        pod = self.pod(node_rank) or {}
-        for state in pod.get("status", {}).get("containerStatuses", []):
-            if "running" in state["state"]:
-                container = Container(state["containerID"])
-                first = container.first
-                return [p for p in container.processes() if p.session == p.pid and p.pid != first.pid]
-        return []
-
     def all_ranks(self) -> set[Process]:
         """Of all pods; those of a pod that cannot be looked into are left out."""
         found: set[Process] = set()
         for node in range(NODES):
-            try:
+            with contextlib.suppress(ClusterError):
                 found |= set(self.ranks(node))
-            except ClusterError:
-                continue
         return found
 
 
@@ -114,6 +111,9 @@ class Operator(System):
     def folder(self) -> Path:
         return self.run.folder
 
+    def ranks(self, node_rank: int) -> list[Process]:
+        return self.run.ranks(node_rank)
+
     def start(self) -> None:
         self.cluster.apply(DATA_CLAIM)
         self.cluster.apply({**DATA_CLAIM, "metadata": {"name": CLAIM}})
@@ -122,12 +122,13 @@ class Operator(System):
     def stop(self) -> None:
         self.run.delete()
 
-    def failed(self) -> str | None:
+    def ended(self) -> str | None:
         status = self.run.status()
-        return status.message if status.phase in ("Failed", "Refused") else None
+        ended = status.phase in ("Failed", "Refused", "Succeeded")
+        return f"{status.phase}: {status.message}" if ended else None
 
     def template(self) -> dict[str, Any]:
-        """The pod template of its job."""
+        """The pod template of its job, which is made when the data is prepared."""
 
         def made() -> dict[str, Any] | None:
             return self.cluster.get("pytorchjob", self.name)
@@ -140,10 +141,17 @@ class Operator(System):
 class _Torchrun(System):
     """Common to all baselines: the operator's pod template with torchrun in it."""
 
-    def __init__(self, cluster: Cluster, name: str, template: dict[str, Any], volume: Path) -> None:
+    max_restarts: int
+    shell = ONCE
+
+    def __init__(
+        self, cluster: Cluster, name: str, template: dict[str, Any], volume: Path, claim: str = CLAIM
+    ) -> None:
+        """`volume`: where the host has the volume of `claim`, to which the checkpoints go."""
         super().__init__(cluster, name)
         self._template = template
         self._volume = volume
+        self._claim = claim
 
     @property
     def folder(self) -> Path:
@@ -158,17 +166,24 @@ class _Torchrun(System):
         for flag in ("--save", "--load"):
             flags[flags.index(flag) + 1] = f"/checkpoints/{self.name}"
         flags[flags.index("--data-cache-path") + 1] = f"/checkpoints/{self.name}/data-cache"
+        # Megatron's default. With it, SIGTERM asks for a save: the dead rank's sibling, which torchrun stops
+        # so, would wait for its lost peers until torchrun kills it after 30 s.
+        flags.remove("--exit-signal-handler")
         flags += ["--distributed-timeout-minutes", str(TIMEOUT_MINUTES)]
         words = [
-            *("torchrun", f"--nnodes={NODES}", f"--nproc-per-node={RANKS_PER_NODE}", "--max-restarts=100"),
+            *("torchrun", f"--nnodes={NODES}", f"--nproc-per-node={RANKS_PER_NODE}"),
+            *(f"--max-restarts={self.max_restarts}"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={self.pod_name(0)}:29500", f"--rdzv-id={self.name}"),
             *("/plain/plain_pretrain.py", *flags),
         ]
-        # The shell replaces itself by nothing: it stays PID 1 and maps the exit code.
-        container["command"] = ["sh", "-c", f'"$@" || exit {RETRIED}', "sh"]
+        container["command"] = ["sh", "-c", self.shell, "sh"]
         container["args"] = words
         container["env"] = [*container["env"], {"name": "OMP_NUM_THREADS", "value": "1"}]
         container["volumeMounts"].append({"name": "plain", "mountPath": "/plain"})
+        for source in made["spec"]["volumes"]:
+            claim = source.get("persistentVolumeClaim", {})
+            if claim.get("claimName") == CLAIM:
+                claim["claimName"] = self._claim
         made["spec"]["volumes"].append({"name": "plain", "configMap": {"name": "plain-pretrain"}})
         # Anything but spread pods would make losing a node another fault than losing a pod.
         made["spec"]["topologySpreadConstraints"] = [
@@ -200,12 +215,17 @@ class _Torchrun(System):
         )
 
     def ranks(self, node_rank: int) -> list[Process]:
-        return [process for process in super().ranks(node_rank) if "plain_pretrain" in process.command]
+        """Each leads a session, as the container's first process does."""
+        container = self.container(node_rank)
+        found = [process for process in container.processes() if process != container.first]
+        return [process for process in found if process.session == process.pid]
 
 
 class PlainPyTorchJob(_Torchrun):
     """A PyTorchJob as its users write it: `torchrun` in each pod, restarts left to the training-operator."""
 
+    max_restarts = 0
+    """torchrun's own. With more, agents whose ranks were started anew at different times miss each other."""
     policy: str
 
     def start(self) -> None:
@@ -227,17 +247,42 @@ class PlainPyTorchJob(_Torchrun):
         self.cluster.kubectl("delete", "pytorchjob", self.name, "--ignore-not-found", "--timeout=120s")
         self.end_pods()
 
-    def failed(self) -> str | None:
-        job = self.cluster.get("pytorchjob", self.name) or {}
+    def ended(self) -> str | None:
+        job = self.api.find("PyTorchJob", self.cluster.namespace, self.name) or {}
         for condition in job.get("status", {}).get("conditions") or []:
-            if condition["type"] == "Failed" and condition["status"] == "True":
-                return "the job is Failed"
+            if condition["type"] in ("Failed", "Succeeded") and condition["status"] == "True":
+                return f"{condition['type']}: {condition.get('message', '')}"
         return None
+
+    def described(self) -> str:
+        """What its pods say of themselves, in a few words."""
+        return "; ".join(self._described(node) for node in range(NODES))
+
+    def _described(self, node_rank: int) -> str:
+        name = self.pod_name(node_rank).removeprefix(f"{self.name}-")
+        pod = self.pod(node_rank)
+        if pod is None:
+            return f"{name} is gone"
+        if "deletionTimestamp" in pod["metadata"]:
+            return f"{name} Terminating"
+        words = f"{name} {pod['status'].get('phase', 'Pending')}"
+        for state in pod["status"].get("containerStatuses", []):
+            if "waiting" in state["state"]:
+                words = f"{name} {state['state']['waiting'].get('reason', 'waiting')}"
+            if state["restartCount"]:
+                words += f", restarted {state['restartCount']} times"
+        return words
 
 
 class OnFailure(PlainPyTorchJob):
     key = "onfailure"
     policy = "OnFailure"
+
+    def worn(self) -> bool:
+        """The kubelet starts a container that failed before 10, 20, 40 s later, and later."""
+        pods = [self.pod(node) or {} for node in range(NODES)]
+        states = [s for pod in pods for s in pod.get("status", {}).get("containerStatuses", [])]
+        return any(state["restartCount"] for state in states)
 
 
 class ByExitCode(PlainPyTorchJob):
@@ -249,6 +294,7 @@ class Torchrun(_Torchrun):
     """`torchrun --max-restarts` in two pods that nobody replaces."""
 
     key = "torchrun"
+    max_restarts = 100
 
     def start(self) -> None:
         self.apply_script()
@@ -281,3 +327,25 @@ class Torchrun(_Torchrun):
         self.end_pods()
         for node in range(NODES):
             self.cluster.kubectl("delete", "service", self.pod_name(node), "--ignore-not-found")
+
+
+class GangAnew(Torchrun):
+    """A cold restart of torchrun at its best: when a rank is killed, all others and both torchruns are ended
+    in the same moment, and both torchruns begin anew at once in pods that live on.
+
+    No real script around torchrun could be as quick: nothing has to be noticed, and nothing is waited for.
+    """
+
+    key = "anew"
+    faults = ("rank",)
+    max_restarts = 0
+    shell = FOR_EVER
+
+    def kill_rank(self) -> None:
+        containers = [self.container(node) for node in range(NODES)]
+        ended = [process for each in containers for process in each.processes() if process != each.first]
+        super().kill_rank()
+        # The Master's torchrun first: it holds the store that the others would find still there.
+        for process in ended:
+            with contextlib.suppress(ClusterError):
+                process.signal(signal.SIGKILL)

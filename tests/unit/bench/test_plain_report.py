@@ -1,0 +1,84 @@
+"""What is said of a plain job after a row of the fault table."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import plain_report
+from bench.plain_report import Outcome, Results, ended, promised, table, went_on
+from bench.plain_rows import chosen, left_out
+from demo.run import Step
+from tests.faults.rows import ROWS
+
+KNOWN = {iteration: 10.0 / iteration for iteration in range(1, 31)}
+
+
+def steps(first: int, last: int, offset: float = 0.0) -> list[Step]:
+    return [Step(n, 10.0 / n + offset, float(n), 0) for n in range(first, last + 1)]
+
+
+def test_a_job_that_resumes_from_the_newest_whole_checkpoint_goes_on() -> None:
+    found = went_on(steps(21, 31), KNOWN, reached=30, least=20, seconds=41.2)
+    assert found == Outcome("went on", "goes on after 41 s, 10 iterations done again")
+
+
+def test_a_start_before_a_whole_checkpoint_is_training_lost_without_need() -> None:
+    found = went_on(steps(1, 1), KNOWN, reached=30, least=20, seconds=20)
+    assert found == Outcome("rolled back", "goes on from iteration 0 although checkpoint 20 was whole")
+
+
+def test_iterations_done_again_with_another_loss_are_told() -> None:
+    found = went_on(steps(21, 31, offset=0.001), KNOWN, reached=30, least=20, seconds=41.2)
+    assert found.kind == "other losses"
+    assert "from iteration 21 on" in found.told
+
+
+def test_a_job_that_ends_early_as_succeeded_is_told_so() -> None:
+    assert ended("Succeeded: done", 47, 100_000) == Outcome(
+        "succeeded", "is told Succeeded after iteration 47 of 100,000"
+    )
+    assert ended("Failed: 1 Master replica failed", 47, 100_000).kind == "failed"
+
+
+def test_rows_that_need_this_operator_are_left_out_with_their_reason() -> None:
+    names = set(left_out())
+    assert "the operator is killed when the pod is gone" in names
+    assert "a node is lost and the operator killed" in names
+    assert "the training-operator is killed when a pod is gone" not in names
+    assert names | {row.name for row in chosen([])} == {row.name for row in ROWS}
+    assert {row.name for row in chosen(["tracker"])} == {r.name for r in ROWS if "tracker" in r.name}
+    with pytest.raises(ValueError, match="no row has any of"):
+        chosen(["no such row"])
+
+
+def test_the_operator_is_promised_what_its_row_asserts() -> None:
+    by_name = {row.name: row for row in ROWS}
+    damaged = promised(by_name["the newest checkpoint's shard is torn"])
+    assert damaged.startswith("goes on from the checkpoint before the damaged one within")
+    assert "nothing is told" in promised(by_name["a rank is slow"])
+
+
+def test_results_outlive_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_report, "DATA", tmp_path / "plain.yaml")
+    monkeypatch.setattr(plain_report, "PAGE", tmp_path / "plain.md")
+    plain_report.PAGE.write_text(f"before\n{plain_report.BEGIN}\nold\n{plain_report.END}\nafter\n")
+    results = Results.read()
+    row = ROWS[0]
+    results.add(row.name, "exitcode", Outcome("stuck", "stuck: no new iteration in 120 s"))
+    plain_report.write(results, ROWS, {"another": "no reason"})
+    assert Results.read() == results
+    assert Results.read().has(row.name, "exitcode")
+    assert not Results.read().has(row.name, "onfailure")
+    text = plain_report.PAGE.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert f"| {row.name} | {promised(row)} | not run | stuck: no new iteration in 120 s |" in text
+    assert "\nold\n" not in text
+
+
+def test_the_table_counts_the_jobs_that_came_through() -> None:
+    results = Results()
+    results.add(ROWS[0].name, "exitcode", Outcome("went on", "goes on after 40 s"))
+    results.add(ROWS[1].name, "exitcode", Outcome("stuck", "stuck"))
+    lines = table(results, ROWS, {})
+    assert "ExitCode: 1 of 2 rows end with a job that trains on as it should." in lines
