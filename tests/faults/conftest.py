@@ -12,6 +12,7 @@ from localcluster.errors import ClusterError
 
 from demo.__main__ import OPERATOR_NAMESPACE, connect, install
 from demo.kubectl import Cluster
+from tests.faults.rows import Row
 from tests.faults.table import ROOM, check_curve
 from tests.faults.watched import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventually
 
@@ -56,7 +57,7 @@ def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, floa
     status = run.wait(lambda status: status.phase in ("Succeeded", "Failed"), 2 * DEADLINE)
     assert status.phase == "Succeeded", status.message
     steps = run.steps()
-    check_curve(steps, {s.iteration: s.loss for s in steps} if expected is None else expected)
+    check_curve(run, {s.iteration: s.loss for s in steps} if expected is None else expected)
     assert steps[-1].iteration == run.train_iters
     saved = run.saved()
     assert saved[-1] == run.train_iters
@@ -76,12 +77,16 @@ class Runs:
         self._iterations = ITERATIONS_OF_ALL if ALL else ITERATIONS
         self._numbers = itertools.count()
         self._run: WatchedRun | None = None
+        self._odd = False
+        """Its recipe is not that of the others."""
         self.expected: dict[int, float] = {}
 
-    def _start(self, disk: bool = False) -> WatchedRun:
+    def _start(self, row: Row | None = None) -> WatchedRun:
         run = WatchedRun(self._cluster, f"run-{next(self._numbers)}", self._iterations)
-        if disk:
-            self._give_small_disk(run)
+        if row is not None:
+            run.change(row.spec)
+            if row.disk:
+                self._give_small_disk(run)
         run.apply()
         eventually(f"{run.name} to train", lambda: run.trains() or None)
         return run
@@ -104,16 +109,16 @@ class Runs:
         """One run to which nothing happens, for its losses."""
         self.expected = finish(self._start(), None)
 
-    def one(self, fresh: bool = False, disk: bool = False) -> WatchedRun:
-        """A run that trains and has ROOM iterations left.
-
-        One that has just begun where `fresh`; with a disk of its own that can be filled up where `disk`.
-        """
-        if self._run is not None and (fresh or self._run.steps()[-1].iteration + ROOM > self._iterations):
+    def one(self, row: Row) -> WatchedRun:
+        """A run as the row wants it, which trains and has ROOM iterations left."""
+        if self._run is not None and (row.alone or self._odd or not self._has_room(self._run)):
             self.end()
         if self._run is None:
-            self._run = self._start(disk)
+            self._run, self._odd = self._start(row), bool(row.spec)
         return self._run
+
+    def _has_room(self, run: WatchedRun) -> bool:
+        return run.steps()[-1].iteration + ROOM <= self._iterations
 
     def end(self) -> None:
         """Let the run finish as if nothing had happened."""

@@ -1,9 +1,10 @@
 """The fault table: what is done to a run, and what must be said of it afterwards."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from tests.faults import badnode, clock, resizes
 from tests.faults import injections as do
 from tests.faults import machine as at
 from tests.faults.injections import Hit, Scene
@@ -20,6 +21,9 @@ class Row:
     kinds: frozenset[str] = frozenset()
     """Of the incidents that may be told; empty: the run goes on and nothing is told."""
     cause: str = ""
+    """Of the first incident."""
+    later: tuple[str, ...] | None = None
+    """Causes of all that come after it, in their order; None: any may come."""
     resumes: Literal["newest", "older"] = "newest"
     """From the newest checkpoint that was finished before the fault, or from the one before it."""
     names: tuple[str, ...] = ()
@@ -32,8 +36,15 @@ class Row:
     """Wants a run of its own, with all its iterations before it."""
     disk: bool = False
     """Wants a run of its own whose checkpoints go to a disk that can be filled up."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Wants a run of its own whose recipe says this too, and which ends when the row is over."""
     extended: bool = False
     """Only in `make faults`: it takes longer than a minute."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it wants a run of its own."""
+        return self.fresh or self.disk or bool(self.spec)
 
 
 def told(*kinds: str) -> frozenset[str]:
@@ -204,4 +215,58 @@ TWO = (
     ),
 )
 
-ROWS = (*RANKS, *PODS, *CHECKPOINTS, *CONTROL, *TWO, *NODES)
+CLOCK = tuple(
+    Row(
+        f"the operator's reading of the clock jumps an hour {where} in a recovery",
+        clock.jump(seconds),
+        told("pod"),
+        r"{pod}",
+        later=(),
+        names=("pod",),
+        fresh=True,
+        extended=True,
+    )
+    for where, seconds in (("ahead", clock.HOUR), ("back", -clock.HOUR))
+)
+
+LAYOUTS = (
+    Row(
+        "accelerator.count is edited from 4 to 2 and back",
+        resizes.edit(resizes.HALF, resizes.WHOLE),
+        told("resize"),
+        r"accelerator\.count was edited: 4 before, 2 now",
+        later=(r"accelerator\.count was edited: 2 before, 4 now",),
+        fresh=True,
+        extended=True,
+    ),
+    Row(
+        "accelerator.count is edited from 4 to 2 and tensorModelParallelSize from 1 to 2, and back",
+        resizes.edit(resizes.Layout(2, tensor=2), resizes.WHOLE),
+        told("resize"),
+        r"accelerator\.count was edited: 4 before, 2 now",
+        later=(r"accelerator\.count was edited: 2 before, 4 now",),
+        spec=resizes.RESHARDABLE,
+        extended=True,
+    ),
+    Row(
+        "a node is lost, an elastic run shrinks, the node is back and it grows",
+        resizes.lose_the_last_place,
+        told("node", "resize"),
+        r"{node}",
+        later=(r"2 of 4 accelerators could be had", r"4 of 4 accelerators have been free"),
+        names=("node",),
+        spec=resizes.ELASTIC,
+        extended=True,
+    ),
+    Row(
+        "a rank is killed twice on one node, which is avoided",
+        badnode.fail_twice_on_one_node,
+        told("rank", "pod"),
+        SIGKILL,
+        names=("pod", "node", "rank"),
+        spec=badnode.AVOID_AFTER_TWO,
+        extended=True,
+    ),
+)
+
+ROWS = (*RANKS, *PODS, *CHECKPOINTS, *CONTROL, *TWO, *NODES, *CLOCK, *LAYOUTS)

@@ -47,7 +47,7 @@ def soak(cluster: Cluster, faults: int, seed: int, minutes: float) -> int:
             break
         began = time.monotonic()
         try:
-            play(Scene(runs.one(row.fresh or row.disk, row.disk), machine), row, runs.expected)
+            play(Scene(runs.one(row), machine), row, runs.expected)
         except (AssertionError, TimeoutError) as error:
             bad += 1
             console.print(f"[red]{number}/{faults} {row.name}: {error}[/red]", highlight=False)

@@ -3,7 +3,8 @@
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,24 @@ def eventually[T](what: str, look: Callable[[], T | None], seconds: float = DEAD
             raise TimeoutError(f"waited {seconds:.0f} s for {what}")
         time.sleep(0.1)
     return found
+
+
+@dataclass(frozen=True)
+class Before:
+    """A run just before a fault."""
+
+    reached: int
+    """Last iteration done."""
+    generation: int
+    saved: list[int]
+    """Iterations of its checkpoints, oldest first."""
+    incidents: int
+    """Number of the last one told."""
+
+    def resumed_from(self, steps: list[Step]) -> int | None:
+        """The checkpoint of the first start since; None while no step was done since."""
+        anew = (step.iteration - 1 for step in steps if step.generation > self.generation)
+        return next(anew, None)
 
 
 class Watched(ABC):
@@ -112,7 +131,21 @@ class WatchedRun(Watched, Run):
         # So many faults in one run would have every node avoided.
         spec["recovery"] = {"nodes": {"avoidAfter": 0}}
         self.api = Api(cluster.kubeconfig)
+        self.nodes = NODES
+        """Pods that it lies on now."""
+        self.exact_through: int | None = None
+        """Last generation before it was first laid out anew; None: it never was."""
         self._folder: Path | None = None
+
+    def change(self, spec: Mapping[str, Any]) -> None:
+        """Change what the recipe says; to be applied."""
+        _merge(self.manifest["spec"], spec)
+
+    def lie_on(self, nodes: int, exact_through: int) -> None:
+        """It was or is being laid out on so many pods, after that generation."""
+        self.nodes = nodes
+        if self.exact_through is None:
+            self.exact_through = exact_through
 
     # What it wrote down.
 
@@ -144,7 +177,7 @@ class WatchedRun(Watched, Run):
     def strays(self) -> list[str]:
         """Processes in its pods that belong neither to a launcher nor to a living rank."""
         found = []
-        for node_rank in range(NODES):
+        for node_rank in range(self.nodes):
             container = self.container(node_rank)
             first = container.first
             parents = container.children(first)
@@ -164,6 +197,15 @@ class WatchedRun(Watched, Run):
         found: dict[str, Any] = (self._recipe() or {}).get("status", {}).get("recovery") or {}
         return found
 
+    def incidents(self, after: int = 0) -> list[dict[str, Any]]:
+        """Those of status.recovery.history with a higher number."""
+        return [each for each in self.recovery().get("history", []) if each["number"] > after]
+
+    def plan(self) -> dict[str, Any]:
+        """status.plan; empty while there is none."""
+        found: dict[str, Any] = (self._recipe() or {}).get("status", {}).get("plan") or {}
+        return found
+
     def status(self) -> Status:
         return Status.of(self._recipe())
 
@@ -173,7 +215,7 @@ class WatchedRun(Watched, Run):
     def trains(self) -> bool:
         """Whether the ranks of all pods are there and the status says that they train."""
         try:
-            ready = all(len(self.ranks(node)) == RANKS_PER_NODE for node in range(NODES))
+            ready = all(len(self.ranks(node)) == RANKS_PER_NODE for node in range(self.nodes))
         except ClusterError:
             return False
         return ready and self.require_alive().phase == "Training"
@@ -185,3 +227,32 @@ class WatchedRun(Watched, Run):
             f"{self.name} ended as {status.phase}: {status.message}"
         )
         return status
+
+    def settled(self) -> Before:
+        """Wait until it trains with all its ranks and has two checkpoints, the newest since the last start.
+
+        Then the budget of restarts is whole, and a damaged checkpoint has one before it.
+        """
+
+        def ready() -> Before | None:
+            self.require_alive()
+            steps = self.steps()
+            if not steps or not self.trains():
+                return None
+            generation = steps[-1].generation
+            first = next(step.iteration for step in steps if step.generation == generation)
+            saved = self.saved()
+            if len(saved) < 2 or saved[-1] < first or steps[-1].iteration < saved[-1] + 2:
+                return None
+            number = max((incident["number"] for incident in self.incidents()), default=0)
+            return Before(steps[-1].iteration, generation, saved, number)
+
+        return eventually(f"{self.name} to train on past a checkpoint", ready)
+
+
+def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
