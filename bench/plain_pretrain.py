@@ -8,7 +8,6 @@ the process's: nothing is translated.
 import os
 import sys
 
-from megatron_trainer.flags import complete
 from megatron_trainer.platform import cpu
 
 if __name__ == "__main__":
@@ -23,7 +22,7 @@ if __name__ == "__main__":
     from megatron_trainer.report import Reporter
     from megatron_trainer.writers import fork_writers
 
-    flags, _ = cpu.adapt(complete(sys.argv[1:])[0])
+    flags, _ = cpu.adapt(sys.argv[1:])
     args = train.parse(flags)
     Observer(Reporter(), None, SpikeWatch(None, 1, None), lambda: None).install()
     # Megatron's own writers are fresh interpreters, slower to start and without a CPU's stand-ins.

@@ -6,6 +6,7 @@ elastic agent and its c10d rendezvous, in place of the launcher: as a PyTorchJob
 
 import contextlib
 import copy
+import os
 import shutil
 import signal
 from abc import abstractmethod
@@ -17,8 +18,9 @@ from localcluster.faults import Process
 
 from bench.recovery_report import FAULTS
 from demo.kubectl import Cluster
+from demo.run import Step
 from tests.control_plane.api import Api
-from tests.faults.watched import DATA_CLAIM, NODES, RANKS_PER_NODE, Watched, WatchedRun, eventually
+from tests.faults.watched import DATA_CLAIM, NODES, RANKS_PER_NODE, Watched, WatchedRun, eventually, steps_of
 
 SCRIPT = Path(__file__).parent / "plain_pretrain.py"
 TIMEOUT_MINUTES = 1
@@ -58,6 +60,23 @@ class System(Watched):
         self.cluster = cluster
         self.api = Api(cluster.kubeconfig)
         self.name = name
+        self._steps: list[Step] = []
+        self._read_bytes = 0
+
+    def steps(self) -> list[Step]:
+        """As above. What was read before is not read again: these runs take thousands of steps."""
+        try:
+            with (self.folder / "progress.jsonl").open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read_bytes:
+                    self._steps, self._read_bytes = [], 0
+                file.seek(self._read_bytes)
+                text = file.read()
+        except (FileNotFoundError, ClusterError):
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        self._steps += steps_of(whole)
+        return list(self._steps)
 
     @abstractmethod
     def start(self) -> None:
@@ -70,6 +89,7 @@ class System(Watched):
     def forget(self) -> None:
         """Take the checkpoints away of a system that is stopped."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._steps, self._read_bytes = [], 0
 
     def ended(self) -> str | None:
         """What it says of its end; None while it has not ended."""

@@ -58,6 +58,12 @@ class Before:
         return next(anew, None)
 
 
+def steps_of(text: str | bytes) -> list[Step]:
+    """Whole lines of a progress.jsonl."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
+
+
 class Watched(ABC):
     """Pods that train, one checkpoint folder: what faults are done to."""
 
@@ -84,8 +90,7 @@ class Watched(ABC):
             text = (self.folder / "progress.jsonl").read_text()
         except (FileNotFoundError, ClusterError):
             return []
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
+        return steps_of(text[: text.rfind("\n") + 1])
 
     def saved(self) -> list[int]:
         """Iterations whose checkpoint was finished, oldest first: Megatron writes metadata.json last."""
