@@ -20,7 +20,7 @@ from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import get_blend_and_blend_per_split
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_trainer import contract, gpt, preflight, stacks, writers
+from megatron_trainer import contract, gpt, preflight, stacks, tracebacks, writers
 from megatron_trainer.contract import ENV_PLATFORM, PROGRESS_FILE, ExitCode
 from megatron_trainer.flags import resume
 from megatron_trainer.loss import SpikeWatch
@@ -204,6 +204,7 @@ def _run(argv: Sequence[str], reporter: Reporter) -> None:
         reporter, int(resume_from) if resume_from else None, _spikes(args), lambda: _preflight(reporter)
     )
     observer.install()
+    tracebacks.make_picklable()
     writers.fork_writers(lambda how: _die(reporter, how))
     try:
         pretrain(

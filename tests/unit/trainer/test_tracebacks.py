@@ -1,0 +1,25 @@
+"""Tracebacks of a failed save or load reach the rank that coordinates."""
+
+import pickle
+import traceback
+
+from megatron_trainer import tracebacks
+
+
+class FrameWithCode(traceback.FrameSummary):
+    """What a frame is from Python 3.13 on: it holds its code object."""
+
+    def __init__(self) -> None:
+        super().__init__("save.py", 7, "write", line="os.write(file, data)")
+        self._code = compile("", "save.py", "exec")
+
+
+def test_a_frame_is_pickled_without_its_code_and_prints_the_same() -> None:
+    tracebacks.make_picklable()
+    try:
+        raise OSError(28, "No space left on device")
+    except OSError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+    assert pickle.loads(pickle.dumps(frames)).format() == frames.format()
+    reduced = tracebacks.as_text(FrameWithCode())
+    assert pickle.loads(pickle.dumps(reduced))[1] == ("save.py", 7, "write", "os.write(file, data)")
