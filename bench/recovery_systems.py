@@ -140,7 +140,10 @@ class Operator(System):
         self.run.apply()
 
     def stop(self) -> None:
-        self.run.delete()
+        self.cluster.kubectl("delete", "megatronrecipe", self.name, "--ignore-not-found", "--timeout=120s")
+        # Without the grace period, in which its ranks would save once more.
+        pods = f"training.kubeflow.org/job-name={self.name}"
+        self.cluster.kubectl("delete", "pod", "-l", pods, "--grace-period=1", "--timeout=180s")
 
     def ended(self) -> str | None:
         status = self.run.status()
@@ -192,7 +195,7 @@ class _Torchrun(System):
         flags += ["--distributed-timeout-minutes", str(TIMEOUT_MINUTES)]
         words = [
             *("torchrun", f"--nnodes={NODES}", f"--nproc-per-node={RANKS_PER_NODE}"),
-            *(f"--max-restarts={self.max_restarts}"),
+            f"--max-restarts={self.max_restarts}",
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={self.pod_name(0)}:29500", f"--rdzv-id={self.name}"),
             *("/plain/plain_pretrain.py", *flags),
         ]
