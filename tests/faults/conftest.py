@@ -19,7 +19,7 @@ from tests.faults.watched import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventua
 NAMESPACE = "megatron-faults"
 ITERATIONS = 240
 ITERATIONS_OF_ALL = 1800
-"""`make faults` has faults that last for a minute, in which the run trains on."""
+"""Some faults of the whole table last for minutes, in which the run trains on."""
 DISK_MEBIBYTES = 128
 ALL = os.environ.get("MEGATRON_FAULTS") == "all"
 
@@ -70,11 +70,12 @@ def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, floa
 class Runs:
     """Gives each row a run with iterations left; ends the one before where it has too few, or is broken."""
 
-    def __init__(self, cluster: Cluster, machine: Machine) -> None:
+    def __init__(self, cluster: Cluster, machine: Machine, iterations: int) -> None:
+        """Each run has so many `iterations`."""
         self._cluster = cluster
         self._machine = machine
         self._disks = contextlib.ExitStack()
-        self._iterations = ITERATIONS_OF_ALL if ALL else ITERATIONS
+        self._iterations = iterations
         self._numbers = itertools.count()
         self._run: WatchedRun | None = None
         self._odd = False
@@ -137,6 +138,6 @@ class Runs:
 
 @pytest.fixture(scope="session")
 def runs(cluster: Cluster, machine: Machine) -> Runs:
-    runs = Runs(cluster, machine)
+    runs = Runs(cluster, machine, ITERATIONS_OF_ALL if ALL else ITERATIONS)
     runs.undisturbed()
     return runs

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from demo.__main__ import connect
 from demo.kubectl import Cluster
-from tests.faults.conftest import NAMESPACE, Runs, ready
+from tests.faults.conftest import ITERATIONS_OF_ALL, NAMESPACE, Runs, ready
 from tests.faults.injections import Scene
 from tests.faults.rows import ROWS, Row
 from tests.faults.table import ToldWrongly, play
@@ -37,7 +37,7 @@ def soak(cluster: Cluster, faults: int, seed: int, minutes: float) -> int:
     """Returns the number of faults that were not survived, or of which something wrong was told."""
     deadline = time.monotonic() + 60 * minutes
     machine = Machine(quiet=True)
-    runs = Runs(cluster, machine)
+    runs = Runs(cluster, machine, ITERATIONS_OF_ALL)
     runs.undisturbed()
     survived: Counter[str] = Counter()
     bad = 0
