@@ -1,5 +1,6 @@
 """Faults of what a run stands on: nodes, the control plane, the operators, name service, several at once."""
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -78,7 +79,9 @@ def _kill_deployment(scene: Scene, namespace: str, selector: str) -> None:
     for pod in pods:
         for state in pod.get("status", {}).get("containerStatuses", []):
             if "running" in state["state"]:
-                Container(state["containerID"]).first.kill()
+                # A node that was lost has taken its containers with it, and not told it yet.
+                with contextlib.suppress(ClusterError):
+                    Container(state["containerID"]).first.kill()
         words = ("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
         scene.cluster.kubectl("-n", namespace, *words)
 
