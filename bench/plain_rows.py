@@ -19,8 +19,9 @@ from typing import Any
 from localcluster import Cluster as Machine
 from rich.console import Console
 
-from bench.plain_report import CAP_SECONDS, POLICIES, WELL, Outcome, Results, ended, went_on, write
+from bench.plain_report import POLICIES, WELL, Outcome, Results, ended, went_on, write
 from bench.recovery import ITERATIONS, namespace, prepared
+from bench.recovery_report import CAP_SECONDS
 from bench.recovery_systems import ByExitCode, OnFailure, Operator, PlainPyTorchJob, volume_of
 from bench.recovery_watch import AWAY, SETTLE_SECONDS, restart, settle, spread, watch
 from demo.kubectl import Cluster, CommandFailed
@@ -34,6 +35,9 @@ NAMESPACE = "megatron-plain"
 JOBS: dict[str, type[PlainPyTorchJob]] = {"onfailure": OnFailure, "exitcode": ByExitCode}
 CHECKPOINTS = 2
 """Before every row, so that a damaged one has one before it."""
+DAMAGED = "newest checkpoint's"
+LOADS = 2
+"""Starts that must fail before a row that damages a checkpoint is over: the file will not heal."""
 NO_OPERATOR = {
     r"^the operator is|the operator killed": "it has no such operator",
     r"clock": "the clock is that of the operator",
@@ -80,12 +84,17 @@ def outcome(job: PlainPyTorchJob, row: Row, machine: Machine) -> Outcome:
         if not row.kinds:
             row.inject(scene)
             return quiet(job, reached)
-        seen = watch(job, lambda: row.inject(scene), CAP_SECONDS, goal)
+        hopeless = LOADS if re.search(DAMAGED, row.name) else None
+        seen = watch(job, lambda: row.inject(scene), CAP_SECONDS, goal, hopeless)
     if seen.anew:
         return went_on(seen.anew, known, reached, least, seen.cell.total)
     if seen.ended:
         return ended(seen.ended, job.steps()[-1].iteration, ITERATIONS)
-    return Outcome("stuck", f"stuck: {seen.cell.stuck} ({job.described()})")
+    said = f"; {words}" if (words := job.last_error()) else ""
+    text = (
+        f"stuck: {seen.cell.stuck}, all ranks were started anew {seen.starts} times ({job.described()}{said})"
+    )
+    return Outcome("stuck", text)
 
 
 def quiet(job: PlainPyTorchJob, reached: int) -> Outcome:

@@ -7,6 +7,7 @@ elastic agent and its c10d rendezvous, in place of the launcher: as a PyTorchJob
 import contextlib
 import copy
 import os
+import re
 import shutil
 import signal
 from abc import abstractmethod
@@ -17,7 +18,7 @@ from localcluster.errors import ClusterError
 from localcluster.faults import Process
 
 from bench.recovery_report import FAULTS
-from demo.kubectl import Cluster
+from demo.kubectl import Cluster, CommandFailed
 from demo.run import Step
 from tests.control_plane.api import Api
 from tests.faults.watched import DATA_CLAIM, NODES, RANKS_PER_NODE, Watched, WatchedRun, eventually, steps_of
@@ -280,6 +281,17 @@ class PlainPyTorchJob(_Torchrun):
     def described(self) -> str:
         """What its pods say of themselves, in a few words."""
         return "; ".join(self._described(node) for node in range(NODES))
+
+    def last_error(self) -> str:
+        """The last error in the logs of its pods that are still there; empty where none is."""
+        for node in range(NODES):
+            for which in ("--previous=false", "--previous"):
+                with contextlib.suppress(CommandFailed):
+                    log = self.cluster.kubectl("logs", self.pod_name(node), "--tail=400", which)
+                    found = re.findall(r"^(?:\[rank\d+\]: )?(\w[\w.]*Error: .{1,160})", log, re.MULTILINE)
+                    if found:
+                        return str(found[-1]).replace("|", "/")
+        return ""
 
     def _described(self, node_rank: int) -> str:
         name = self.pod_name(node_rank).removeprefix(f"{self.name}-")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localcluster.errors import ClusterError
+from localcluster.faults import Process
 from urllib3.exceptions import HTTPError
 
 from bench.recovery_report import CAP_SECONDS, PHASES, Cell
@@ -35,6 +36,8 @@ class Seen:
     """Steps since all ranks were started anew, in their order; empty where they were not."""
     ended: str | None = None
     """What the system said of its own end."""
+    starts: int = 0
+    """How often all ranks were started anew."""
 
 
 def restart(system: System, forget: bool = False) -> None:
@@ -85,15 +88,25 @@ def beyond(anew: list[Step], reached: int) -> Step | None:
     return next((step for step in anew if step.iteration > reached), None)
 
 
-def watch(system: System, fault: Callable[[], object], cap: float = CAP_SECONDS, goal: Goal = beyond) -> Seen:
-    """Do the fault and watch until `goal`, until the system ends, or until `cap` seconds have gone by."""
+def watch(
+    system: System,
+    fault: Callable[[], object],
+    cap: float = CAP_SECONDS,
+    goal: Goal = beyond,
+    hopeless: int | None = None,
+) -> Seen:
+    """Do the fault and watch until `goal`, until the system ends, or until `cap` seconds have gone by.
+
+    `hopeless`: so many starts in a row that ended without a step are enough too.
+    """
     old = system.all_ranks()
     began = time.time()
     fault()
     gone: float | None = None
     bound_since: float | None = None
-    ranks: set[object] = set()
+    ranks: set[Process] = set()
     started = 0.0
+    starts, last, any_step = 0, set[Process](), False
     ended: str | None = None
     while True:
         now = time.time()
@@ -109,18 +122,24 @@ def watch(system: System, fault: Callable[[], object], cap: float = CAP_SECONDS,
                 ranks = set(current)
                 if len(current) == NODES * RANKS_PER_NODE:
                     started = now
+                    # Ranks of one pod that met the next ones of the other are no start of their own.
+                    if last.isdisjoint(current):
+                        starts, last = starts + 1, ranks
             ended = system.ended()
         if gone is not None and started:
             steps = system.steps()
             reached = max((s.iteration for s in steps if s.time <= gone), default=0)
             anew = [s for s in steps if s.time > started]
-            if last := goal(anew, reached):
-                marks = [began, gone, bound_since or gone, started, anew[0].time, last.time]
-                return Seen(Cell(_spans(marks)), tuple(anew))
+            any_step = any_step or bool(anew)
+            if done := goal(anew, reached):
+                marks = [began, gone, bound_since or gone, started, anew[0].time, done.time]
+                return Seen(Cell(_spans(marks)), tuple(anew), starts=starts)
         if ended:
-            return Seen(Cell(stuck=f"after {now - began:.0f} s: {ended}"), ended=ended)
+            return Seen(Cell(stuck=f"after {now - began:.0f} s: {ended}"), ended=ended, starts=starts)
+        if starts == hopeless and not any_step and any(not rank.alive for rank in last):
+            return Seen(Cell(stuck=f"{starts} starts in a row ended without a step"), starts=starts)
         if now - began > cap:
-            return Seen(Cell(stuck=f"no new iteration in {cap:.0f} s"))
+            return Seen(Cell(stuck=f"no new iteration in {cap:.0f} s"), starts=starts)
         time.sleep(0.1)
 
 

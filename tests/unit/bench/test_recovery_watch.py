@@ -64,8 +64,8 @@ class Scripted:
         self.ranks = [Rank() for _ in range(count)]
 
 
-def seen(system: Scripted, cap: float = 5.0) -> Any:
-    return watch(cast(System, system), lambda: None, cap)
+def seen(system: Scripted, cap: float = 5.0, hopeless: int | None = None) -> Any:
+    return watch(cast(System, system), lambda: None, cap, hopeless=hopeless)
 
 
 def test_steps_of_ranks_that_die_later_are_no_recovery() -> None:
@@ -82,6 +82,7 @@ def test_steps_of_ranks_that_die_later_are_no_recovery() -> None:
     found = seen(system)
     assert [step.iteration for step in found.anew] == [2, 3]
     assert not found.cell.stuck
+    assert found.starts == 1
 
 
 def test_ranks_of_one_pod_alone_are_no_start() -> None:
@@ -97,3 +98,23 @@ def test_a_system_that_says_it_has_ended_is_not_waited_for(said: str) -> None:
     found = seen(system, cap=600.0)
     assert found.ended == said
     assert said in found.cell.stuck
+
+
+def test_two_starts_that_end_without_a_step_are_hopeless_where_that_was_asked_for() -> None:
+    system = Scripted()
+    system.script = [lambda: None, *[system.kill, system.begin] * 2, system.kill, system.begin]
+    found = seen(system, cap=600.0, hopeless=2)
+    assert found.cell.stuck == "2 starts in a row ended without a step"
+    assert found.starts == 2
+
+
+def test_ranks_of_one_pod_that_met_the_next_ones_of_the_other_are_no_further_start() -> None:
+    system = Scripted()
+
+    def replace_half() -> None:
+        for rank in system.ranks[:2]:
+            rank.alive = False
+        system.ranks = [*system.ranks[2:], Rank(), Rank()]
+
+    system.script = [lambda: None, system.kill, system.begin, replace_half, lambda: None]
+    assert seen(system, cap=1.0).starts == 1
