@@ -63,12 +63,12 @@ bench-goodput: setup ## Print the goodput of a simulated run of 16,384 GPUs thro
 	@$(PY) -m bench.goodput
 
 .PHONY: bench-recovery
-bench-recovery: setup ## Print seconds from fault to new iteration, beside plain PyTorchJob and torchrun
-	@$(PY) -m bench.recovery
+bench-recovery: setup ## Print seconds from fault to new iteration, beside plain PyTorchJob and torchrun; BENCH="--keep" for what is missing
+	@$(PY) -m bench.recovery $(BENCH)
 
 .PHONY: bench-plain
-bench-plain: setup ## Do the fault table's rows to a PyTorchJob without this operator, and write what it did
-	@$(PY) -m bench.plain_rows
+bench-plain: setup ## Do the fault table's rows to a PyTorchJob without this operator, and write what it did; BENCH="--keep"
+	@$(PY) -m bench.plain_rows $(BENCH)
 
 .PHONY: faults
 faults: setup-trainer ## The whole fault table on the local cluster, with what takes minutes

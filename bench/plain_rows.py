@@ -160,7 +160,7 @@ class Plain:
                     spread(self._usual)
                 settle(self._usual, CHECKPOINTS)
                 return
-            except (RuntimeError, TimeoutError) as error:
+            except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
                 if last:
                     raise
                 console.print(f"{self._usual.name} begins from nothing: {error}", highlight=False)
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
                 continue
             try:
                 found = jobs.do(row)
-            except (RuntimeError, TimeoutError) as error:
+            except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
                 unable += 1
                 console.print(f"[red]{POLICIES[policy]}, {row.name}: {error}[/red]", highlight=False)
                 jobs.stop()

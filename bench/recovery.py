@@ -37,15 +37,18 @@ from bench.recovery_systems import (
     Torchrun,
     volume_of,
 )
-from bench.recovery_watch import SETTLE_SECONDS, restart, settle, spread, watch
+from bench.recovery_watch import AWAY, SETTLE_SECONDS, restart, settle, spread, watch
 from demo.__main__ import connect, install
-from demo.kubectl import Cluster
+from demo.kubectl import Cluster, CommandFailed
 from tests.faults.machine import VICTIM_NODE
 from tests.faults.watched import SAVE_INTERVAL, eventually
 
 NAMESPACE = "megatron-bench"
 ITERATIONS = 100_000
 BASELINES: tuple[type[Torchrun | OnFailure | ByExitCode], ...] = (OnFailure, ByExitCode, Torchrun, GangAnew)
+
+UNABLE = 2
+"""Trials of a series that may fail before the fault is done; the series is left as it is then."""
 
 console = Console(soft_wrap=True)
 
@@ -63,14 +66,19 @@ class Bench:
 
     def series(self, system: System, fault: str) -> None:
         """The same fault again and again, until the median is known."""
+        unable = 0
         while not enough(self.measured, system.key, fault, self.every):
             try:
                 self._prepare(system, fault)
-            except (TimeoutError, RuntimeError) as error:
-                console.print(f"[red]{system.key}, {fault}: given up: {error}[/red]", highlight=False)
-                return
-            with contextlib.ExitStack() as undo:
-                cell = watch(system, inject(fault, system, self.machine, undo)).cell
+                with contextlib.ExitStack() as undo:
+                    cell = watch(system, inject(fault, system, self.machine, undo)).cell
+            except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
+                unable += 1
+                console.print(f"[red]{system.key}, {fault}: no trial: {error}[/red]", highlight=False)
+                if unable == UNABLE:
+                    return
+                self.broken = True
+                continue
             self.measured.add(system.key, fault, cell)
             write(self.measured)
             console.print(f"{system.key}, {fault}: {cell}", highlight=False)
