@@ -197,3 +197,19 @@ def test_a_rank_that_its_pod_restarted_is_told_by_the_pod(world: World) -> None:
         )
 
     eventually(told_event, "an Event tells it")
+
+
+def test_an_incident_of_which_no_times_are_known_yet_follows_one_with_times(world: World) -> None:
+    world.apply("run")
+    world.train("run", 60, checkpoint=50)
+    now = time.time()
+    incident = {"generation": 2, "kind": "rank", "cause": "rank 3 was killed by SIGKILL", "iteration": 60}
+    incident |= {"resumedFrom": 50, "lastStepAt": now - 2, "detectedAt": now - 1, "metAt": now - 0.5}
+    recovery = world.train(
+        "run", 51, checkpoint=50, generation=2, resumedFrom=50, incidents=[incident | {"firstStepAt": now}]
+    )["recovery"]
+    assert recovery["lastIncident"]["seconds"]
+    world.end("run-worker-0", 138, json.dumps({"message": "rank 3 was killed"}))
+    world.await_reason("run", "Recovering", "PodsReplaced")
+    last = world.status("run")["recovery"]["lastIncident"]
+    assert (last["number"], last["kind"], "seconds" in last) == (2, "pod", False)

@@ -1,5 +1,7 @@
 """`MegatronRecipe.status`: what is reported back. `plan` is the planner's answer, word for word."""
 
+from typing import Any
+
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
@@ -210,8 +212,7 @@ class RecoveryStatus(ApiModel):
     """Over all incidents."""
     goodput: float | None = None
     """Step time of the iterations that were kept, over wall time since the run's first start."""
-    # A map that had entries and is applied as {} becomes null, which the API server then refuses.
-    node_failures: dict[str, int] = Field(default_factory=dict, exclude_if=lambda failures: not failures)
+    node_failures: dict[str, int] = Field(default_factory=dict)
     """How often the run failed on a node."""
     nodes_avoided: list[str] = Field(default_factory=list)
     """Nodes that pods made from now on avoid."""
@@ -277,3 +278,21 @@ class MegatronRecipeStatus(ApiModel):
     warnings: list[RunWarning] = Field(default_factory=list)
     """What pods warn of now: a checkpoint volume that fills up, a slow rank."""
     conditions: list[RecipeCondition] = Field(default_factory=list)
+
+    def wire(self) -> dict[str, object]:
+        """As it is applied: without empty maps.
+
+        Server-side apply makes null of a map that had entries and is applied as {}, and the API server
+        refuses that null.
+        """
+        said: dict[str, object] = _without_empty_maps(super().wire())
+        return said
+
+
+def _without_empty_maps(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_empty_maps(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_empty_maps(each) for key, each in value.items()}
+    return {key: each for key, each in kept.items() if each != {}}

@@ -79,6 +79,7 @@ class ApiInMemory:
         self._write()
         if resource is RECIPES:
             assert subresource == "status"
+            require_no_map_emptied(self.recipe.get("status") or {}, body["status"])
             version = int(self.recipe["metadata"]["resourceVersion"]) + 1
             metadata = self.recipe["metadata"] | {"resourceVersion": str(version)}
             self.recipe = self.recipe | {"metadata": metadata, "status": deepcopy(body["status"])}
@@ -241,3 +242,11 @@ def _merged(target: Any, changes: Any) -> Any:
         elif name not in ("uid", "resourceVersion"):
             merged[name] = _merged(merged.get(name), value)
     return merged
+
+
+def require_no_map_emptied(before: Object, applied: Object) -> None:
+    """Server-side apply makes null of a map that had entries and is applied as {}, which is refused then."""
+    for key, value in applied.items():
+        if isinstance(value, dict) and isinstance(before.get(key), dict):
+            assert value or not before[key], f"{key} becomes null: {before[key]} -> {value}"
+            require_no_map_emptied(before[key], value)
