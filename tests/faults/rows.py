@@ -128,7 +128,7 @@ CHECKPOINTS = (
         "the checkpoint volume is full",
         do.fill_disk,
         told("rank", "store", "pod", "gang"),
-        r"No space left|full",
+        r"a checkpoint could not be written .* 0 B free|No space left",
         disk=True,
         extended=True,
     ),
