@@ -5,6 +5,7 @@ Kept light at import and guarded below: helpers that Megatron spawns import this
 """
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -92,6 +93,14 @@ def flags_of(argv: Sequence[str], platform: str) -> list[str]:
     return flags
 
 
+class _StoppedEarly(BaseException):
+    """SIGTERM came before there was anything to save."""
+
+
+def _stop_early(_number: int, _frame: object) -> NoReturn:
+    raise _StoppedEarly
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the pod to its end and exit with what the contract says."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -99,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(HELP)
         sys.exit(0)
     settings = None
+    # PID 1 without a handler does not hear SIGTERM: a pod deleted now would stay for its grace period.
+    signal.signal(signal.SIGTERM, _stop_early)
     try:
         settings = pod_settings.read()
         _prepare_environment(settings.world_size)
@@ -106,6 +117,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         from megatron_trainer.pod import Pod
 
         ending, iteration, checkpoint = Pod(settings, flags, log).run()
+    except _StoppedEarly:
+        ending = Ending(ExitCode.TERMINATED, "SIGTERM before the first rank was started: nothing to save")
+        iteration, checkpoint = None, None
     except (BadSetting, BadFlags) as error:
         ending, iteration, checkpoint = Ending(ExitCode.USAGE, str(error)), None, None
     except cpu.Unsupported as error:
