@@ -78,9 +78,10 @@ def goodput(report: Mapping[str, Any], now: float) -> float | None:
 
 def _known(recovery: RecoveryStatus, told: Mapping[str, Any]) -> Incident | None:
     """The incident of the status that this one is."""
+    same = [each for each in recovery.history if each.generation == told["generation"]]
+    if same:
+        return same[-1]
     for each in reversed(recovery.history):
-        if each.generation == told["generation"]:
-            return each
         if each.generation is not None and each.generation < told["generation"]:
             return None
         if each.generation is None and each.kind in OPERATORS_OWN:

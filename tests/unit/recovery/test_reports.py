@@ -118,6 +118,17 @@ def test_the_operators_word_may_come_after_the_trainers() -> None:
     assert (last(recovery).cause, last(recovery).node) == ("worker-0: out of memory", "node-7")
 
 
+def test_a_pod_that_is_replaced_soon_after_another_is_an_incident_of_its_own() -> None:
+    recovery = pods_replaced(FRESH, [Replaced("worker-0", None)], NOW + 3, checkpoint=40, iteration=50)
+    first = told(2, kind="pod")
+    recovery = trained(take(recovery, first), NOW + 15, resumed_from=40)
+    recovery = pods_replaced(recovery, [Replaced("master-0", None)], NOW + 30, checkpoint=40, iteration=55)
+    recovery = take(recovery, first)
+    assert [each.generation for each in recovery.history] == [2, None], "the first one is told already"
+    recovery = take(recovery, first, told(3, kind="pod", at=NOW + 28))
+    assert [each.generation for each in recovery.history] == [2, 3]
+
+
 def test_a_rank_that_dies_long_after_a_pod_was_replaced_is_another_incident() -> None:
     recovery = pods_replaced(FRESH, [Replaced("worker-0", None)], NOW, checkpoint=40, iteration=50)
     recovery = take(trained(recovery, NOW + 20, resumed_from=40), told(at=NOW + 500))
