@@ -5,6 +5,7 @@ No container has a realtime clock of its own that could be set. What jumps is th
 """
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,7 @@ def jump(ahead: float) -> Callable[[Scene[WatchedRun]], Hit]:
         before = scene.run.settled()
         hit = delete_pod(1)(scene)
         _set(scene, ahead)
+        eventually("the operator to see that its clock is wrong", lambda: _is_seen(scene, ahead) or None)
 
         def told() -> str | None:
             scene.run.require_alive()
@@ -107,6 +109,13 @@ def _await_rollout(scene: Scene[WatchedRun]) -> None:
 
 def _kubectl(scene: Scene[WatchedRun], *words: str) -> None:
     scene.cluster.kubectl("-n", OPERATOR_NAMESPACE, *words)
+
+
+def _is_seen(scene: Scene[WatchedRun], ahead: float) -> bool:
+    """By the operator's log."""
+    log = scene.cluster.kubectl("-n", OPERATOR_NAMESPACE, "logs", DEPLOYMENT)
+    seen = re.findall(r"the clock here is (-?\d+) s ahead", log)
+    return any(abs(int(each) - ahead) < 10 for each in seen)
 
 
 def _set(scene: Scene[WatchedRun], ahead: float) -> None:
