@@ -18,7 +18,7 @@ from tests.faults.watched import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventua
 
 NAMESPACE = "megatron-faults"
 ITERATIONS = 240
-ITERATIONS_OF_ALL = 1800
+ITERATIONS_OF_ALL = 1200
 """Some faults of the whole table last for minutes, in which the run trains on."""
 DISK_MEBIBYTES = 128
 ALL = os.environ.get("MEGATRON_FAULTS") == "all"
