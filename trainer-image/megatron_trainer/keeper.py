@@ -17,7 +17,7 @@ from megatron_trainer.policy import next_course
 from megatron_trainer.settings import Settings
 from megatron_trainer.status import Status, written_at
 from megatron_trainer.termination import Ending
-from megatron_trainer.volume import bytes_in, persist, probe, why_low
+from megatron_trainer.volume import bytes_in, persist, probe, why_low, why_unwritable
 
 _WATCH_SECONDS = 0.5
 _MEASURE_SECONDS = 10.0
@@ -83,8 +83,7 @@ class Keeper:
             except NotOwner as error:
                 raise Ended(Ending(ExitCode.PEER_LOST, str(error))) from error
             except OSError as error:
-                message = f"--save {save} cannot be written: {error.strerror or error}"
-                raise Ended(Ending(ExitCode.WORKER_DIED, message)) from error
+                raise Ended(Ending(ExitCode.WORKER_DIED, why_unwritable(save, error))) from error
             whole.update(*(self._put_in_order(tier) for tier in self._tiers()))
         course = next_course(
             book.policy,
@@ -103,12 +102,13 @@ class Keeper:
     def persist(self, write: Callable[[], None]) -> None:
         """Write to --save, and wait for it half as long as the others wait for this pod. Raises OSError."""
         patience = self._settings.rendezvous_timeout / 2
+        save = self._flags.save
+        assert save is not None, "it is what is written to"
 
         def told(error: OSError | None) -> None:
             waiting = None
             if error is not None:
-                why = f"--save {self._flags.save} cannot be written: {error.strerror or error}"
-                waiting = f"{why}; waiting up to {patience:.0f} s for it"
+                waiting = f"{why_unwritable(save, error)}; waiting up to {patience:.0f} s for it"
                 self._log(f"warning: {waiting}")
             self._status.warn("CheckpointVolumeNotWritable", waiting)
 

@@ -22,6 +22,7 @@ from megatron_trainer.stacks import SIGNAL as STACKS_SIGNAL
 from megatron_trainer.stacks import RankState, collect
 from megatron_trainer.status import EventSocket, Status
 from megatron_trainer.termination import Ending
+from megatron_trainer.volume import why_unwritable
 from megatron_trainer.watchdog import Watchdog
 
 
@@ -122,7 +123,7 @@ class Pod:
                 else:
                     ownership.claim()
             except OSError as error:
-                said = f"--save {save} cannot be written: {error.strerror or error}"
+                said = why_unwritable(save, error)
                 if before:
                     return Ending(ExitCode.WORKER_DIED, f"{said}; this run has written it before")
                 return Ending(ExitCode.USAGE, f"{said}; mount the volume writable for user {os.getuid()}")

@@ -56,6 +56,11 @@ def probe(save: Path) -> None:
             raise
 
 
+def why_unwritable(save: Path, error: OSError) -> str:
+    """For a person."""
+    return f"--save {save} cannot be written: {error.strerror or error}"
+
+
 def persist(
     write: Callable[[], None],
     seconds: float,

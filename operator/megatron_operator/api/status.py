@@ -171,7 +171,7 @@ class Incident(ApiModel):
     """Iterations that were done again."""
     seconds: LostSeconds = LostSeconds()
     recovered_at: str | None = None
-    """First step after it, RFC 3339; none when the next incident came before."""
+    """First step after it, RFC 3339; the same for those that the next incident cut short."""
     generation: int | None = None
     """The pods' count of starts, from this incident on."""
 
