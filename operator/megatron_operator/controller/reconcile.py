@@ -216,13 +216,17 @@ class Reconciler:
             if known is not None and known.hash == wanted.manifests.job_hash:
                 return Step()
         running = state is JobPhase.ACTIVE
-        if blocked := await provide_claims(self._cluster, draft, wanted, running=running):
-            return Held(job, blocked.seconds) if job is not None and running else Step(again=blocked.seconds)
+        blocked = await provide_claims(self._cluster, draft, wanted, running=running)
+        if blocked and job is not None and running:
+            return Held(job, blocked.seconds)
+        if edited:
+            # While a claim is missing too: the status is about to forget what the run lay on.
+            tell_edited_count(draft, lay_on, wanted.plan.world_size)
+        if blocked:
+            return Step(again=blocked.seconds)
         if job is not None and same and state is not JobPhase.FAILED:
             told_prepared(draft, wanted)
             return job
-        if edited:
-            tell_edited_count(draft, lay_on, wanted.plan.world_size)
         if job is not None:
             self._poller.forget(draft.key)
             part(draft)

@@ -44,7 +44,7 @@ class ApiInMemory:
         self.deleted: list[Pod] = []
         """Pods with a node whose deletion was asked for, in peace."""
         self._job: Object | None = None
-        self._claims: dict[str, Object] = {}
+        self.claims: dict[str, Object] = {}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
@@ -54,7 +54,7 @@ class ApiInMemory:
         if resource is JOBS:
             return self.job()
         assert resource is CLAIMS, resource
-        return self._claims.get(name)
+        return self.claims.get(name)
 
     async def find(
         self,
@@ -85,7 +85,7 @@ class ApiInMemory:
             self.recipe = self.recipe | {"metadata": metadata, "status": deepcopy(body["status"])}
             return self.recipe
         if resource is CLAIMS:
-            self._claims[body["metadata"]["name"]] = body
+            self.claims[body["metadata"]["name"]] = body
             return body
         assert resource is JOBS, resource
         assert not self.cluster.pods, "two gangs would write one checkpoint"

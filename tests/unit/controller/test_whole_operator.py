@@ -10,14 +10,16 @@ from tests.unit.controller.test_walk import WholeOperator, spec
 from tests.unit.recovery.simulated_cluster import Cluster, Node
 
 HOUR = 3600.0
+CLAIM = "mine"
 
 
 class Run:
-    """A run of two pods on three nodes, and its operator."""
+    """A run of two pods on three nodes whose checkpoints go to a claim of the user's, and its operator."""
 
     def __init__(self) -> None:
         self.cluster = Cluster({f"node-{index}": Node(f"node-{index}") for index in range(3)})
-        self.api = ApiInMemory(self.cluster, spec(16))
+        self.api = ApiInMemory(self.cluster, {**spec(16), "checkpoint": {"volume": {"claimName": CLAIM}}})
+        self.api.claims[CLAIM] = {}
         self.operator = WholeOperator(self.api, judge=lambda _seen, _decision: None)
 
     def until(self, reached: Callable[[], bool], seconds: int = 600) -> None:
@@ -73,13 +75,26 @@ def test_an_edited_count_is_told_as_one_resize_wherever_the_operator_dies(
     assert "elastic" not in run.status["recovery"], "it has what it asks for"
 
 
+def test_an_edited_count_is_told_though_a_claim_is_gone_when_the_operator_is_back(run: Run) -> None:
+    run.edit_count(8)
+    # It lives to delete the job, and dies before the status says why.
+    run.operator.calls_to_live = 1
+    run.until(lambda: run.cluster.job is None)
+    assert not run.incidents
+    claim = run.api.claims.pop(CLAIM)
+    run.until(lambda: run.status["conditions"] and "VolumeClaimMissing" in str(run.status["conditions"]))
+    run.api.claims[CLAIM] = claim
+    run.until(lambda: run.trains(pods=1))
+    assert [each["kind"] for each in run.incidents] == ["resize"]
+
+
 def test_an_edit_that_leaves_the_count_is_no_resize(run: Run) -> None:
     before = run.cluster.job
     recipe = run.api.recipe
     generation = recipe["metadata"]["generation"] + 1
     run.api.recipe = recipe | {
         "metadata": recipe["metadata"] | {"generation": generation},
-        "spec": recipe["spec"] | {"checkpoint": {"saveInterval": 77}},
+        "spec": recipe["spec"] | {"checkpoint": recipe["spec"]["checkpoint"] | {"saveInterval": 77}},
     }
     run.until(lambda: run.cluster.job not in (None, before) and run.trains())
     assert "resize" not in {each["kind"] for each in run.incidents}
