@@ -8,7 +8,7 @@ from bench import plain_report
 from bench.plain_report import Outcome, Results, ended, promised, table, went_on
 from bench.plain_rows import chosen, left_out
 from demo.run import Step
-from tests.faults.rows import ROWS
+from tests.faults.rows import LAYOUTS, ROWS
 
 KNOWN = {iteration: 10.0 / iteration for iteration in range(1, 31)}
 
@@ -45,6 +45,7 @@ def test_rows_that_need_this_operator_are_left_out_with_their_reason() -> None:
     assert "the operator is killed when the pod is gone" in names
     assert "a node is lost and the operator killed" in names
     assert "the training-operator is killed when a pod is gone" not in names
+    assert names >= {row.name for row in LAYOUTS}, "these edit a recipe or ask its status"
     assert names | {row.name for row in chosen([])} == {row.name for row in ROWS}
     assert {row.name for row in chosen(["tracker"])} == {r.name for r in ROWS if "tracker" in r.name}
     with pytest.raises(ValueError, match="no row has any of"):
