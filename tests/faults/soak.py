@@ -1,7 +1,8 @@
 """Random faults, one after the other: `python -m tests.faults.soak --faults 200 --seed 7 --minutes 120`.
 
 The faults are those of the table that leave nothing behind. Every run that a fault is done to must end as if
-nothing had happened. The seed is printed, and the same seed does the same faults in the same order.
+nothing had happened. The seed is printed, and the same seed does the same faults in the same order; with
+`--first 120` from that one on.
 """
 
 import argparse
@@ -33,17 +34,20 @@ def drawn(seed: int, count: int) -> list[Row]:
     return chance.choices(rows, weights=[1 if row.extended else 10 for row in rows], k=count)
 
 
-def soak(cluster: Cluster, faults: int, seed: int, minutes: float) -> int:
-    """Returns the number of faults that were not survived, or of which something wrong was told."""
+def soak(cluster: Cluster, faults: int, seed: int, minutes: float, first: int = 1) -> int:
+    """Do the faults from the `first` on, which counts from 1.
+
+    Returns the number of faults that were not survived, or of which something wrong was told.
+    """
     deadline = time.monotonic() + 60 * minutes
     machine = Machine(quiet=True)
     runs = Runs(cluster, machine, ITERATIONS_OF_ALL)
     runs.undisturbed()
     survived: Counter[str] = Counter()
     bad = 0
-    for number, row in enumerate(drawn(seed, faults), 1):
+    for number, row in enumerate(drawn(seed, faults)[first - 1 :], first):
         if time.monotonic() > deadline:
-            console.print(f"{minutes:.0f} minutes are over after {number - 1} faults")
+            console.print(f"{minutes:.0f} minutes are over; --seed {seed} --first {number} goes on from here")
             break
         began = time.monotonic()
         try:
@@ -65,11 +69,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.faults.soak", description=__doc__)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3)))
+    parser.add_argument("--first", type=int, default=1, help="begin with this one of them, counted from 1")
     parser.add_argument("--minutes", type=float, default=240.0, help="no further fault after so long")
     options = parser.parse_args(argv)
     console.print(f"soak: {options.faults} faults, seed {options.seed}")
     with ready(Cluster(connect(), NAMESPACE)) as cluster:
-        return 1 if soak(cluster, options.faults, options.seed, options.minutes) else 0
+        return 1 if soak(cluster, options.faults, options.seed, options.minutes, options.first) else 0
 
 
 if __name__ == "__main__":
