@@ -13,7 +13,7 @@ import yaml
 from localcluster import Cluster
 from localcluster.errors import ClusterError
 
-from tests.control_plane.api import Api, Object, eventually
+from tests.control_plane.api import Api, ApiError, Object, eventually
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.trainers import ProgressStandIn
@@ -203,11 +203,23 @@ def install(plane: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) 
         objects = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "Deployment"]
         for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
             api.apply(item)
+        eventually(lambda: _serves_recipes(api, namespace), "the API server keeps recipes")
         account = api.path("ServiceAccount", namespace, "megatron-operator") + "/token"
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(api.request("POST", account, request)["status"]["token"])
 
     return with_values
+
+
+def _serves_recipes(api: Api, namespace: str) -> bool:
+    """Just after a CustomResourceDefinition is made, its objects are not found, or not kept yet."""
+    try:
+        api.list("MegatronRecipe", namespace)
+    except ApiError as error:
+        if error.status not in (404, 429):
+            raise
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")
