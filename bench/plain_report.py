@@ -122,6 +122,8 @@ def table(results: Results, rows: Sequence[Row], left_out: dict[str, str]) -> li
         kinds = [found[policy].kind for found in results.outcomes.values() if policy in found]
         well = sum(kind in WELL for kind in kinds)
         lines += ["", f"{title}: {well} of {len(kinds)} rows end with a job that trains on as it should."]
+        if missing := len(rows) - len(left_out) - len(kinds):
+            lines[-1] += f" Not run yet: {missing}."
     lines += ["", "Left out:"]
     lines += [f"- {name}: {why}." for name, why in left_out.items()]
     return lines

@@ -81,5 +81,17 @@ def test_the_table_counts_the_jobs_that_came_through() -> None:
     results = Results()
     results.add(ROWS[0].name, "exitcode", Outcome("went on", "goes on after 40 s"))
     results.add(ROWS[1].name, "exitcode", Outcome("stuck", "stuck"))
-    lines = table(results, ROWS, {})
+    lines = table(results, ROWS[:2], {})
     assert "ExitCode: 1 of 2 rows end with a job that trains on as it should." in lines
+
+
+def test_rows_that_were_not_run_are_counted() -> None:
+    results = Results()
+    results.add(ROWS[0].name, "exitcode", Outcome("stuck", "stuck: no new iteration in 150 s"))
+    lines = table(results, ROWS[:3], {ROWS[1].name: "no reason"})
+    assert any(
+        line.startswith("ExitCode: 0 of 1 rows") and line.endswith("Not run yet: 1.") for line in lines
+    )
+    assert any(
+        line.startswith("OnFailure: 0 of 0 rows") and line.endswith("Not run yet: 2.") for line in lines
+    )
