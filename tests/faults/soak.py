@@ -72,6 +72,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1, help="begin with this one of them, counted from 1")
     parser.add_argument("--minutes", type=float, default=240.0, help="no further fault after so long")
     options = parser.parse_args(argv)
+    if not 1 <= options.first <= options.faults:
+        parser.error(
+            f"--first {options.first} is not one of the {options.faults} faults; give 1 to {options.faults}"
+        )
     console.print(f"soak: {options.faults} faults, seed {options.seed}")
     with ready(Cluster(connect(), NAMESPACE)) as cluster:
         return 1 if soak(cluster, options.faults, options.seed, options.minutes, options.first) else 0

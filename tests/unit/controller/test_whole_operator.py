@@ -82,7 +82,7 @@ def test_an_edited_count_is_told_though_a_claim_is_gone_when_the_operator_is_bac
     run.until(lambda: run.cluster.job is None)
     assert not run.incidents
     claim = run.api.claims.pop(CLAIM)
-    run.until(lambda: run.status["conditions"] and "VolumeClaimMissing" in str(run.status["conditions"]))
+    run.until(lambda: "VolumeClaimMissing" in str(run.status["conditions"]))
     run.api.claims[CLAIM] = claim
     run.until(lambda: run.trains(pods=1))
     assert [each["kind"] for each in run.incidents] == ["resize"]
