@@ -15,7 +15,8 @@ from localcluster.errors import ClusterError, MissingRequirements
 from localcluster.layout import Layout
 
 GO = (1, 26)
-DISK_GIB = 40
+DISK_GIB = 24
+"""For `.cluster` alone: Python's packages and Go's caches are there by then."""
 HIDDEN = ("/run", "/var/lib", "/var/log")
 """Each node has these folders for itself, so the checkout cannot lie in one of them."""
 
@@ -55,6 +56,14 @@ def hidden_by(checkout: Path) -> str | None:
     return next((folder for folder in HIDDEN if checkout.is_relative_to(folder)), None)
 
 
+def missing_disk(layout: Layout) -> str | None:
+    """What is said where the cluster would fill the disk; one that was up here before has its space."""
+    free = shutil.disk_usage(layout.checkout).free >> 30
+    if layout.cache.exists() or free >= DISK_GIB:
+        return None
+    return f"{DISK_GIB} GiB of disk below {layout.checkout}, {free} are free"
+
+
 def _full(layout: Layout) -> list[str]:
     lines = []
     if os.geteuid() != 0:
@@ -69,9 +78,8 @@ def _full(layout: Layout) -> list[str]:
         lines += [f"{command}: install {package}" for command, package in absent_commands.items()]
     if BRIDGE not in network.links() and (routes := network.foreign_routes()):
         lines.append(f"the address ranges of the cluster, which are in use: {', '.join(routes)}")
-    free = shutil.disk_usage(layout.checkout).free >> 30
-    if not layout.cache.exists() and free < DISK_GIB:
-        lines.append(f"{DISK_GIB} GiB of disk below {layout.checkout}, {free} are free")
+    if (disk := missing_disk(layout)) is not None:
+        lines.append(disk)
     return lines
 
 

@@ -1,5 +1,6 @@
 """Refusals: what cannot run here, what belongs to another checkout, what does not exist."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +66,16 @@ def test_a_failure_is_one_line_and_no_traceback(
 def test_the_control_plane_needs_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements.os, "geteuid", lambda: 1000)
     requirements.check(Layout("control-plane"))
+
+
+@pytest.mark.parametrize(("free", "missing"), [(24, None), (23, "24 GiB of disk below {}, 23 are free")])
+def test_no_more_disk_is_asked_for_than_the_cluster_fills(
+    free: int, missing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=free << 30)
+    monkeypatch.setattr(requirements.shutil, "disk_usage", lambda _: usage)
+    told = requirements.missing_disk(Layout("full", tmp_path))
+    assert told == (missing and missing.format(tmp_path))
 
 
 @pytest.mark.parametrize("folder", requirements.HIDDEN)
