@@ -18,6 +18,7 @@ from typing import Any
 
 from localcluster import Cluster as Machine
 from rich.console import Console
+from rich.text import Text
 
 from bench.plain_report import POLICIES, WELL, Outcome, Results, ended, went_on, write
 from bench.recovery import ITERATIONS, namespace, prepared
@@ -166,7 +167,7 @@ class Plain:
             except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
                 if last:
                     raise
-                console.print(f"{self._usual.name} begins from nothing: {error}", highlight=False)
+                console.print(Text(f"{self._usual.name} begins from nothing: {error}"))
                 self.stop()
 
     def _done(self, job: PlainPyTorchJob, row: Row) -> Outcome:
@@ -220,12 +221,12 @@ def main(argv: list[str] | None = None) -> int:
                 found = jobs.do(row)
             except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
                 unable += 1
-                console.print(f"[red]{POLICIES[policy]}, {row.name}: {error}[/red]", highlight=False)
+                console.print(Text(f"{POLICIES[policy]}, {row.name}: {error}", style="red"))
                 jobs.stop()
                 continue
             results.add(row.name, policy, found)
             write(results, ROWS, left_out())
-            console.print(f"{POLICIES[policy]}, {row.name}: {found.told}", highlight=False)
+            console.print(Text(f"{POLICIES[policy]}, {row.name}: {found.told}"))
         jobs.stop()
     cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=180s")
     return 1 if unable else 0

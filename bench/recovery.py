@@ -24,6 +24,7 @@ from typing import Any
 
 from localcluster import Cluster as Machine
 from rich.console import Console
+from rich.text import Text
 
 from bench.recovery_report import CAP_SECONDS, FAULTS, SYSTEM_TITLES, Measured, enough, show, write
 from bench.recovery_systems import (
@@ -74,14 +75,14 @@ class Bench:
                     cell = watch(system, inject(fault, system, self.machine, undo)).cell
             except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
                 unable += 1
-                console.print(f"[red]{system.key}, {fault}: no trial: {error}[/red]", highlight=False)
+                console.print(Text(f"{system.key}, {fault}: no trial: {error}", style="red"))
                 if unable == UNABLE:
                     return
                 self.broken = True
                 continue
             self.measured.add(system.key, fault, cell)
             write(self.measured)
-            console.print(f"{system.key}, {fault}: {cell}", highlight=False)
+            console.print(Text(f"{system.key}, {fault}: {cell}"))
             self.broken = bool(cell.stuck)
 
     def _prepare(self, system: System, fault: str) -> None:
@@ -93,7 +94,7 @@ class Bench:
             settle(system)
         except (TimeoutError, RuntimeError) as error:
             # What a stuck gang has left behind may keep the next one from starting.
-            console.print(f"{system.key} begins from nothing: {error}", highlight=False)
+            console.print(Text(f"{system.key} begins from nothing: {error}"))
             restart(system, forget=True)
             if fault == "node":
                 spread(system)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from demo.kubectl import ROOT, Cluster, CommandFailed
 from demo.report import show, summarize, write
@@ -100,7 +101,7 @@ def train(run: Run) -> float:
             show_status(progress, bar, status)
             if status.phase != phase:
                 phase = status.phase
-                progress.console.print(f"   {phase}{': ' + status.message if status.message else ''}")
+                progress.console.print(Text(f"   {phase}{': ' + status.message if status.message else ''}"))
             ripe = (status.iteration or 0) >= KILL_AT * run.train_iters and (status.checkpoint or 0) > 0
             if not killed_at and ripe and phase == "Training":
                 victim = f"{run.name}-worker-0"
@@ -149,7 +150,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except (CommandFailed, TimeoutError, RuntimeError) as error:
-        console.print(f"[red]demo: {error}[/red]", highlight=False)
+        console.print(Text(f"demo: {error}", style="red"))
         sys.exit(1)
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,7 +69,7 @@ class Cluster:
 
     def _show(self, program: str, arguments: tuple[str, ...]) -> None:
         if self.console is not None:
-            self.console.print(f"[bold]$ {program} {' '.join(arguments)}[/bold]", highlight=False)
+            self.console.print(Text(f"$ {program} {' '.join(arguments)}", style="bold"))
 
     def _run(self, command: list[str], stdin: str | None) -> str:
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}

@@ -14,6 +14,7 @@ from collections import Counter
 
 from localcluster import Cluster as Machine
 from rich.console import Console
+from rich.text import Text
 
 from demo.__main__ import connect
 from demo.kubectl import Cluster
@@ -54,7 +55,7 @@ def soak(cluster: Cluster, faults: int, seed: int, minutes: float, first: int = 
             play(Scene(runs.one(row), machine), row, runs.expected)
         except (AssertionError, TimeoutError) as error:
             bad += 1
-            console.print(f"[red]{number}/{faults} {row.name}: {error}[/red]", highlight=False)
+            console.print(Text(f"{number}/{faults} {row.name}: {error}", style="red"))
             if not isinstance(error, ToldWrongly):
                 runs.drop()
             continue
