@@ -258,6 +258,9 @@ class PlainPyTorchJob(_Torchrun):
             kind: {"replicas": 1, "restartPolicy": self.policy, "template": self.pod_template()}
             for kind in ("Master", "Worker")
         }
+        # Its webhook must answer: after a fault the training-operator may be on its way back.
+        ready = ("rollout", "status", "deployment/training-operator", "--timeout=120s")
+        self.cluster.kubectl("-n", "kubeflow", *ready)
         self.cluster.apply(
             {
                 "apiVersion": "kubeflow.org/v1",
