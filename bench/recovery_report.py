@@ -45,7 +45,6 @@ ONE_TELLS = {
     ("exitcode", "node"): NO_FORCE,
     ("onfailure", "hang"): THE_TIMEOUT,
     ("exitcode", "hang"): THE_TIMEOUT,
-    ("torchrun", "hang"): THE_TIMEOUT,
 }
 """Series of one trial, and why more would say the same."""
 PHASES = ("detect", "schedule", "start", "load", "redo")
