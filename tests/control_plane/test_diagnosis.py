@@ -27,7 +27,7 @@ def test_a_refused_recipe_that_is_corrected_runs(world: World) -> None:
     world.await_phase("run", "Refused")
     world.edit("run", accelerator={"type": "simulated", "perNode": 2})
     world.await_pods("run")
-    assert world.condition("run", "Planned")["status"] == "True"
+    world.await_reason("run", "Planned", "Planned")
 
 
 def test_a_cluster_without_pytorchjob_is_told_so(world: World) -> None:
