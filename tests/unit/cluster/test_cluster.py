@@ -68,7 +68,7 @@ def test_the_control_plane_needs_no_root(monkeypatch: pytest.MonkeyPatch) -> Non
     requirements.check(Layout("control-plane"))
 
 
-@pytest.mark.parametrize(("free", "missing"), [(24, None), (23, "24 GiB of disk below {}, 23 are free")])
+@pytest.mark.parametrize(("free", "missing"), [(26, None), (25, "26 GiB of disk below {}, 25 are free")])
 def test_no_more_disk_is_asked_for_than_the_cluster_fills(
     free: int, missing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
