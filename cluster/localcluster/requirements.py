@@ -16,7 +16,7 @@ from localcluster.layout import Layout
 
 GO = (1, 26)
 DISK_GIB = 26
-"""For `.cluster` alone: 19 in the end, 25 while images are built. Python and Go have had theirs by then."""
+"""For `.cluster` alone: 19 in the end, 25 at its peak. Python and Go have had theirs by then."""
 HIDDEN = ("/run", "/var/lib", "/var/log")
 """Each node has these folders for itself, so the checkout cannot lie in one of them."""
 
