@@ -76,7 +76,7 @@ faults: setup-trainer ## The whole fault table on the local cluster, with what t
 
 .PHONY: soak
 soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others
-	@$(PY) -m tests.faults.soak $(SOAK)
+	@$(PY) -m bench.soak $(SOAK)
 
 .PHONY: lock
 lock: setup ## Compile the pinned requirements anew

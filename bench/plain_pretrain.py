@@ -16,14 +16,14 @@ if __name__ == "__main__":
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
-    from megatron_trainer import gpt, train
-    from megatron_trainer.loss import SpikeWatch
-    from megatron_trainer.observe import Observer
-    from megatron_trainer.report import Reporter
-    from megatron_trainer.writers import fork_writers
+    from megatron_trainer.checkpoints.async_checkpoint_writers import fork_writers
+    from megatron_trainer.health.loss_spikes import SpikeWatch
+    from megatron_trainer.telemetry.reporter import Reporter
+    from megatron_trainer.worker import gpt, main
+    from megatron_trainer.worker.megatron_hooks import Observer
 
     flags, _ = cpu.adapt(sys.argv[1:])
-    args = train.parse(flags)
+    args = main.parse(flags)
     Observer(Reporter(), None, SpikeWatch(None, 1, None), lambda: None).install()
     # Megatron's own writers are fresh interpreters, slower to start and without a CPU's stand-ins.
     fork_writers(lambda _: os._exit(1))

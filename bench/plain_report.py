@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import yaml
 
 from bench.recovery_report import CAP_SECONDS, machine
-from demo.run import Step
-from tests.faults.rows import Row
-from tests.faults.table import QUIET_ITERATIONS
+from testkit.faults.rows import Row
+from testkit.faults.table import QUIET_ITERATIONS
+from testkit.training_run import Step
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "bench" / "data" / "plain_pytorchjob.yaml"

@@ -25,12 +25,12 @@ from bench.recovery import ITERATIONS, namespace, prepared
 from bench.recovery_report import CAP_SECONDS
 from bench.recovery_systems import ByExitCode, OnFailure, Operator, PlainPyTorchJob, volume_of
 from bench.recovery_watch import AWAY, SETTLE_SECONDS, restart, settle, spread, watch
-from demo.kubectl import Cluster, CommandFailed
-from demo.run import Step
-from tests.faults.injections import Scene
-from tests.faults.rows import ROWS, Row
-from tests.faults.table import QUIET_ITERATIONS
-from tests.faults.watched import DATA_CLAIM, eventually
+from testkit.faults.injections import Scene
+from testkit.faults.rows import ROWS, Row
+from testkit.faults.table import QUIET_ITERATIONS
+from testkit.kubectl import Cluster, CommandFailed
+from testkit.training_run import Step
+from testkit.watched_run import DATA_CLAIM, eventually
 
 NAMESPACE = "megatron-plain"
 JOBS: dict[str, type[PlainPyTorchJob]] = {"onfailure": OnFailure, "exitcode": ByExitCode}

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatron_operator.planner.accelerators import GIB
-from megatron_operator.planner.calibration import FITTED, Calibration
-from megatron_operator.planner.memory import memory_per_gpu
-from megatron_operator.planner.speed import StepTime, step_time
+from megatron_operator.planner.estimate.calibration import FITTED, Calibration
+from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.estimate.memory import memory_per_gpu
+from megatron_operator.planner.estimate.step_time import StepTime, step_time
 
 from bench.published import Figure, document, figures
 

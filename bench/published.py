@@ -9,12 +9,12 @@ from typing import Any
 import yaml
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.planner import accelerators
-from megatron_operator.planner.accelerators import Accelerator
-from megatron_operator.planner.architecture import Architecture, architecture
-from megatron_operator.planner.parameters import flops_per_token
-from megatron_operator.planner.stages import automatic_split
-from megatron_operator.planner.workload import Execution, Numerics, Recomputation, Workload
+from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.model_shape import Architecture, architecture
+from megatron_operator.planner.estimate.parameters import flops_per_token
+from megatron_operator.planner.estimate.workload import Execution, Numerics, Recomputation, Workload
+from megatron_operator.planner.search.pipeline_split import automatic_split
 
 FILE = Path(__file__).parent / "data" / "published.yaml"
 
@@ -68,7 +68,7 @@ def _architecture(name: str, sizes: Mapping[str, Any]) -> Architecture:
 
 
 def _figure(entry: Mapping[str, Any], a: Architecture) -> Figure:
-    accelerator = accelerators.get(entry["accelerator"])
+    accelerator = hardware.get(entry["accelerator"])
     if accelerator is None:
         raise ValueError(f"{FILE}: {entry['accelerator']} is not in the table of accelerators")
     w = _workload(entry, a)

@@ -40,9 +40,9 @@ from bench.recovery_systems import (
 )
 from bench.recovery_watch import AWAY, SETTLE_SECONDS, restart, settle, spread, watch
 from demo.__main__ import connect, install
-from demo.kubectl import Cluster, CommandFailed
-from tests.faults.machine import VICTIM_NODE
-from tests.faults.watched import SAVE_INTERVAL, eventually
+from testkit.faults.infrastructure import VICTIM_NODE
+from testkit.kubectl import Cluster, CommandFailed
+from testkit.watched_run import SAVE_INTERVAL, eventually
 
 NAMESPACE = "megatron-bench"
 ITERATIONS = 100_000

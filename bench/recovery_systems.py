@@ -18,10 +18,10 @@ from localcluster.errors import ClusterError
 from localcluster.faults import Process
 
 from bench.recovery_report import FAULTS
-from demo.kubectl import Cluster, CommandFailed
-from demo.run import Step
-from tests.control_plane.api import Api
-from tests.faults.watched import DATA_CLAIM, NODES, RANKS_PER_NODE, Watched, WatchedRun, eventually, steps_of
+from testkit.api_server import Api
+from testkit.kubectl import Cluster, CommandFailed
+from testkit.training_run import Step
+from testkit.watched_run import DATA_CLAIM, NODES, RANKS_PER_NODE, Watched, WatchedRun, eventually, steps_of
 
 SCRIPT = Path(__file__).parent / "plain_pretrain.py"
 TIMEOUT_MINUTES = 1

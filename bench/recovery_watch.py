@@ -12,10 +12,10 @@ from urllib3.exceptions import HTTPError
 
 from bench.recovery_report import CAP_SECONDS, PHASES, Cell
 from bench.recovery_systems import System
-from demo.run import Step
-from tests.control_plane.api import ApiError
-from tests.faults.machine import VICTIM_NODE
-from tests.faults.watched import NODES, RANKS_PER_NODE, eventually
+from testkit.api_server import ApiError
+from testkit.faults.infrastructure import VICTIM_NODE
+from testkit.training_run import Step
+from testkit.watched_run import NODES, RANKS_PER_NODE, eventually
 
 SETTLE_SECONDS = 180.0
 """For a start and the first checkpoints, on a machine with other work."""

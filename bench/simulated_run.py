@@ -13,7 +13,7 @@ from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds as moment
 from megatron_operator.api.times import timestamp
-from megatron_operator.recovery import (
+from megatron_operator.lifecycle import (
     Avoid,
     Fail,
     ForceDelete,
@@ -31,13 +31,13 @@ from megatron_operator.recovery import (
     RestartGang,
     Wait,
     checkpoint_saved,
-    decide,
     gang_restarted,
     node_lost,
     pods_replaced,
     reported,
     trained,
 )
+from megatron_operator.lifecycle.recovery_policy import decide
 
 from bench.interruptions import Effect, Fault
 from bench.wall_time import Clock, Phases, Scale

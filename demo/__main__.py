@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from demo.kubectl import ROOT, Cluster, CommandFailed
 from demo.report import show, summarize, write
-from demo.run import Run, Status
+from testkit.kubectl import ROOT, Cluster, CommandFailed
+from testkit.training_run import Run, Status
 
 NAMESPACE = "megatron-demo"
 OPERATOR_NAMESPACE = "megatron-system"

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from demo.run import Step
+from testkit.training_run import Step
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Entry, Layout
-from megatron_operator.planner import accelerators, plan
-from megatron_operator.planner.architecture import architecture
-from megatron_operator.planner.parameters import parameters
+from megatron_operator.planner import plan
+from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.parameters import parameters
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "catalog"
 MADE = "<!-- made by scripts/catalog_pages.py from operator/megatron_operator/catalog/data; do not edit -->"
@@ -169,7 +170,7 @@ def _plan(entry: Entry, layout: Layout | None) -> Plan:
         else {"type": "h100-sxm", "count": 8}
     )
     spec = {"recipe": entry.name, "accelerator": asked, "data": {"mockData": True}}
-    known: dict[str, dict[str, str]] = {name: {} for name in accelerators.table()}
+    known: dict[str, dict[str, str]] = {name: {} for name in hardware.table()}
     platform = PlatformConfig.model_validate({"accelerators": known | {"cpu": {"platform": "cpu"}}})
     return plan(catalog.resolve(MegatronRecipeSpec.model_validate(spec), platform, catalog.load()))
 

@@ -53,14 +53,14 @@ install() { # install STAMP REQUIREMENTS [EDITABLE...]
     echo "$wanted" > "$stamp"
 }
 started=$SECONDS
-install .stamp-dev requirements/dev.txt -e . -e cluster
+install .stamp-dev requirements/dev.txt -e contract -e . -e cluster
 if [ "$with_trainer" = trainer ]; then
     install .stamp-trainer trainer-image/requirements-cpu.txt -e trainer-image
     install .stamp-bridge requirements/bridge.txt
 fi
 # Where Python may not write bytecode itself (PYTHONDONTWRITEBYTECODE), compiling is half of every short command:
 # it is written here, for the operator's sources each time, for what these commands import once it is installed.
-.venv/bin/python -m compileall -q operator
+.venv/bin/python -m compileall -q contract operator
 if [ ! -e .venv/.stamp-bytecode ] || [ .venv/.stamp-dev -nt .venv/.stamp-bytecode ]; then
     for command in "megatron render -f examples/tiny-gpt.yaml" "megatron-operator --help"; do
         # shellcheck disable=SC2086  # words

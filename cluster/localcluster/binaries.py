@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster.commands import run
+from localcluster.console import Report
 from localcluster.errors import ClusterError
-from localcluster.layout import Layout
 from localcluster.lock import exclusive
-from localcluster.report import Report
+from localcluster.paths import Layout
 
 KUBERNETES = "v1.36.3"
 """Also in tools/kubernetes/go.mod; a test holds both equal."""

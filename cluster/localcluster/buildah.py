@@ -10,7 +10,7 @@ from pathlib import Path
 from localcluster.addresses import HOST, REGISTRY_PORT
 from localcluster.commands import run
 from localcluster.errors import ClusterError
-from localcluster.layout import Layout
+from localcluster.paths import Layout
 
 CERTIFICATES = Path("/etc/ssl/certs")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from localcluster.cluster import Cluster
 from localcluster.errors import ClusterError, MissingRequirements
-from localcluster.layout import PROFILES
+from localcluster.paths import PROFILES
 
 FAILED, CANNOT_RUN_HERE, INTERRUPTED = 1, 2, 130
 

@@ -11,31 +11,31 @@ from pathlib import Path
 
 from localcluster import (
     cgroups,
-    claim,
     disks,
     dns,
     images,
     kwok,
+    leak_check,
     lock,
+    machine_lock,
     network,
     packages,
     registry,
     requirements,
     storage,
     systemimages,
-    traces,
 )
 from localcluster import trainingoperator as operator
 from localcluster.addresses import BRIDGE, HOST, NODES, SYSTEM_NODE
 from localcluster.binaries import BY_PROFILE, Binaries
 from localcluster.buildah import Buildah
+from localcluster.console import Report
 from localcluster.controlplane import COMPONENTS, ControlPlane, choose_ports
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
-from localcluster.layout import Layout
 from localcluster.node import Node
+from localcluster.paths import Layout
 from localcluster.processes import Processes, boot_id
-from localcluster.report import Report
 
 PORTS = {"control-plane": range(26400, 27400, 20), "full": range(6443, 7443, 20)}
 
@@ -89,7 +89,7 @@ class Cluster:
     def up(self) -> None:
         """Bring up what is not up. Raises MissingRequirements when the machine cannot."""
         if self.profile == "full":
-            claim.check(self.layout.checkout)
+            machine_lock.check(self.layout.checkout)
         requirements.check(self.layout)
         with self._exclusive():
             if self.profile == "full":
@@ -112,7 +112,7 @@ class Cluster:
             kwok.Kwok(plane, self.kubectl).up(*stages.result(), self.report)
 
     def _up_full(self) -> None:
-        claim.take(self.layout.checkout)
+        machine_lock.take(self.layout.checkout)
         self._forget_earlier_boot()
         packages.install(self.report)
         buildah = Buildah(self.layout)
@@ -228,7 +228,7 @@ class Cluster:
 
         Raises ClusterError when the machine's full cluster is another checkout's: nothing is touched then.
         """
-        if not self.layout.home.exists() and not claim.is_ours(self.layout.checkout):
+        if not self.layout.home.exists() and not machine_lock.is_ours(self.layout.checkout):
             return
         with self._exclusive():
             if self.profile == "full":
@@ -241,20 +241,20 @@ class Cluster:
     def _down_full(self) -> None:
         if os.geteuid() != 0:
             raise ClusterError("the full cluster runs as root: stop it with sudo -E")
-        claim.take(self.layout.checkout)
+        machine_lock.take(self.layout.checkout)
         with self.report.step("stop the cluster"):
             self.processes.kill_all()
             cgroups.remove()
             network.down()
         if left := self._left_behind():
             raise ClusterError("left behind:\n" + "\n".join(left))
-        claim.release(self.layout.checkout)
+        machine_lock.release(self.layout.checkout)
 
     def _left_behind(self) -> list[str]:
         """What of ours is still on the machine: by our mark, our names and our folder."""
-        now = traces.take(self.layout.home)
+        now = leak_check.take(self.layout.home)
         ours = (BRIDGE, cgroups.PREFIX, str(self.layout.root))
-        found = now.since(traces.NONE)
+        found = now.since(leak_check.NONE)
         return [line for line in found if line.startswith("processes") or any(word in line for word in ours)]
 
     def status(self) -> dict[str, bool]:

@@ -8,11 +8,11 @@ import ssl
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from localcluster.console import Report
 from localcluster.errors import ClusterError
-from localcluster.layout import Layout
+from localcluster.paths import Layout
 from localcluster.pki import Authority, Certificate
 from localcluster.processes import Processes, http_ok, wait_until
-from localcluster.report import Report
 
 SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"

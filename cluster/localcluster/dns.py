@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from localcluster.addresses import DNS_DOMAIN, HOST
+from localcluster.console import Report
 from localcluster.controlplane import ControlPlane
 from localcluster.kubectl import Kubectl, Object
 from localcluster.processes import http_ok, wait_until
-from localcluster.report import Report
 
 NAME = "coredns"
 READY_PORT = 8181

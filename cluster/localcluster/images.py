@@ -12,10 +12,10 @@ from pathlib import Path
 from localcluster.addresses import NODES, REGISTRY
 from localcluster.buildah import Buildah, write_build_environment
 from localcluster.commands import run
+from localcluster.console import Report
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
-from localcluster.layout import Layout
-from localcluster.report import Report
+from localcluster.paths import Layout
 from localcluster.systemimages import BASE_IMAGE
 
 TAG = "dev"
@@ -35,7 +35,7 @@ class Image:
 
 
 OPERATOR = Image("megatron-operator", "operator/Dockerfile", ".")
-TRAINER = Image("megatron-trainer-cpu", "trainer-image/Dockerfile", "trainer-image")
+TRAINER = Image("megatron-trainer-cpu", "trainer-image/Dockerfile", ".")
 IMAGES = (OPERATOR, TRAINER)
 
 

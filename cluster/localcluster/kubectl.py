@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from localcluster.commands import run
-from localcluster.layout import Layout
+from localcluster.paths import Layout
 
 # libyaml's parser where PyYAML has it: the training-operator's manifests are 3.7 MB.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

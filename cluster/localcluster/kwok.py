@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from localcluster.binaries import Binaries
+from localcluster.console import Report
 from localcluster.controlplane import ControlPlane
 from localcluster.kubectl import Kubectl, Object
-from localcluster.report import Report
 
 MODULE = "sigs.k8s.io/kwok"
 NAME = "kwok"

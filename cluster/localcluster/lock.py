@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from localcluster.report import Report
+from localcluster.console import Report
 
 
 @contextmanager

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 from localcluster.commands import run
+from localcluster.console import Report
 from localcluster.errors import ClusterError
 from localcluster.node import CNI_DIRECTORIES, cni_plugins
-from localcluster.report import Report
 
 COMMANDS = {
     "containerd": "containerd",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from localcluster.addresses import HOST, REGISTRY_PORT
 from localcluster.commands import run
-from localcluster.layout import Layout
+from localcluster.console import Report
+from localcluster.paths import Layout
 from localcluster.processes import Processes, http_ok, wait_until
-from localcluster.report import Report
 
 NAME = "registry"
 

@@ -12,7 +12,7 @@ from localcluster.addresses import BRIDGE
 from localcluster.binaries import go_version
 from localcluster.commands import run
 from localcluster.errors import ClusterError, MissingRequirements
-from localcluster.layout import Layout
+from localcluster.paths import Layout
 
 GO = (1, 26)
 DISK_GIB = 26

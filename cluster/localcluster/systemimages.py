@@ -12,10 +12,10 @@ from localcluster.addresses import REGISTRY
 from localcluster.binaries import PROGRAMS, fingerprint, go_version
 from localcluster.buildah import Buildah, scratch_dockerfile
 from localcluster.commands import run
+from localcluster.console import Report
 from localcluster.errors import ClusterError
-from localcluster.layout import Layout
 from localcluster.node import PAUSE_IMAGE
-from localcluster.report import Report
+from localcluster.paths import Layout
 
 SUITE = "trixie"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")

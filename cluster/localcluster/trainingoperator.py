@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from localcluster.binaries import Binaries
+from localcluster.console import Report
 from localcluster.controlplane import ControlPlane
 from localcluster.kubectl import Kubectl, Object
 from localcluster.pki import Authority, Certificate
 from localcluster.processes import http_ok, wait_until
-from localcluster.report import Report
 
 MODULE = "github.com/kubeflow/training-operator"
 NAMESPACE = "kubeflow"

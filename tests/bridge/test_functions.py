@@ -9,10 +9,10 @@ import pytest
 import yaml
 from answers import Wheel
 from megatron_operator import catalog
-from megatron_operator.catalog import Layout, functions
+from megatron_operator.catalog import Layout, bridge_tables
 
 pytestmark = pytest.mark.skipif(
-    sys.version_info >= (3, 13), reason=f"megatron-bridge {functions.RELEASE} is for Python 3.12"
+    sys.version_info >= (3, 13), reason=f"megatron-bridge {bridge_tables.RELEASE} is for Python 3.12"
 )
 
 CATALOG = catalog.load()
@@ -27,7 +27,7 @@ def layout(name: str) -> Layout:
     return found
 
 
-LATER = {name for name in CATALOG.functions() if f"after {functions.RELEASE}" in layout(name).source}
+LATER = {name for name in CATALOG.functions() if f"after {bridge_tables.RELEASE}" in layout(name).source}
 NAMES = sorted(CATALOG.functions().keys() - LATER)
 
 
@@ -68,7 +68,7 @@ def returned(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_wheel_is_the_release_that_the_tables_name() -> None:
-    assert importlib.metadata.version("megatron-bridge") == functions.RELEASE
+    assert importlib.metadata.version("megatron-bridge") == bridge_tables.RELEASE
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ import yaml
 from localcluster import Cluster
 from localcluster.errors import ClusterError
 
-from tests.control_plane.api import Api, ApiError, Object, eventually
+from testkit.api_server import Api, ApiError, Object, eventually
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.trainers import ProgressStandIn

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.control_plane.api import Object, eventually
+from testkit.api_server import Object, eventually
 from tests.control_plane.conftest import PLATFORM, Pool
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.test_operator_restart import killed_after_every_write

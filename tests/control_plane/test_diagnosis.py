@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.control_plane.api import ApiError, eventually
+from testkit.api_server import ApiError, eventually
 from tests.control_plane.trainers import hold_container
 from tests.control_plane.world import World
 

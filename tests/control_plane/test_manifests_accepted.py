@@ -7,7 +7,7 @@ import pytest
 import yaml
 from megatron_operator.manifests import pytorchjob
 
-from tests.control_plane.api import Api
+from testkit.api_server import Api
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "manifests"
 FILES = sorted(path.name for path in GOLDEN.glob("*.yaml"))

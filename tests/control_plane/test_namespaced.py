@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.api import Object, eventually
+from testkit.api_server import Object, eventually
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.operator_process import OperatorProcess, write_kubeconfig
 from tests.control_plane.world import World

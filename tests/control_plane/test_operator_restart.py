@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.control_plane.api import eventually
+from testkit.api_server import eventually
 from tests.control_plane.world import World
 
 PREPARED = {

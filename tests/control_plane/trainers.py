@@ -5,7 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.control_plane.api import Api, Object, eventually
+from testkit.api_server import Api, Object, eventually
 
 
 class ProgressStandIn:

@@ -11,10 +11,10 @@ from localcluster import Cluster as Machine
 from localcluster.errors import ClusterError
 
 from demo.__main__ import OPERATOR_NAMESPACE, connect, install
-from demo.kubectl import Cluster
-from tests.faults.rows import Row
-from tests.faults.table import ROOM, check_curve
-from tests.faults.watched import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventually
+from testkit.faults.rows import Row
+from testkit.faults.table import ROOM, check_curve
+from testkit.kubectl import Cluster
+from testkit.watched_run import DATA_CLAIM, DEADLINE, KEEP, WatchedRun, eventually
 
 NAMESPACE = "megatron-faults"
 ITERATIONS = 240

@@ -3,10 +3,10 @@
 import pytest
 from localcluster import Cluster as Machine
 
+from testkit.faults.injections import Scene
+from testkit.faults.rows import ROWS, Row
+from testkit.faults.table import ToldWrongly, play
 from tests.faults.conftest import ALL, Runs
-from tests.faults.injections import Scene
-from tests.faults.rows import ROWS, Row
-from tests.faults.table import ToldWrongly, play
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe
-from megatron_operator.planner import accelerators, megatron_arguments, plan
+from megatron_operator.planner import megatron_arguments, plan
+from megatron_operator.planner.estimate import hardware
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CORPUS: dict[str, Any] = {
@@ -146,7 +147,7 @@ def _examples() -> Iterator[tuple[str, dict[str, Any]]]:
 @cache
 def _platform() -> PlatformConfig:
     without_gpu = {"platform": "cpu", "perNode": 2}
-    gpus: dict[str, Any] = {name: {} for name in accelerators.table()}
+    gpus: dict[str, Any] = {name: {} for name in hardware.table()}
     return PlatformConfig.model_validate(
         {"accelerators": gpus | {"cpu": without_gpu, "cpu-simulated": without_gpu}, "image": "trainer"}
     )

@@ -25,7 +25,7 @@ from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.training import argument_utils, arguments, global_vars, initialize, training
-from megatron_trainer import gpt
+from megatron_trainer.worker import gpt
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 

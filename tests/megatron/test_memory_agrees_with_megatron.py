@@ -17,8 +17,9 @@ import yaml
 from megatron.training import theoretical_memory_usage as theirs
 from megatron_operator import catalog
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.planner import megatron_arguments, memory, plan
-from megatron_operator.planner.workload import Numerics, Workload
+from megatron_operator.planner import megatron_arguments, plan
+from megatron_operator.planner.estimate import memory
+from megatron_operator.planner.estimate.workload import Numerics, Workload
 from stages import Megatron
 
 WITH_EXPERTS = yaml.safe_load("""

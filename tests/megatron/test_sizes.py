@@ -3,8 +3,8 @@
 import pytest
 from cases import case, specs
 from megatron.training.training import num_floating_point_operations
-from megatron_operator.planner.architecture import architecture
-from megatron_operator.planner.parameters import mtp_parameters
+from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.parameters import mtp_parameters
 from real_model import sizes
 from stages import Megatron
 

@@ -16,7 +16,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python's own library as a corpus, prepared by megatron-prepare, then read-only as a data volume is."""
     folder = tmp_path_factory.mktemp("corpus")
     command = [
-        *(sys.executable, "-W", "ignore", "-m", "megatron_trainer.prepare"),
+        *(sys.executable, "-W", "ignore", "-m", "megatron_trainer.data.prepare"),
         *("--source", str(Path(os.__file__).parent), "--include", "*.py"),
         *("--output-prefix", str(folder / "text"), "--tokenizer-dir", str(folder / "tokenizer")),
         *("--tokenizer-vocab-size", "1000", "--append-eod", "--workers", "1"),

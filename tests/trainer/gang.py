@@ -87,7 +87,7 @@ class Gang:
             ]
             with (self.folder / f"pod-{node}.log").open("ab") as log:
                 self.pods[node] = subprocess.Popen(
-                    [sys.executable, "-m", "megatron_trainer.launch", *flags],
+                    [sys.executable, "-m", "megatron_trainer.launcher.main", *flags],
                     env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,

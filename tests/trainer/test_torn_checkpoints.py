@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from megatron_trainer import checkpoints
-from megatron_trainer.contract import ExitCode
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.checkpoints import selection
 
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training
 
 SECOND = 2 * SAVE_INTERVAL
 DIRECTORY = f"iter_{SECOND:07d}"
-TRACKER = checkpoints.TRACKER
+TRACKER = selection.TRACKER
 
 
 def a_shard(save: Path) -> Path:
@@ -61,8 +61,8 @@ def test_megatrons_own_checkpoint_is_judged_rightly_when(
     hurt, start = DAMAGES[damage]
     copied(undisturbed, tmp_path / "save")
     hurt(tmp_path / "save")
-    assert checkpoints.choose(tmp_path / "save").iteration == start
-    assert checkpoints.tracked(tmp_path / "save") == str(start)
+    assert selection.choose(tmp_path / "save").iteration == start
+    assert selection.tracked(tmp_path / "save") == str(start)
 
 
 @pytest.mark.parametrize("damage", ["a shard is truncated", "the tracker is garbled"])

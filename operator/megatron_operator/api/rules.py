@@ -6,7 +6,7 @@ catalog, the platform or the planner is not here.
 
 from dataclasses import dataclass
 
-from megatron_operator.api.expressions import Expression, Text, at_most_one, field, off, on, said
+from megatron_operator.api.cel import Expression, Text, at_most_one, field, off, on, said
 
 
 @dataclass(frozen=True, slots=True)

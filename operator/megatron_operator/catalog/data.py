@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from megatron_contract.environment import DATA_DIR
+
 from megatron_operator.api.errors import FieldError
-from megatron_operator.contract import DATA_DIR
 
 DEFAULT_SPLIT: Final = "99,1,0"
 PREPARED_TOKENIZER: Final = {

@@ -12,12 +12,12 @@ from megatron_operator.api.recipe import (
     SchedulingSpec,
     VolumeSpec,
 )
-from megatron_operator.catalog import bridge, cpu, data, schedule
+from megatron_operator.catalog import bridge_functions, cpu, data, schedule
 from megatron_operator.catalog.accelerator import pick, within_limits
+from megatron_operator.catalog.catalog import LIST_COMMAND, Catalog
 from megatron_operator.catalog.entry import Entry
-from megatron_operator.catalog.layout import fitting_layout, sizes_of
-from megatron_operator.catalog.library import LIST_COMMAND, Catalog
-from megatron_operator.catalog.overlay import Settings, fold
+from megatron_operator.catalog.merge import Settings, fold
+from megatron_operator.catalog.published_layouts import fitting_layout, sizes_of
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 _DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
@@ -72,11 +72,11 @@ def resolve_for_planning(
         hardware = profile.known_as(accelerator)
         function = named = catalog.function(spec.recipe or "")
         if entry.engine == "bridge":
-            function = bridge.function_for(entry, named, hardware, spec)
-            errors += bridge.not_carried(spec, function)
+            function = bridge_functions.function_for(entry, named, hardware, spec)
+            errors += bridge_functions.not_carried(spec, function)
         layout = fitting_layout(entry, hardware, spec, notes, named)
         if function is not None:
-            settings = bridge.settings_of(function, entry, notes)
+            settings = bridge_functions.settings_of(function, entry, notes)
             layers.append((f"{label}, {function.function}", settings))
             if layout is None and entry.engine == "bridge":
                 layers.append((f"{label}, {function.function}", sizes_of(function)))

@@ -9,10 +9,10 @@ from functools import wraps
 from typing import Any
 
 import click
+from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.names import GROUP, LABEL_RECIPE, LABEL_ROLE, PLURAL
-from megatron_operator.contract import CONTAINER_NAME
 
 Object = dict[str, Any]
 RECIPES = f"{PLURAL}.{GROUP}"

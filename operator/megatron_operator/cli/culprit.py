@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_contract.environment import CONTAINER_NAME
+
 from megatron_operator.api.times import seconds
-from megatron_operator.contract import CONTAINER_NAME
 
 Object = dict[str, Any]
 REPLICA_TYPE = "training.kubeflow.org/replica-type"

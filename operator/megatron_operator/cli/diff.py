@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.cli import output as printing
 from megatron_operator.cli.cluster import Cluster, asks_cluster
 from megatron_operator.cli.inputs import Question, question, resource
-from megatron_operator.contract import CONTAINER_NAME
 
 EXIT_DIFFERENT = 1
 

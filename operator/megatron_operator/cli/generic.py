@@ -1,7 +1,7 @@
 """The platform that is assumed where none is given: every accelerator that the planner knows."""
 
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.planner import accelerators
+from megatron_operator.planner.estimate import hardware
 
 DEFAULT_ACCELERATOR = "h100-sxm"
 IMAGE = "megatron-trainer:dev"
@@ -11,7 +11,7 @@ def platform() -> PlatformConfig:
     """One profile per known accelerator, in nodes as they are sold, and `cpu`."""
     profiles: dict[str, dict[str, object]] = {
         name: {"perNode": 4 if accelerator.domain > 8 else 8}
-        for name, accelerator in accelerators.table().items()
+        for name, accelerator in hardware.table().items()
         if accelerator is not None and accelerator.name == name
     }
     profiles["cpu"] = {"platform": "cpu", "perNode": 2, "resourceName": None, "shmSize": "1Gi"}

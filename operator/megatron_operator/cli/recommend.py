@@ -9,7 +9,7 @@ from megatron_operator.cli import output as printing
 from megatron_operator.cli.inputs import complete_accelerator, complete_recipe
 
 if TYPE_CHECKING:
-    from megatron_operator.planner.recommendation import Choice, Wish
+    from megatron_operator.planner.recommend import Choice, Wish
 
 
 @click.command("recommend")
@@ -58,7 +58,7 @@ def command(
     """
     from megatron_operator import catalog as library
     from megatron_operator.cli.stages import platform_of
-    from megatron_operator.planner.recommendation import Wish, recommend
+    from megatron_operator.planner.recommend import Wish, recommend
 
     wish = Wish(model, gpus, accelerator, mode, seq_length)
     choices = recommend(wish, platform_of(platform), library.load(catalog))

@@ -10,13 +10,13 @@ from typing import Any, Final
 import kopf
 
 from megatron_operator.api.names import GROUP, LABEL_RECIPE, PLURAL, Phase
-from megatron_operator.controller.cluster import RECIPES, Cluster
-from megatron_operator.controller.nodes import Nodes
-from megatron_operator.controller.progress import Poller
-from megatron_operator.controller.reconcile import Reconciler
-from megatron_operator.controller.rooms import RoomFinder
+from megatron_operator.controller.api_client import RECIPES, Cluster
+from megatron_operator.controller.capacity_finder import RoomFinder
+from megatron_operator.controller.config_source import Sources
+from megatron_operator.controller.node_reader import Nodes
+from megatron_operator.controller.progress_poller import Poller
+from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
-from megatron_operator.controller.sources import Sources
 from megatron_operator.controller.webhook import Webhook
 from megatron_operator.controller.workqueue import Key, WorkQueue
 from megatron_operator.manifests import pytorchjob

@@ -16,10 +16,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from megatron_operator.api.errors import FieldError, Refused
-from megatron_operator.controller.draft import Draft
+from megatron_operator.controller.config_source import Known, Sources
 from megatron_operator.controller.settings import Settings
-from megatron_operator.controller.sources import Known, Sources
-from megatron_operator.controller.wanted import incompatible, want
+from megatron_operator.lifecycle.desired import incompatible, want
+from megatron_operator.lifecycle.status_builder import Draft
 from megatron_operator.planner import warnings_of
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from megatron_operator.controller.metrics import LOOKS, SECONDS
+from megatron_operator.controller.process_metrics import LOOKS, SECONDS
 
 log = logging.getLogger(__name__)
 

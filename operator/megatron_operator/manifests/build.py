@@ -7,8 +7,8 @@ from megatron_operator.api.names import ANNOTATION_HASH
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import prepare, pytorchjob
-from megatron_operator.manifests.environment import environment
-from megatron_operator.manifests.identity import Manifest, Owner, digest, with_hash
+from megatron_operator.manifests.env import environment
+from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.pod import template
 from megatron_operator.manifests.storage import storage
 from megatron_operator.planner import bridge, megatron_arguments

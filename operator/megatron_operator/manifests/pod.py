@@ -2,14 +2,15 @@
 
 from fractions import Fraction
 
+from megatron_contract.environment import CONTAINER_NAME, PROGRESS_PORT, PROGRESS_PORT_NAME
+
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.contract import CONTAINER_NAME, PROGRESS_PORT, PROGRESS_PORT_NAME
 from megatron_operator.manifests import quantity
-from megatron_operator.manifests.environment import GRACE_SECONDS
-from megatron_operator.manifests.identity import ROLE_TRAINER, Manifest, Owner
-from megatron_operator.manifests.placement import affinity, tolerations
+from megatron_operator.manifests.affinity import affinity, tolerations
+from megatron_operator.manifests.env import GRACE_SECONDS
+from megatron_operator.manifests.metadata import ROLE_TRAINER, Manifest, Owner
 from megatron_operator.manifests.storage import Storage
 
 USER_ID = 1000

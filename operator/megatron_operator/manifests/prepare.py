@@ -1,9 +1,11 @@
 """The Job that makes tokenizer and dataset from text before the first start."""
 
+from megatron_contract.environment import DATA_DIR
+from megatron_contract.exit_codes import ExitCode
+
 from megatron_operator.api.recipe import PrepareSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.contract import DATA_DIR, ExitCode
-from megatron_operator.manifests.identity import ROLE_PREPARE, Manifest, Owner, with_hash
+from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner, with_hash
 from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, image
 from megatron_operator.manifests.storage import Storage
 

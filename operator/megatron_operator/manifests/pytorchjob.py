@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from megatron_operator.api.status import Plan
-from megatron_operator.manifests.identity import Manifest, Owner
+from megatron_operator.manifests.metadata import Manifest, Owner
 
 GROUP = "kubeflow.org"
 VERSION = "v1"

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
+
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.recipe import VolumeSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.contract import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
-from megatron_operator.manifests.identity import Manifest, Owner, with_hash
+from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from megatron_operator.planner.admission import admit, admit_and_compare, warnings_of
 from megatron_operator.planner.alternatives import Alternative
-from megatron_operator.planner.arguments import megatron_arguments
+from megatron_operator.planner.megatron_args import megatron_arguments
 from megatron_operator.planner.plan import plan, plan_and_alternatives
 
 __all__ = [

@@ -8,8 +8,8 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, ResolvedRecipe, resolve_for_planning
 from megatron_operator.planner.alternatives import Alternative
+from megatron_operator.planner.checks.lint import pitfall_notes
 from megatron_operator.planner.notes import tight
-from megatron_operator.planner.pitfalls import pitfall_notes
 from megatron_operator.planner.plan import plan, plan_and_alternatives
 
 

@@ -2,9 +2,9 @@
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
-from megatron_operator.planner.accelerators import GIB
-from megatron_operator.planner.ranking import Ranking
-from megatron_operator.planner.request import Candidate
+from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.search.problem import Candidate
+from megatron_operator.planner.search.rank import Ranking
 
 
 class Alternative(ApiModel):

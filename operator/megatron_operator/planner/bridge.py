@@ -9,14 +9,15 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from megatron_contract.environment import CHECKPOINT_DIR
+
 from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.contract import CHECKPOINT_DIR
-from megatron_operator.planner.architecture import architecture
 from megatron_operator.planner.batch import iterations
-from megatron_operator.planner.parameters import flops_per_token, parameters
+from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.parameters import flops_per_token, parameters
 
 SCRIPT: Final = "scripts/training/run_recipe.py"
 

@@ -5,8 +5,8 @@ import re
 from typing import NamedTuple
 
 from megatron_operator.catalog import Entry
-from megatron_operator.planner.architecture import architecture
-from megatron_operator.planner.parameters import parameters
+from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.parameters import parameters
 
 NEAR = 1.6
 """A model of another size is like the one asked for when it is no more than this factor away."""

@@ -1,9 +1,9 @@
 """Why a plan is as it is, in the words of `status.plan.notes`."""
 
 from megatron_operator.api.status import MemoryPerGpu
-from megatron_operator.planner.accelerators import GIB
-from megatron_operator.planner.ranking import EQUALLY_FAST, Ranking
-from megatron_operator.planner.request import Candidate, Request
+from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.search.problem import Candidate, Request
+from megatron_operator.planner.search.rank import EQUALLY_FAST, Ranking
 
 
 def notes_of(request: Request, ranking: Ranking, chosen: Candidate) -> list[str]:

@@ -4,25 +4,26 @@ from megatron_operator.api.errors import FieldError, Refused
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner import accelerators, bridge
+from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
-from megatron_operator.planner.architecture import architecture
 from megatron_operator.planner.batch import global_batches, iterations
-from megatron_operator.planner.keeping import asked_by, same_layout
-from megatron_operator.planner.notes import notes_of
-from megatron_operator.planner.parameters import flops_per_token, parameters
-from megatron_operator.planner.passthrough import passthrough_errors
-from megatron_operator.planner.pitfalls import pitfall_errors, pitfall_notes, proposals
-from megatron_operator.planner.ranking import Ranking, rank
-from megatron_operator.planner.request import Candidate, Request
-from megatron_operator.planner.support import (
+from megatron_operator.planner.checks.ineffective_flags import unused_errors
+from megatron_operator.planner.checks.lint import pitfall_errors, pitfall_notes, proposals
+from megatron_operator.planner.checks.passthrough import passthrough_errors
+from megatron_operator.planner.checks.precision import (
     optimizer_errors,
     precision_errors,
     recompute_errors,
     training_errors,
 )
-from megatron_operator.planner.unused import unused_errors
-from megatron_operator.planner.workload import execution, numerics
+from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.parameters import flops_per_token, parameters
+from megatron_operator.planner.estimate.workload import execution, numerics
+from megatron_operator.planner.notes import notes_of
+from megatron_operator.planner.retention import asked_by, same_layout
+from megatron_operator.planner.search.problem import Candidate, Request
+from megatron_operator.planner.search.rank import Ranking, rank
 
 _OF_A_LAYOUT = (
     "tensor_model_parallel_size",
@@ -171,7 +172,7 @@ def _answer(
     """The question and its ranked answers. Raises Refused when there is none."""
     errors: list[FieldError] = []
     notes = list(resolved.notes)
-    accelerator = accelerators.of_profile(resolved.accelerator_type, resolved.profile)
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     on_cpu = resolved.profile.platform == "cpu"
     pod = _pod(resolved, errors, notes)
     a = architecture(resolved.model, errors)

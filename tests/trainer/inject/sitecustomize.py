@@ -99,8 +99,8 @@ def disturb_preflight(preflight: Any) -> None:
 
 
 DISTURB = {
-    "megatron_trainer.preflight": disturb_preflight,
-    "megatron_trainer.gpt": disturb_gpt,
+    "megatron_trainer.health.preflight": disturb_preflight,
+    "megatron_trainer.worker.gpt": disturb_gpt,
     "megatron.training.training": disturb_checkpointing,
 }
 

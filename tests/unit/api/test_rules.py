@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from megatron_operator.api.cel import Text, at_most_one, constant, field, off, on, said
 from megatron_operator.api.crd import custom_resource_definition
 from megatron_operator.api.errors import Refused
-from megatron_operator.api.expressions import Text, at_most_one, constant, field, off, on, said
 from megatron_operator.api.rules import RULES
 from megatron_operator.api.validation import parse_spec, rule_errors
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from megatron_operator.api.recipe import NodesSpec, RecoverySpec
-from megatron_operator.recovery.decide import UNREACHABLE_PATIENCE
+from megatron_operator.lifecycle.recovery_policy import UNREACHABLE_PATIENCE
 
 from bench.goodput import SECONDS, phases_of, plain_pytorchjob, table
 from bench.interruptions import INTERRUPTIONS, PLANNED, UNEXPECTED, Cause, Effect, Fault, interruptions

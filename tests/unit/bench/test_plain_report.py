@@ -7,8 +7,8 @@ import pytest
 from bench import plain_report
 from bench.plain_report import Outcome, Results, ended, promised, table, went_on
 from bench.plain_rows import chosen, left_out
-from demo.run import Step
-from tests.faults.rows import LAYOUTS, ROWS
+from testkit.faults.rows import LAYOUTS, ROWS
+from testkit.training_run import Step
 
 KNOWN = {iteration: 10.0 / iteration for iteration in range(1, 31)}
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bench.recovery_systems import ByExitCode, GangAnew, OnFailure, Torchrun
-from demo.kubectl import Cluster
+from testkit.kubectl import Cluster
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"run": "operator"}},

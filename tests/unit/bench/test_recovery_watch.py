@@ -9,7 +9,7 @@ import pytest
 from bench.recovery_report import PHASES
 from bench.recovery_systems import System
 from bench.recovery_watch import _spans, beyond, watch
-from demo.run import Step
+from testkit.training_run import Step
 
 
 def test_a_phase_that_ended_before_the_one_before_it_took_no_time() -> None:

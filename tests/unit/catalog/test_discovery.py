@@ -3,7 +3,7 @@
 import pytest
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.catalog.discovery import INSTANCE_TYPES, PRODUCTS, with_nodes
-from megatron_operator.planner import accelerators
+from megatron_operator.planner.estimate import hardware
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
 
@@ -47,4 +47,4 @@ def test_simulated_gpus_are_no_accelerator() -> None:
 
 @pytest.mark.parametrize("name", sorted({*PRODUCTS.values(), *(name for name, _ in INSTANCE_TYPES.values())}))
 def test_every_discovered_name_is_one_the_planner_knows(name: str) -> None:
-    assert accelerators.get(name) is not None
+    assert hardware.get(name) is not None

@@ -7,13 +7,13 @@ import pytest
 from megatron_operator import catalog
 from megatron_operator.api.errors import Refused
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog import Catalog, files, functions
-from megatron_operator.catalog.library import DATA_DIR
+from megatron_operator.catalog import Catalog, bridge_tables, loader
+from megatron_operator.catalog.catalog import DATA_DIR
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.cli import generic
 
 TABLE = f"""
-{"  ".join(functions.COLUMNS)}
+{"  ".join(bridge_tables.COLUMNS)}
 tiny_pretrain_8gpu_h100_fp8cs_config 8xh100 fp8cs 2 4 5 1 - - 1 1 64 4096 0.0003 3e-05 500 1000 {{further}}
 """
 
@@ -27,7 +27,7 @@ def resolved(recipe: str, accelerator: str, count: int, **spec: Any) -> Resolved
 
 
 def test_a_line_of_a_table_is_a_layout() -> None:
-    (layout,) = functions.layouts(
+    (layout,) = bridge_tables.layouts(
         TABLE.format(further="benchmark optimizer=dist_muon also=a_config,b_config")
     )
     assert layout["accelerators"] == ["h100-sxm", "h200"]
@@ -60,8 +60,8 @@ def test_a_line_of_a_table_is_a_layout() -> None:
     ("table", "said"),
     [
         ("function on\n", "the first line is not"),
-        (" ".join(functions.COLUMNS), "no function"),
-        (" ".join(functions.COLUMNS) + "\nf_config 8xh100 bf16 1", "f_config has 4 of 17 columns"),
+        (" ".join(bridge_tables.COLUMNS), "no function"),
+        (" ".join(bridge_tables.COLUMNS) + "\nf_config 8xh100 bf16 1", "f_config has 4 of 17 columns"),
         (TABLE.format(further="colour=red"), "colour is no word of this table"),
         (TABLE.replace("fp8cs 2", "fp9 2").format(further=""), "fp9"),
         (TABLE.replace("4096", "4k").format(further=""), "tiny_pretrain_8gpu_h100_fp8cs_config: invalid"),
@@ -69,11 +69,11 @@ def test_a_line_of_a_table_is_a_layout() -> None:
 )
 def test_a_broken_table_tells_its_line(table: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        list(functions.layouts(table))
+        list(bridge_tables.layouts(table))
 
 
 def test_the_scan_of_the_shipped_files_finds_what_parsing_them_finds() -> None:
-    scanned, parsed = files.scan(DATA_DIR), files.parse(DATA_DIR)
+    scanned, parsed = loader.scan(DATA_DIR), loader.parse(DATA_DIR)
     assert parsed.problems == scanned.problems == []
     assert {n: (s.template, s.aliases) for n, s in scanned.sources.items()} == {
         n: (s.template, s.aliases) for n, s in parsed.sources.items()

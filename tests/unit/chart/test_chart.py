@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from megatron_operator.controller.config_source import PLATFORM_KEY, parse_platform
 from megatron_operator.controller.main import main as operator_command
-from megatron_operator.controller.sources import PLATFORM_KEY, parse_platform
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "megatron-operator"

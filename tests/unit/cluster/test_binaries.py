@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from localcluster.binaries import BY_PROFILE, KUBERNETES, PROGRAMS, fingerprint
-from localcluster.layout import CHECKOUT, Layout
+from localcluster.paths import CHECKOUT, Layout
 
 TOOLS = Layout("full").tools
 

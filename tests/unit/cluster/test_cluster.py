@@ -5,39 +5,39 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from localcluster import Cluster, claim, cli, cluster, requirements
+from localcluster import Cluster, cli, cluster, machine_lock, requirements
 from localcluster.errors import ClusterError
-from localcluster.layout import Layout
-from localcluster.traces import NONE
+from localcluster.leak_check import NONE
+from localcluster.paths import Layout
 
 
 @pytest.fixture
 def no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "PATH", tmp_path / "claim.json")
+    monkeypatch.setattr(machine_lock, "PATH", tmp_path / "claim.json")
 
 
 @pytest.mark.usefixtures("no_claim")
 def test_a_second_checkout_is_told_how_to_stop_the_first() -> None:
-    claim.take(Path("/first"))
+    machine_lock.take(Path("/first"))
     with pytest.raises(ClusterError, match="cd /first && python -m localcluster down"):
-        claim.take(Path("/second"))
+        machine_lock.take(Path("/second"))
 
 
 @pytest.mark.usefixtures("no_claim")
 def test_the_same_checkout_may_claim_again_and_release() -> None:
-    claim.take(Path("/first"))
-    claim.take(Path("/first"))
-    claim.release(Path("/second"))
-    assert claim.current() is not None
-    claim.release(Path("/first"))
-    claim.take(Path("/second"))
+    machine_lock.take(Path("/first"))
+    machine_lock.take(Path("/first"))
+    machine_lock.release(Path("/second"))
+    assert machine_lock.current() is not None
+    machine_lock.release(Path("/first"))
+    machine_lock.take(Path("/second"))
 
 
 @pytest.mark.usefixtures("no_claim")
 def test_a_claim_of_an_earlier_boot_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    claim.take(Path("/first"))
-    monkeypatch.setattr(claim, "boot_id", lambda: "another boot")
-    claim.take(Path("/second"))
+    machine_lock.take(Path("/first"))
+    monkeypatch.setattr(machine_lock, "boot_id", lambda: "another boot")
+    machine_lock.take(Path("/second"))
 
 
 @pytest.mark.usefixtures("no_claim")

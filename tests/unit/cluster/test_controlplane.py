@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from localcluster.controlplane import COMPONENTS, ControlPlane, Ports, choose_ports
 from localcluster.errors import ClusterError
-from localcluster.layout import Layout
+from localcluster.paths import Layout
 from localcluster.processes import Processes
 
 

@@ -6,7 +6,7 @@ import pytest
 from localcluster import images
 from localcluster.buildah import build_environment, scratch_dockerfile
 from localcluster.errors import ClusterError
-from localcluster.layout import CHECKOUT
+from localcluster.paths import CHECKOUT
 from localcluster.systemimages import mirrors
 
 DEB822 = """Types: deb

@@ -8,8 +8,8 @@ from localcluster import addresses
 from localcluster.addresses import NODES
 from localcluster.controlplane import SERVICE_RANGE, ControlPlane, Ports
 from localcluster.kubectl import Kubectl
-from localcluster.layout import Layout
 from localcluster.node import INIT, PAUSE_IMAGE, Node
+from localcluster.paths import Layout
 from localcluster.processes import Processes
 
 LAYOUT = Layout("full")

@@ -7,13 +7,22 @@ from typing import Any
 
 from megatron_operator.api.names import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import timestamp
+from megatron_operator.controller.api_client import (
+    CLAIMS,
+    EVENTS,
+    JOBS,
+    NODES,
+    PODS,
+    RECIPES,
+    Object,
+    Resource,
+)
 from megatron_operator.controller.clock import ServerClock
-from megatron_operator.controller.cluster import CLAIMS, EVENTS, JOBS, NODES, PODS, RECIPES, Object, Resource
-from megatron_operator.manifests.avoidance import avoided, avoiding
-from megatron_operator.manifests.identity import ROLE_TRAINER
-from megatron_operator.manifests.placement import HOSTNAME
+from megatron_operator.manifests.affinity import HOSTNAME
+from megatron_operator.manifests.metadata import ROLE_TRAINER
+from megatron_operator.manifests.node_avoidance import avoided, avoiding
 
-from tests.unit.recovery.simulated_cluster import GRACE, PER_NODE, Cluster, Pod
+from tests.unit.lifecycle.simulated_cluster import GRACE, PER_NODE, Cluster, Pod
 
 NAME, NAMESPACE, UID = "run", "default", "recipe-uid"
 

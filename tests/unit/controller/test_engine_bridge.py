@@ -7,8 +7,8 @@ from megatron_operator import catalog
 from megatron_operator.api.errors import Refused
 from megatron_operator.api.names import Condition, Phase
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.sources import Known
-from megatron_operator.controller.wanted import refuse, want
+from megatron_operator.controller.config_source import Known
+from megatron_operator.lifecycle.desired import refuse, want
 
 
 def test_a_recipe_that_megatron_bridge_runs_is_not_planned_and_says_what_to_do(run: Any) -> None:

@@ -19,20 +19,21 @@ from megatron_operator.api.errors import Refused
 from megatron_operator.api.names import Phase
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.status import RecoveryStatus
-from megatron_operator.controller import nodes, reconcile, rooms
-from megatron_operator.controller.draft import Draft
-from megatron_operator.controller.nodes import Nodes
-from megatron_operator.controller.progress import Reading
-from megatron_operator.controller.reconcile import Reconciler
-from megatron_operator.controller.rooms import RoomFinder
-from megatron_operator.controller.sources import Known
-from megatron_operator.controller.wanted import want
+from megatron_operator.controller import capacity_finder, node_reader, reconciler
+from megatron_operator.controller.capacity_finder import RoomFinder
+from megatron_operator.controller.config_source import Known
+from megatron_operator.controller.node_reader import Nodes
+from megatron_operator.controller.progress_poller import Reading
+from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.workqueue import Key
-from megatron_operator.recovery import Decision, Limits, Observation, decide
+from megatron_operator.lifecycle import Decision, Limits, Observation
+from megatron_operator.lifecycle.desired import want
+from megatron_operator.lifecycle.recovery_policy import decide
+from megatron_operator.lifecycle.status_builder import Draft
 
 from tests.unit.controller.api_in_memory import NAME, NAMESPACE, UID, ApiInMemory, DiedError
-from tests.unit.recovery.simulated_cluster import TOTAL, Cluster
-from tests.unit.recovery.test_walk import Walk
+from tests.unit.lifecycle.simulated_cluster import TOTAL, Cluster
+from tests.unit.lifecycle.test_walk import Walk
 
 KEY = Key(NAMESPACE, NAME)
 KNOWN = Known(
@@ -127,8 +128,8 @@ class WholeOperator:
         self.heard = True
         self.runner = asyncio.Runner()
         clock = SimpleNamespace(monotonic=lambda: api.cluster.now)
-        self._patches = [patch.object(module, "time", clock) for module in (nodes, rooms)]
-        self._patches.append(patch.object(reconcile, "decide", self._decide))
+        self._patches = [patch.object(module, "time", clock) for module in (node_reader, capacity_finder)]
+        self._patches.append(patch.object(reconciler, "decide", self._decide))
         for each in self._patches:
             each.start()
         self._start()

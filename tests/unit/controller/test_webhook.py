@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.draft import Draft
-from megatron_operator.controller.sources import Known
-from megatron_operator.controller.wanted import want
+from megatron_operator.controller.config_source import Known
 from megatron_operator.controller.webhook import Verdict, judge, response
+from megatron_operator.lifecycle.desired import want
+from megatron_operator.lifecycle.status_builder import Draft
 
 PLATFORM = PlatformConfig.model_validate(
     {"accelerators": {"h100-sxm": {}}, "image": "trainer", "namespaces": {"small": {"maxAccelerators": 8}}}

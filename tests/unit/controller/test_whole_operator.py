@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.controller.api_in_memory import ApiInMemory
 from tests.unit.controller.test_walk import WholeOperator, spec
-from tests.unit.recovery.simulated_cluster import Cluster, Node
+from tests.unit.lifecycle.simulated_cluster import Cluster, Node
 
 HOUR = 3600.0
 CLAIM = "mine"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from demo.report import summarize, write
-from demo.run import Step
+from testkit.training_run import Step
 
 KILLED_AT = 105.5
 STEPS = [

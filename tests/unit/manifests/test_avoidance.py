@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from megatron_operator.manifests.avoidance import avoided, avoiding
+from megatron_operator.manifests.node_avoidance import avoided, avoiding
 
 
 def test_all_pods_keep_off_the_nodes_beside_what_they_need_anyway(run: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.errors import Refused
 from megatron_operator.manifests import object_name, pytorchjob
-from megatron_operator.manifests.identity import Owner
+from megatron_operator.manifests.metadata import Owner
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 

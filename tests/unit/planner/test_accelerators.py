@@ -2,10 +2,10 @@
 
 import pytest
 from megatron_operator.api.platform import AcceleratorProfile
-from megatron_operator.planner import accelerators
-from megatron_operator.planner.accelerators import GIB, Accelerator
+from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.hardware import GIB, Accelerator
 
-KNOWN = {name: each for name, each in accelerators.table().items() if each is not None}
+KNOWN = {name: each for name, each in hardware.table().items() if each is not None}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ KNOWN = {name: each for name, each in accelerators.table().items() if each is no
     ],
 )
 def test_every_name_that_recipes_use_is_known(name: str) -> None:
-    assert accelerators.get(name) is not None
+    assert hardware.get(name) is not None
 
 
 @pytest.mark.parametrize("each", KNOWN.values(), ids=KNOWN)
@@ -55,24 +55,24 @@ def test_ampere_has_no_fp8() -> None:
 
 
 def test_memory_is_what_the_driver_reports_not_the_name() -> None:
-    h100 = accelerators.get("h100-sxm")
+    h100 = hardware.get("h100-sxm")
     assert h100 is not None
     assert 79 * GIB < h100.memory < 80 * GIB
 
 
 def test_a_rack_is_one_domain() -> None:
-    rack, node = accelerators.get("gb200-nvl72"), accelerators.get("b200")
+    rack, node = hardware.get("gb200-nvl72"), hardware.get("b200")
     assert rack is not None
     assert node is not None
     assert (rack.domain, node.domain) == (72, 8)
 
 
 def test_nothing_is_known_of_a_cpu() -> None:
-    assert accelerators.get("cpu") is None
-    assert accelerators.of_profile("cpu", AcceleratorProfile(platform="cpu")) is None
+    assert hardware.get("cpu") is None
+    assert hardware.of_profile("cpu", AcceleratorProfile(platform="cpu")) is None
 
 
 def test_a_profile_may_have_a_name_of_its_own() -> None:
     profile = AcceleratorProfile(hardware="h200")
-    assert accelerators.of_profile("our-big-ones", profile) == accelerators.get("h200")
-    assert accelerators.of_profile("our-big-ones", AcceleratorProfile()) is None
+    assert hardware.of_profile("our-big-ones", profile) == hardware.get("h200")
+    assert hardware.of_profile("our-big-ones", AcceleratorProfile()) is None

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from megatron_operator.planner import plan, plan_and_alternatives, ranking
+from megatron_operator.planner import plan, plan_and_alternatives
 from megatron_operator.planner.alternatives import Alternative
-from megatron_operator.planner.layout import Layout
-from megatron_operator.planner.layouts import valid_layouts
-from megatron_operator.planner.request import Request
+from megatron_operator.planner.search import rank
+from megatron_operator.planner.search.constraints import Layout
+from megatron_operator.planner.search.enumerate import valid_layouts
+from megatron_operator.planner.search.problem import Request
 
 
 def sizes(x: Any) -> tuple[int, int, int, int]:
@@ -73,7 +74,7 @@ def test_layouts_are_ranked_once_where_the_catalog_fixes_none(
         rankings.append(request)
         return valid_layouts(request)
 
-    monkeypatch.setattr(ranking, "valid_layouts", counted)
+    monkeypatch.setattr(rank, "valid_layouts", counted)
     of(resolve("llama3-70b", 128))
     assert len(rankings) == 1
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.errors import Refused
 from megatron_operator.planner import plan
-from megatron_operator.planner.keeping import same_layout
+from megatron_operator.planner.retention import same_layout
 
 OTHER = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 2, "contextParallelSize": 1}
 

@@ -7,11 +7,18 @@ import pytest
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.training import TrainingSpec
-from megatron_operator.planner import memory, plan
-from megatron_operator.planner.accelerators import GIB
-from megatron_operator.planner.architecture import Architecture, architecture
-from megatron_operator.planner.memory import activations, memory_per_gpu, states
-from megatron_operator.planner.workload import Numerics, Recomputation, Workload, moe_of_stages, numerics
+from megatron_operator.planner import plan
+from megatron_operator.planner.estimate import memory
+from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.estimate.memory import activations, memory_per_gpu, states
+from megatron_operator.planner.estimate.model_shape import Architecture, architecture
+from megatron_operator.planner.estimate.workload import (
+    Numerics,
+    Recomputation,
+    Workload,
+    moe_of_stages,
+    numerics,
+)
 
 LLAMA = {
     "numLayers": 80, "hiddenSize": 8192, "ffnHiddenSize": 28672, "numAttentionHeads": 64, "numQueryGroups": 8,

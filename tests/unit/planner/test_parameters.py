@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.planner.architecture import Architecture, architecture, moe_pattern
-from megatron_operator.planner.parameters import flops_per_token, mtp_parameters, parameters
+from megatron_operator.planner.estimate.model_shape import Architecture, architecture, moe_pattern
+from megatron_operator.planner.estimate.parameters import flops_per_token, mtp_parameters, parameters
 
 LLAMA = {
     "positionEmbeddingType": "rope",

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.errors import Refused
-from megatron_operator.catalog import functions
-from megatron_operator.planner import accelerators, plan
+from megatron_operator.catalog import bridge_tables
+from megatron_operator.planner import plan
+from megatron_operator.planner.estimate import hardware
 
 MIXTRAL: dict[str, Any] = {
     "model": {
@@ -177,7 +178,7 @@ def test_a_plan_survives_the_way_through_the_api_server(resolve: Any) -> None:
 
 def test_every_accelerator_that_the_catalog_names_is_known() -> None:
     named = {name for entry in catalog.load() for layout in entry.layouts for name in layout.accelerators}
-    assert named <= accelerators.table().keys() | functions.WITHOUT_DATA_SHEET
+    assert named <= hardware.table().keys() | bridge_tables.WITHOUT_DATA_SHEET
 
 
 NVL72 = {"accelerator": "gb200", "training": {"globalBatchSize": 1152}}

@@ -5,7 +5,7 @@ from megatron_operator import catalog
 from megatron_operator.api.errors import Refused
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.planner.matching import reads_text_alone
-from megatron_operator.planner.recommendation import Choice, Wish, recommend
+from megatron_operator.planner.recommend import Choice, Wish, recommend
 
 PLATFORM = PlatformConfig.model_validate(
     {"accelerators": {"h100-sxm": {}, "a100-80": {}}, "image": "trainer"}

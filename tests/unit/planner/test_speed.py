@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from megatron_operator.planner import accelerators, plan, speed
-from megatron_operator.planner.accelerators import Accelerator
-from megatron_operator.planner.speed import StepTime, expected, step_time
-from megatron_operator.planner.workload import Execution, Recomputation, Workload
+from megatron_operator.planner import plan
+from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate import step_time as speed
+from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.step_time import StepTime, expected, step_time
+from megatron_operator.planner.estimate.workload import Execution, Recomputation, Workload
 
 from bench import planner as error_table
 from bench.published import Figure, figures
@@ -26,7 +28,7 @@ def find(*words: str) -> Figure:
 
 DENSE = find("llama3-70b", "h100", "fp8").workload
 EXPERTS = find("deepseek-v3", "h100").workload
-H100 = accelerators.get("h100-sxm")
+H100 = hardware.get("h100-sxm")
 assert H100 is not None, "the table has no H100"
 
 
@@ -119,7 +121,7 @@ def test_the_flex_dispatcher_sends_less_between_domains() -> None:
 
 
 def test_experts_inside_a_rack_exchange_over_its_links() -> None:
-    rack = accelerators.get("gb200-nvl72")
+    rack = hardware.get("gb200-nvl72")
     assert rack is not None
     assert step_time(EXPERTS, rack).expert < 0.2 * on_h100(EXPERTS).expert
 

@@ -3,7 +3,7 @@
 import pytest
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
-from megatron_operator.planner.stages import (
+from megatron_operator.planner.search.pipeline_split import (
     StageSplit,
     asked_split,
     automatic_split,

@@ -6,14 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from megatron_trainer import checkpoints
+from megatron_trainer.checkpoints import selection
 
 SHARD_BYTES = 100
 
 
 def write_checkpoint(root: Path, iteration: int) -> Path:
     """A directory as Megatron's torch_dist format has it, by the parts that are looked at."""
-    path = checkpoints.directory(root, iteration)
+    path = selection.directory(root, iteration)
     path.mkdir(parents=True)
     storage = {
         (name, part): SimpleNamespace(relative_path=name, offset=part * 50, length=50)
@@ -31,13 +31,13 @@ def write_checkpoint(root: Path, iteration: int) -> Path:
 def root(tmp_path: Path) -> Path:
     for iteration in (10, 20, 30):
         write_checkpoint(tmp_path, iteration)
-    (tmp_path / checkpoints.TRACKER).write_text("30")
+    (tmp_path / selection.TRACKER).write_text("30")
     return tmp_path
 
 
 def test_the_newest_whole_checkpoint_is_chosen_and_nothing_changes(root: Path) -> None:
     before = sorted(root.rglob("*"))
-    assert checkpoints.choose(root) == checkpoints.Choice(30, [])
+    assert selection.choose(root) == selection.Choice(30, [])
     assert sorted(root.rglob("*")) == before
 
 
@@ -78,20 +78,20 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
 def test_a_broken_checkpoint_is_set_aside_with_the_reason_when(damage: str, root: Path) -> None:
     hurt, reason = DAMAGES[damage]
-    hurt(checkpoints.directory(root, 30))
-    choice = checkpoints.choose(root)
+    hurt(selection.directory(root, 30))
+    choice = selection.choose(root)
     assert choice.iteration == 20
-    assert (root / checkpoints.TRACKER).read_text() == "20"
+    assert (root / selection.TRACKER).read_text() == "20"
     aside = root / "iter_0000030.broken-1"
-    assert (aside / checkpoints.REASON_FILE).read_text().startswith(reason)
+    assert (aside / selection.REASON_FILE).read_text().startswith(reason)
     assert reason in choice.repairs[0]
-    assert not checkpoints.directory(root, 30).exists()
+    assert not selection.directory(root, 30).exists()
 
 
 def test_the_same_iteration_can_be_set_aside_twice(root: Path) -> None:
     for _ in range(2):
-        (checkpoints.directory(root, 30) / ".metadata").unlink()
-        checkpoints.choose(root)
+        (selection.directory(root, 30) / ".metadata").unlink()
+        selection.choose(root)
         write_checkpoint(root, 30)
     assert (root / "iter_0000030.broken-1").is_dir()
     assert (root / "iter_0000030.broken-2").is_dir()
@@ -99,96 +99,96 @@ def test_the_same_iteration_can_be_set_aside_twice(root: Path) -> None:
 
 @pytest.mark.parametrize("text", ["garbage", "", "20", "9999", "30\x00"])
 def test_a_tracker_that_says_anything_else_is_repaired(text: str, root: Path) -> None:
-    (root / checkpoints.TRACKER).write_text(text)
-    choice = checkpoints.choose(root)
+    (root / selection.TRACKER).write_text(text)
+    choice = selection.choose(root)
     assert choice.iteration == 30
-    assert (root / checkpoints.TRACKER).read_text() == "30"
+    assert (root / selection.TRACKER).read_text() == "30"
     assert len(choice.repairs) == 1
 
 
 def test_a_missing_tracker_does_not_lose_the_checkpoints(root: Path) -> None:
-    (root / checkpoints.TRACKER).unlink()
-    assert checkpoints.choose(root).iteration == 30
-    assert (root / checkpoints.TRACKER).read_text() == "30"
+    (root / selection.TRACKER).unlink()
+    assert selection.choose(root).iteration == 30
+    assert (root / selection.TRACKER).read_text() == "30"
 
 
 def test_a_tracker_without_any_whole_checkpoint_is_set_aside_so_that_training_starts_anew(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / checkpoints.TRACKER).write_text("30")
-    choice = checkpoints.choose(tmp_path)
+    (tmp_path / selection.TRACKER).write_text("30")
+    choice = selection.choose(tmp_path)
     assert choice.iteration is None
-    assert not (tmp_path / checkpoints.TRACKER).exists()
-    assert (tmp_path / f"{checkpoints.TRACKER}.broken-1").read_text() == "30"
+    assert not (tmp_path / selection.TRACKER).exists()
+    assert (tmp_path / f"{selection.TRACKER}.broken-1").read_text() == "30"
 
 
 def test_a_release_checkpoint_is_left_to_megatron(tmp_path: Path) -> None:
     (tmp_path / "release").mkdir()
-    (tmp_path / checkpoints.TRACKER).write_text("release")
-    assert checkpoints.choose(tmp_path) == checkpoints.Choice(None, [])
-    assert (tmp_path / checkpoints.TRACKER).read_text() == "release"
+    (tmp_path / selection.TRACKER).write_text("release")
+    assert selection.choose(tmp_path) == selection.Choice(None, [])
+    assert (tmp_path / selection.TRACKER).read_text() == "release"
 
 
 def test_a_directory_that_is_not_there_holds_no_checkpoint(tmp_path: Path) -> None:
-    assert checkpoints.choose(tmp_path / "nowhere") == checkpoints.Choice(None, [])
+    assert selection.choose(tmp_path / "nowhere") == selection.Choice(None, [])
 
 
 def test_pruning_keeps_the_newest_whole_ones(root: Path) -> None:
-    checkpoints.prune(root, 2)
-    assert checkpoints.iterations(root) == [30, 20]
+    selection.prune(root, 2)
+    assert selection.iterations(root) == [30, 20]
 
 
 def test_pruning_never_counts_a_broken_one_and_never_deletes_the_newest_whole_one(root: Path) -> None:
-    (checkpoints.directory(root, 30) / ".metadata").unlink()
-    checkpoints.prune(root, 1)
-    assert checkpoints.iterations(root) == [30, 20]
+    (selection.directory(root, 30) / ".metadata").unlink()
+    selection.prune(root, 1)
+    assert selection.iterations(root) == [30, 20]
 
 
 def test_pruning_keeps_only_the_last_checkpoints_that_were_set_aside(root: Path) -> None:
-    for _ in range(checkpoints.BROKEN_KEPT + 2):
-        (checkpoints.directory(root, 30) / ".metadata").unlink()
-        checkpoints.choose(root)
+    for _ in range(selection.BROKEN_KEPT + 2):
+        (selection.directory(root, 30) / ".metadata").unlink()
+        selection.choose(root)
         write_checkpoint(root, 30)
-    checkpoints.prune(root, 5)
-    assert len(list(root.glob("iter_*.broken-*"))) == checkpoints.BROKEN_KEPT
+    selection.prune(root, 5)
+    assert len(list(root.glob("iter_*.broken-*"))) == selection.BROKEN_KEPT
 
 
 def test_pruning_leaves_a_checkpoint_that_a_reader_holds_and_deletes_it_afterwards(root: Path) -> None:
     said: list[str] = []
     with (root / "iter_0000010" / "metadata.json").open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
-        checkpoints.prune(root, 1, log=said.append)
-        assert checkpoints.iterations(root) == [30, 10]
+        selection.prune(root, 1, log=said.append)
+        assert selection.iterations(root) == [30, 10]
         assert "kept checkpoint iter_0000010: a reader holds it" in said
-    checkpoints.prune(root, 1)
-    assert checkpoints.iterations(root) == [30]
+    selection.prune(root, 1)
+    assert selection.iterations(root) == [30]
 
 
 def test_going_back_sets_whole_newer_checkpoints_aside_with_the_cause(root: Path) -> None:
-    checkpoints.go_back(root, 10, [30, 20], "lm loss is nan at iteration 31")
-    assert checkpoints.choose(root) == checkpoints.Choice(10, [])
+    selection.go_back(root, 10, [30, 20], "lm loss is nan at iteration 31")
+    assert selection.choose(root) == selection.Choice(10, [])
     aside = root / "iter_0000030.rolled-back-1"
-    assert checkpoints.why_not_whole(aside) is None
-    assert (aside / checkpoints.REASON_FILE).read_text() == (
+    assert selection.why_not_whole(aside) is None
+    assert (aside / selection.REASON_FILE).read_text() == (
         "the run went back to iteration 10: lm loss is nan at iteration 31\n"
     )
 
 
 def test_going_back_to_the_beginning_leaves_no_tracker(root: Path) -> None:
-    checkpoints.go_back(root, None, [30, 20, 10], "cause")
-    assert checkpoints.choose(root) == checkpoints.Choice(None, [])
-    assert checkpoints.tracked(root) is None
+    selection.go_back(root, None, [30, 20, 10], "cause")
+    assert selection.choose(root) == selection.Choice(None, [])
+    assert selection.tracked(root) is None
 
 
 def test_a_deletion_that_was_cut_short_is_finished(root: Path) -> None:
-    checkpoints.directory(root, 10).rename(root / ".deleting-iter_0000010")
-    checkpoints.prune_set_aside(root, 2, log=print)
+    selection.directory(root, 10).rename(root / ".deleting-iter_0000010")
+    selection.prune_set_aside(root, 2, log=print)
     assert not (root / ".deleting-iter_0000010").exists()
 
 
 def test_the_legacy_format_has_no_metadata_and_is_judged_by_its_files(tmp_path: Path) -> None:
-    path = checkpoints.directory(tmp_path, 10) / "mp_rank_00"
+    path = selection.directory(tmp_path, 10) / "mp_rank_00"
     path.mkdir(parents=True)
-    assert checkpoints.newest_whole(tmp_path, "torch") is None
+    assert selection.newest_whole(tmp_path, "torch") is None
     (path / "model_optim_rng.pt").write_bytes(b"x")
-    assert checkpoints.newest_whole(tmp_path, "torch") == 10
+    assert selection.newest_whole(tmp_path, "torch") == 10

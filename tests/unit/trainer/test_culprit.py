@@ -4,10 +4,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from megatron_trainer.contract import ExitCode
-from megatron_trainer.culprit import culprit, report_of
-from megatron_trainer.incidents import Kind
-from megatron_trainer.memory import MemoryKills
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.health.failure_classification import culprit, report_of
+from megatron_trainer.health.oom_kills import MemoryKills
+from megatron_trainer.telemetry.incidents import Kind
 
 LOST = {"exitCode": 140, "message": "Connection closed by peer"}
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from megatron_trainer import flags
+from megatron_trainer.launcher import flags
 
 
 def test_reads_only_what_the_launcher_needs_and_leaves_the_rest_alone() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megatron_trainer.book import BOOK_FILE, INCIDENTS_KEPT, Book
-from megatron_trainer.contract import PROGRESS_FILE
-from megatron_trainer.incidents import Kind, Report, merge
+from megatron_contract.environment import PROGRESS_FILE
+from megatron_trainer.telemetry.incidents import Kind, Report, merge
+from megatron_trainer.telemetry.run_journal import BOOK_FILE, INCIDENTS_KEPT, Book
 
 KILLED = Report(Kind.RANK, "rank 3 was killed by SIGKILL", 1, 3, detected_at=20.0)
 LOST_A_PEER = Report(Kind.POD, "rank 0: Connection closed by peer", detected_at=19.0)

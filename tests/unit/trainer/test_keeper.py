@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
-from megatron_trainer import checkpoints, flags, settings
-from megatron_trainer.book import Book
-from megatron_trainer.contract import ExitCode
-from megatron_trainer.gangstate import Ended, State
-from megatron_trainer.incidents import Kind, Report
-from megatron_trainer.keeper import Keeper
-from megatron_trainer.ownership import Ownership
-from megatron_trainer.status import Status
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.checkpoints import selection
+from megatron_trainer.checkpoints.checkpoint_lease import Ownership
+from megatron_trainer.checkpoints.checkpoint_manager import Keeper
+from megatron_trainer.launcher import flags, settings
+from megatron_trainer.rendezvous.state import Ended, State
+from megatron_trainer.telemetry.incidents import Kind, Report
+from megatron_trainer.telemetry.run_journal import Book
+from megatron_trainer.telemetry.status import Status
 
 from tests.unit.trainer.test_checkpoints import write_checkpoint
 
@@ -23,7 +24,7 @@ class Run:
         for root, iterations in ((self.save, (10, 20)), (self.fast, (22, 24))):
             for iteration in iterations:
                 write_checkpoint(root, iteration)
-            (root / checkpoints.TRACKER).write_text(str(iterations[-1]))
+            (root / selection.TRACKER).write_text(str(iterations[-1]))
         self.owner = Ownership(self.save, "me", "run")
         self.owner.claim()
         self.book = Book(self.save, lambda _text: None)
@@ -42,7 +43,7 @@ class Run:
         return self.keeper.prepare(State(2, report), False, {}).iteration
 
     def trackers(self) -> tuple[str | None, str | None]:
-        return checkpoints.tracked(self.save), checkpoints.tracked(self.fast)
+        return selection.tracked(self.save), selection.tracked(self.fast)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_the_newest_of_both_tiers_is_loaded(run: Run) -> None:
 def test_a_broken_non_persistent_one_is_deleted_since_megatron_reads_all_names_there(run: Run) -> None:
     (run.fast / "iter_0000024" / ".metadata").unlink()
     assert run.start() == 22
-    assert sorted(path.name for path in run.fast.iterdir()) == ["iter_0000022", checkpoints.TRACKER]
+    assert sorted(path.name for path in run.fast.iterdir()) == ["iter_0000022", selection.TRACKER]
 
 
 def test_going_back_takes_newer_ones_of_both_tiers_out_of_the_way(run: Run) -> None:

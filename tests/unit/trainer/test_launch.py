@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from megatron_trainer import contract, launch, settings
-from megatron_trainer.contract import ExitCode
+from megatron_contract import environment
+from megatron_contract.exit_codes import REASONS, ExitCode
+from megatron_trainer.launcher import main, settings
 
 
 @pytest.fixture(autouse=True)
@@ -21,22 +22,22 @@ def handlers() -> Iterator[None]:
 
 def test_help_names_every_setting_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        launch.main(["--num-layers", "2", "--help"])
+        main.main(["--num-layers", "2", "--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert contract.ENV_RENDEZVOUS_TIMEOUT in told
-    assert all(f"{int(code)} {reason}" in told for code, reason in contract.REASONS.items())
+    assert environment.ENV_RENDEZVOUS_TIMEOUT in told
+    assert all(f"{int(code)} {reason}" in told for code, reason in REASONS.items())
 
 
 def test_a_pod_that_is_told_to_stop_while_it_starts_leaves_at_once_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = tmp_path / "termination"
-    known = settings.read({contract.ENV_TERMINATION_LOG: str(words), contract.ENV_PLATFORM: "cpu"})
-    monkeypatch.setattr(launch.pod_settings, "read", lambda: known)
-    monkeypatch.setattr(launch, "_prepare_environment", lambda _size: None)
-    monkeypatch.setattr(launch, "flags_of", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    known = settings.read({environment.ENV_TERMINATION_LOG: str(words), environment.ENV_PLATFORM: "cpu"})
+    monkeypatch.setattr(main.pod_settings, "read", lambda: known)
+    monkeypatch.setattr(main, "_prepare_environment", lambda _size: None)
+    monkeypatch.setattr(main, "flags_of", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as ended:
-        launch.main([])
+        main.main([])
     assert ended.value.code == ExitCode.TERMINATED
     assert json.loads(words.read_text())["reason"] == "Terminated"

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from megatron_trainer.loss import SpikeWatch
+from megatron_trainer.health.loss_spikes import SpikeWatch
 
 
 def test_a_loss_beyond_the_factor_times_the_median_is_a_spike() -> None:

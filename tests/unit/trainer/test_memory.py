@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from megatron_trainer.memory import MemoryKills
+from megatron_trainer.health.oom_kills import MemoryKills
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from megatron_trainer.nursery import PREFLIGHT, Nursery, NurseryLost, Programs
+from megatron_trainer.launcher.fork_server import PREFLIGHT, Nursery, NurseryLost, Programs
 
 DEADLINE_SECONDS = 60.0
 

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
-from megatron_trainer.ownership import FENCE_SECONDS, NotOwner, Ownership, require_owner
+from megatron_trainer.checkpoints.checkpoint_lease import (
+    FENCE_SECONDS,
+    NotOwner,
+    Ownership,
+    require_owner,
+)
 
 
 def test_the_newest_claim_holds_and_the_older_owner_is_told(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from megatron_trainer.contract import ExitCode
-from megatron_trainer.incidents import Kind, Report
-from megatron_trainer.policy import MAX_TRIES, Course, next_course
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.health.retry_policy import MAX_TRIES, Course, next_course
+from megatron_trainer.telemetry.incidents import Kind, Report
 
 
 def spike(iteration: int) -> Report:

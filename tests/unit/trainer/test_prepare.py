@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from megatron_trainer import prepare, tokenizer
-from megatron_trainer.contract import ExitCode
-from megatron_trainer.prepare import CannotPrepare
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.data import prepare, tokenizer
+from megatron_trainer.data.prepare import CannotPrepare
 
 TEXTS = {
     "a.py": "def add(a, b):\n    return a + b\n" * 20,

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import IO
 
 import pytest
-from megatron_trainer.contract import ExitCode
-from megatron_trainer.gangstate import Ended, Plan, State
-from megatron_trainer.gangstore import GangStore, StoreLost
-from megatron_trainer.incidents import Kind, Report
-from megatron_trainer.rendezvous import GangRendezvous
-from megatron_trainer.termination import Ending
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.launcher.termination import Ending
+from megatron_trainer.rendezvous.handler import GangRendezvous
+from megatron_trainer.rendezvous.state import Ended, Plan, State
+from megatron_trainer.rendezvous.store import GangStore, StoreLost
+from megatron_trainer.telemetry.incidents import Kind, Report
 
 KILLED = Report(Kind.RANK, "rank 2 was killed by SIGKILL", 1, 2, detected_at=1000.0)
 
@@ -140,9 +140,9 @@ def test_a_replaced_pod_with_the_same_index_begins_a_generation(met: list[GangRe
 
 MASTER = """
 import sys
-from megatron_trainer.gangstore import GangStore
-from megatron_trainer.gangstate import Plan
-from megatron_trainer.rendezvous import GangRendezvous
+from megatron_trainer.rendezvous.store import GangStore
+from megatron_trainer.rendezvous.state import Plan
+from megatron_trainer.rendezvous.handler import GangRendezvous
 
 master = GangRendezvous(
     GangStore("localhost", int(sys.argv[1]), host=True),

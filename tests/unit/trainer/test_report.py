@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from megatron_trainer.report import ProgressFile
+from megatron_trainer.telemetry.reporter import ProgressFile
 
 
 def test_lines_that_a_full_volume_refused_are_added_with_the_next_one(tmp_path: Path) -> None:

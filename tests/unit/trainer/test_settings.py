@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from megatron_trainer import settings
+from megatron_trainer.launcher import settings
 
 POD = {
     "PET_NNODES": "2",

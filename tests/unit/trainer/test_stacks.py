@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from megatron_trainer import stacks
-from megatron_trainer.report import STACKS_ENV
-from megatron_trainer.stacks import RankState, behind, collect, describe
+from megatron_trainer.health import stacks
+from megatron_trainer.health.stacks import RankState, behind, collect, describe
+from megatron_trainer.telemetry.reporter import STACKS_ENV
 
 PROGRAM = """
 import sys, threading
-from megatron_trainer.stacks import answer_with_stacks
+from megatron_trainer.health.stacks import answer_with_stacks
 
 def busy():
     print("ready", flush=True)

@@ -4,8 +4,8 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from megatron_trainer.server import ProgressServer
-from megatron_trainer.status import Status
+from megatron_trainer.telemetry.server import ProgressServer
+from megatron_trainer.telemetry.status import Status
 
 ITERATION = {
     "event": "iteration",

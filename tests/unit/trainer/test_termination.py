@@ -2,15 +2,16 @@ import json
 from pathlib import Path
 
 import pytest
-from megatron_trainer.contract import TERMINATION_FIELDS, ExitCode
-from megatron_trainer.termination import Ending, write
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.termination import TerminationMessage
+from megatron_trainer.launcher.termination import Ending, write
 
 
 def test_the_termination_log_holds_one_object_with_the_fields_of_the_contract(tmp_path: Path) -> None:
     path = tmp_path / "log"
     write(path, Ending(ExitCode.WORKER_DIED, "rank 3 was killed by SIGKILL", 3), 1, 120, 100)
     message = json.loads(path.read_text())
-    assert tuple(message) == TERMINATION_FIELDS
+    assert TerminationMessage.from_json(message).to_json().keys() == message.keys()
     assert message["reason"] == "WorkerDied"
     assert (message["nodeRank"], message["rank"], message["exitCode"]) == (1, 3, 138)
 

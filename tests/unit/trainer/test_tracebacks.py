@@ -3,7 +3,7 @@
 import pickle
 import traceback
 
-from megatron_trainer import tracebacks
+from megatron_trainer.worker import tracebacks
 
 
 class FrameWithCode(traceback.FrameSummary):

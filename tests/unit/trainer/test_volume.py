@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from megatron_trainer import volume
+from megatron_trainer.checkpoints import volume
 
 
 def test_a_volume_with_less_than_the_next_checkpoint_is_low(

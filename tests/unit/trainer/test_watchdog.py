@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_trainer.watchdog import AUTO_SECONDS, LONG_SECONDS, Watchdog
+from megatron_trainer.health.watchdog import AUTO_SECONDS, LONG_SECONDS, Watchdog
 
 
 class Clock:

@@ -1,0 +1,100 @@
+"""Which function of Megatron-Bridge a recipe gets, and what of the recipe it cannot take."""
+
+from typing import Final
+
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog.entry import Entry, Layout
+from megatron_operator.catalog.merge import Settings
+
+TRAINING: Final = frozenset(
+    {"seqLength", "microBatchSize", "globalBatchSize", "trainIters", "trainSamples", "trainTokens"}
+    | {
+        "lr",
+        "minLr",
+        "lrWarmupIters",
+        "lrDecayIters",
+        "lrDecayStyle",
+        "lrScaling",
+        "optimizer",
+        "weightDecay",
+    }
+    | {"clipGrad", "adamBeta1", "adamBeta2", "adamEps", "seed", "logInterval", "bf16", "fp8Format"}
+)
+"""Settings of `training` that the command carries."""
+PARALLELISM: Final = frozenset(
+    {"tensorModelParallelSize", "pipelineModelParallelSize", "numVirtualStagesPerPipelineRank"}
+    | {"contextParallelSize", "expertModelParallelSize", "expertTensorParallelSize", "sequenceParallel"}
+    | {"decoderFirstPipelineNumLayers", "decoderLastPipelineNumLayers", "pipelineModelParallelLayout"}
+    | {"accountForEmbeddingInPipelineSplit", "accountForLossInPipelineSplit"}
+    | {"recomputeGranularity", "recomputeMethod", "recomputeNumLayers"}
+)
+"""Settings of `parallelism` that the command carries."""
+
+
+def function_for(entry: Entry, named: Layout | None, hardware: str, spec: MegatronRecipeSpec) -> Layout:
+    """The function that starts an entry of engine `bridge`: the one named, or the nearest to what is there.
+
+    Nearest: no benchmark where there is another (they run on random data), of the asked precision, of the
+    same hardware, of the nearest number of accelerators. Raises Refused where the entry has none.
+    """
+    if not any(layout.function for layout in entry.layouts):
+        message = f"{entry.name} is of engine bridge and names no function of Megatron-Bridge"
+        raise Refused(
+            [FieldError("spec.recipe", message, f"give its file functions: {{{entry.name}: TABLE}}")]
+        )
+    count = spec.accelerator.count
+    fp8 = spec.training is not None and spec.training.fp8_format is not None
+
+    def distance(layout: Layout) -> tuple[bool, bool, bool, float, bool]:
+        return (
+            bool(layout.benchmark),
+            (layout.training.fp8_format is not None) != fp8,
+            hardware not in layout.accelerators,
+            max(layout.count / count, count / layout.count),
+            layout.precision != "bf16",
+        )
+
+    return named or min(entry.layouts, key=distance)
+
+
+def not_carried(spec: MegatronRecipeSpec, function: Layout) -> list[FieldError]:
+    """Settings of a recipe that the command of the function cannot take."""
+    sections: list[tuple[str, ApiModel | None, frozenset[str]]] = [
+        ("training", spec.training, TRAINING),
+        ("parallelism", spec.parallelism, PARALLELISM),
+    ]
+    said = [name for name, value in (("model", spec.model), ("megatronArgs", spec.megatron_args)) if value]
+    for section, value, taken in sections:
+        said += [f"{section}.{leaf}" for leaf in (value.wire() if value else {}) if leaf not in taken]
+    fix = "leave it out, or choose a recipe of engine megatron"
+    errors = [
+        FieldError(f"spec.{field}", f"is not carried into Megatron-Bridge: {function.function} sets it", fix)
+        for field in said
+    ]
+    asked = spec.training.fp8_format if spec.training else None
+    if asked is not None and asked != function.training.fp8_format:
+        message = f"{asked} is not the precision of {function.function} ({function.precision})"
+        errors.append(FieldError("spec.training.fp8Format", message, "name a function of that precision"))
+    return errors
+
+
+def settings_of(function: Layout, entry: Entry, notes: list[str]) -> Settings:
+    """Batch, sequence, rates and length of a function, without its layout.
+
+    What Megatron Core's loop cannot take from one that is named stays as the catalog has it, with a note.
+    """
+    training = dict(function.training.wire())
+    training.pop("microBatchSize", None)
+    if entry.engine == "megatron":
+        if training.pop("optimizer", None) is not None:
+            optimizer, own = function.training.optimizer, entry.training.optimizer
+            notes.append(f"{function.function} trains with {optimizer}; here it is {own}")
+        warm_up, length = function.training.lr_warmup_iters or 0, function.training.train_iters
+        if length is not None and warm_up >= length:
+            training["lrWarmupIters"] = 0
+            notes.append(f"{function.function} warms up longer ({warm_up}) than it runs ({length}): left out")
+        if function.precision == "nvfp4":
+            notes.append(f"{function.function} computes in NVFP4, which no setting says; here it is BF16")
+    return {"training": training}

@@ -1,0 +1,118 @@
+"""Environment of trainer pods: contract with the trainer, Megatron's needs, the owner's and the user's."""
+
+import re
+
+from megatron_contract.environment import (
+    ENV_HANG_TIMEOUT,
+    ENV_KEEP_CHECKPOINTS,
+    ENV_LOSS_ON_REPEAT,
+    ENV_LOSS_SPIKE_FACTOR,
+    ENV_LOSS_SPIKE_WINDOW,
+    ENV_MAX_RANK_RESTARTS,
+    ENV_PLATFORM,
+    ENV_PREFLIGHT,
+    ENV_PROGRESS_PORT,
+    ENV_RENDEZVOUS_TIMEOUT,
+    ENV_REQUIRE_CHECKPOINT,
+    ENV_RUN_ID,
+    ENV_TERMINATION_GRACE,
+    ENV_TERMINATION_LOG,
+    PROGRESS_PORT,
+)
+
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.recipe import RecoverySpec
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests.metadata import Manifest
+
+_RESERVED = frozenset(
+    {
+        ENV_HANG_TIMEOUT,
+        ENV_KEEP_CHECKPOINTS,
+        ENV_LOSS_ON_REPEAT,
+        ENV_LOSS_SPIKE_FACTOR,
+        ENV_LOSS_SPIKE_WINDOW,
+        ENV_MAX_RANK_RESTARTS,
+        ENV_PLATFORM,
+        ENV_PREFLIGHT,
+        ENV_PROGRESS_PORT,
+        ENV_RENDEZVOUS_TIMEOUT,
+        ENV_REQUIRE_CHECKPOINT,
+        ENV_RUN_ID,
+        ENV_TERMINATION_GRACE,
+        ENV_TERMINATION_LOG,
+        # Set by the training-operator.
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+        "PET_NNODES",
+        "PET_NODE_RANK",
+        "PET_NPROC_PER_NODE",
+    }
+)
+GRACE_SECONDS = {"gpu": 300, "cpu": 60}
+"""Seconds from SIGTERM to SIGKILL, by platform: what saving a large checkpoint takes."""
+_ENDING_SECONDS = 10
+"""Of these, what the launcher keeps for checking the save and telling its end."""
+_BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
+
+
+def needs_single_connection(resolved: ResolvedRecipe, plan: Plan) -> bool:
+    """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1: TP or CP before Blackwell, never under FSDP."""
+    if resolved.profile.platform != "gpu":
+        return False
+    if any("fsdp" in flag and value for flag, value in resolved.megatron_args.items()):
+        return False
+    hardware = resolved.profile.known_as(resolved.accelerator_type).lower()
+    split = plan.tensor_model_parallel_size > 1 or plan.context_parallel_size > 1
+    return split and not _BLACKWELL_OR_LATER.match(hardware)
+
+
+def environment(
+    resolved: ResolvedRecipe, plan: Plan, run_id: str, *, require_checkpoint: bool
+) -> list[Manifest]:
+    """Name-value pairs; a later source wins: Megatron's needs, profile and recipe, the contract.
+
+    Raises Refused when the recipe sets a name that operator and trainer need for themselves.
+    """
+    errors = [
+        FieldError(f"spec.env.{name}", "is set by the operator", "leave it out")
+        for name in sorted(_RESERVED & resolved.env.keys())
+    ]
+    if errors:
+        raise Refused(errors)
+    values: dict[str, str] = {"HOME": "/tmp"}
+    if needs_single_connection(resolved, plan):
+        values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    values |= resolved.env
+    values |= {
+        ENV_PLATFORM: resolved.profile.platform,
+        ENV_RUN_ID: run_id,
+        ENV_PROGRESS_PORT: str(PROGRESS_PORT),
+        ENV_MAX_RANK_RESTARTS: str(resolved.recovery.max_rank_restarts),
+        ENV_RENDEZVOUS_TIMEOUT: str(resolved.recovery.rendezvous_timeout),
+        ENV_TERMINATION_GRACE: str(GRACE_SECONDS[resolved.profile.platform] - _ENDING_SECONDS),
+    }
+    values |= _watched(resolved.recovery)
+    if resolved.checkpoint.keep is not None:
+        values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
+    if require_checkpoint:
+        values[ENV_REQUIRE_CHECKPOINT] = "1"
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _watched(recovery: RecoverySpec) -> dict[str, str]:
+    """What the trainer watches itself, where it is not the trainer's own default."""
+    values: dict[str, str] = {}
+    if recovery.hang_timeout != "auto":
+        values[ENV_HANG_TIMEOUT] = recovery.hang_timeout.removesuffix("s")
+    if recovery.preflight:
+        values[ENV_PREFLIGHT] = "1"
+    if recovery.loss.spike_factor is not None:
+        values[ENV_LOSS_SPIKE_FACTOR] = f"{recovery.loss.spike_factor:g}"
+        values[ENV_LOSS_SPIKE_WINDOW] = str(recovery.loss.spike_window)
+    if recovery.loss.on_repeat != "fail":
+        values[ENV_LOSS_ON_REPEAT] = recovery.loss.on_repeat
+    return values

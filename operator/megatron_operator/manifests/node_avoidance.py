@@ -1,0 +1,87 @@
+"""Nodes that the pods of a job keep off, written into its templates and read from them.
+
+It is no part of the job's hash: pods that run stay where they are, and those made from then on obey.
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from megatron_operator.manifests.affinity import HOSTNAME
+from megatron_operator.manifests.metadata import Manifest
+from megatron_operator.manifests.pytorchjob import templates
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def _terms(template: Manifest) -> list[Manifest]:
+    affinity = (template["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    return list((affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
+
+
+def _ours(expression: Manifest) -> bool:
+    """Neither profiles nor recipes can say NotIn, so whatever does is from here."""
+    return (expression.get("key"), expression.get("operator")) == (HOSTNAME, "NotIn")
+
+
+def _names(template: Manifest) -> set[str]:
+    return {
+        name
+        for term in _terms(template)
+        for expression in term.get("matchExpressions") or []
+        if _ours(expression)
+        for name in expression.get("values") or []
+    }
+
+
+def avoided(job: dict[str, Any]) -> frozenset[str]:
+    """Host names that all templates of a job keep off."""
+    return frozenset(set.intersection(*(_names(template) for template in templates(job))))
+
+
+def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
+    """The job with templates that keep off these nodes and no others; a copy."""
+    changed = copy.deepcopy(job)
+    names = sorted(set(nodes))
+    for template in templates(changed):
+        _keep_off(template, names)
+    return changed
+
+
+def avoided_by(pod: dict[str, Any]) -> frozenset[str]:
+    """Host names that a pod keeps off, as its job's template was when it was made."""
+    return frozenset(_names(pod))
+
+
+def merge_patch(job: Manifest, nodes: Iterable[str]) -> Manifest:
+    """What to merge into the job in the cluster; null takes a field away."""
+    replicas = {}
+    for name, replica in avoiding(job, nodes)["spec"]["pytorchReplicaSpecs"].items():
+        affinity = replica["template"]["spec"].get("affinity") or {}
+        node_affinity = affinity.get("nodeAffinity") or {}
+        required = {_REQUIRED: node_affinity.get(_REQUIRED)}
+        replicas[name] = {"template": {"spec": {"affinity": {"nodeAffinity": required}}}}
+    return {"spec": {"pytorchReplicaSpecs": replicas}}
+
+
+def _keep_off(template: Manifest, names: list[str]) -> None:
+    terms = []
+    for term in _terms(template) or [{}]:
+        kept = [each for each in term.get("matchExpressions") or [] if not _ours(each)]
+        if names:
+            kept.append({"key": HOSTNAME, "operator": "NotIn", "values": names})
+        others = {key: value for key, value in term.items() if key != "matchExpressions"}
+        if kept:
+            others["matchExpressions"] = kept
+        if others:
+            terms.append(others)
+    affinity = template["spec"].setdefault("affinity", {})
+    if terms:
+        affinity.setdefault("nodeAffinity", {})[_REQUIRED] = {"nodeSelectorTerms": terms}
+        return
+    node_affinity = affinity.get("nodeAffinity") or {}
+    node_affinity.pop(_REQUIRED, None)
+    if not node_affinity:
+        affinity.pop("nodeAffinity", None)
+    if not affinity:
+        template["spec"].pop("affinity")

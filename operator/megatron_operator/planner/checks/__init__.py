@@ -1,0 +1,1 @@
+"""Settings that Megatron refuses, ignores or only fails on later."""

@@ -1,0 +1,203 @@
+"""Combinations that Megatron accepts on its command line and fails on later, and some that are only slow.
+
+Sources: `TransformerConfig.__post_init__` and `validate_args` of megatron-core 0.19.2, and the list "Common
+Pitfalls" of Megatron-Bridge's recipe index.
+"""
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.names import LABEL_CLIQUE
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.search.enumerate import TOKENS_PER_CP_RANK
+from megatron_operator.planner.search.problem import Candidate
+
+_ARGS = "spec.megatronArgs."
+
+EXPERT_OVERLAP = "overlap-moe-expert-parallel-comm"
+LOW_USE = 0.1
+"""Part of the peak below which a run is hardly worth its accelerators."""
+
+
+def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Combinations with flags of `megatronArgs` that end in an assertion of Megatron."""
+    args, errors = resolved.megatron_args, _local_errors(resolved)
+    for flag in ("use-megatron-fsdp", "use-torch-fsdp2"):
+        if args.get(flag):
+            errors.append(
+                FieldError(
+                    _ARGS + flag,
+                    "needs a checkpoint format of its own, and the operator's checkpoints are torch_dist",
+                    "leave it out: useDistributedOptimizer splits the optimizer's states",
+                )
+            )
+    graphs = args.get("cuda-graph-impl", "none")
+    if graphs in ("local", "transformer_engine") and resolved.parallelism.recompute_granularity == "full":
+        errors.append(
+            FieldError(
+                _ARGS + "cuda-graph-impl",
+                f"{graphs} with recomputeGranularity full, which goes with whole-iteration graphs only",
+                "set full_iteration, or recomputeGranularity selective",
+            )
+        )
+    if graphs != "none" and args.get("sft"):
+        errors.append(
+            FieldError(
+                _ARGS + "cuda-graph-impl",
+                f"{graphs} with packed sequences (sft): CUDA graphs take inputs of one shape",
+                "leave one of the two out",
+            )
+        )
+    hierarchical = "hierarchical-context-parallel-sizes"
+    if resolved.parallelism.cp_comm_type == "a2a+p2p" and hierarchical not in args:
+        errors.append(
+            FieldError(
+                "spec.parallelism.cpCommType",
+                "a2a+p2p deals context-parallel ranks to two levels, and their sizes are not said",
+                f"set megatronArgs.{hierarchical}, two sizes of which contextParallelSize is the product",
+            )
+        )
+    if args.get(EXPERT_OVERLAP):
+        errors += _overlap_errors(resolved)
+    if args.get("optimizer-cpu-offload") and not resolved.training.use_precision_aware_optimizer:
+        errors.append(
+            FieldError(
+                _ARGS + "optimizer-cpu-offload",
+                "needs the precision-aware optimizer",
+                "set training.usePrecisionAwareOptimizer: true",
+            )
+        )
+    return errors
+
+
+def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """What a node's own disk is no use for: all ranks read all of a checkpoint's files."""
+    local, every = resolved.checkpoint.local, resolved.checkpoint.save_interval
+    found = []
+    if local is not None and resolved.accelerator_count > resolved.per_node:
+        pods = resolved.accelerator_count // resolved.per_node
+        found.append(
+            FieldError(
+                "spec.checkpoint.local",
+                f"the run has {pods} pods, and each would see its own node's part of a checkpoint only",
+                "leave it out; on a shared fast volume set megatronArgs.non-persistent-ckpt-type: global",
+            )
+        )
+    if local is not None and every is not None and local.save_interval >= every:
+        found.append(
+            FieldError(
+                "spec.checkpoint.local.saveInterval",
+                f"{local.save_interval} is not below checkpoint.saveInterval {every}",
+                "save more often there than on the volume, or leave local out",
+            )
+        )
+    return found
+
+
+def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """What Megatron asserts of the exchange of experts behind computation, as far as the recipe says it."""
+    parallelism = resolved.parallelism
+    pp, ep = parallelism.pipeline_model_parallel_size or 1, parallelism.expert_model_parallel_size
+    virtual = parallelism.num_virtual_stages_per_pipeline_rank or parallelism.pipeline_model_parallel_layout
+    found = []
+    if not resolved.model.num_experts:
+        found.append(("the model has no experts", "leave it out"))
+    if ep == 1:
+        found.append(("EP is 1, so there is nothing to overlap", "leave it out, or raise it"))
+    if pp > 1 and not virtual:
+        found.append((f"PP {pp} without virtual stages", "set numVirtualStagesPerPipelineRank"))
+    if parallelism.recompute_granularity == "full":
+        found.append(("full recomputation", "set recomputeGranularity selective, or leave it out"))
+    return [FieldError(_ARGS + EXPERT_OVERLAP, f"goes not with this: {what}", fix) for what, fix in found]
+
+
+def overlaps_experts(candidate: Candidate) -> bool:
+    """Whether a layout allows the exchange of experts behind computation."""
+    layout = candidate.layout
+    interleaved = layout.pp == 1 or bool(layout.split and layout.split.virtual)
+    return layout.ep > 1 and interleaved and candidate.recompute != "full"
+
+
+def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """What works, but is probably not what is wanted."""
+    notes, model = [], resolved.model
+    if plan.pipeline_model_parallel_size > 1 and plan.expected is not None and plan.expected.bubble > 0.1:
+        notes.append(
+            f"stages wait {plan.expected.bubble:.0%} of a step: a larger globalBatchSize or "
+            "numVirtualStagesPerPipelineRank would help"
+        )
+    groups = model.num_query_groups
+    if groups and plan.tensor_model_parallel_size > groups and not model.multi_latent_attention:
+        notes.append(
+            f"TP {plan.tensor_model_parallel_size} is above numQueryGroups {groups}: keys and values are "
+            "computed several times over"
+        )
+    memory, length = plan.memory_per_gpu, resolved.training.seq_length or 0
+    if memory and plan.context_parallel_size == 1 and length > 2 * TOKENS_PER_CP_RANK:
+        share = memory.activations / memory.total
+        notes.append(
+            f"sequences of {length} on CP 1: activations are {share:.0%} of the memory; contextParallelSize "
+            "2, 4 or 8 splits them"
+        )
+    if (
+        model.num_experts
+        and resolved.megatron_args.get(EXPERT_OVERLAP)
+        and _architecture(resolved) == "hopper"
+    ):
+        notes.append(
+            f"{EXPERT_OVERLAP} may cost more than it hides on Hopper, where most published presets leave it "
+            "out: measure both"
+        )
+    if plan.expected is not None and plan.expected.mfu < LOW_USE and plan.global_batch_size < plan.world_size:
+        notes.append(
+            f"{plan.expected.mfu:.1%} of the peak: globalBatchSize {plan.global_batch_size} is less than a "
+            f"sample for each of {plan.world_size} accelerators; a larger one (lrScaling adjusts lr) or "
+            "fewer accelerators would use them"
+        )
+    if model.num_experts and not model.moe_grouped_gemm and resolved.profile.platform == "gpu":
+        notes.append("moeGroupedGemm is off: experts are computed one after the other")
+    if model.num_experts and not model.moe_aux_loss_coeff and not model.moe_router_enable_expert_bias:
+        notes.append(
+            "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
+        )
+    return notes + _across_nodes(resolved, plan)
+
+
+def proposals(resolved: ResolvedRecipe) -> list[str]:
+    """What is no mistake, but might be tried."""
+    if resolved.training.fp8_format is None and _has_fp8(resolved):
+        return ["the accelerator has FP8 matrix products: training.fp8Format hybrid would use them"]
+    return []
+
+
+def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """Groups that should talk over NVLink and leave a node."""
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    pod, notes = plan.per_node, []
+    domain = hardware.joined(accelerator, pod)
+    tp, ep = plan.tensor_model_parallel_size, plan.expert_model_parallel_size
+    if tp > pod:
+        notes.append(
+            f"TP {tp} spans {tp // pod} pods: all pods are held in one NVLink domain ({LABEL_CLIQUE}), which "
+            "has to have its IMEX channels set up, else NCCL takes the network"
+        )
+    span = ep * plan.expert_tensor_parallel_size if resolved.model.num_experts else 1
+    if span > domain:
+        what = "nodes" if domain == pod else "NVLink domains"
+        notes.append(f"EP {ep} spans {what} of {domain}: tokens reach their experts over the network")
+    elif span > pod:
+        notes.append(
+            f"EP {ep} spans nodes of {pod}: tokens reach their experts over NVLink where these lie in one "
+            f"domain, which pods prefer ({LABEL_CLIQUE})"
+        )
+    return notes
+
+
+def _architecture(resolved: ResolvedRecipe) -> str | None:
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    return accelerator.architecture if accelerator else None
+
+
+def _has_fp8(resolved: ResolvedRecipe) -> bool:
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    return accelerator is not None and accelerator.fp8 is not None

@@ -1,0 +1,175 @@
+"""What a platform or an accelerator cannot do, refused by name."""
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.model_shape import Architecture
+
+
+def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
+    """Precisions that exclude each other or that the accelerator has not."""
+    t, errors = resolved.training, []
+    if t.bf16 and t.fp16:
+        errors.append(FieldError("spec.training.fp16", "is set together with bf16", "set one of the two"))
+    if t.fp8_format is None:
+        fields = (
+            ("fp8Recipe", t.fp8_recipe),
+            ("fp8AmaxHistoryLen", t.fp8_amax_history_len),
+            ("fp8AmaxComputeAlgo", t.fp8_amax_compute_algo),
+            ("fp8ParamGather", t.fp8_param_gather or None),
+        )
+        errors += [
+            FieldError(
+                f"spec.training.{name}", "is set without fp8Format", "set fp8Format: hybrid, or leave it out"
+            )
+            for name, value in fields
+            if value is not None
+        ]
+        return errors
+    if not t.bf16:
+        errors.append(
+            FieldError(
+                "spec.training.fp8Format",
+                f"{t.fp8_format} without bf16 would keep parameters in FP32",
+                "set bf16: true",
+            )
+        )
+    if resolved.profile.platform == "gpu" and accelerator is not None and accelerator.fp8 is None:
+        errors.append(
+            FieldError(
+                "spec.training.fp8Format",
+                f"{t.fp8_format}: {accelerator.name} has no FP8 matrix products",
+                "leave it out, or use Hopper or later",
+            )
+        )
+    if t.transformer_impl == "local":
+        errors.append(
+            FieldError(
+                "spec.training.transformerImpl",
+                "local, but FP8 needs Transformer Engine",
+                "set transformer_engine, or leave fp8Format out",
+            )
+        )
+    return errors
+
+
+def cheap_modules(a: Architecture, resolved: ResolvedRecipe) -> tuple[str, ...]:
+    """What selective recomputation may do again at little cost, as Megatron names it (`recompute_modules`).
+
+    Norms, activations of experts, and projections up from the latent space; empty for other models.
+    """
+    delayed = resolved.training.fp8_format is not None and resolved.training.fp8_recipe in (None, "delayed")
+    modules = ("mla_up_proj",) if a.latent is not None else ()
+    if a.is_moe and not delayed:
+        modules += ("layernorm", *(("moe_act",) if resolved.model.moe_grouped_gemm else ()))
+    return modules
+
+
+def recompute_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
+    """Settings of recomputation that Megatron refuses together."""
+    at = "spec.parallelism."
+    if p.recompute_modules:
+        return [*_module_errors(p, resolved), *_full_errors(p, at)]
+    return _full_errors(p, at)
+
+
+def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
+    """Modules that Megatron does not recompute in this model."""
+    modules, training, model = p.recompute_modules or [], resolved.training, resolved.model
+    problems = []
+    if p.recompute_granularity != "selective":
+        problems.append(
+            (f"is set with recomputeGranularity {p.recompute_granularity or 'none'}", "set it to selective")
+        )
+    if "mla_up_proj" in modules and not model.multi_latent_attention:
+        problems.append(("mla_up_proj without multiLatentAttention", "leave it out"))
+    if "moe_act" in modules and not model.moe_grouped_gemm:
+        problems.append(("moe_act without moeGroupedGemm", "leave it out, or set moeGroupedGemm: true"))
+    delayed = training.fp8_format is not None and training.fp8_recipe in (None, "delayed")
+    if delayed and (stale := sorted({"moe_act", "layernorm"} & set(modules))):
+        problems.append(
+            (f"{stale[0]} with delayed FP8 scaling", "leave it out, or set training.fp8Recipe to another")
+        )
+    return [FieldError("spec.parallelism.recomputeModules", *problem) for problem in problems]
+
+
+def _full_errors(p: ParallelismSpec, at: str) -> list[FieldError]:
+    if p.recompute_granularity == "full":
+        missing = [
+            name
+            for name, value in (
+                ("recomputeMethod", p.recompute_method),
+                ("recomputeNumLayers", p.recompute_num_layers),
+            )
+            if value is None
+        ]
+        fixes = {"recomputeMethod": "set uniform or block", "recomputeNumLayers": "set 1 or more"}
+        return [
+            FieldError(at + name, "is missing with recomputeGranularity full", fixes[name])
+            for name in missing
+        ]
+    given = [
+        name
+        for name, value in (
+            ("recomputeMethod", p.recompute_method),
+            ("recomputeNumLayers", p.recompute_num_layers),
+        )
+        if value is not None
+    ]
+    asked = p.recompute_granularity or "none"
+    return [
+        FieldError(
+            at + name,
+            f"is set with recomputeGranularity {asked}",
+            "set recomputeGranularity full, or leave it out",
+        )
+        for name in given
+    ]
+
+
+def optimizer_errors(p: ParallelismSpec, distributed_optimizer: bool) -> list[FieldError]:
+    """Overlaps that need another setting."""
+    at, errors = "spec.parallelism.", []
+    if p.overlap_param_gather and not distributed_optimizer:
+        errors.append(
+            FieldError(
+                at + "overlapParamGather",
+                "needs the distributed optimizer, which is off",
+                "set useDistributedOptimizer: true, or leave it out",
+            )
+        )
+    if p.overlap_param_gather and p.overlap_grad_reduce is False:
+        errors.append(
+            FieldError(
+                at + "overlapParamGather", "needs overlapGradReduce, which is false", "set both or none"
+            )
+        )
+    if p.tp_comm_overlap and p.sequence_parallel is False:
+        errors.append(
+            FieldError(at + "tpCommOverlap", "needs sequenceParallel, which is false", "set both or none")
+        )
+    return errors
+
+
+def training_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Hyperparameters that are missing or contradict each other."""
+    t, errors = resolved.training, []
+    for name, value in (("seqLength", t.seq_length), ("lr", t.lr)):
+        if value is None:
+            errors.append(
+                FieldError(f"spec.training.{name}", "is missing", "set it, or name a recipe that has it")
+            )
+    if t.train_iters is None and t.train_samples is None:
+        errors.append(
+            FieldError(
+                "spec.training.trainTokens",
+                "the run's length is missing",
+                "set one of trainTokens, trainIters and trainSamples",
+            )
+        )
+    if t.lr is not None and t.min_lr is not None and t.min_lr > t.lr:
+        errors.append(
+            FieldError("spec.training.minLr", f"{t.min_lr:g} is above lr {t.lr:g}", f"set at most {t.lr:g}")
+        )
+    return errors

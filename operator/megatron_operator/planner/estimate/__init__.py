@@ -1,0 +1,1 @@
+"""Memory and step time of a layout, as closed formulas."""

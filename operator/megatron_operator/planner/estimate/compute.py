@@ -1,0 +1,297 @@
+"""Seconds that one rank computes for one micro batch: matrix products, attention, what is bound by memory."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron_operator.planner.estimate.calibration import Calibration
+from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.model_shape import Architecture
+from megatron_operator.planner.estimate.workload import Workload
+
+_EXPERT_BIAS_BYTES = 64
+"""Bytes of an element of the experts' output for its bias, forward and backward: `TEGroupedMLP._apply_bias`
+multiplies it by the token's weight, adds, concatenates and casts in FP32, and so do the gradients."""
+_FORWARD_AND_BACKWARD = 3
+"""A product's backward pass is two products of its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTime:
+    """Seconds of a forward and backward pass."""
+
+    products: float
+    attention: float
+    elementwise: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.attention + self.elementwise
+
+
+_NOTHING = ComputeTime(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product of `rows` x `inner` by `inner` x `columns`, `count` of them in one launch."""
+
+    rows: float
+    inner: float
+    columns: float
+    count: float = 1
+
+    def work(self, edge: float) -> float:
+        """FLOPs, with what is lost at the edges: each dimension costs `edge` elements more than it has."""
+        return 2 * (self.rows + edge) * (self.inner + edge) * (self.columns + edge) * self.count
+
+    @property
+    def operands(self) -> tuple[float, float, float]:
+        """Elements of the input, the weight and the result."""
+        rows, inner, columns = self.count * self.rows, self.inner, self.columns
+        return rows * inner, self.count * inner * columns, rows * columns
+
+
+class Kernels:
+    """Computation of one workload on one accelerator."""
+
+    def __init__(self, w: Workload, on: Accelerator, constants: Calibration) -> None:
+        self._w, self._on, self._c = w, on, constants
+        reached = constants.reached(on.architecture)
+        self._bf16, self._fp8 = on.bf16 * reached, (on.fp8 or on.bf16) * reached
+        self._sequence_split = w.tp if w.split_sequence else 1
+
+    def layers(self, stage: int) -> tuple[int, int]:
+        """Layers of a stage without and with experts; multi-token-prediction layers count in the last one."""
+        w = self._w
+        moe = w.moe_of_stage[stage]
+        dense = w.stage_layers[stage] - moe
+        if stage == w.pp - 1 and w.a.mtp_layers:
+            if w.a.moe_layers[-1]:
+                moe += w.a.mtp_layers
+            else:
+                dense += w.a.mtp_layers
+        return dense, moe
+
+    def _output(self, stage: int) -> float:
+        """Output layer and loss of the last stage, for each multi-token prediction again; BF16 always."""
+        w, a = self._w, self._w.a
+        if stage != w.pp - 1:
+            return 0.0
+        columns = a.padded_vocab(w.tp) / w.tp
+        product = self._product(Product(w.tokens, a.hidden, columns), fp8=False)
+        loss = 4 * 6 * w.tokens * columns / (self._on.memory_bandwidth * self._c.memory)
+        return (1 + a.mtp_layers) * (product + loss)
+
+    def stage(self, stage: int) -> ComputeTime:
+        """One micro batch in all layers of a stage; the output layer counts as a matrix product."""
+        dense, moe = self.layers(stage)
+        plain, mixed = self._dense if dense else _NOTHING, self._moe if moe else _NOTHING
+        return ComputeTime(
+            products=dense * plain.products + moe * mixed.products + self._output(stage),
+            attention=dense * plain.attention + moe * mixed.attention,
+            elementwise=dense * plain.elementwise + moe * mixed.elementwise,
+        )
+
+    def optimizer(self, held: tuple[float, float, float]) -> float:
+        """The optimizer's step over one rank's part, bound by memory.
+
+        The gradients' norm reads all gradients, the update reads and writes weight, gradient and moments of
+        the rank's part and writes the weights.
+        """
+        w, n = self._w, self._w.numerics
+        layers, experts, vocabulary = held
+        copies, expert_copies = w.optimizer_copies
+        part = (layers + vocabulary) / copies + experts / expert_copies
+        moved = part * (2 * n.optimizer + 2 * n.gradient + n.weight) + sum(held) * n.gradient
+        return moved / (self._on.memory_bandwidth * self._c.memory)
+
+    @cached_property
+    def _dense(self) -> ComputeTime:
+        """One micro batch in a layer with one feed-forward network."""
+        return self._layer(moe=False)
+
+    @cached_property
+    def _moe(self) -> ComputeTime:
+        """One micro batch in a layer with experts."""
+        return self._layer(moe=True)
+
+    def _layer(self, *, moe: bool) -> ComputeTime:
+        w = self._w
+        products = [*_attention_products(w), *(_expert_products(w) if moe else _dense_products(w))]
+        factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
+        again = _recomputed_products(w, moe=moe)
+        return ComputeTime(
+            products=sum(self._product(product, passes=factor) for product in products)
+            + sum(self._product(product, passes=1) for product in again),
+            attention=self._attention(),
+            elementwise=self._elementwise(moe=moe) * factor / _FORWARD_AND_BACKWARD,
+        )
+
+    def waiting(self, stage: int, working: float) -> float:
+        """Time that a micro batch, `working` seconds long, waits for the host to launch its kernels.
+
+        No step is faster than its launches, however fast the chip; and a part of those of experts is seen in
+        any case. CUDA graphs of parts of a layer leave a part of the launches, of a whole iteration none.
+        """
+        c, again = self._c, self._recomputed_share if self._w.recompute.granularity == "full" else 0.0
+        dense, moe = self.layers(stage)
+        left = {"none": 1.0, "partial": c.graph, "full": 0.0}[self._w.execution.graphs]
+        launches = left * (c.fp8_launches if self._w.numerics.fp8 else 1) * (1 + again / 3)
+        experts = moe * c.expert_layer_seconds * launches
+        host = dense * c.layer_seconds * launches + experts
+        return max(0.0, host - working) + c.expert_wait * min(experts, working)
+
+    @property
+    def _recomputed_share(self) -> float:
+        """Part of the layers whose forward pass is done twice under full recomputation."""
+        w = self._w
+        if w.recompute.method == "uniform":
+            return 1.0
+        return min(1.0, w.recompute.layers / max(w.stage_layers))
+
+    def _product(self, product: Product, fp8: bool = True, passes: float = 3) -> float:
+        """Roofline of a product and, for three passes, of its two gradients, each with a start.
+
+        Each pass takes the longer of arithmetic and operands (Williams et al. 2009): two operands in the
+        precision of the product and a result of 2 bytes, which for the weight's gradient is read and written.
+        """
+        w, on, c = self._w, self._on, self._c
+        in_fp8 = fp8 and w.numerics.fp8 and on.fp8 is not None
+        peak = self._fp8 * c.fp8 if in_fp8 else self._bf16 * c.bf16
+        size = 1 if in_fp8 else 2
+        a, b, out = product.operands
+        arithmetic, bandwidth = product.work(c.edge) / peak, on.memory_bandwidth * c.memory
+        forward = max(arithmetic, (size * (a + b) + 2 * out) / bandwidth)
+        if passes == 1:
+            return forward + c.product_seconds
+        inputs = max(arithmetic, (size * (out + b) + 2 * a) / bandwidth)
+        weights = max(arithmetic, (size * (out + a) + 2 * w.numerics.gradient * b) / bandwidth)
+        return forward * (passes - 2) + inputs + weights + passes * c.product_seconds
+
+    def _attention(self) -> float:
+        """Scores and values of one layer, forward and backward, with the causal half left out.
+
+        Forward s x core operations a token, core = 2 x heads x head width or, for latent attention, heads x
+        (query width + value width); the backward pass of FlashAttention is 2.5 times that (arXiv:2307.08691,
+        3.1). A head of width d below 128 reaches d / (d + 64) of the peak against 2/3: there are as many
+        exponentials for fewer products (arXiv:2407.08608, figure 5). Selective and full recomputation repeat
+        the forward pass. Unfused attention does the masked half too and writes its probabilities: 12 bytes a
+        score and pass.
+        """
+        w, a, c = self._w, self._w.a, self._c
+        core = 2 * a.heads * a.head_dim
+        if a.latent is not None:
+            core = a.heads * (a.latent.qk_dim + a.latent.rope_dim + a.latent.v_dim)
+        forward = w.tokens * 2 * _keys(w) * core / w.tp
+        repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
+        passes = 3.5 + repeats
+        if not w.execution.unfused_attention:
+            width = core / (2 * a.heads)
+            reached = c.attention * min(1.0, 1.5 * width / (width + 64))
+            return forward * passes / (self._on.bf16 * reached)
+        scores = w.tokens * w.seq_length * a.heads / w.tp
+        products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
+        return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
+
+    @property
+    def _selective(self) -> frozenset[str]:
+        recompute = self._w.recompute
+        if recompute.granularity != "selective":
+            return frozenset()
+        return recompute.modules or frozenset({"core_attn"})
+
+    def _elementwise(self, *, moe: bool) -> float:
+        """Norms, residuals with dropout, rotation, activation, casts, permutation: bytes that they move.
+
+        Forward, in bytes a token: two norms 4 h each, two residuals 6 h each, rotation 4 bytes a query and
+        key element, activation 6 (gated) or 4 an element; a cast to FP8 reads 2 and writes 2, with a scale
+        for each block once for rows and once for columns. Experts permute their tokens and back, 8 h; a bias
+        of their output is added unfused. The backward pass moves twice as much.
+        """
+        w, a = self._w, self._w.a
+        rotated = a.heads * a.head_dim + a.groups * a.head_dim
+        moved = 20.0 * a.hidden + 4 * rotated
+        inputs = 2 * a.hidden + a.heads * a.head_dim
+        activation = 6 if a.gated else 4
+        if moe:
+            width = a.topk * a.expert_ffn + a.shared_ffn
+            moved += 8 * a.topk * a.hidden + activation * width
+            if a.bias:
+                moved += _EXPERT_BIAS_BYTES / _FORWARD_AND_BACKWARD * a.topk * a.hidden
+            inputs += a.topk * a.hidden + width
+        else:
+            moved += activation * a.ffn
+            inputs += a.ffn
+        if w.numerics.fp8:
+            moved += (8 if w.numerics.block_scaled else 4) * inputs
+        return (
+            _FORWARD_AND_BACKWARD
+            * moved
+            * w.tokens
+            / self._sequence_split
+            / (self._on.memory_bandwidth * self._c.memory)
+        )
+
+
+def _keys(w: Workload) -> float:
+    """Keys that a query meets, over all layers; a window is met in whole tiles of 128 keys."""
+    every = w.seq_length / 2
+    if w.a.window is None:
+        return every
+    return w.a.windowed * min(every, w.a.window + 128) + (1 - w.a.windowed) * every
+
+
+def _attention_products(w: Workload) -> list[Product]:
+    """Linear layers of attention on one tensor-parallel rank."""
+    a, rows = w.a, w.tokens
+    if a.latent is None:
+        width = a.heads * a.head_dim
+        return [
+            Product(rows, a.hidden, (width + 2 * a.groups * a.head_dim) / w.tp),
+            Product(rows, width / w.tp, a.hidden),
+        ]
+    m = a.latent
+    split = w.tp if w.split_sequence else 1
+    query, value = a.heads * (m.qk_dim + m.rope_dim), a.heads * m.v_dim
+    products = [
+        Product(rows / split, a.hidden, m.kv_rank + m.rope_dim),
+        Product(rows, m.kv_rank, a.heads * (m.qk_dim + m.v_dim) / w.tp),
+        Product(rows, value / w.tp, a.hidden),
+    ]
+    if m.q_rank is None:
+        return [*products, Product(rows, a.hidden, query / w.tp)]
+    return [*products, Product(rows / split, a.hidden, m.q_rank), Product(rows, m.q_rank, query / w.tp)]
+
+
+def _feed_forward(a: Architecture, rows: float, width: float) -> list[Product]:
+    return [Product(rows, a.hidden, (2 if a.gated else 1) * width), Product(rows, width, a.hidden)]
+
+
+def _dense_products(w: Workload) -> list[Product]:
+    return _feed_forward(w.a, w.tokens, w.a.ffn / w.tp)
+
+
+def _expert_products(w: Workload) -> list[Product]:
+    """A rank's experts, with tokens evenly routed, and its part of the shared experts."""
+    a = w.a
+    local = a.experts / w.ep
+    rows = w.tokens * a.topk * w.etp / w.tp / local
+    width = a.expert_ffn / w.etp
+    products = [
+        Product(rows, a.hidden, (2 if a.gated else 1) * width, count=local),
+        Product(rows, width, a.hidden, count=local),
+    ]
+    return products + (_feed_forward(a, w.tokens, a.shared_ffn / w.tp) if a.shared_ffn else [])
+
+
+def _recomputed_products(w: Workload, *, moe: bool) -> list[Product]:
+    """Products that selective recomputation does a second time."""
+    modules = w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
+    again: list[Product] = []
+    if "mla_up_proj" in modules and w.a.latent is not None:
+        again += [p for p in _attention_products(w) if p.inner in (w.a.latent.q_rank, w.a.latent.kv_rank)]
+    if "mlp" in modules and not moe:
+        again += _dense_products(w)
+    if "moe" in modules and moe:
+        again += _expert_products(w)
+    return again

@@ -1,0 +1,238 @@
+"""Memory of the fullest GPU, by part.
+
+Dense models with query groups follow `megatron/training/theoretical_memory_usage.py` of megatron-core 0.19.2;
+what that file does not know (experts, latent attention, context parallelism, FP8, full recomputation, uneven
+stages, the stages after the first) follows the tensors that Megatron keeps. All sizes in bytes.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from megatron_operator.api.status import MemoryPerGpu, Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.estimate.model_shape import Architecture
+from megatron_operator.planner.estimate.parameters import LayerParameters, layer_parameters, mtp_parameters
+from megatron_operator.planner.estimate.workload import Workload
+
+CONTEXT_BYTES = 2 * GIB
+"""CUDA context, loaded kernels, cuBLAS and cuDNN workspaces, allocator's slack: an allowance, no formula."""
+COMMUNICATOR_BYTES = GIB // 4
+"""Channels and proxy buffers of one NCCL communicator, for each kind of parallel group that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Bytes of weights, gradients and optimizer states of one rank."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def estimate(resolved: ResolvedRecipe, plan: Plan) -> MemoryPerGpu:
+    """Memory of the plan's fullest GPU. Raises Refused when the model is not whole."""
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    return memory_per_gpu(Workload.of(resolved, plan), accelerator.memory if accelerator else None)
+
+
+def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
+    """Memory of the fullest pipeline stage: the first, the last, or the first of those with most layers.
+
+    Without a known capacity (`cpu`) there is no accelerator runtime either, and `other` is 0.
+    """
+    stages = {0, w.pp - 1, w.stage_layers.index(max(w.stage_layers))}
+    parts = ((states(w, stage), activations(w, stage)) for stage in sorted(stages))
+    held, kept = max(parts, key=lambda part: part[0].total + part[1])
+    other = _runtime(w) if capacity is not None else 0
+    weights, gradients, optimizer, kept_bytes = map(int, (held.weights, held.gradients, held.optimizer, kept))
+    return MemoryPerGpu(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=kept_bytes,
+        other=other,
+        total=weights + gradients + optimizer + kept_bytes + other,
+        capacity=capacity,
+    )
+
+
+@lru_cache(maxsize=64)
+def _layers(a: Architecture) -> tuple[LayerParameters, LayerParameters, LayerParameters]:
+    """Parameters of a dense layer, of a layer with experts and of a multi-token-prediction layer."""
+    return layer_parameters(a, moe=False), layer_parameters(a, moe=True), mtp_parameters(a)
+
+
+def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
+    """Parameters of one rank: of layers without experts, of experts, of embedding and output.
+
+    Attention and dense feed-forward weights are split over TP, experts over ETP x EP, norms and routers over
+    nothing. The last stage has the output weights and, for multi-token prediction or tied weights, a copy of
+    the embedding.
+    """
+    a = w.a
+    dense, moe, mtp = _layers(a)
+    moe_count = w.moe_of_stage[stage]
+    dense_count, last = w.stage_layers[stage] - moe_count, stage == w.pp - 1
+    mtp_count = a.mtp_layers if last else 0
+    tensor = dense_count * dense.tensor + moe_count * moe.tensor + mtp_count * mtp.tensor
+    replicated = dense_count * dense.replicated + moe_count * moe.replicated + mtp_count * mtp.replicated
+    layers = tensor / w.tp + replicated
+    experts = (moe_count * moe.experts + mtp_count * mtp.experts) / (w.etp * w.ep)
+    table = a.padded_vocab(w.tp) * a.hidden / w.tp
+    vocabulary = 0.0
+    if stage == 0:
+        vocabulary += table + (a.max_positions * a.hidden if a.learned_positions else 0)
+    if last:
+        layers += a.hidden * a.norm_size
+        copies = (not a.tied or stage > 0) + (stage > 0 and a.mtp_layers > 0 and not a.tied)
+        vocabulary += copies * table
+    return layers, experts, vocabulary
+
+
+def states(w: Workload, stage: int) -> States:
+    """Weights, gradients and optimizer of one rank of a stage.
+
+    The distributed optimizer splits the optimizer's part over DP x CP ranks, that of experts over their own
+    data-parallel group (Megatron's estimate leaves CP out).
+    """
+    layers, experts, vocabulary = held_parameters(w, stage)
+    n = w.numerics
+    held = layers + experts + vocabulary
+    copies, expert_copies = w.optimizer_copies
+    return States(
+        weights=n.weight * held + n.fp8_copies * (layers + experts),
+        gradients=n.gradient * held,
+        optimizer=n.optimizer * ((layers + vocabulary) / copies + experts / expert_copies),
+    )
+
+
+def micro_batches_kept(w: Workload, stage: int) -> float:
+    """Micro batches whose activations a stage holds at most, each of all the stage's layers.
+
+    One forward, one backward: p - stage, or as many as there are. Interleaved: 2 (p - stage - 1) + (v - 1) p
+    + 1 chunks of a v-th of the stage's layers, which for the first stage is p times the factor 1 + (p - 1) /
+    (p v) of arXiv:2205.05198.
+    """
+    if w.virtual > 1:
+        return (2 * (w.pp - stage - 1) + (w.virtual - 1) * w.pp + 1) / w.virtual
+    return min(w.pp - stage, w.micro_batches)
+
+
+def activations(w: Workload, stage: int) -> float:
+    """Bytes that the forward passes leave for the backward passes on one rank of a stage."""
+    a, tokens, kept = w.a, w.tokens, micro_batches_kept(w, stage)
+    moe = w.moe_of_stage[stage]
+    dense = w.stage_layers[stage] - moe
+    each = (layer_bytes(w, moe=False) if dense else 0.0, layer_bytes(w, moe=True) if moe else 0.0)
+    last = stage == w.pp - 1
+    if w.recompute.granularity == "full":
+        total = _recomputed(
+            w, dense + moe, max(each), sum(n * b for n, b in zip((dense, moe), each, strict=True)), kept
+        )
+    else:
+        total = (dense * each[0] + moe * each[1]) * kept
+    if stage == 0:
+        embedding = tokens * (8 + a.hidden) * kept
+        total += embedding / w.tp if w.split_sequence else embedding
+    if last:
+        total += a.mtp_layers * layer_bytes(w, moe=bool(a.moe_layers[-1]))
+        total += _output_bytes(w) * (1 + a.mtp_layers)
+    return total if w.split_sequence else total * _WITHOUT_SP
+
+
+_WITHOUT_SP = 1.05
+"""Temporaries that Megatron adds in `compute_activation_memory_without_sp`."""
+
+
+def _output_bytes(w: Workload) -> float:
+    """Input of the output layer and logits in FP32; Megatron counts 2 bytes each without sequence
+    parallelism."""
+    vocabulary, hidden = w.a.padded_vocab(w.tp), w.a.hidden
+    if w.split_sequence:
+        return 4 * w.tokens * (hidden + vocabulary) / w.tp
+    return 2 * w.tokens * (vocabulary / w.tp + hidden)
+
+
+def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: float) -> float:
+    """Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198).
+    Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198)."""
+    boundary = 2 * w.tokens * w.a.hidden / (w.tp if w.split_sequence else 1)
+    unit = w.recompute.layers
+    if w.recompute.method == "block":
+        recomputed = min(unit, layers)
+        rest = whole * (layers - recomputed) / layers if layers else 0.0
+        return (boundary * recomputed + rest) * kept + largest
+    return boundary * -(-layers // unit) * kept + largest * min(unit, layers)
+
+
+def layer_bytes(w: Workload, *, moe: bool) -> float:
+    """Bytes that one layer keeps of one micro batch on one rank.
+
+    Dense, with sequence parallelism: s b (18 h + 4 f) / t, without: s b h (10 + 24 / t), both as Megatron has
+    them; 18 h are the norms' inputs and outputs, queries, keys, values, the attention's output and dropout
+    masks. Latent attention replaces queries to output by its own tensors. A layer with experts has, for each
+    of the k experts of a token, its input and three widths of 2 bytes if gated (two products, one
+    activation), else two. FP8 keeps inputs of linear layers in one byte and the attention's output twice.
+    """
+    a, tokens, modules = w.a, w.tokens, _modules(w)
+    h, fp8 = a.hidden, w.numerics.fp8
+    attention = 18.0 * h - (h if fp8 else 0)
+    if a.latent is not None:
+        attention += _latent_width(a, "mla_up_proj" in modules) - 8 * h
+    if "layernorm" in modules:
+        attention -= 4 * h - (2 * h if fp8 else 0)
+    if w.execution.unfused_attention and w.recompute.granularity is None:
+        attention += 5 * a.heads * w.seq_length / w.cp
+    if not moe:
+        if not w.split_sequence:
+            return tokens * (10 * h + (24 * h + attention - 18 * h) / w.tp)
+        width = 0 if "mlp" in modules else (3 if fp8 else 4) * a.ffn
+        return tokens * (attention + width) / w.tp
+    feed_forward = _expert_width(w, modules)
+    if not w.split_sequence:
+        return tokens * (10 * h + (attention - 10 * h + feed_forward) / w.tp)
+    return tokens * (attention + feed_forward) / w.tp
+
+
+def _modules(w: Workload) -> frozenset[str]:
+    return w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
+
+
+def _latent_width(a: Architecture, recomputed: bool) -> float:
+    """Bytes per token of latent attention's tensors: compressed, normalized, projected up, and the output."""
+    m = a.latent
+    assert m is not None, "only for latent attention"
+    query, key, value = (a.heads * width for width in (m.qk_dim + m.rope_dim, m.qk_dim + m.rope_dim, m.v_dim))
+    compressed = 2 * (m.q_rank or 0) + 2 * m.kv_rank + m.rope_dim
+    projected = 0 if recomputed else query + key + value
+    return 2.0 * (compressed + projected + value)
+
+
+def _expert_width(w: Workload, modules: frozenset[str]) -> float:
+    """Bytes per token of router, experts and shared experts."""
+    a, fp8 = w.a, w.numerics.fp8
+    product = 4 if a.gated else 2
+    result = 1 if fp8 else 2
+    router = 8.0 * a.experts
+    shared = 0.0 if modules & {"shared_experts", "moe"} else (product + result) * a.shared_ffn
+    if "moe" in modules:
+        return router
+    activated = 0 if "moe_act" in modules else result * a.expert_ffn
+    routed = a.topk * (result * a.hidden * w.etp + product * a.expert_ffn + activated)
+    return router + shared + routed
+
+
+def _runtime(w: Workload) -> int:
+    """What is neither states nor activations: runtime, communicators, buffers of exchanges."""
+    a, tokens = w.a, w.tokens
+    groups = (w.tp, w.cp, w.pp, w.dp * w.cp, w.ep, w.expert_dp if a.is_moe else 1)
+    communicators = sum(size > 1 for size in groups) * COMMUNICATOR_BYTES
+    gathered = 2 * tokens * a.hidden if w.tp > 1 else 0
+    dispatched = 4 * tokens * a.topk * a.hidden * w.etp / w.tp if a.is_moe and w.ep > 1 else 0
+    return int(CONTEXT_BYTES + communicators + gathered + dispatched)

@@ -1,0 +1,243 @@
+"""A model on a layout, as far as memory and step time depend on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.status import Plan
+from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate.model_shape import Architecture, architecture
+
+MegatronArgs = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Bytes that one parameter takes, and whether matrix products run in FP8."""
+
+    weight: float = 2
+    gradient: float = 4
+    optimizer: float = 12
+    """FP32 master weight and both moments of Adam; split over copies by the distributed optimizer."""
+    fp8: bool = False
+    block_scaled: bool = False
+    """FP8 with a scale for each block (mxfp8, blockwise) instead of one for each tensor."""
+    fp8_copies: float = 0
+    """Further bytes of a layer's weights: FP8 copies that are kept from one micro batch to the next."""
+    gathered_weight: float = 2
+    """Bytes of a parameter that the distributed optimizer gathers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What is computed again in the backward pass."""
+
+    granularity: Literal["full", "selective"] | None = None
+    method: Literal["uniform", "block"] = "uniform"
+    layers: int = 1
+    modules: frozenset[str] = frozenset()
+    """`--recompute-modules` of selective recomputation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Kernels, and communication that is done behind computation."""
+
+    unfused_attention: bool = False
+    """Attention whose probabilities are written to memory."""
+    tensor_overlap: bool = False
+    expert_overlap: bool = False
+    gradient_overlap: bool = True
+    parameter_overlap: bool = True
+    deduplicated_dispatch: bool = False
+    """A token is sent to a node once, however many of its experts are there (the flex dispatcher)."""
+    graphs: Literal["none", "partial", "full"] = "none"
+    """CUDA graphs: of parts of a layer, or of the whole iteration."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of the model, of every parallel group and of the batch."""
+
+    a: Architecture
+    seq_length: int
+    micro_batch: int
+    micro_batches: int
+    """Micro batches of one data-parallel rank in one step."""
+    tp: int
+    cp: int
+    dp: int
+    stage_layers: tuple[int, ...]
+    """Transformer layers of each pipeline stage."""
+    virtual: int = 1
+    ep: int = 1
+    etp: int = 1
+    expert_dp: int = 1
+    sequence_parallel: bool = True
+    distributed_optimizer: bool = True
+    numerics: Numerics = Numerics()
+    recompute: Recomputation = Recomputation()
+    execution: Execution = field(default_factory=Execution)
+
+    @cached_property
+    def pp(self) -> int:
+        return len(self.stage_layers)
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of one micro batch in one context-parallel rank."""
+        return self.seq_length * self.micro_batch / self.cp
+
+    @property
+    def split_sequence(self) -> bool:
+        """Whether norms and dropouts are split over the tensor-parallel group (TP 1 has nothing to split)."""
+        return self.sequence_parallel or self.tp == 1
+
+    @property
+    def optimizer_copies(self) -> tuple[int, int]:
+        """Ranks that share the optimizer's states of everything but experts, and of experts."""
+        if not self.distributed_optimizer:
+            return 1, 1
+        return self.dp * self.cp, self.expert_dp if self.a.is_moe else 1
+
+    @cached_property
+    def moe_of_stage(self) -> tuple[int, ...]:
+        """Mixture-of-experts layers of each pipeline stage."""
+        return moe_of_stages(self.a.moe_layers, self.stage_layers, self.virtual)
+
+    @classmethod
+    def of(cls, resolved: ResolvedRecipe, plan: Plan) -> "Workload":
+        """The workload of a plan. Raises Refused when the model is not whole."""
+        errors: list[FieldError] = []
+        a = architecture(resolved.model, errors)
+        if a is None or resolved.training.seq_length is None:
+            raise Refused(errors or [FieldError("spec.training.seqLength", "is missing", "set it")])
+        args = resolved.megatron_args
+        return cls(
+            a=a,
+            seq_length=resolved.training.seq_length,
+            micro_batch=plan.micro_batch_size,
+            micro_batches=plan.gradient_accumulation,
+            tp=plan.tensor_model_parallel_size,
+            cp=plan.context_parallel_size,
+            dp=plan.data_parallel_size,
+            stage_layers=tuple(plan.stage_layers),
+            virtual=plan.virtual_pipeline_model_parallel_size or 1,
+            ep=plan.expert_model_parallel_size,
+            etp=plan.expert_tensor_parallel_size,
+            expert_dp=plan.expert_data_parallel_size,
+            sequence_parallel=plan.sequence_parallel,
+            distributed_optimizer=plan.use_distributed_optimizer,
+            numerics=numerics(resolved.training, args),
+            recompute=Recomputation(
+                granularity=_granularity(plan.recompute_granularity),
+                method="block" if plan.recompute_method == "block" else "uniform",
+                layers=plan.recompute_num_layers or 1,
+                modules=frozenset(plan.recompute_modules or ()),
+            ),
+            execution=execution(
+                resolved.training,
+                resolved.parallelism,
+                args,
+                dispatcher=resolved.model.moe_token_dispatcher_type,
+                gradient_overlap=plan.overlap_grad_reduce,
+                parameter_overlap=plan.overlap_param_gather,
+            ),
+        )
+
+
+def _granularity(said: str | None) -> Literal["full", "selective"] | None:
+    return "full" if said == "full" else "selective" if said == "selective" else None
+
+
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+
+def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
+    """Bytes per parameter of weights, gradients and optimizer.
+
+    "Distributed optimizer" of Megatron's documentation: BF16 weights 2, FP32 gradients 4, Adam 12; everything
+    in FP32 is 4, 4 and 8. The precision-aware optimizer keeps of the FP32 master weight the 16 bits that the
+    BF16 weight lacks (`store_param_remainders`) and takes the moments' and gradients' types from
+    `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`. FP8 keeps two FP8 copies of a weight,
+    one for each direction of the product, unless the weights themselves are FP8 (`--fp8-param-gather`).
+    """
+    fp8 = training.fp8_format is not None
+    if not (training.bf16 or training.fp16):
+        moments = 8 if training.optimizer in (None, "adam") else 4
+        return Numerics(weight=4, gradient=4, optimizer=moments, gathered_weight=4)
+    aware = bool(training.use_precision_aware_optimizer)
+    master = _BYTES.get(args.get("main-params-dtype", "fp32"), 4)
+    if aware and master == 4 and training.bf16:
+        master = 2
+    first = _BYTES.get(args.get("exp-avg-dtype", "fp32"), 4) if aware else 4
+    second = _BYTES.get(args.get("exp-avg-sq-dtype", "fp32"), 4) if aware else 4
+    gradient = _BYTES.get(args.get("main-grads-dtype", "fp32"), 4) if aware else 4
+    if args.get("grad-reduce-in-bf16"):
+        gradient = 2
+    return Numerics(
+        weight=2,
+        gradient=gradient,
+        optimizer=master + first + (second if training.optimizer in (None, "adam") else 0),
+        fp8=fp8,
+        block_scaled=training.fp8_recipe in ("mxfp8", "blockwise"),
+        fp8_copies=2 if fp8 and not training.fp8_param_gather else 0,
+        gathered_weight=1 if training.fp8_param_gather else 2,
+    )
+
+
+def execution(
+    training: TrainingSpec,
+    parallelism: ParallelismSpec,
+    args: MegatronArgs,
+    *,
+    dispatcher: str | None,
+    gradient_overlap: bool = True,
+    parameter_overlap: bool = True,
+) -> Execution:
+    """Kernels and overlaps as the recipe's settings have them."""
+    return Execution(
+        unfused_attention=training.attention_backend in ("unfused", "local")
+        or training.transformer_impl == "local",
+        tensor_overlap=bool(parallelism.tp_comm_overlap),
+        expert_overlap=bool(args.get("overlap-moe-expert-parallel-comm")),
+        gradient_overlap=gradient_overlap,
+        parameter_overlap=parameter_overlap,
+        deduplicated_dispatch=dispatcher == "flex",
+        graphs=_graphs(args),
+    )
+
+
+def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
+    if args.get("cuda-graph-impl", "none") == "none":
+        return "none"
+    scope = args.get("cuda-graph-scope", ())
+    return "full" if "full_iteration" in (scope if isinstance(scope, list) else [scope]) else "partial"
+
+
+@lru_cache(maxsize=4096)
+def moe_of_stages(moe: tuple[bool, ...], stages: tuple[int, ...], virtual: int) -> tuple[int, ...]:
+    """Mixture-of-experts layers of each stage.
+
+    Interleaved stages take every `pp`-th chunk; where chunks are not of equal size, layers are taken to lie
+    one stage after the other.
+    """
+    pp = len(stages)
+    if virtual > 1 and len(set(stages)) == 1 and stages[0] % virtual == 0:
+        size = stages[0] // virtual
+        return tuple(
+            sum(sum(moe[(v * pp + i) * size : (v * pp + i + 1) * size]) for v in range(virtual))
+            for i in range(pp)
+        )
+    counts, start = [], 0
+    for layers in stages:
+        counts.append(sum(moe[start : start + layers]))
+        start += layers
+    return tuple(counts)

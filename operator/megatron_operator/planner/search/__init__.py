@@ -1,0 +1,1 @@
+"""Which layouts are possible, and which of them is chosen."""

@@ -1,0 +1,1 @@
+"""What tests, benchmarks and the demo share: faults to inject, a watched run, kubectl."""

@@ -1,0 +1,1 @@
+"""The fault table: faults, how each is injected, and what must hold afterwards."""

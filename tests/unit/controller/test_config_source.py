@@ -1,0 +1,30 @@
+"""The platform file: every wrong field is named, with where to mend it."""
+
+import pytest
+from megatron_operator.api.errors import Refused
+from megatron_operator.controller.config_source import parse_platform
+
+SOURCE = "ConfigMap megatron-system/megatron-platform"
+
+
+def test_an_empty_file_is_an_empty_platform() -> None:
+    assert parse_platform("", SOURCE).accelerators == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("accelerators: [", "platform.yaml: is not YAML"),
+        ("acceleratorz: {}", "platform.yaml.acceleratorz: Extra inputs are not permitted"),
+        (
+            "accelerators: {h100: {perNode: 0}}",
+            "platform.yaml.accelerators.h100.perNode: Input should be greater",
+        ),
+        ("- a\n- list", "platform.yaml: Input should be"),
+    ],
+)
+def test_what_is_wrong_is_named_with_where_to_mend_it(text: str, words: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_platform(text, SOURCE)
+    assert words in str(refused.value)
+    assert f"correct it in {SOURCE}" in str(refused.value)

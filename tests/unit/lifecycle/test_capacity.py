@@ -1,0 +1,105 @@
+"""How many pods of a run fit, counted as the scheduler counts."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.lifecycle.capacity import requests, room
+
+GPU = "nvidia.com/gpu"
+
+
+def node(name: str, gpus: int = 8, ready: str = "True", **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "gpu": "h100"}},
+        "spec": spec,
+        "status": {
+            "allocatable": {GPU: str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
+def pod(uid: str, on: str | None, gpus: int = 8, phase: str = "Running") -> dict[str, Any]:
+    resources = {"requests": {GPU: str(gpus), "cpu": "500m"}}
+    return {
+        "metadata": {"uid": uid},
+        "spec": {"nodeName": on, "containers": [{"resources": resources}]},
+        "status": {"phase": phase},
+    }
+
+
+def template(gpus: int = 4, terms: list[Any] | None = None, **spec: Any) -> dict[str, Any]:
+    container = {"resources": {"requests": {"cpu": "2"}, "limits": {GPU: str(gpus)}}}
+    if terms is not None:
+        required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {"spec": {"containers": [container], **spec}}
+
+
+def test_what_others_hold_is_not_free_and_what_the_run_holds_is() -> None:
+    nodes = [node("a"), node("b"), node("c")]
+    pods = [pod("mine", "a"), pod("theirs", "b", gpus=3), pod("over", "c", phase="Succeeded")]
+    assert room(nodes, pods, template(), {"mine"}) == {"a": 2, "b": 1, "c": 2}
+    assert room(nodes, pods, template(), set()) == {"b": 1, "c": 2}
+
+
+def test_pods_that_are_not_bound_hold_nothing() -> None:
+    assert room([node("a")], [pod("waits", None)], template(), set()) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        node("a", ready="Unknown"),
+        node("a", ready="False"),
+        node("a", unschedulable=True),
+        node("a", taints=[{"key": "reserved", "effect": "NoSchedule"}]),
+        node("a", gpus=3),
+    ],
+)
+def test_nodes_that_take_no_pod_are_left_out(unfit: dict[str, Any]) -> None:
+    assert room([unfit, node("b")], [], template(), set()) == {"b": 2}
+
+
+def test_taints_that_are_tolerated_or_only_advice_do_no_harm() -> None:
+    taints = [
+        {"key": GPU, "effect": "NoSchedule"},
+        {"key": "pool", "value": "research", "effect": "NoExecute"},
+        {"key": "busy", "effect": "PreferNoSchedule"},
+    ]
+    tolerations = [
+        {"key": GPU, "operator": "Exists"},
+        {"key": "pool", "operator": "Equal", "value": "research", "effect": "NoExecute"},
+    ]
+    wanted = template(tolerations=tolerations)
+    assert room([node("a", taints=taints)], [], wanted, set()) == {"a": 2}
+    other = [{"key": "pool", "value": "web", "effect": "NoExecute"}]
+    assert room([node("a", taints=other)], [], wanted, set()) == {}
+
+
+def test_nodes_of_another_kind_and_avoided_ones_are_left_out() -> None:
+    terms = [
+        {"key": "gpu", "operator": "In", "values": ["h100"]},
+        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a"]},
+    ]
+    other = node("c")
+    other["metadata"]["labels"]["gpu"] = "a100"
+    assert room([node("a"), node("b"), other], [], template(terms=terms), set()) == {"b": 2}
+
+
+def test_the_node_must_have_room_for_every_resource() -> None:
+    greedy = pod("cpu", "a", gpus=0)
+    greedy["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "61"
+    assert room([node("a")], [greedy], template(), set()) == {"a": 1}
+
+
+def test_requests_count_the_greediest_init_container_and_sidecars_on_top() -> None:
+    spec = {
+        "containers": [{"resources": {"requests": {"cpu": "1"}}}, {"resources": {"limits": {"cpu": "1"}}}],
+        "initContainers": [
+            {"resources": {"requests": {"cpu": "3"}}},
+            {"restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}},
+        ],
+        "overhead": {"cpu": "250m"},
+    }
+    assert float(requests(spec)["cpu"]) == 3.75

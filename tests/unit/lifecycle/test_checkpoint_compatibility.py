@@ -1,0 +1,87 @@
+"""What a checkpoint can take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from megatron_operator import catalog, planner
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.lifecycle.checkpoint_compatibility import breaches, contract
+
+PLATFORM = Path(__file__).parents[2] / "golden" / "platform.yaml"
+
+
+def made(**changes: Any) -> dict[str, str]:
+    spec = {"recipe": "llama3-8b", "accelerator": {"count": 64}, "data": {"mockData": True}} | changes
+    platform = PlatformConfig.model_validate(yaml.safe_load(PLATFORM.read_text()))
+    resolved = catalog.resolve(MegatronRecipeSpec.model_validate(spec), platform, catalog.load())
+    plan = planner.plan(resolved)
+    return contract(resolved, plan, planner.megatron_arguments(resolved, plan, "run"))
+
+
+LAYOUT: dict[str, Any] = {
+    "tensorModelParallelSize": 2,
+    "pipelineModelParallelSize": 1,
+    "contextParallelSize": 1,
+}
+
+
+WIDER = LAYOUT | {"tensorModelParallelSize": 4}
+SENTENCE_PIECE = {"tokenizerType": "SentencePieceTokenizer", "tokenizerModel": "/data/t"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": {"trainIters": 100000}},
+        {"training": {"lr": 0.0001, "globalBatchSize": 512}},
+        {"model": {"hiddenDropout": 0.1}},
+        {"accelerator": {"count": 32}},
+        {"checkpoint": {"keep": 2}},
+        {"recovery": {"maxRestarts": 2}},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_takes(changes: dict[str, Any]) -> None:
+    before = made(parallelism=LAYOUT)
+    assert breaches(before, made(**({"parallelism": LAYOUT} | changes)), 100) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model": {"numLayers": 40}}, "spec.model.numLayers"),
+        ({"model": {"hiddenSize": 8192}}, "spec.model.hiddenSize"),
+        ({"model": {"qkLayernorm": True}}, "spec.model.qkLayernorm"),
+        ({"training": {"bf16": False, "fp16": True}}, "spec.training.fp16"),
+        ({"training": {"fp8Format": "hybrid", "fp8Recipe": "delayed"}}, "spec.training.fp8Format"),
+        ({"training": {"optimizer": "sgd"}}, "spec.training.optimizer"),
+        (
+            {"data": {"mockData": True, "tokenizer": SENTENCE_PIECE}},
+            "spec.data.tokenizer.tokenizerType",
+        ),
+        ({"parallelism": WIDER}, "spec.parallelism.tensorModelParallelSize"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_checkpoint_does_not_take(changes: dict[str, Any], field: str) -> None:
+    before = made(parallelism=LAYOUT)
+    found = breaches(before, made(**({"parallelism": LAYOUT} | changes)), 100)
+    assert field in {error.field for error in found}
+
+
+def test_an_elastic_runs_checkpoint_takes_another_layout() -> None:
+    elastic = {"recovery": {"elastic": {"minCount": 32}}}
+    before = made(parallelism=LAYOUT, **elastic)
+    after = made(parallelism=WIDER, **elastic)
+    assert breaches(before, after, 100) == []
+
+
+def test_the_words_name_checkpoint_and_mend() -> None:
+    (error,) = breaches({"model.numLayers": "32"}, {"model.numLayers": "40"}, 1200)
+    assert str(error) == (
+        "spec.model.numLayers: is 40, and the run's checkpoint of iteration 1200 was made with 32; "
+        "set it back, or start a new recipe under another name"
+    )

@@ -1,0 +1,58 @@
+"""The most telling obstacle, in the words of whoever raises it."""
+
+from typing import Any
+
+from megatron_operator.lifecycle.pod_diagnosis import Diagnosis, diagnose
+
+
+def pod(name: str, waiting: dict[str, str] | None = None, unschedulable: str | None = None) -> dict[str, Any]:
+    status: dict[str, Any] = {"phase": "Pending"}
+    if waiting:
+        status["containerStatuses"] = [{"name": "pytorch", "state": {"waiting": waiting}}]
+    if unschedulable:
+        status["conditions"] = [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": unschedulable}
+        ]
+    return {"metadata": {"name": f"run-{name}"}, "status": status}
+
+
+def event(message: str, time: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+    return {"reason": "FailedCreatePod", "message": message, "lastTimestamp": time}
+
+
+def test_an_image_matters_more_than_a_place() -> None:
+    pods = [
+        pod("master-0", unschedulable="0/2 nodes are available"),
+        pod("worker-0", {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}),
+    ]
+    assert diagnose(pods, [], "run") == Diagnosis(
+        "ImagePullFailed", "worker-0: ImagePullBackOff: Back-off pulling image"
+    )
+
+
+def test_an_init_containers_image_counts_too() -> None:
+    body = pod("worker-0")
+    waiting = {"reason": "ErrImagePull", "message": "alpine:3.10 not found"}
+    body["status"]["initContainerStatuses"] = [{"name": "init-pytorch", "state": {"waiting": waiting}}]
+    found = diagnose([body], [], "run")
+    assert found is not None
+    assert found.reason == "ImagePullFailed"
+
+
+def test_all_pods_without_a_node_are_counted() -> None:
+    pods = [pod(f"worker-{index}", unschedulable="0/2 nodes") for index in range(3)]
+    assert diagnose(pods, [], "run") == Diagnosis("Unschedulable", "3 pods have no node; worker-0: 0/2 nodes")
+
+
+def test_the_newest_warning_tells_why_pods_are_missing() -> None:
+    events = [
+        event("Error creating: something else", "2026-01-01T00:00:00Z"),
+        event('Error creating: pods "run-worker-0" is forbidden: exceeded quota: x', "2026-01-01T00:00:09Z"),
+    ]
+    found = diagnose([], events, "run")
+    assert found is not None
+    assert found.reason == "QuotaExceeded"
+
+
+def test_a_container_that_is_being_made_is_no_obstacle() -> None:
+    assert diagnose([pod("master-0", {"reason": "ContainerCreating"})], [], "run") is None

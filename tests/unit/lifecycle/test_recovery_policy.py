@@ -1,0 +1,357 @@
+"""The decision, case by case."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from megatron_operator.api.recipe import RecoverySpec
+from megatron_operator.lifecycle import (
+    Avoid,
+    Capacity,
+    Elastic,
+    Fail,
+    ForceDelete,
+    Heartbeat,
+    History,
+    Limits,
+    Observation,
+    PodPhase,
+    PodView,
+    ReleaseNodes,
+    Resize,
+    RestartGang,
+    Wait,
+    abandoned,
+)
+from megatron_operator.lifecycle.recovery_policy import decide
+
+NOW = 10_000.0
+LIMITS = Limits.parse(max_restarts=3, rendezvous_timeout=600, hang_timeout="auto")
+TRAINING = Heartbeat("training", iteration=60, step_seconds=1.0, answered=NOW - 1, moved=NOW - 1)
+HISTORY = History("run")
+
+
+def pods(
+    *phases: PodPhase, started: float | None = NOW - 5000, deleting: bool = False
+) -> tuple[PodView, ...]:
+    return tuple(PodView(rank, phase, started, deleting) for rank, phase in enumerate(phases))
+
+
+HEALTHY = Observation(NOW, 2, pods(PodPhase.RUNNING, PodPhase.RUNNING), TRAINING, HISTORY, LIMITS)
+SILENT = replace(TRAINING, moved=NOW - 121)
+HANGING = replace(HEALTHY, heartbeat=SILENT)
+
+
+@pytest.mark.parametrize(
+    ("case", "observation"),
+    [
+        ("training goes on", HEALTHY),
+        ("the job has ended", replace(HANGING, ended=True)),
+        ("a pod is missing", replace(HANGING, pods=HEALTHY.pods[:1])),
+        ("a pod is pending", replace(HANGING, pods=pods(PodPhase.RUNNING, PodPhase.PENDING))),
+        ("a pod failed and will be replaced", replace(HANGING, pods=pods(PodPhase.RUNNING, PodPhase.FAILED))),
+        (
+            "a pod is being deleted",
+            replace(HANGING, pods=pods(PodPhase.RUNNING, PodPhase.RUNNING, deleting=True)),
+        ),
+        (
+            "pods are being deleted and the budget is spent",
+            replace(
+                HEALTHY,
+                pods=pods(PodPhase.RUNNING, deleting=True),
+                history=History("run", restarts_since_checkpoint=9),
+            ),
+        ),
+        ("no pod ever answered", replace(HANGING, heartbeat=None)),
+        (
+            "none answered since the youngest pod began",
+            replace(HANGING, pods=pods(PodPhase.RUNNING, PodPhase.RUNNING, started=NOW)),
+        ),
+        (
+            "hangs are not looked for",
+            replace(HANGING, limits=Limits.parse(3, 600, "off"), heartbeat=replace(SILENT, moved=NOW - 4000)),
+        ),
+        ("a checkpoint is being saved", replace(HANGING, heartbeat=replace(SILENT, phase="saving"))),
+        (
+            "pods are gathering",
+            replace(HANGING, heartbeat=replace(SILENT, phase="rendezvous", moved=NOW - 599)),
+        ),
+        ("the run has finished", replace(HANGING, heartbeat=replace(SILENT, phase="finished"))),
+        ("no pod is there", replace(HEALTHY, pods=())),
+    ],
+)
+def test_waits_while(case: str, observation: Observation) -> None:
+    assert isinstance(decide(observation), Wait), case
+
+
+@pytest.mark.parametrize(
+    ("observation", "cause"),
+    [
+        (HANGING, "no new iteration for 121 s after iteration 60 (hangTimeout 120 s)"),
+        (
+            replace(HANGING, heartbeat=replace(SILENT, step_seconds=10.0, moved=NOW - 301)),
+            "no new iteration for 301 s after iteration 60 (hangTimeout 300 s)",
+        ),
+        (
+            replace(HANGING, limits=Limits.parse(3, 600, "30s"), heartbeat=replace(SILENT, moved=NOW - 31)),
+            "no new iteration for 31 s after iteration 60 (hangTimeout 30 s)",
+        ),
+        (
+            replace(HANGING, heartbeat=replace(SILENT, phase="saving", moved=NOW - 1801)),
+            "no new iteration for 1801 s after iteration 60 (hangTimeout 1800 s)",
+        ),
+        (
+            replace(HANGING, heartbeat=replace(SILENT, phase="rendezvous", moved=NOW - 601)),
+            "pods did not come together within 600 s (rendezvousTimeout)",
+        ),
+    ],
+    ids=["silence", "slow steps", "own limit", "a save that does not end", "no rendezvous"],
+)
+def test_starts_the_gang_anew_for(observation: Observation, cause: str) -> None:
+    assert decide(observation) == RestartGang(cause)
+
+
+def test_a_spent_budget_fails_with_the_last_cause() -> None:
+    history = History("run", restarts_since_checkpoint=4, last_cause="worker-0: out of memory")
+    assert decide(replace(HEALTHY, history=history)) == Fail(
+        "4 restarts brought no new checkpoint and recovery.maxRestarts is 3; "
+        "first cause: worker-0: out of memory"
+    )
+
+
+def test_the_last_restart_of_the_budget_is_not_exceeded_by_a_hang() -> None:
+    decision = decide(replace(HANGING, history=History("run", restarts_since_checkpoint=3)))
+    assert isinstance(decision, Fail)
+    assert "no new iteration" in decision.cause
+
+
+def test_backs_off_before_a_further_restart_and_says_how_long() -> None:
+    recent = History("run", restarts_since_checkpoint=2, last_restart=NOW - 1)
+    decision = decide(replace(HANGING, history=recent))
+    assert isinstance(decision, Wait)
+    assert decision.seconds is not None
+    assert 14 - 1 <= decision.seconds <= 25
+    later = replace(HANGING, history=replace(recent, last_restart=NOW - 26))
+    assert isinstance(decide(later), RestartGang)
+
+
+def on_nodes(*changes: dict[str, Any]) -> tuple[PodView, ...]:
+    """A gang that runs, a node for each pod, but for what is said of each."""
+    whole = (
+        PodView(rank, PodPhase.RUNNING, NOW - 5000, name=f"run-{rank}", node=f"node-{rank}")
+        for rank in range(len(changes))
+    )
+    return tuple(replace(pod, **change) for pod, change in zip(whole, changes, strict=True))
+
+
+SILENT_NODE = {"unreachable_since": NOW - 31}
+FRESHLY_SILENT = {"unreachable_since": NOW - 29}
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        (on_nodes({}, SILENT_NODE), ("run-1",)),
+        (on_nodes({}, SILENT_NODE | {"deleting": True}), ("run-1",)),
+        (on_nodes({}, FRESHLY_SILENT | {"deleting": True, "overdue": True}), ("run-1",)),
+        (on_nodes(SILENT_NODE, SILENT_NODE, FRESHLY_SILENT), ("run-0", "run-1")),
+        # Others are being deleted: these alone may be touched.
+        (on_nodes({"deleting": True}, SILENT_NODE | {"deleting": True}, SILENT_NODE), ("run-1",)),
+    ],
+)
+def test_pods_of_a_dead_node_are_deleted_by_force(
+    pods: tuple[PodView, ...], expected: tuple[str, ...]
+) -> None:
+    decision = decide(replace(HEALTHY, size=len(pods), pods=pods))
+    assert isinstance(decision, ForceDelete)
+    assert decision.pods == expected
+    assert "unreachable" in decision.cause
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        on_nodes({}, FRESHLY_SILENT),
+        on_nodes({}, FRESHLY_SILENT | {"deleting": True}),
+        on_nodes({}, {"deleting": True, "overdue": True}),
+    ],
+    ids=["may come back", "may come back to end it", "its kubelet is there and slow"],
+)
+def test_pods_are_not_deleted_by_force_while_somebody_may_end_them(pods: tuple[PodView, ...]) -> None:
+    decision = decide(replace(HEALTHY, size=len(pods), pods=pods))
+    assert isinstance(decision, Wait)
+
+
+def test_a_node_that_may_come_back_is_looked_at_when_its_time_is_over() -> None:
+    decision = decide(replace(HEALTHY, pods=on_nodes({}, FRESHLY_SILENT)))
+    assert isinstance(decision, Wait)
+    assert decision.seconds == pytest.approx(1.0)
+
+
+def test_what_a_deleted_job_left_on_a_dead_node_goes_too() -> None:
+    assert isinstance(abandoned(on_nodes(SILENT_NODE | {"deleting": True}), NOW), ForceDelete)
+    assert isinstance(abandoned(on_nodes({"deleting": True}), NOW), Wait)
+
+
+AVOIDING = replace(LIMITS, avoid_after=2)
+FAILING = History("run", node_failures={"node-1": 2, "node-0": 1})
+RESTARTING = replace(HEALTHY, pods=on_nodes({}, {}), limits=AVOIDING, history=FAILING)
+
+
+def test_a_node_that_failed_too_often_is_avoided_and_its_pod_moves_while_nothing_trains() -> None:
+    starting = replace(TRAINING, phase="rendezvous")
+    decision = decide(replace(RESTARTING, heartbeat=starting))
+    assert decision == Avoid(("node-1",), ("run-1",), "node-1 failed 2 times (recovery.nodes.avoidAfter 2)")
+
+
+def test_a_pod_that_trains_is_not_moved() -> None:
+    assert decide(RESTARTING) == Avoid(("node-1",), (), "node-1 failed 2 times (recovery.nodes.avoidAfter 2)")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        replace(RESTARTING, history=replace(FAILING, avoided=frozenset({"node-1"}))),
+        replace(RESTARTING, limits=LIMITS),
+        replace(RESTARTING, history=replace(FAILING, node_failures={"node-1": 1})),
+        replace(RESTARTING, pods=on_nodes({"deleting": True}, {})),
+    ],
+    ids=["known", "never", "not often enough", "pods are being deleted"],
+)
+def test_a_node_is_left_alone_while(seen: Observation) -> None:
+    assert isinstance(decide(seen), Wait)
+
+
+def waiting(seconds: float, **changes: Any) -> Observation:
+    pods = (*on_nodes({}), PodView(1, PodPhase.PENDING, name="run-1"))
+    return replace(HEALTHY, pods=pods, waiting_since=NOW - seconds, **changes)
+
+
+def test_a_bad_node_is_better_than_none() -> None:
+    releasable = frozenset({"node-9"})
+    assert decide(waiting(300, releasable=releasable)) == ReleaseNodes(
+        ("node-9",), "pods could not be placed elsewhere for 300 s"
+    )
+    early = decide(waiting(200, releasable=releasable))
+    assert isinstance(early, Wait)
+    assert early.seconds == pytest.approx(100)
+
+
+ELASTIC = replace(LIMITS, elastic=Elastic(min_count=8, shrink_after=600, grow_after=300))
+
+
+def test_an_elastic_run_goes_on_with_what_there_is() -> None:
+    short = waiting(600, limits=ELASTIC, capacity=Capacity(asked=16, count=16, fits=8))
+    assert decide(short) == Resize(8, "8 of 16 accelerators could be had for 600 s")
+
+
+@pytest.mark.parametrize(
+    ("seen", "again"),
+    [
+        (waiting(500, limits=ELASTIC, capacity=Capacity(16, 16, 8)), 100.0),
+        (waiting(900, limits=ELASTIC, capacity=Capacity(16, 16, None)), None),
+        (waiting(900, limits=ELASTIC, capacity=Capacity(16, 16, 16)), None),
+        (waiting(900, limits=ELASTIC), None),
+        (waiting(900, capacity=Capacity(16, 16, 8)), None),
+        (
+            waiting(
+                900,
+                limits=ELASTIC,
+                capacity=Capacity(16, 16, 8),
+                history=History("run", last_resize=NOW - 200),
+            ),
+            100.0,
+        ),
+    ],
+    ids=["not long enough", "too few", "enough", "not known", "not elastic", "resized just now"],
+)
+def test_a_run_waits_for_its_accelerators_while(seen: Observation, again: float | None) -> None:
+    decision = decide(seen)
+    assert isinstance(decision, Wait)
+    assert decision.seconds == (None if again is None else pytest.approx(again))
+
+
+FREE = Capacity(asked=32, count=16, fits=32, larger=24, larger_since=NOW - 300)
+GROWING = replace(HEALTHY, limits=ELASTIC, capacity=FREE)
+
+
+def test_a_run_grows_to_what_has_been_free_for_long_enough() -> None:
+    assert decide(GROWING) == Resize(24, "24 of 32 accelerators have been free for 300 s")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        replace(GROWING, capacity=replace(FREE, larger_since=NOW - 299)),
+        replace(GROWING, capacity=replace(FREE, fits=16)),
+        replace(GROWING, capacity=replace(FREE, larger=None)),
+        replace(GROWING, history=History("run", last_resize=NOW - 299)),
+        replace(GROWING, history=History("run", last_restart=NOW - 299)),
+        replace(GROWING, heartbeat=replace(TRAINING, phase="saving")),
+        replace(GROWING, heartbeat=replace(TRAINING, answered=NOW - 61)),
+        replace(GROWING, pods=on_nodes({}, {"started": NOW - 0.5})),
+        replace(GROWING, limits=LIMITS),
+    ],
+    ids=[
+        "not long enough",
+        "it is gone again",
+        "nothing is free",
+        "it was resized just now",
+        "it was restarted just now",
+        "a checkpoint is being saved",
+        "nobody answers",
+        "it has only begun",
+        "it is not elastic",
+    ],
+)
+def test_a_run_does_not_grow_while(seen: Observation) -> None:
+    assert isinstance(decide(seen), Wait)
+
+
+def test_a_clock_that_is_set_forward_is_no_hang() -> None:
+    jumped = replace(TRAINING, moved=NOW - 3600, unmoved=2.0)
+    assert isinstance(decide(replace(HEALTHY, heartbeat=jumped)), Wait)
+    hangs = replace(jumped, unmoved=121.0)
+    assert isinstance(decide(replace(HEALTHY, heartbeat=hangs)), RestartGang)
+
+
+def test_silence_alone_is_a_hang_only_after_half_an_hour() -> None:
+    quiet = replace(TRAINING, answered=NOW - 1800, moved=NOW - 1800)
+    assert isinstance(decide(replace(HEALTHY, heartbeat=quiet)), Wait)
+    longer = replace(quiet, answered=NOW - 1801)
+    assert decide(replace(HEALTHY, heartbeat=longer)) == RestartGang("no pod has answered for 1801 s")
+    off = Limits.parse(3, 600, "off")
+    assert isinstance(decide(replace(HEALTHY, heartbeat=longer, limits=off)), Wait)
+
+
+def test_the_failure_that_began_it_is_named_with_the_last_one() -> None:
+    history = History(
+        "run", 4, last_cause="worker-2: peers did not come", first_cause="worker-0: out of memory"
+    )
+    decision = decide(replace(HEALTHY, history=history))
+    assert isinstance(decision, Fail)
+    assert decision.cause.endswith(
+        "first cause: worker-0: out of memory; last cause: worker-2: peers did not come"
+    )
+
+
+def test_limits_are_those_of_the_recipe() -> None:
+    spec = RecoverySpec.model_validate(
+        {"maxRestarts": 4, "hangTimeout": "90s", "nodes": {"avoidAfter": 3}, "elastic": {"minCount": 8}}
+    )
+    assert Limits.of(spec) == Limits(4, 600.0, 90.0, False, 3, Elastic(8, 600.0, 300.0))
+    assert Limits.of(RecoverySpec()).avoid_after == 2
+
+
+LEFT = "master-0: ended with exit code 0 before the last iteration"
+
+
+def test_a_job_that_ended_without_being_done_is_begun_anew() -> None:
+    assert decide(replace(HEALTHY, ended=True, left_early=LEFT)) == RestartGang(LEFT)
+
+
+def test_a_job_that_ends_again_and_again_without_being_done_fails() -> None:
+    spent = replace(HISTORY, restarts_since_checkpoint=3)
+    decision = decide(replace(HEALTHY, ended=True, left_early=LEFT, history=spent))
+    assert isinstance(decision, Fail)
+    assert LEFT in decision.cause

@@ -1,0 +1,1 @@
+"""`megatron-prepare`: from text to the files that Megatron trains on."""

@@ -1,0 +1,1 @@
+"""Hangs, bad losses, failed ranks and failed hardware: detection and classification."""

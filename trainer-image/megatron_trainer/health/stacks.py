@@ -1,0 +1,171 @@
+"""The Python stacks of a pod's ranks, taken while they hang.
+
+A rank has faulthandler write all its threads' stacks when a signal comes. The handler is in C, so it answers
+while the main thread waits in a collective. A process that is stopped or cannot be interrupted does not
+answer; its state in /proc says so.
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_trainer.telemetry.reporter import STACKS_ENV
+
+SIGNAL: int = signal.SIGRTMIN + 1
+_ANSWER_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in an uninterruptible wait", "Z": "dead"}
+_FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
+# A main thread in one of these files waits for other ranks.
+_COLLECTIVE_FILES = ("torch/distributed/",)
+
+
+def answer_with_stacks(rank: int) -> None:
+    """In a rank: have the signal write this process's stacks to the launcher's folder."""
+    folder = os.environ.get(STACKS_ENV)
+    if not folder:
+        return
+    file = (Path(folder) / f"rank-{rank}").open("w")
+    file.write(f"{threading.main_thread().ident:x}\n")
+    file.flush()
+    faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
+
+
+@dataclass(frozen=True)
+class RankState:
+    """How one rank stood when it was looked at. `innermost` is its main thread's frame, "" if unknown."""
+
+    rank: int
+    node_rank: int
+    pid: int
+    iteration: int | None
+    doing: str
+    state: str
+    innermost: str
+    in_collective: bool
+    answered: bool = True
+    stacks: str = ""
+
+    def brief(self) -> dict[str, Any]:
+        """All but the stacks, for the gang's store."""
+        return asdict(self) | {"stacks": ""}
+
+    def text(self) -> str:
+        """For a person: one line, then the stacks."""
+        known = f"{self.iteration} iterations done" if self.iteration is not None else "no iteration done"
+        line = f"rank {self.rank} (pid {self.pid}): {self.state}, {known}, {self.doing}"
+        return f"{line}\n{self.stacks or '  no answer to the request for its stacks'}\n"
+
+
+def process_state(pid: int) -> str:
+    """What /proc says of a process, in words."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "gone"
+    letter = stat.rpartition(")")[2].split()[0]
+    return _STATES.get(letter, "running")
+
+
+def collect(
+    pids: dict[int, int],
+    node_rank: int,
+    last_known: dict[int, tuple[int | None, str]],
+    folder: Path,
+    ask: Callable[[], None],
+) -> list[RankState]:
+    """Ask all ranks of this pod, by global rank, and wait a moment for their answers."""
+    states = {rank: process_state(pid) for rank, pid in pids.items()}
+    ask()
+    texts = _answers(folder, [rank for rank in pids if states[rank] == "running"])
+    found = []
+    for rank, pid in sorted(pids.items()):
+        main_thread, _, stacks = texts.get(rank, "").partition("\n")
+        frames = main_frames(stacks, main_thread)
+        iteration, doing = last_known.get(rank, (None, "unknown"))
+        found.append(
+            RankState(
+                rank=rank,
+                node_rank=node_rank,
+                pid=pid,
+                iteration=iteration,
+                doing=doing,
+                state=states[rank],
+                innermost=frames[0] if frames else "",
+                in_collective=any(part in frame for frame in frames[:6] for part in _COLLECTIVE_FILES),
+                answered=bool(stacks),
+                stacks=main_first(stacks, main_thread),
+            )
+        )
+    return found
+
+
+def _answers(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
+    """What the ranks wrote: complete once a file has grown and then stayed as it is between two looks."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    texts: dict[int, str] = {}
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        before = dict(texts)
+        for rank in ranks:
+            try:
+                texts[rank] = (folder / f"rank-{rank}").read_text(errors="replace")
+            except OSError:
+                continue
+        if before == texts and all(texts.get(rank, "").count("\n") > 1 for rank in ranks):
+            break
+    return texts
+
+
+def main_frames(stacks: str, main_thread: str) -> list[str]:
+    """The frames of the main thread (hexadecimal identity), innermost first, as `function (file:line)`."""
+    frames: list[str] = []
+    inside = False
+    for line in stacks.splitlines():
+        if "hread 0x" in line:
+            inside = bool(main_thread) and int(line.split("0x")[1].split()[0], 16) == int(main_thread, 16)
+        elif inside and (match := _FRAME.match(line)):
+            frames.append(f"{match['function']} ({match['file']}:{match['line']})")
+    return frames
+
+
+def main_first(stacks: str, main_thread: str) -> str:
+    """The same stacks with the main thread's on top, named so."""
+    blocks = [block for block in stacks.strip().split("\n\n") if block]
+    name = f"0x{int(main_thread or '0', 16):016x}"
+    blocks.sort(key=lambda block: name not in block.splitlines()[0])
+    if blocks and name in blocks[0].splitlines()[0]:
+        blocks[0] = "Main thread:\n" + blocks[0].partition("\n")[2]
+    return "\n\n".join(blocks)
+
+
+def behind(states: Sequence[RankState]) -> RankState | None:
+    """The rank that the others wait for: one that cannot run, else the only kind that is not in a
+    collective, and among those the one with the fewest iterations. None where it cannot be told."""
+    helpless = [each for each in states if each.state != "running" or not each.answered]
+    if helpless:
+        return min(helpless, key=lambda each: (each.state == "running", each.iteration or 0, each.rank))
+    outside = [each for each in states if not each.in_collective]
+    if not outside or len(outside) == len(states):
+        fewest = min(states, key=lambda each: each.iteration or 0)
+        alone = sum((each.iteration or 0) == (fewest.iteration or 0) for each in states) == 1
+        return fewest if alone else None
+    return min(outside, key=lambda each: (each.iteration or 0, each.rank))
+
+
+def describe(rank: RankState | None, silent: float, folder: Path | None) -> str:
+    """The cause of a hang, for status and log."""
+    kept = f"; stacks of all ranks: {folder}" if folder else ""
+    if rank is None:
+        return f"no rank has done anything for {silent:.0f} s, all wait for each other{kept}"
+    where = f" in {rank.innermost}" if rank.innermost else ""
+    how = "hangs" if rank.state == "running" else f"is {rank.state}"
+    at = "" if rank.iteration is None else f" after iteration {rank.iteration}"
+    return f"rank {rank.rank} {how}{where}{at}, all others wait for it ({silent:.0f} s){kept}"

@@ -1,0 +1,257 @@
+"""The warm parent of the ranks: a process that has imported torch and Megatron and forks ranks from itself.
+
+A forked rank reaches its first step about a second later; a cold one imports for several seconds first. The
+process has one thread, so that a fork copies no lock that somebody holds, and has not touched CUDA, which
+does not survive a fork. Each rank leads a session of its own. When a rank ends, so does everything it
+started: its process group is killed, and whatever still runs becomes this process's child (it is a
+subreaper) and is reaped. When the launcher dies, the end of its socket tells this process to kill all ranks
+and go.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from megatron_contract.exit_codes import ExitCode
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_MESSAGE_BYTES = 256 << 10
+_STOP_SECONDS = 30.0
+_CLOSE_POLL_SECONDS = 0.02
+
+# What the nursery does besides ranks: check the flags in a process of its own, before any pod waits for
+# another.
+PREFLIGHT = -1
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What forked children run. Each returns its exit code; `cold` is a command to run instead of a fork."""
+
+    rank: Callable[[], int]
+    preflight: Callable[[], int]
+    cold: list[str] | None
+
+
+class Nursery:
+    """The launcher's handle on the nursery process."""
+
+    def __init__(self, warm_up: Callable[[], Programs]) -> None:
+        """Fork the process and let it `warm_up`. The caller must have one thread."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._control.close()
+            _Parent(theirs).live(warm_up)
+        theirs.close()
+        self._exited: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+
+    def start(self, environments: dict[int, dict[str, str]]) -> dict[int, int]:
+        """Fork one child per key (local rank, or PREFLIGHT) with its environment. Returns their process
+        ids."""
+        self._exited.clear()
+        self._send({"do": "start", "environments": {str(key): env for key, env in environments.items()}})
+        self._pids = {int(key): pid for key, pid in self._await("started")["pids"].items()}
+        return self._pids
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the children that were started last."""
+        return dict(self._pids)
+
+    def stop(self) -> None:
+        """Kill all children and everything that they started. Returns when they are gone.
+
+        Raises NurseryLost when one of them cannot be killed: its driver or its volume does not answer.
+        """
+        self._send({"do": "stop"})
+        self._await("stopped", time.monotonic() + _STOP_SECONDS)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the children themselves."""
+        self._send({"do": "signal", "number": number})
+
+    def exited(self, wait_seconds: float) -> dict[int, int]:
+        """Exit codes of the children that have ended (negative: killed by that signal), after a short
+        wait."""
+        while select.select([self._control], [], [], wait_seconds)[0]:
+            self._take(self._receive())
+            wait_seconds = 0
+        return dict(self._exited)
+
+    def close(self) -> None:
+        """End the process and with it all children."""
+        self._control.close()
+        deadline = time.monotonic() + _STOP_SECONDS
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+                time.sleep(_CLOSE_POLL_SECONDS)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._control.send(json.dumps(message).encode())
+
+    def _receive(self) -> dict[str, Any]:
+        data = self._control.recv(_MAX_MESSAGE_BYTES)
+        if not data:
+            raise NurseryLost("the process that holds the ranks has died")
+        return json.loads(data)  # type: ignore[no-any-return]
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["is"] == "exited" and self._pids.get(message["key"]) in (None, message["pid"]):
+            self._exited[message["key"]] = message["code"]
+
+    def _await(self, what: str, deadline: float | None = None) -> dict[str, Any]:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._control], [], [], left)[0]:
+                raise NurseryLost(f"a rank could not be killed within {_STOP_SECONDS:.0f} s")
+            message = self._receive()
+            if message["is"] == what:
+                return message
+            if what != "started":
+                self._take(message)
+
+
+class NurseryLost(Exception):
+    """The nursery process died (out of memory, most likely), or cannot end its ranks."""
+
+
+class _Parent:
+    """The nursery process itself."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: dict[int, int] = {}
+
+    def live(self, warm_up: Callable[[], Programs]) -> NoReturn:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # The launcher decides who gets SIGTERM and when; a terminal's ^C goes to it alone.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            programs = warm_up()
+            gc.collect()
+            gc.freeze()
+            while True:
+                ready, _, _ = select.select([self._control.fileno(), wake_read], [], [])
+                if wake_read in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+                if self._control.fileno() in ready:
+                    message = self._control.recv(_MAX_MESSAGE_BYTES)
+                    if not message:
+                        break
+                    self._obey(json.loads(message), programs)
+        finally:
+            self._kill_all()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _obey(self, order: dict[str, Any], programs: Programs) -> None:
+        if order["do"] == "start":
+            pids = {}
+            for key, environment in order["environments"].items():
+                pids[key] = self._fork(int(key), environment, programs)
+            self._tell({"is": "started", "pids": pids})
+        elif order["do"] == "stop":
+            self._kill_all()
+            self._tell({"is": "stopped"})
+        elif order["do"] == "signal":
+            for pid in self._children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, order["number"])
+
+    def _fork(self, key: int, environment: dict[str, str], programs: Programs) -> int:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            self._children[pid] = key
+            return pid
+        code = int(ExitCode.WORKER_DIED)
+        try:
+            self._control.close()
+            os.setsid()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            os.environ.update(environment)
+            if key == PREFLIGHT:
+                code = programs.preflight()
+            elif programs.cold:
+                os.execv(programs.cold[0], programs.cold)
+            else:
+                code = programs.rank()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._gone(pid, status)
+
+    def _gone(self, pid: int, status: int) -> None:
+        key = self._children.pop(pid, None)
+        if key is None:
+            return
+        _kill_group(pid)
+        self._tell({"is": "exited", "key": key, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _kill_all(self) -> None:
+        for pid in self._children:
+            _kill_group(pid)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+            self._gone(pid, status)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps(message).encode())
+
+
+def _kill_group(leader: int) -> None:
+    """Kill the session that a rank leads: checkpoint workers, resource trackers, data loaders."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

@@ -1,0 +1,127 @@
+"""The launcher's settings, read from the environment once."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_contract import environment as pod
+
+
+class BadSetting(ValueError):
+    """An environment variable is missing or has no usable value. The text names it, its value and the
+    mend."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where this pod stands in the gang and how it behaves. Times are in seconds."""
+
+    platform: str
+    run_id: str
+    node_rank: int
+    nodes: int
+    ranks_per_node: int
+    master_addr: str
+    master_port: int
+    progress_port: int
+    max_rank_restarts: int
+    rendezvous_timeout: float
+    require_checkpoint: bool
+    keep_checkpoints: int
+    termination_grace: float
+    termination_log: Path
+    hang_timeout: str | float
+    preflight: bool
+    loss_spike_factor: float | None
+    loss_spike_window: int
+    loss_on_repeat: str
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None, least: int = 0) -> int:
+    text = env.get(name, "")
+    if not text:
+        if default is None:
+            raise BadSetting(
+                f"{name} is not set; the training operator sets it, by hand give a number >= {least}"
+            )
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise BadSetting(f"{name} is {text!r}, not a whole number; set a number >= {least}") from None
+    if value < least:
+        raise BadSetting(f"{name} is {value}; set a number >= {least}")
+    return value
+
+
+def _hang_timeout(env: Mapping[str, str]) -> str | float:
+    text = env.get(pod.ENV_HANG_TIMEOUT, "") or "auto"
+    if text in ("auto", "off"):
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise BadSetting(f"{pod.ENV_HANG_TIMEOUT} is {text!r}; set auto, off or a number of seconds > 0")
+    return value
+
+
+def _spike_factor(env: Mapping[str, str]) -> float | None:
+    text = env.get(pod.ENV_LOSS_SPIKE_FACTOR, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 < value < float("inf"):
+        raise BadSetting(f"{pod.ENV_LOSS_SPIKE_FACTOR} is {text!r}; set a number > 1, 3 for example")
+    return value
+
+
+def _on_repeat(env: Mapping[str, str]) -> str:
+    text = env.get(pod.ENV_LOSS_ON_REPEAT, "") or pod.DEFAULT_LOSS_ON_REPEAT
+    if text not in ("fail", "skip"):
+        raise BadSetting(f"{pod.ENV_LOSS_ON_REPEAT} is {text!r}; set fail or skip")
+    return text
+
+
+def read(env: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings. Raises BadSetting for the first one that is missing or unusable."""
+    platform = env.get(pod.ENV_PLATFORM, "gpu")
+    if platform not in ("gpu", "cpu"):
+        raise BadSetting(f"{pod.ENV_PLATFORM} is {platform!r}; set gpu or cpu")
+    nodes = _number(env, "PET_NNODES", 1, 1)
+    node_rank = _number(env, "PET_NODE_RANK", 0 if nodes == 1 else None)
+    if node_rank >= nodes:
+        raise BadSetting(f"PET_NODE_RANK is {node_rank} of PET_NNODES {nodes}; set a number below {nodes}")
+    master_addr = env.get("MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
+    if not master_addr:
+        raise BadSetting("MASTER_ADDR is not set; give the name of the Master pod")
+    return Settings(
+        platform=platform,
+        run_id=env.get(pod.ENV_RUN_ID, "run"),
+        node_rank=node_rank,
+        nodes=nodes,
+        ranks_per_node=_number(env, "PET_NPROC_PER_NODE", 1, 1),
+        master_addr=master_addr,
+        master_port=_number(env, "MASTER_PORT", 23456, 1),
+        progress_port=_number(env, pod.ENV_PROGRESS_PORT, pod.PROGRESS_PORT),
+        max_rank_restarts=_number(env, pod.ENV_MAX_RANK_RESTARTS, pod.DEFAULT_MAX_RANK_RESTARTS),
+        rendezvous_timeout=_number(env, pod.ENV_RENDEZVOUS_TIMEOUT, pod.DEFAULT_RENDEZVOUS_TIMEOUT, 1),
+        require_checkpoint=env.get(pod.ENV_REQUIRE_CHECKPOINT) == "1",
+        keep_checkpoints=_number(env, pod.ENV_KEEP_CHECKPOINTS, 0),
+        termination_grace=_number(env, pod.ENV_TERMINATION_GRACE, pod.DEFAULT_TERMINATION_GRACE),
+        termination_log=Path(env.get(pod.ENV_TERMINATION_LOG, pod.DEFAULT_TERMINATION_LOG)),
+        hang_timeout=_hang_timeout(env),
+        preflight=env.get(pod.ENV_PREFLIGHT) == "1",
+        loss_spike_factor=_spike_factor(env),
+        loss_spike_window=_number(env, pod.ENV_LOSS_SPIKE_WINDOW, pod.DEFAULT_LOSS_SPIKE_WINDOW, 3),
+        loss_on_repeat=_on_repeat(env),
+    )

@@ -1,0 +1,53 @@
+"""How a pod ends: an exit code, a reason, and one JSON object on the termination log."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_contract.exit_codes import REASONS, ExitCode
+
+# kubelet reads at most 4096 bytes of a termination message; escapes and the other fields need room too.
+MAX_MESSAGE_BYTES = 3000
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a pod ends. `rank` is the global rank that caused it, None where none did."""
+
+    code: ExitCode
+    message: str
+    rank: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {"exitCode": int(self.code), "message": self.message, "rank": self.rank}
+
+    @classmethod
+    def from_json(cls, value: dict[str, object]) -> "Ending":
+        rank = value.get("rank")
+        return cls(
+            ExitCode(int(str(value["exitCode"]))),
+            str(value["message"]),
+            rank if isinstance(rank, int) else None,
+        )
+
+
+def write(
+    path: Path, ending: Ending, node_rank: int, iteration: int | None, checkpoint_iteration: int | None
+) -> None:
+    """Write the termination message. A log that cannot be written does not change how the pod ends."""
+    text = json.dumps(
+        {
+            "reason": REASONS[ending.code],
+            "message": ending.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore"),
+            "nodeRank": node_rank,
+            "rank": ending.rank,
+            "iteration": iteration,
+            "checkpointIteration": checkpoint_iteration,
+            "exitCode": int(ending.code),
+        },
+        ensure_ascii=False,
+    )
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"megatron-train: cannot write {path}: {error}; it would say: {text}", flush=True)

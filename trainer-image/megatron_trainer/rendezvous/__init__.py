@@ -1,0 +1,1 @@
+"""How the pods of a run find each other, and what they agree on."""

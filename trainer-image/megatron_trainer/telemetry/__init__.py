@@ -1,0 +1,1 @@
+"""Progress, incidents and metrics of a run."""

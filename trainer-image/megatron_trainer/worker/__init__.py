@@ -1,0 +1,1 @@
+"""One rank: Megatron's own training loop."""

@@ -1,0 +1,231 @@
+"""Watches Megatron's loop from the outside: wraps the functions that it calls, changes none of what they do.
+
+The loss is taken from the step itself. Megatron's printed one is a mean over an accumulator that is not
+reset after the first iteration of a process, so the second line after every start is the mean of two
+iterations.
+"""
+
+import functools
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.num_microbatches_calculator import get_current_global_batch_size
+from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
+from megatron.training import checkpointing, get_args, training
+from megatron_contract.environment import PROGRESS_FILE
+from torch.distributed.checkpoint.api import CheckpointException
+
+from megatron_trainer.checkpoints.checkpoint_lease import require_owner
+from megatron_trainer.health.loss_spikes import SpikeWatch
+from megatron_trainer.telemetry.reporter import OWNER_ENV, ProgressFile, Reporter
+from megatron_trainer.worker import gpt
+
+# Batches of an evaluation are reported at most so often.
+_PULSE_SECONDS = 1.0
+
+
+class BadLoss(Exception):
+    """The reduced loss of an iteration is NaN, infinite, or a spike."""
+
+
+class LoadedAnother(Exception):
+    """Megatron loaded another iteration than the one that the gang agreed on."""
+
+
+class Unreadable(Exception):
+    """The checkpoint of `iteration` cannot be loaded; the cause says why."""
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__(f"checkpoint of iteration {iteration} cannot be loaded")
+        self.iteration = iteration
+
+
+# While loading: flags that do not fit the checkpoint, a volume that does not answer, too little memory. None
+# of these is the checkpoint's fault.
+_NOT_ITS_FAULT = (AssertionError, OSError, MemoryError, torch.OutOfMemoryError)
+
+
+class Observer:
+    """Reports phases, loads, saves and every iteration of one rank. `resume_from`: what must be loaded.
+
+    `before_load` is called when process groups and model are there and nothing is loaded yet.
+    """
+
+    def __init__(
+        self, reporter: Reporter, resume_from: int | None, spikes: SpikeWatch, before_load: Callable[[], None]
+    ) -> None:
+        self._reporter = reporter
+        self._resume_from = resume_from
+        self._spikes = spikes
+        self._before_load = before_load
+        self._owner = os.environ.get(OWNER_ENV, "")
+        self._evaluating = False
+        self._pulse_at = 0.0
+        self._progress: ProgressFile | None = None
+        self._steps = 0
+        self.iteration = 0
+        # The iteration whose step is going on, None between steps.
+        self.stepping: int | None = None
+        # Until the first step is done, what Megatron refuses lies in the flags and comes again.
+        self.building = True
+
+    def install(self) -> None:
+        """Wrap the loop's functions where the loop looks them up."""
+        self._wrap("load_checkpoint", self._load)
+        self._wrap("save_checkpoint_and_time", self._save)
+        self._wrap("evaluate_and_print_results", self._evaluate)
+        self._wrap("train_step", self._step)
+        self._wrap("dummy_train_step", self._skip)
+        self._wrap("maybe_finalize_async_save", self._finalize)
+        self._wrap("schedule_async_save", self._schedule, checkpointing)
+        self._wrap("forward_step", self._forward, gpt)
+
+    @staticmethod
+    def _wrap(name: str, around: Callable[..., Any], module: Any = training) -> None:
+        inner = getattr(module, name)
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            return around(inner, *args, **kwargs)
+
+        setattr(module, name, outer)
+
+    def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._before_load()
+        self._reporter.send("phase", phase="loading")
+        try:
+            iteration, flops = inner(*args, **kwargs)
+        except _NOT_ITS_FAULT:
+            raise
+        except (Exception, CheckpointException) as error:
+            # torch's CheckpointException is no Exception.
+            if self._resume_from is None:
+                raise
+            raise Unreadable(self._resume_from) from error
+        self.iteration = iteration
+        if self._resume_from is not None and iteration != self._resume_from:
+            raise LoadedAnother(
+                f"iteration {self._resume_from} was to be loaded, Megatron loaded {iteration}"
+            )
+        self._reporter.send("loaded", iteration=iteration)
+        self._spikes.remember(iteration)
+        return iteration, flops
+
+    def _save(self, inner: Callable[..., Any], iteration: int, *args: Any, **kwargs: Any) -> None:
+        self._reporter.send("phase", phase="saving")
+        self._require_owner()
+        inner(iteration, *args, **kwargs)
+        self._reporter.send("saved", iteration=iteration)
+
+    def _require_owner(self) -> None:
+        """A rank whose launcher was replaced must not write beside its successor."""
+        if self._owner and get_args().save:
+            require_owner(Path(get_args().save), self._owner)
+
+    def _schedule(self, inner: Callable[..., Any], request: Any) -> Any:
+        """An asynchronous save is finished between two steps, by functions that may take long."""
+        request.finalize_fns.insert(0, self._begin_finishing)
+        request.finalize_fns.append(lambda: self._reporter.send("free"))
+        return inner(request)
+
+    def _begin_finishing(self) -> None:
+        self._reporter.send("busy", doing="finishing a save")
+        self._require_owner()
+
+    def _finalize(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("blocking"):
+            return inner(*args, **kwargs)
+        self._reporter.send("busy", doing="finishing a save")
+        result = inner(*args, **kwargs)
+        self._reporter.send("free")
+        return result
+
+    def _forward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        now = time.monotonic()
+        if self._evaluating and now - self._pulse_at >= _PULSE_SECONDS:
+            self._pulse_at = now
+            self._reporter.send("pulse")
+        return inner(*args, **kwargs)
+
+    def _evaluate(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._reporter.send("phase", phase="evaluating")
+        self._evaluating = True
+        inner(*args, **kwargs)
+        self._evaluating = False
+        self._reporter.send("phase", phase="training")
+
+    def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        self.stepping = kwargs["iteration"] + 1
+        result = inner(*args, **kwargs)
+        self.building = False
+        self._steps += 1
+        losses, should_exit, optimizer = result[0], result[3], args[3]
+        if should_exit:
+            return result
+        seconds = time.perf_counter() - started
+        self.iteration = kwargs["iteration"] + 1
+        loss = losses.get("lm loss")
+        value = None if loss is None else float(loss.item())
+        record = self._record(value, seconds, optimizer)
+        if value is not None and self._reporter.rank == torch.distributed.get_world_size() - 1:
+            self._file(record)
+        self._reporter.send("iteration", **record, settled=self._steps > _unsettled_steps())
+        if value is not None:
+            self._judge(value)
+        self.stepping = None
+        return result
+
+    def _judge(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise BadLoss(f"lm loss is {loss} at iteration {self.iteration}")
+        if spike := self._spikes.judge(loss):
+            raise BadLoss(f"lm loss is {loss:.4g} at iteration {self.iteration}, {spike}")
+
+    def _skip(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """An iteration that is left out: its batches are read and dropped.
+
+        Megatron's own function takes a batch from the data iterator on every pipeline stage; middle ones have
+        none.
+        """
+        gpt.drop_batches(*args)
+        self.iteration += 1
+        self._reporter.send("skipped", iteration=self.iteration)
+
+    def _file(self, record: dict[str, Any]) -> None:
+        if get_args().save:
+            if self._progress is None:
+                self._progress = ProgressFile(Path(get_args().save) / PROGRESS_FILE)
+            filed = {key: record[key] for key in _FILED}
+            self._progress.append(filed | {"generation": self._reporter.generation})
+
+    def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:
+        args = get_args()
+        batch = get_current_global_batch_size()
+        flops = training.num_floating_point_operations(args, batch)
+        return {
+            "iteration": self.iteration,
+            "trainIters": args.train_iters,
+            "lmLoss": loss,
+            "learningRate": get_canonical_lr_for_logging(optimizer.param_groups),
+            "tokens": batch * args.seq_length,
+            "stepSeconds": seconds,
+            "tokensPerSecond": batch * args.seq_length / seconds,
+            "tflopsPerGpu": flops / (seconds * 1e12 * args.world_size),
+            "consumedSamples": args.consumed_train_samples + batch,
+        }
+
+
+def _unsettled_steps() -> int:
+    """Steps of a process that take longer than the rest: the first, and those that capture CUDA graphs."""
+    args = get_args()
+    graphs = getattr(args, "cuda_graph_impl", "none") not in (None, "none")
+    return 1 + (args.cuda_graph_warmup_steps + 1 if graphs else 0)
+
+
+_FILED = ("iteration", "lmLoss", "learningRate", "tokens", "stepSeconds")
