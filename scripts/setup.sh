@@ -44,7 +44,7 @@ fi
 install() { # install STAMP REQUIREMENTS [EDITABLE...]
     local stamp=.venv/$1 requirements=$2 wanted
     shift 2
-    wanted=$(cat "$requirements" pyproject.toml ./*/pyproject.toml | sha256sum)
+    wanted=$(cat "$requirements" VERSION pyproject.toml ./*/pyproject.toml | sha256sum)
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
     say "installing $requirements"
     # Every requirement is in the file; --no-deps holds Megatron-Bridge's off, which pin other versions.

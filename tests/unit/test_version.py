@@ -1,0 +1,63 @@
+"""VERSION is the only place where a release number is decided; every other mention equals it."""
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+VERSION = (ROOT / "VERSION").read_text().strip()
+
+PROJECTS = {
+    "megatron-operator": ROOT,
+    "megatron-contract": ROOT / "contract",
+    "megatron-trainer": ROOT / "trainer-image",
+    "megatron-local-cluster": ROOT / "cluster",
+}
+
+
+def test_version_is_a_semantic_version() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_packages_read_the_version_and_declare_the_license(name: str) -> None:
+    project = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())
+    assert project["project"]["name"] == name
+    assert project["project"]["license"] == "Apache-2.0"
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"file": ["VERSION"]}
+    assert (PROJECTS[name] / "VERSION").read_text().strip() == VERSION
+
+
+@pytest.mark.parametrize("name", ["megatron-operator", "megatron-contract", "megatron-local-cluster"])
+def test_installed_packages_have_the_version(name: str) -> None:
+    assert importlib.metadata.version(name) == VERSION, "run `make setup`"
+
+
+def test_chart_and_its_default_image_have_the_version() -> None:
+    chart = yaml.safe_load((ROOT / "charts/megatron-operator/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+    values = yaml.safe_load((ROOT / "charts/megatron-operator/values.yaml").read_text())
+    assert values["image"] == f"megatron-operator:{VERSION}"
+
+
+@pytest.mark.parametrize("dockerfile", ["operator/Dockerfile", "trainer-image/Dockerfile"])
+def test_images_are_labelled_with_the_version_and_the_license(dockerfile: str) -> None:
+    text = (ROOT / dockerfile).read_text()
+    assert f"org.opencontainers.image.version={VERSION} " in text
+    assert "org.opencontainers.image.licenses=Apache-2.0" in text
+
+
+def test_changelog_has_a_section_for_the_version() -> None:
+    headings = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", VERSION]
+
+
+def test_license_is_the_standard_text() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n                           Version 2.0, January 2004" in text
+    assert "Copyright [yyyy] [name of copyright owner]" in text, "the appendix is part of the text, unfilled"
