@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from megatron_operator.api import names
+from megatron_operator.api import labels
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.rules import RULES
 from megatron_operator.api.schema import Schema, structural
@@ -28,21 +28,21 @@ def custom_resource_definition() -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "metadata": {"name": f"{labels.PLURAL}.{labels.GROUP}"},
         "spec": {
-            "group": names.GROUP,
+            "group": labels.GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": names.KIND,
-                "listKind": f"{names.KIND}List",
-                "plural": names.PLURAL,
-                "singular": names.SINGULAR,
-                "shortNames": [names.SHORT_NAME],
+                "kind": labels.KIND,
+                "listKind": f"{labels.KIND}List",
+                "plural": labels.PLURAL,
+                "singular": labels.SINGULAR,
+                "shortNames": [labels.SHORT_NAME],
                 "categories": ["all"],
             },
             "versions": [
                 {
-                    "name": names.VERSION,
+                    "name": labels.VERSION,
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},

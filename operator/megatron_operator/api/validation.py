@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, Refused
-from megatron_operator.api.names import API_VERSION, KIND
+from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.recipe import (
     DATASET_PATTERN,
     HANG_PATTERN,

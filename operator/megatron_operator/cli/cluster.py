@@ -12,7 +12,7 @@ import click
 from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api.errors import FieldError, Refused
-from megatron_operator.api.names import GROUP, LABEL_RECIPE, LABEL_ROLE, PLURAL
+from megatron_operator.api.labels import GROUP, LABEL_RECIPE, LABEL_ROLE, PLURAL
 
 Object = dict[str, Any]
 RECIPES = f"{PLURAL}.{GROUP}"

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from megatron_operator.api.errors import FieldError, Refused
-from megatron_operator.api.names import KIND
+from megatron_operator.api.labels import KIND
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

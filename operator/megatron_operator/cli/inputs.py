@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from megatron_operator.api.errors import FieldError, Refused
-from megatron_operator.api.names import API_VERSION, KIND
+from megatron_operator.api.labels import API_VERSION, KIND
 
 
 @dataclass(frozen=True, slots=True)

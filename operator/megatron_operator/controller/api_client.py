@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from kubernetes.aio import client, config
 
-from megatron_operator.api.names import FIELD_MANAGER, GROUP, PLURAL, VERSION
+from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
 from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.process_metrics import WRITES
 from megatron_operator.manifests import pytorchjob

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from megatron_operator.api.names import ANNOTATION_HASH, LABEL_RECIPE, LABEL_ROLE, Condition, Phase
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.labels import ANNOTATION_HASH, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.status import JobStatus
 from megatron_operator.controller.actions import force_delete
 from megatron_operator.controller.api_client import BATCH_JOBS, CLAIMS, JOBS, PODS, ApiError, Cluster, Object

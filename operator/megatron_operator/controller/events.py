@@ -2,7 +2,7 @@
 
 import logging
 
-from megatron_operator.api.names import API_VERSION, FIELD_MANAGER, KIND
+from megatron_operator.api.labels import API_VERSION, FIELD_MANAGER, KIND
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import EVENTS, ApiError, Cluster
 from megatron_operator.lifecycle.status_builder import Draft

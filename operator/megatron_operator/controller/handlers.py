@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import kopf
 
-from megatron_operator.api.names import GROUP, LABEL_RECIPE, PLURAL, Phase
+from megatron_operator.api.conditions import Phase
+from megatron_operator.api.labels import GROUP, LABEL_RECIPE, PLURAL
 from megatron_operator.controller.api_client import RECIPES, Cluster
 from megatron_operator.controller.capacity_finder import RoomFinder
 from megatron_operator.controller.config_source import Sources

@@ -4,7 +4,7 @@ from typing import Final
 
 from prometheus_client import Gauge
 
-from megatron_operator.api.names import Phase
+from megatron_operator.api.conditions import Phase
 from megatron_operator.api.status import LostSeconds, RestartsByKind
 from megatron_operator.controller.workqueue import Key
 from megatron_operator.lifecycle.status_builder import Draft

@@ -4,8 +4,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import Refused
-from megatron_operator.api.names import KIND, Condition, Phase
+from megatron_operator.api.labels import KIND
 from megatron_operator.api.times import seconds
 from megatron_operator.controller import metrics
 from megatron_operator.controller.actions import Step, perform

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from megatron_operator import planner
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import FieldError, Refused
-from megatron_operator.api.names import GROUP, Condition, Phase
+from megatron_operator.api.labels import GROUP
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.api.validation import parse_spec

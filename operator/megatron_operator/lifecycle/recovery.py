@@ -5,7 +5,7 @@ No I/O. Whatever a step does not get done, because the operator died, the next l
 
 from pydantic import ValidationError
 
-from megatron_operator.api.names import Condition, Phase
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from megatron_operator.api.names import API_VERSION, KIND, Condition, Phase
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.status import (
     CheckpointStatus,
     MegatronRecipeStatus,

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from megatron_operator.api.names import Condition, Phase
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import PodEnd, Replaced, checkpoint_saved, pod_end, pods_replaced, trained

@@ -1,6 +1,6 @@
 """Where pods may run: nodes of the accelerator, near to each other, behind which taints."""
 
-from megatron_operator.api.names import LABEL_CLIQUE, LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.labels import LABEL_CLIQUE, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.platform import Toleration
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from megatron_operator.api.errors import Refused
-from megatron_operator.api.names import ANNOTATION_HASH
+from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import prepare, pytorchjob

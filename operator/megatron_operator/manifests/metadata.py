@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_operator.api.errors import FieldError, Refused
-from megatron_operator.api.names import (
+from megatron_operator.api.labels import (
     ANNOTATION_HASH,
     API_VERSION,
     FIELD_MANAGER,

@@ -5,7 +5,7 @@ from copy import deepcopy
 from email.utils import formatdate
 from typing import Any
 
-from megatron_operator.api.names import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import (
     CLAIMS,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import Refused
-from megatron_operator.api.names import Condition, Phase
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.controller.config_source import Known
 from megatron_operator.lifecycle.desired import refuse, want

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megatron_operator.api.names import Phase
+from megatron_operator.api.conditions import Phase
 from megatron_operator.api.status import LostSeconds, Plan, RecoveryStatus, RestartsByKind
 from megatron_operator.controller import metrics
 from megatron_operator.controller.workqueue import Key

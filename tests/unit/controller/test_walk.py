@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
 from megatron_operator import catalog
+from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import Refused
-from megatron_operator.api.names import Phase
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.controller import capacity_finder, node_reader, reconciler

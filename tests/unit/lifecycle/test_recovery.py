@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from megatron_operator.api.names import Condition, Phase
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.actions import Step
 from megatron_operator.controller.capacity_finder import Rooms

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from megatron_operator.api.names import Condition
+from megatron_operator.api.conditions import Condition
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.status_builder import Draft
 

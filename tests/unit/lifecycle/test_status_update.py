@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.names import Condition, Phase
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.lifecycle import PodEnd, RestartGang
 from megatron_operator.lifecycle.recovery import carry_out
 from megatron_operator.lifecycle.status_builder import Draft

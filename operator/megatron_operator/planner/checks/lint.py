@@ -5,7 +5,7 @@ Pitfalls" of Megatron-Bridge's recipe index.
 """
 
 from megatron_operator.api.errors import FieldError
-from megatron_operator.api.names import LABEL_CLIQUE
+from megatron_operator.api.labels import LABEL_CLIQUE
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware

@@ -1,0 +1,28 @@
+"""Phases and condition types of a MegatronRecipe; the reasons are in `reasons`."""
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """`status.phase`: a one-word summary for `kubectl get`."""
+
+    PENDING = "Pending"
+    REFUSED = "Refused"
+    PREPARING = "Preparing"
+    STARTING = "Starting"
+    TRAINING = "Training"
+    RECOVERING = "Recovering"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(StrEnum):
+    """Types of `status.conditions`."""
+
+    PLANNED = "Planned"
+    PREPARED = "Prepared"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"

@@ -1,0 +1,25 @@
+"""Identifiers that other programs read: API group and kind, labels, annotations, the field manager."""
+
+from typing import Final
+
+GROUP: Final = "megatron.training"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "MegatronRecipe"
+PLURAL: Final = "megatronrecipes"
+SINGULAR: Final = "megatronrecipe"
+SHORT_NAME: Final = "mr"
+
+FIELD_MANAGER: Final = "megatron-operator"
+"""Owner of the fields that the operator writes with server-side apply."""
+
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""`megatron-operator` on every object that the operator creates."""
+LABEL_RECIPE: Final = f"{GROUP}/recipe"
+"""Name of the MegatronRecipe that an object belongs to."""
+LABEL_ROLE: Final = f"{GROUP}/role"
+"""`trainer` or `prepare`: what a pod runs."""
+LABEL_CLIQUE: Final = "nvidia.com/gpu.clique"
+"""Set on nodes by NVIDIA's GPU feature discovery: nodes with the same value share an NVLink domain."""
+ANNOTATION_HASH: Final = f"{GROUP}/hash"
+"""Hash of a manifest as the operator rendered it; a different hash means that the spec changed."""
