@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import ResolvedRecipe
@@ -35,7 +35,7 @@ def planned() -> Iterator[tuple[str, ResolvedRecipe]]:
                 "data": {"mockData": True},
             }
             resolved = catalog.resolve(MegatronRecipeSpec.model_validate(spec), PLATFORM, catalog.load())
-            with contextlib.suppress(Refused):  # too large for so few
+            with contextlib.suppress(InvalidRecipeError):  # too large for so few
                 plan(resolved)
                 yield f"{entry.name} {count}x{accelerator}", resolved
 

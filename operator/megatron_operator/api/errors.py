@@ -1,14 +1,21 @@
-"""Refusals: always the field, what is wrong with which numbers, and what to set instead."""
+"""Errors of the operator package: OperatorError is the base class of them all.
+
+A validation error always names the field, what is wrong with which values, and what to set instead.
+"""
 
 from dataclasses import dataclass
 
 
+class OperatorError(Exception):
+    """Base class of the errors that this package raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One thing wrong with a recipe.
+    """One validation error of a recipe.
 
-    `field` is the path below the object (`spec.parallelism.tensorModelParallelSize`), `message` what is wrong
-    with the numbers, `fix` what to set instead.
+    `field` is the path from the root of the object (`spec.parallelism.tensorModelParallelSize`), `message`
+    what is wrong with the value, `fix` what to set instead.
     """
 
     field: str
@@ -19,11 +26,14 @@ class FieldError:
         return f"{self.field}: {self.message}; {self.fix}"
 
 
-class Refused(Exception):
-    """A recipe cannot be run as written. Carries every reason that was found, not the first alone."""
+class InvalidRecipeError(OperatorError):
+    """A recipe, or a file that it depends on, cannot be used as written.
+
+    `errors` has every error that was found, not only the first. Raises ValueError for an empty list.
+    """
 
     def __init__(self, errors: list[FieldError]) -> None:
         if not errors:
-            raise ValueError("a refusal needs at least one reason")
+            raise ValueError("InvalidRecipeError needs at least one FieldError")
         super().__init__("\n".join(map(str, errors)))
         self.errors = errors

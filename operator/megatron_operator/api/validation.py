@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.recipe import (
     DATASET_PATTERN,
@@ -23,35 +23,35 @@ from megatron_operator.api.training import AMOUNT_PATTERN
 
 
 def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
-    """The spec of a MegatronRecipe object. Raises Refused with everything that schema and rules say."""
+    """The spec of a MegatronRecipe object. Raises InvalidRecipeError with every schema and rule error."""
     errors = [
         FieldError(name, f"is {resource.get(name)!r}", f"set {wanted}")
         for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND))
         if resource.get(name) != wanted
     ]
     if errors:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     spec = resource.get("spec")
     if not isinstance(spec, Mapping):
-        raise Refused([FieldError("spec", "is missing", "write what is to be trained below it")])
+        raise InvalidRecipeError([FieldError("spec", "is missing", "write what is to be trained below it")])
     return parse_spec(spec)
 
 
 def parse_spec(spec: Mapping[str, Any]) -> MegatronRecipeSpec:
-    """A spec alone. Raises Refused with everything that schema and rules say."""
+    """A spec alone. Raises InvalidRecipeError with every schema and rule error."""
     parsed = parse(MegatronRecipeSpec, spec, "spec")
     if errors := rule_errors(spec):
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     return parsed
 
 
 def parse[M: ApiModel](model: type[M], value: Any, at: str) -> M:
-    """Any of the API's models, strictly typed as the API server does. Raises Refused."""
+    """Any of the API's models, strictly typed as the API server does. Raises InvalidRecipeError."""
     try:
         return model.model_validate(value, strict=True, by_alias=True, by_name=False)
     except ValidationError as problem:
         found = [_translate(model, error, at) for error in problem.errors(include_url=False)]
-        raise Refused(_distinct(found)) from None
+        raise InvalidRecipeError(_distinct(found)) from None
 
 
 def rule_errors(spec: Mapping[str, Any]) -> list[FieldError]:

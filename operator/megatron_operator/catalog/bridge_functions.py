@@ -3,7 +3,7 @@
 from typing import Final
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog.entry import Entry, Layout
 from megatron_operator.catalog.merge import Settings
@@ -37,11 +37,11 @@ def function_for(entry: Entry, named: Layout | None, hardware: str, spec: Megatr
     """The function that starts an entry of engine `bridge`: the one named, or the nearest to what is there.
 
     Nearest: no benchmark where there is another (they run on random data), of the asked precision, of the
-    same hardware, of the nearest number of accelerators. Raises Refused where the entry has none.
+    same hardware, of the nearest number of accelerators. Raises InvalidRecipeError where the entry has none.
     """
     if not any(layout.function for layout in entry.layouts):
         message = f"{entry.name} is of engine bridge and names no function of Megatron-Bridge"
-        raise Refused(
+        raise InvalidRecipeError(
             [FieldError("spec.recipe", message, f"give its file functions: {{{entry.name}: TABLE}}")]
         )
     count = spec.accelerator.count

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.catalog import bridge_tables, loader
 from megatron_operator.catalog.entry import Entry, Layout
 from megatron_operator.catalog.loader import Found, Source
@@ -75,19 +75,19 @@ class Catalog:
     def get(self, name: str) -> Entry:
         """The entry of this name, alias or function of Megatron-Bridge.
 
-        Raises Refused for a name that is not there (with the nearest ones) and for a broken entry.
+        Raises InvalidRecipeError for a name that is not there (with the nearest ones) and for a broken entry.
         """
         name = self._aliases.get(name) or self._functions.get(name) or name
         if name in self._entries:
             return self._entries[name]
         source = self._sources.get(name)
         if source is None or source.template:
-            raise Refused([self._unknown(name)])
+            raise InvalidRecipeError([self._unknown(name)])
         body = self._with_functions(source, self._inherit(source, ()))
         try:
             entry = Entry.model_validate(body | {"name": name, "family": source.family})
         except ValidationError as error:
-            raise Refused(
+            raise InvalidRecipeError(
                 [
                     source.problem(".".join(map(str, e["loc"])), e["msg"], _mend(e["type"]))
                     for e in error.errors()
@@ -96,7 +96,7 @@ class Catalog:
         return self._entries.setdefault(name, entry)
 
     def function(self, name: str) -> Layout | None:
-        """What the function of this name sets; None when it is no function. Raises Refused as `get` does."""
+        """Layout that the function of this name sets, or None. Raises InvalidRecipeError as `get` does."""
         return self.get(name).function(name) if name in self._functions else None
 
     def check(self) -> list[FieldError]:
@@ -105,7 +105,7 @@ class Catalog:
         for name in self.names():
             try:
                 self.get(name)
-            except Refused as refused:
+            except InvalidRecipeError as refused:
                 found += refused.errors
         return found
 
@@ -117,7 +117,9 @@ class Catalog:
         try:
             made = list(bridge_tables.layouts(table.text))
         except ValueError as error:
-            raise Refused([table.problem(str(error), "write it as the other tables are")]) from None
+            raise InvalidRecipeError(
+                [table.problem(str(error), "write it as the other tables are")]
+            ) from None
         if body.get("engine") != "bridge":
             return body | {"functions": made}
         # What the entry says without a layout is what its first function sets.
@@ -130,16 +132,22 @@ class Catalog:
         parent_name = source.body.get("extends")
         for section in SECTIONS:
             if not isinstance(own.get(section, {}), Mapping):
-                raise Refused([source.problem(section, "is not a map", "write it as `setting: value` lines")])
+                raise InvalidRecipeError(
+                    [source.problem(section, "is not a map", "write it as `setting: value` lines")]
+                )
         if parent_name is None:
             return own
         chain = (*below, source.name)
         parent = self._sources.get(parent_name) if isinstance(parent_name, str) else None
         if parent is None:
-            raise Refused([source.problem("extends", f"{parent_name} is not there", "name an entry that is")])
+            raise InvalidRecipeError(
+                [source.problem("extends", f"{parent_name} is not there", "name an entry that is")]
+            )
         if parent.name in chain:
             circle = " -> ".join((*chain, parent.name))
-            raise Refused([source.problem("extends", f"goes in a circle: {circle}", "let one stand alone")])
+            raise InvalidRecipeError(
+                [source.problem("extends", f"goes in a circle: {circle}", "let one stand alone")]
+            )
         inherited = self._inherit(parent, chain)
         for section in SECTIONS:
             merged = overlay(section, inherited.get(section) or {}, own.get(section) or {})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import (
     CheckpointSpec,
@@ -33,12 +33,13 @@ def resolve(
 ) -> ResolvedRecipe:
     """Everything about a recipe that can be known without planning.
 
-    Raises Refused with all that is wrong: unknown recipe or accelerator, `namespace` limits, missing fields.
+    Raises InvalidRecipeError with every error: unknown recipe or accelerator, `namespace` limits, missing
+    fields.
     """
     errors: list[FieldError] = []
     resolved = resolve_for_planning(spec, platform, catalog, namespace, errors)
     if errors:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     return resolved
 
 
@@ -51,17 +52,17 @@ def resolve_for_planning(
 ) -> ResolvedRecipe:
     """The same for a recipe that may be wrong: what does not hinder planning is added to `errors`.
 
-    Raises Refused, with these errors too, when nothing can be planned.
+    Raises InvalidRecipeError, with these errors too, when nothing can be planned.
     """
     notes: list[str] = []
     entry = _entry(spec, catalog, errors)
     picked = pick(spec.accelerator, platform)
     if isinstance(picked, FieldError):
-        raise Refused([*errors, picked])
+        raise InvalidRecipeError([*errors, picked])
     accelerator, profile = picked
     errors += within_limits(spec.accelerator, accelerator, platform, namespace)
     if entry is None and spec.recipe is not None:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
 
     layers: list[tuple[str, Settings]] = [("default", _DEFAULTS)]
     entry_batch = None
@@ -97,7 +98,7 @@ def resolve_for_planning(
     if profile.platform == "cpu":
         errors += cpu.fit(merged, origins, notes)
     if missing:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     return ResolvedRecipe.model_validate(
         merged
         | {
@@ -128,7 +129,7 @@ def _entry(spec: MegatronRecipeSpec, catalog: Catalog, errors: list[FieldError])
         return None
     try:
         entry = catalog.get(spec.recipe)
-    except Refused as refused:
+    except InvalidRecipeError as refused:
         errors += refused.errors
         return None
     return entry

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from megatron_contract.environment import CONTAINER_NAME
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, LABEL_ROLE, PLURAL
 
 Object = dict[str, Any]
@@ -29,12 +29,12 @@ class Cluster:
     kubeconfig: str | None
 
     def recipe(self, name: str) -> Object:
-        """The MegatronRecipe of this name. Raises Refused in the API server's words."""
+        """The MegatronRecipe of this name. Raises InvalidRecipeError in the API server's words."""
         found: Object = self._json(["get", RECIPES, name], f"recipe {name}")
         return found
 
     def job(self, name: str) -> Object:
-        """The PyTorchJob of this name. Raises Refused likewise."""
+        """The PyTorchJob of this name. Raises InvalidRecipeError likewise."""
         found: Object = self._json(["get", "pytorchjobs.kubeflow.org", name], f"pytorchjob {name}")
         return found
 
@@ -65,13 +65,15 @@ class Cluster:
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"kubectl ended with {done.returncode}"]
             fix = "see kubectl get megatronrecipes --all-namespaces; choose with -n, --context, --kubeconfig"
-            raise Refused([FieldError(what, lines[-1].removeprefix("Error from server "), fix)])
+            raise InvalidRecipeError([FieldError(what, lines[-1].removeprefix("Error from server "), fix)])
         return json.loads(done.stdout)
 
     def _kubectl(self) -> list[str]:
         binary = shutil.which("kubectl")
         if binary is None:
-            raise Refused([FieldError("kubectl", "is not on PATH", "install it, or add its folder to PATH")])
+            raise InvalidRecipeError(
+                [FieldError("kubectl", "is not on PATH", "install it, or add its folder to PATH")]
+            )
         said = (("namespace", self.namespace), ("context", self.context), ("kubeconfig", self.kubeconfig))
         return [binary, *(f"--{option}={value}" for option, value in said if value)]
 
@@ -100,7 +102,7 @@ def complete_run(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
     """Recipes of the context's namespace that begin so."""
     try:
         found = Cluster(None, None, None)._items(["get", RECIPES], "recipes")
-    except Refused:
+    except InvalidRecipeError:
         return []
     names = [str(recipe["metadata"]["name"]) for recipe in found]
     return [name for name in names if name.startswith(incomplete)]

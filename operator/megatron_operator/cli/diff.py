@@ -7,7 +7,7 @@ from typing import Any
 import click
 from megatron_contract.environment import CONTAINER_NAME
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.cli import output as printing
 from megatron_operator.cli.cluster import Cluster, asks_cluster
 from megatron_operator.cli.inputs import Question, question, resource
@@ -57,7 +57,9 @@ def command(asked: Question, running: Path | None, live: bool, cluster: Cluster,
     else:
         if one.resolved.recipe is None:
             fix = "name a recipe, or give --live or --running"
-            raise Refused([FieldError("spec.recipe", "is missing: there is nothing to compare with", fix)])
+            raise InvalidRecipeError(
+                [FieldError("spec.recipe", "is missing: there is nothing to compare with", fix)]
+            )
         spec = {
             name: mine["spec"][name] for name in ("recipe", "accelerator", "data") if name in mine["spec"]
         }
@@ -102,4 +104,4 @@ def _arguments(job: Any, where: str) -> list[str]:
         return [str(word) for c in containers if c["name"] == CONTAINER_NAME for word in c["args"]]
     except (KeyError, TypeError):
         fix = "give the output of `kubectl get pytorchjob NAME -o yaml`"
-        raise Refused([FieldError(where, "is no PyTorchJob of a recipe", fix)]) from None
+        raise InvalidRecipeError([FieldError(where, "is no PyTorchJob of a recipe", fix)]) from None

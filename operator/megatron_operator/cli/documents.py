@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import KIND
 
 
@@ -37,17 +37,17 @@ def read(path: Path) -> Any:
 
 
 def recipes(path: Path) -> list[dict[str, Any]]:
-    """All MegatronRecipe objects of a file (`-` is standard input). Raises Refused when there is none."""
+    """All MegatronRecipe objects of a file (`-` is standard input). Raises InvalidRecipeError for none."""
     text = _text(path)
     try:
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
     except yaml.YAMLError as problem:
-        raise Refused([_no_yaml(str(path), problem)]) from None
+        raise InvalidRecipeError([_no_yaml(str(path), problem)]) from None
     found = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if found:
         return found
     kinds = ", ".join(str(d.get("kind")) if isinstance(d, dict) else type(d).__name__ for d in documents)
-    raise Refused(
+    raise InvalidRecipeError(
         [FieldError(str(path), f"has no {KIND} (it has: {kinds or 'nothing'})", "give a recipe file")]
     )
 
@@ -57,14 +57,14 @@ def _text(path: Path) -> str:
         return sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else "is not text"
-        raise Refused([FieldError(str(path), reason.lower(), "name a readable file")]) from None
+        raise InvalidRecipeError([FieldError(str(path), reason.lower(), "name a readable file")]) from None
 
 
 def _load(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as problem:
-        raise Refused([_no_yaml(where, problem)]) from None
+        raise InvalidRecipeError([_no_yaml(where, problem)]) from None
 
 
 def _no_yaml(where: str, problem: yaml.YAMLError) -> FieldError:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import API_VERSION, KIND
 
 
@@ -75,7 +75,7 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def resources(asked: Question) -> list[dict[str, Any]]:
-    """The MegatronRecipe objects asked about, overrides applied. Raises Refused."""
+    """The MegatronRecipe objects asked about, overrides applied. Raises InvalidRecipeError."""
     from megatron_operator.cli import documents
 
     if asked.file is not None:
@@ -95,10 +95,10 @@ def resources(asked: Question) -> list[dict[str, Any]]:
 
 
 def resource(asked: Question) -> dict[str, Any]:
-    """The one object asked about. Raises Refused when the file has several."""
+    """The one object asked about. Raises InvalidRecipeError when the file has several."""
     found = resources(asked)
     if len(found) > 1:
-        raise Refused(
+        raise InvalidRecipeError(
             [
                 FieldError(
                     str(asked.file), f"has {len(found)} recipes", "give a file with one, or use validate"
@@ -130,7 +130,9 @@ def _put(resource: dict[str, Any], path: str, value: Any) -> None:
             break
         target = target.setdefault(parent, {})
     if not isinstance(target, dict):
-        raise Refused([FieldError(f"spec.{path}", "lies below a value", "set a field of a section")])
+        raise InvalidRecipeError(
+            [FieldError(f"spec.{path}", "lies below a value", "set a field of a section")]
+        )
     if parents == ["data"] and leaf in ("blend", "prepare"):
         target.pop("mockData", None)
     target[leaf] = value

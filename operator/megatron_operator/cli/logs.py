@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.cli import output as printing
 from megatron_operator.cli.cluster import Cluster, asks_cluster, complete_run, trainers_of
 
@@ -52,7 +52,7 @@ def command(
     if found is None:
         phase = (recipe.get("status") or {}).get("phase") or "not looked at yet"
         missing = f"has no pod of rank {rank}" if pods else f"has no pods ({phase})"
-        raise Refused([FieldError(f"recipe {name}", missing, f"see megatron history {name}")])
+        raise InvalidRecipeError([FieldError(f"recipe {name}", missing, f"see megatron history {name}")])
     if output != "table":
         printing.data(asdict(found), output)
         return

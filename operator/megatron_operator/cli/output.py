@@ -7,20 +7,20 @@ from typing import Any
 
 import click
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 
 EXIT_REFUSED = 2
 FORMATS = ("table", "json", "yaml")
 
 
 def formatted(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add -o, and turn Refused into words: on standard error, or as JSON on standard output for -o json."""
+    """Add -o, and print InvalidRecipeError on standard error, or on standard output as JSON for -o json."""
 
     @wraps(command)
     def wrapped(*args: Any, output: str, **rest: Any) -> Any:
         try:
             return command(*args, output=output, **rest)
-        except Refused as refused:
+        except InvalidRecipeError as refused:
             refuse(refused.errors, output)
 
     return click.option(

@@ -25,7 +25,7 @@ class Run:
 
 
 def run(asked: Question, resource: dict[str, Any]) -> Run:
-    """From the object to its plan. Raises Refused with the words that the status would have."""
+    """From the object to its plan. Raises InvalidRecipeError with the words that the status would have."""
     spec = parse_recipe(resource)
     name, namespace = _names(resource)
     resolved, plan = admit(spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace)
@@ -49,7 +49,7 @@ def _names(resource: dict[str, Any]) -> tuple[str, str]:
 
 
 def platform_of(file: Path | None) -> PlatformConfig:
-    """The platform of a file, or the generic one. Raises Refused."""
+    """The platform of a file, or the generic one. Raises InvalidRecipeError."""
     if file is None:
         return generic.platform()
     return parse(PlatformConfig, documents.read(file) or {}, str(file))

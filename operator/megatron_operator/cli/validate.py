@@ -2,7 +2,7 @@
 
 import click
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.cli import output as printing
 from megatron_operator.cli.inputs import Question, question, resources
 
@@ -29,7 +29,7 @@ def command(asked: Question, output: str) -> None:
             if one.resolved.engine == "megatron":
                 manifests.build(one.name, one.namespace, "", one.resolved, one.plan)
             valid.append(one)
-        except Refused as refused:
+        except InvalidRecipeError as refused:
             errors += refused.errors
     if errors:
         printing.refuse(errors, output)

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from kubernetes.aio import client, config
 
+from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
 from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.process_metrics import WRITES
@@ -45,7 +46,7 @@ EVENTS: Final = Resource("", "v1", "events")
 NODES: Final = Resource("", "v1", "nodes")
 
 
-class ApiError(Exception):
+class ApiError(OperatorError):
     """The API server answered with an error. `message` is its own word."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:

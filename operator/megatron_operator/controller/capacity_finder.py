@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.api.validation import parse_spec
@@ -80,7 +80,7 @@ class RoomFinder:
     async def _capacity(self, draft: Draft, scene: Scene, limits: Limits, pods: int) -> Capacity | None:
         try:
             spec = parse_spec(draft.spec)
-        except Refused:
+        except InvalidRecipeError:
             return None
         asked, count = spec.accelerator.count, scene.size * scene.per_node
         fits = await self._fitting(draft, spec, limits, pods * scene.per_node, scene.per_node)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from megatron_operator import catalog
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
@@ -35,15 +35,15 @@ class Known:
 
 
 def parse_platform(text: str, source: str) -> PlatformConfig:
-    """The platform file. Raises Refused with every field that is wrong."""
+    """The platform file. Raises InvalidRecipeError with every field that is wrong."""
     fix = f"correct it in {source}"
     try:
         return PlatformConfig.model_validate(yaml.safe_load(text) or {})
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
-        raise Refused([FieldError(PLATFORM_KEY, f"is not YAML: {problem}", fix)]) from None
+        raise InvalidRecipeError([FieldError(PLATFORM_KEY, f"is not YAML: {problem}", fix)]) from None
     except ValidationError as error:
-        raise Refused(
+        raise InvalidRecipeError(
             [FieldError(".".join([PLATFORM_KEY, *map(str, e["loc"])]), e["msg"], fix) for e in error.errors()]
         ) from None
 
@@ -59,14 +59,14 @@ class Sources:
         self._nodes_read_at = -NODES_FRESH
         self._node_labels: list[dict[str, str]] = []
         self._versions: tuple[str | None, ...] | None = None
-        self._known: Known | Refused | None = None
+        self._known: Known | InvalidRecipeError | None = None
         self.revision = 0
         """Counts what was found changed; 0 before the first reading."""
 
     async def known(self) -> Known:
-        """Raises Refused while the platform file is broken; a missing one is an empty one."""
+        """Raises InvalidRecipeError while the platform file is broken; a missing one is an empty one."""
         await self.refresh()
-        if isinstance(self._known, Refused):
+        if isinstance(self._known, InvalidRecipeError):
             raise self._known
         assert self._known is not None, "a refresh leaves something known"
         return self._known
@@ -92,7 +92,7 @@ class Sources:
             try:
                 described = with_nodes(self._platform(platform), nodes)
                 self._known = Known(described, _catalog(recipes))
-            except Refused as refused:
+            except InvalidRecipeError as refused:
                 self._known = refused
             self.revision += 1
 

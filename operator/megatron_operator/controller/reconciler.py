@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import KIND
 from megatron_operator.api.times import seconds
 from megatron_operator.controller import metrics
@@ -198,11 +198,11 @@ class Reconciler:
         running = job is not None and pytorchjob.state(job).phase is not JobPhase.FAILED
         try:
             wanted = want(draft, await self._sources.known())
-        except Refused as refused:
+        except InvalidRecipeError as refused:
             refuse(draft, "Refused", refused, running=running)
             return None
         if errors := incompatible(draft, wanted):
-            refuse(draft, INCOMPATIBLE, Refused(errors), running=running)
+            refuse(draft, INCOMPATIBLE, InvalidRecipeError(errors), running=running)
             return None
         accept(draft, wanted)
         return wanted

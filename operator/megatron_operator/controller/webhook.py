@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.controller.config_source import Known, Sources
 from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.desired import incompatible, want
@@ -49,7 +49,7 @@ def judge(request: Mapping[str, Any], known: Known) -> Verdict:
     draft = Draft.of(body | {"metadata": metadata}, time.time())
     try:
         wanted = want(draft, known)
-    except Refused as refused:
+    except InvalidRecipeError as refused:
         return Verdict(tuple(refused.errors))
     return Verdict(tuple(incompatible(draft, wanted)), tuple(warnings_of(wanted.resolved, wanted.plan)))
 
@@ -126,7 +126,7 @@ class Webhook:
             return Verdict()
         try:
             known = await self._sources.known()
-        except Refused as refused:
+        except InvalidRecipeError as refused:
             # Not the user's fault: the recipe waits until the platform file is mended.
             return Verdict(warnings=tuple(map(str, refused.errors)))
         return await asyncio.to_thread(judge, request, known)

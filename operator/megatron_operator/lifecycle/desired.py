@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from megatron_operator import planner
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import GROUP
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
@@ -37,7 +37,7 @@ class Wanted:
 def want(draft: Draft, known: Known, count: int | None = None) -> Wanted:
     """What the recipe asks for, on `count` accelerators instead of as many as its status says.
 
-    Raises Refused with all reasons when the recipe cannot be run so.
+    Raises InvalidRecipeError with all reasons when the recipe cannot be run so.
     """
     namespace, name = draft.key
     spec = parse_spec(draft.spec)
@@ -68,7 +68,7 @@ def acceptable(draft: Draft, known: Known, count: int) -> bool:
     """Whether the run can go on, with the same batches, on so many accelerators."""
     try:
         wanted = want(draft, known, count)
-    except Refused:
+    except InvalidRecipeError:
         return False
     before = draft.status.plan
     same_batch = before is None or wanted.plan.global_batch_size == before.global_batch_size
@@ -110,7 +110,7 @@ def accept(draft: Draft, wanted: Wanted) -> None:
     draft.tell(Condition.PLANNED, True, "Planned", f"{layout} = {count}, in {pods}")
 
 
-def refuse(draft: Draft, reason: str, refused: Refused, *, running: bool) -> None:
+def refuse(draft: Draft, reason: str, refused: InvalidRecipeError, *, running: bool) -> None:
     """Tell why the recipe as it is now is not run; a job made for an earlier one goes on."""
     message = str(refused)
     known = draft.condition(Condition.PLANNED)

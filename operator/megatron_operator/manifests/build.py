@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -52,11 +52,11 @@ def build(
     """Objects of the recipe `name`.
 
     `require_checkpoint` lets a start without a usable checkpoint fail: for runs that are known to have one.
-    Raises Refused where the objects cannot be made: a recipe of engine `bridge`, no image, no volume size, a
-    reserved environment name.
+    Raises InvalidRecipeError where the objects cannot be made: a recipe of engine `bridge`, no image, no
+    volume size, a reserved environment name.
     """
     if resolved.engine == "bridge":
-        raise Refused([bridge.not_started(resolved)])
+        raise InvalidRecipeError([bridge.not_started(resolved)])
     owner = Owner(name, namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
     arguments = megatron_arguments(resolved, plan, name)

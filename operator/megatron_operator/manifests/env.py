@@ -20,7 +20,7 @@ from megatron_contract.environment import (
     PROGRESS_PORT,
 )
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -75,14 +75,14 @@ def environment(
 ) -> list[Manifest]:
     """Name-value pairs; a later source wins: Megatron's needs, profile and recipe, the contract.
 
-    Raises Refused when the recipe sets a name that operator and trainer need for themselves.
+    Raises InvalidRecipeError when the recipe sets a name that operator and trainer need for themselves.
     """
     errors = [
         FieldError(f"spec.env.{name}", "is set by the operator", "leave it out")
         for name in sorted(_RESERVED & resolved.env.keys())
     ]
     if errors:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     values: dict[str, str] = {"HOME": "/tmp"}
     if needs_single_connection(resolved, plan):
         values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"

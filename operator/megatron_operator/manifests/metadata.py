@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import (
     ANNOTATION_HASH,
     API_VERSION,
@@ -59,7 +59,7 @@ class Owner:
 
     def __post_init__(self) -> None:
         if len(self.name) > LONGEST_RECIPE_NAME:
-            raise Refused(
+            raise InvalidRecipeError(
                 [
                     FieldError(
                         "metadata.name",

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 from megatron_contract.environment import CONTAINER_NAME, PROGRESS_PORT, PROGRESS_PORT_NAME
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import quantity
@@ -32,10 +32,12 @@ CONTAINER_SECURITY: Manifest = {
 
 
 def image(resolved: ResolvedRecipe) -> str:
-    """The trainer image. Raises Refused when nobody names one."""
+    """The trainer image. Raises InvalidRecipeError when nobody names one."""
     if resolved.image is None:
         fix = f"set spec.image, or image of the platform or its profile {resolved.accelerator_type}"
-        raise Refused([FieldError("spec.image", "is named neither by the recipe nor by the platform", fix)])
+        raise InvalidRecipeError(
+            [FieldError("spec.image", "is named neither by the recipe nor by the platform", fix)]
+        )
     return resolved.image
 
 

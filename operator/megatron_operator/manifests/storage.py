@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import VolumeSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
@@ -51,7 +51,7 @@ class Storage:
 
 
 def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
-    """The claims of a run. Raises Refused where a volume is needed and neither named nor sized."""
+    """The claims of a run. Raises InvalidRecipeError where a volume is needed and neither named nor sized."""
     made: list[Manifest] = []
     expected: list[str] = []
     checkpoint = resolved.checkpoint
@@ -63,7 +63,7 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
     if resolved.data.volume is not None or resolved.data.prepare is not None:
         data = resolved.data.volume or VolumeSpec()
         if data.claim_name is None and resolved.data.prepare is None:
-            raise Refused(
+            raise InvalidRecipeError(
                 [
                     FieldError(
                         "spec.data.volume",
@@ -92,7 +92,7 @@ def _claim(
         return volume.claim_name
     field = "spec.checkpoint.volume" if purpose == "checkpoints" else "spec.data.volume"
     if volume.size is None:
-        raise Refused([FieldError(field, "names no claim and no size", "set claimName or size")])
+        raise InvalidRecipeError([FieldError(field, "names no claim and no size", "set claimName or size")])
     name = f"{owner.object_name}-{purpose}"
     spec: Manifest = {
         "accessModes": [volume.access_mode or ("ReadWriteMany" if nodes > 1 else "ReadWriteOnce")],

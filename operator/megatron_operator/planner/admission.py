@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
@@ -22,7 +22,7 @@ def admit(
 ) -> tuple[ResolvedRecipe, Plan]:
     """The resolved recipe and its plan; `previous` as for `plan`.
 
-    Raises Refused with what both stages find, each field once.
+    Raises InvalidRecipeError with what both stages find, each field once.
     """
     return _admit(spec, platform, catalog, namespace, lambda resolved: plan(resolved, previous))
 
@@ -50,9 +50,11 @@ def _admit[T](
     resolved = resolve_for_planning(spec, platform, catalog, namespace, errors)
     try:
         made = make(resolved)
-    except Refused as refused:
+    except InvalidRecipeError as refused:
         said = {error.field for error in errors}
-        raise Refused([*errors, *(error for error in refused.errors if error.field not in said)]) from None
+        raise InvalidRecipeError(
+            [*errors, *(error for error in refused.errors if error.field not in said)]
+        ) from None
     if errors:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     return resolved, made

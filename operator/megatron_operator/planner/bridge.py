@@ -11,7 +11,7 @@ from typing import Final
 
 from megatron_contract.environment import CHECKPOINT_DIR
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -79,7 +79,7 @@ def left_to_the_planner(resolved: ResolvedRecipe) -> ResolvedRecipe:
 def as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
     """The function's own layout, with as much data parallelism as the accelerators give.
 
-    Raises Refused where the sizes or the batch do not go with the number of accelerators.
+    Raises InvalidRecipeError where the sizes or the batch do not go with the number of accelerators.
     """
     p, t, world = resolved.parallelism, resolved.training, resolved.accelerator_count
     tp, pp = p.tensor_model_parallel_size or 1, p.pipeline_model_parallel_size or 1
@@ -111,7 +111,7 @@ def as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
             )
         )
     if errors:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     if resolved.layout is None and resolved.function is not None:
         copies = f"{_name(resolved)} is laid out for {resolved.function.title}: its sizes, and DP {dp}"
         notes = [*notes, copies]

@@ -1,6 +1,6 @@
 """A resolved recipe becomes a plan, or a refusal with every reason that was found."""
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -51,7 +51,7 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
 
     `previous` is the plan of a run that has begun: its layout is kept where the recipe still allows it, on
     another number of accelerators too, because checkpoints may load on no other.
-    Raises Refused with all errors when the recipe cannot run as written on these accelerators.
+    Raises InvalidRecipeError with all errors when the recipe cannot run as written on these accelerators.
     """
     if resolved.engine == "bridge":
         return _for_bridge(resolved)
@@ -59,13 +59,13 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
         return _fresh(resolved)
     try:
         fresh = _fresh(resolved)
-    except Refused:
+    except InvalidRecipeError:
         return _kept(resolved, previous)
     if same_layout(fresh, previous):
         return fresh
     try:
         kept = _kept(resolved, previous)
-    except Refused:
+    except InvalidRecipeError:
         return fresh
     if same_layout(fresh, kept):
         return fresh
@@ -77,11 +77,11 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
 def _fresh(resolved: ResolvedRecipe) -> Plan:
     try:
         return _laid_out(resolved)
-    except Refused as refused:
+    except InvalidRecipeError as refused:
         return _laid_out(_without_function(resolved, refused))
 
 
-def _without_function(resolved: ResolvedRecipe, refused: Refused) -> ResolvedRecipe:
+def _without_function(resolved: ResolvedRecipe, refused: InvalidRecipeError) -> ResolvedRecipe:
     """The recipe without the layout of the Bridge function that it names, which the planner refuses.
 
     Bridge shards such models whole (FSDP) or has more memory than the estimate leaves. Raises `refused` where
@@ -107,19 +107,19 @@ def _for_bridge(resolved: ResolvedRecipe) -> Plan:
     if bridge.is_modelled(resolved):
         try:
             return bridge.with_note(_fresh(bridge.left_to_the_planner(resolved)), resolved)
-        except Refused as refused:
+        except InvalidRecipeError as refused:
             if resolved.layout is None:
                 raise
             notes.append(f"published, though by the planner's rules: {refused.errors[0]}")
     errors: list[FieldError] = []
     pod = _pod(resolved, errors, notes)
     if errors:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     return bridge.with_note(bridge.as_published(resolved, pod, notes), resolved)
 
 
 def _kept(resolved: ResolvedRecipe, previous: Plan) -> Plan:
-    """The plan with the layout of the previous one. Raises Refused where the recipe does not allow it."""
+    """The plan with the layout of the previous one. Raises InvalidRecipeError if the recipe excludes it."""
     asked = asked_by(previous, resolved)
     said = (
         resolved.training.micro_batch_size if _said_by_recipe(resolved, "training.microBatchSize") else None
@@ -130,13 +130,13 @@ def _kept(resolved: ResolvedRecipe, previous: Plan) -> Plan:
 def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan, list[Alternative]]:
     """The plan, and other layouts: what the catalog fixes may differ in them, what the recipe fixes may not.
 
-    Raises Refused as `plan` does.
+    Raises InvalidRecipeError as `plan` does.
     """
     if resolved.engine == "bridge":
         return _for_bridge(resolved), []
     try:
         return _compared(resolved, most)
-    except Refused as refused:
+    except InvalidRecipeError as refused:
         return _compared(_without_function(resolved, refused), most)
 
 
@@ -157,7 +157,7 @@ def _compared(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternati
     if free != resolved.parallelism or free_batch != micro_batch:
         try:
             _, ranking, _ = _answer(resolved, free, free_batch, interleave=True)
-        except Refused:
+        except InvalidRecipeError:
             return chosen, []
     return chosen, alternatives_to(chosen, ranking, most, published=published)
 
@@ -169,7 +169,7 @@ def _said_by_recipe(resolved: ResolvedRecipe, path: str) -> bool:
 def _answer(
     resolved: ResolvedRecipe, asked: ParallelismSpec, micro_batch: int | None, *, interleave: bool
 ) -> tuple[Request, Ranking, list[str]]:
-    """The question and its ranked answers. Raises Refused when there is none."""
+    """The question and its ranked answers. Raises InvalidRecipeError when there is none."""
     errors: list[FieldError] = []
     notes = list(resolved.notes)
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
@@ -188,7 +188,7 @@ def _answer(
     errors += pitfall_errors(resolved)
     batches = global_batches(resolved.training, errors)
     if a is None or resolved.training.seq_length is None or not batches:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     request = Request(
         a=a,
         resolved=resolved,
@@ -216,7 +216,7 @@ def _answer(
     if ranking.best is not None:
         _sequence_parallel(request, ranking.best, notes, errors)
     if errors or ranking.best is None:
-        raise Refused(errors)
+        raise InvalidRecipeError(errors)
     return request, ranking, notes
 
 

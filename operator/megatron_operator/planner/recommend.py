@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec, MegatronRecipeSpec
 from megatron_operator.api.status import Plan
@@ -61,16 +61,16 @@ def recommend(wish: Wish, platform: PlatformConfig, catalog: Catalog) -> list[Ch
 
     Those whose name is asked for come before those of like size; what can run before what cannot, what has a
     published layout for these accelerators before what is planned, larger models before smaller ones.
-    Raises Refused when the catalog has nothing of the kind, or the platform not this accelerator.
+    Raises InvalidRecipeError when the catalog has nothing of the kind, or the platform not this accelerator.
     """
     picked = pick(AcceleratorSpec(type=wish.accelerator, count=wish.gpus), platform)
     if isinstance(picked, FieldError):
-        raise Refused([FieldError("--accelerator", picked.message, picked.fix)])
+        raise InvalidRecipeError([FieldError("--accelerator", picked.message, picked.fix)])
     name, profile = picked
     hardware = profile.known_as(name)
     candidates = list(_candidates(wish, hardware, catalog))
     if not candidates:
-        raise Refused([_nothing(wish, catalog)])
+        raise InvalidRecipeError([_nothing(wish, catalog)])
     candidates.sort(key=lambda each: each.order)
     choices = [_weigh(wish, candidate, platform, catalog) for candidate in candidates[:WEIGHED]]
     choices.sort(key=lambda choice: choice.plan is None)
@@ -175,7 +175,7 @@ def _weigh(wish: Wish, candidate: _Candidate, platform: PlatformConfig, catalog:
             spec["model"] = {"maxPositionEmbeddings": longest}
     try:
         _, found = admit(MegatronRecipeSpec.model_validate(spec), platform, catalog)
-    except Refused as refused:
+    except InvalidRecipeError as refused:
         reasons = tuple(str(error) for error in refused.errors)
         return Choice(entry, candidate.parameters, None, False, reasons)
     published = not stretched and layout is not None and layout.count == wish.gpus

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.cel import Text, at_most_one, constant, field, off, on, said
 from megatron_operator.api.crd import custom_resource_definition
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.rules import RULES
 from megatron_operator.api.validation import parse_spec, rule_errors
 
@@ -46,7 +46,7 @@ def test_all_broken_rules_are_reported_at_once() -> None:
         "training": {"bf16": True, "fp16": True, "lr": 1e-4, "minLr": 1e-3},
         "parallelism": {"tensorModelParallelSize": 3},
     }
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         parse_spec(broken)
     assert [error.field for error in refused.value.errors] == [
         "spec.parallelism",

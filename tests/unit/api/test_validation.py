@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.validation import parse, parse_spec
 
@@ -11,7 +11,7 @@ SMALLEST: dict[str, Any] = {"recipe": "llama3-8b", "accelerator": {"count": 8}, 
 
 
 def words(spec: dict[str, Any]) -> list[str]:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         parse_spec(spec)
     return [str(error) for error in refused.value.errors]
 
@@ -81,7 +81,7 @@ def test_python_names_are_not_taken_for_the_resources() -> None:
 
 
 def test_a_platform_file_is_told_in_the_same_words() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         parse(PlatformConfig, {"accelerators": {"h100": {"pernode": 8}}}, "platform.yaml")
     assert [str(error) for error in refused.value.errors] == [
         "platform.yaml.accelerators.h100.pernode: is no field of the resource; set perNode"

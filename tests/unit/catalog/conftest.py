@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import Catalog, ResolvedRecipe
@@ -97,7 +97,7 @@ def refusal(resolve: Resolve) -> Callable[..., dict[str, str]]:
     """What `resolve` refuses: field -> the whole line."""
 
     def run(**spec: Any) -> dict[str, str]:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(InvalidRecipeError) as refused:
             resolve(**spec)
         return {error.field: str(error) for error in refused.value.errors}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import Catalog, bridge_tables, loader
 from megatron_operator.catalog.catalog import DATA_DIR
@@ -181,7 +181,7 @@ def test_a_bridge_entry_is_started_by_a_function_that_is_no_benchmark() -> None:
 
 
 def test_a_bridge_entry_takes_no_settings_of_megatron_cores_loop() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         resolved("wan2.1-14b", "h100-sxm", 16, model={"numLayers": 2}, megatronArgs={"log-throughput": True})
     assert {error.field for error in refused.value.errors} == {"spec.model", "spec.megatronArgs"}
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.catalog import Catalog
 
 ENTRY = "entries: {mine: {extends: small-1, description: d, source: s, %s}}"
@@ -50,13 +50,13 @@ def test_an_alias_gives_the_entry(small: Catalog) -> None:
 
 def test_templates_are_no_recipes(small: Catalog) -> None:
     assert "small-base" not in small.names()
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidRecipeError):
         small.get("small-base")
 
 
 def test_an_unknown_name_is_refused_with_near_ones_and_the_way_to_list_all(small: Catalog) -> None:
     with pytest.raises(
-        Refused, match=r"no recipe 'smal-1'; did you mean small-1.*`megatron recipes` lists all"
+        InvalidRecipeError, match=r"no recipe 'smal-1'; did you mean small-1.*`megatron recipes` lists all"
     ):
         small.get("smal-1")
 
@@ -107,7 +107,7 @@ def test_a_broken_file_costs_no_other_entry(folder: Path) -> None:
     loaded = catalog.load(folder)
     assert loaded.get("small-1").name == "small-1"
     assert loaded.get("llama3-8b").name == "llama3-8b"
-    with pytest.raises(Refused, match=r"no recipe 'mine'; own\.yaml: while parsing"):
+    with pytest.raises(InvalidRecipeError, match=r"no recipe 'mine'; own\.yaml: while parsing"):
         loaded.get("mine")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import ResolvedRecipe
@@ -112,7 +112,7 @@ def test_a_recipe_of_engine_bridge_needs_functions(folder: Path, platform: Platf
     spec = MegatronRecipeSpec.model_validate(
         {"recipe": "other", "accelerator": {"count": 8}, "data": {"mockData": True}}
     )
-    with pytest.raises(Refused, match="other is of engine bridge and names no function"):
+    with pytest.raises(InvalidRecipeError, match="other is of engine bridge and names no function"):
         catalog.resolve(spec, platform, catalog.load(folder))
 
 

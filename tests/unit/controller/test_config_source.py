@@ -1,7 +1,7 @@
 """The platform file: every wrong field is named, with where to mend it."""
 
 import pytest
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.controller.config_source import parse_platform
 
 SOURCE = "ConfigMap megatron-system/megatron-platform"
@@ -24,7 +24,7 @@ def test_an_empty_file_is_an_empty_platform() -> None:
     ],
 )
 def test_what_is_wrong_is_named_with_where_to_mend_it(text: str, words: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         parse_platform(text, SOURCE)
     assert words in str(refused.value)
     assert f"correct it in {SOURCE}" in str(refused.value)

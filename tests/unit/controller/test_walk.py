@@ -16,7 +16,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, settings
 from megatron_operator import catalog
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.controller import capacity_finder, node_reader, reconciler
@@ -72,7 +72,7 @@ def plannable(asked: int, count: int) -> bool:
 
     try:
         return batch(count) == batch(asked)
-    except Refused:
+    except InvalidRecipeError:
         return False
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.manifests import object_name, pytorchjob
 from megatron_operator.manifests.metadata import Owner
 
@@ -27,7 +27,7 @@ def test_recipes_that_differ_have_objects_that_differ() -> None:
 
 def test_a_name_too_long_for_a_label_is_refused() -> None:
     with pytest.raises(
-        Refused, match=r"metadata.name: has 64 characters, and labels of pods hold 63; use a name"
+        InvalidRecipeError, match=r"metadata.name: has 64 characters, and labels of pods hold 63; use a name"
     ):
         Owner("x" * 64, "default", "uid")
 
@@ -83,14 +83,16 @@ def test_an_empty_data_volume_without_preparation_is_refused(run: Any) -> None:
     def empty(spec: dict[str, Any]) -> None:
         spec["data"]["volume"] = {"size": "1Ti"}
 
-    with pytest.raises(Refused, match=r"spec.data.volume: asks for a new, empty volume"):
+    with pytest.raises(InvalidRecipeError, match=r"spec.data.volume: asks for a new, empty volume"):
         run("llama3-8b-64-gpus", empty).build()
 
 
 def test_without_an_image_nothing_is_made(run: Any) -> None:
     recipe = run("one-gpu")
     recipe.resolved = recipe.resolved.model_copy(update={"image": None})
-    with pytest.raises(Refused, match=r"spec.image: is named neither by the recipe nor by the platform"):
+    with pytest.raises(
+        InvalidRecipeError, match=r"spec.image: is named neither by the recipe nor by the platform"
+    ):
         recipe.build()
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import Toleration
 
 
@@ -168,7 +168,9 @@ def test_the_owners_environment_yields_to_the_users(run: Any) -> None:
 
 def test_a_name_of_the_contract_cannot_be_set_by_a_recipe(run: Any) -> None:
     recipe = run("one-gpu", lambda spec: spec.update(env={"MEGATRON_PLATFORM": "cpu"}))
-    with pytest.raises(Refused, match=re.escape("spec.env.MEGATRON_PLATFORM: is set by the operator")):
+    with pytest.raises(
+        InvalidRecipeError, match=re.escape("spec.env.MEGATRON_PLATFORM: is set by the operator")
+    ):
         recipe.build()
 
 

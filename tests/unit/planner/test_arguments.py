@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner import megatron_arguments, plan
 
 
@@ -148,7 +148,7 @@ def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
     ],
 )
 def test_a_further_flag_may_not_say_what_a_field_says(resolve: Any, flag: str, said: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 8, megatronArgs={flag: True}))
     assert [said in str(error) for error in refused.value.errors] == [True]
 
@@ -167,7 +167,7 @@ def test_a_further_flag_may_not_say_what_a_field_says(resolve: Any, flag: str, s
 def test_a_setting_that_megatron_would_use_nowhere_is_refused(
     resolve: Any, spec: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 8, **spec))
     assert [error.field for error in refused.value.errors if "no effect" in error.message] == [field]
 
@@ -181,6 +181,6 @@ def test_what_the_catalog_leaves_without_effect_is_dropped_with_a_note(resolve: 
 
 def test_a_switch_takes_no_value(resolve: Any) -> None:
     with pytest.raises(
-        Refused, match="is a switch and takes no value, but is 'yes'; set true, or leave it out"
+        InvalidRecipeError, match="is a switch and takes no value, but is 'yes'; set true, or leave it out"
     ):
         plan(resolve("llama3-8b", 8, megatronArgs={"log-throughput": "yes"}))

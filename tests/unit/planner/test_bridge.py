@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_operator import manifests
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe, load, resolve
@@ -75,7 +75,7 @@ def test_a_published_layout_that_the_estimate_refuses_is_kept_with_a_note() -> N
     ],
 )
 def test_what_does_not_go_with_the_count_is_refused(recipe: str, count: int, field: str, said: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         plan(resolved(recipe, count))
     assert said in {error.field: error.message for error in refused.value.errors}[field]
 
@@ -138,14 +138,14 @@ def test_what_no_option_says_is_a_field_of_the_config() -> None:
     ],
 )
 def test_what_the_command_cannot_carry_is_refused(asked: dict[str, Any], field: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         resolved("qwen3-vl-8b-sft", 8, **asked)
     assert [error.field for error in refused.value.errors] == [field]
 
 
 def test_no_job_is_made() -> None:
     r = resolved("qwen3-vl-8b-sft", 8)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         manifests.build("run", "default", "", r, plan(r))
     (error,) = refused.value.errors
     assert error.field == "spec.recipe"

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner import plan
 from megatron_operator.planner.retention import same_layout
 
@@ -54,7 +54,7 @@ def test_a_layout_that_cannot_be_any_more_gives_way(resolve: Any) -> None:
 
 def test_a_recipe_that_cannot_run_is_refused_with_its_own_reasons(resolve: Any) -> None:
     before = plan(resolve("llama3-8b", 64))
-    with pytest.raises(Refused, match="12 is not a multiple of the 8 accelerators"):
+    with pytest.raises(InvalidRecipeError, match="12 is not a multiple of the 8 accelerators"):
         plan(resolve("llama3-8b", 12), before)
 
 

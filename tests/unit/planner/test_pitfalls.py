@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner import plan
 
 MOE: dict[str, Any] = {
@@ -47,7 +47,7 @@ MOE: dict[str, Any] = {
 def test_what_ends_in_an_assertion_of_megatron_is_refused(
     resolve: Any, spec: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 64, **spec))
     assert any(said in str(error) for error in refused.value.errors)
 
@@ -104,7 +104,7 @@ OVERLAP = {"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}
 def test_an_exchange_of_experts_that_cannot_be_overlapped_is_refused(
     resolve: Any, parallelism: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve(None, 64, **MOE, **OVERLAP, parallelism=parallelism))
     assert any(f"goes not with this: {said}" in str(error) for error in refused.value.errors)
 
@@ -118,7 +118,7 @@ def test_a_layout_for_an_overlapped_exchange_of_experts_allows_it(resolve: Any) 
 
 
 def test_experts_on_too_few_ranks_are_refused_with_an_ep_that_fits(resolve: Any) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": 1}))
     [error] = refused.value.errors
     assert error.field == "spec.parallelism.expertModelParallelSize"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.catalog import bridge_tables
 from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import hardware
@@ -22,7 +22,7 @@ MIXTRAL: dict[str, Any] = {
 
 
 def refusal(resolved: Any) -> list[str]:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(InvalidRecipeError) as refused:
         plan(resolved)
     return [str(error) for error in refused.value.errors]
 

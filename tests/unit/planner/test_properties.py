@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner import megatron_arguments, plan_and_alternatives
 
 SIZES = st.one_of(st.none(), st.sampled_from([1, 2, 3, 4, 5, 8, 16, 64]))
@@ -66,7 +66,7 @@ def test_a_plan_adds_up_or_a_refusal_names_its_mend(resolve: Any, spec: dict[str
     resolved = resolve(None, count, **spec)
     try:
         p, alternatives = plan_and_alternatives(resolved)
-    except Refused as refused:
+    except InvalidRecipeError as refused:
         event("refused")
         for error in refused.errors:
             assert error.field.startswith("spec.")
@@ -101,5 +101,5 @@ def test_the_strategy_makes_both_plans_and_refusals(resolve: Any) -> None:
     asked = {"seqLength": 512, "globalBatchSize": 96, "lr": 1e-4, "trainIters": 100, "bf16": True}
     model = {"numLayers": 2, "hiddenSize": 512, "numAttentionHeads": 8, "vocabSize": 1000}
     assert plan_and_alternatives(resolve(None, 8, model=model, training=asked))[0].world_size == 8
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidRecipeError):
         plan_and_alternatives(resolve(None, 12, model=model, training=asked))

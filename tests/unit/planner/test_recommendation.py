@@ -2,7 +2,7 @@
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import Refused
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.planner.matching import reads_text_alone
 from megatron_operator.planner.recommend import Choice, Wish, recommend
@@ -139,7 +139,7 @@ def test_lora_that_needs_more_accelerators_says_how_many() -> None:
 
 
 def test_an_accelerator_that_is_not_there_is_refused() -> None:
-    with pytest.raises(Refused, match=r"--accelerator: the platform has no accelerator 'tpu'"):
+    with pytest.raises(InvalidRecipeError, match=r"--accelerator: the platform has no accelerator 'tpu'"):
         choices("8b", 8, accelerator="tpu")
 
 
@@ -152,5 +152,5 @@ def test_a_long_sequence_is_split_by_context_parallelism() -> None:
 
 
 def test_what_is_not_there_is_refused_with_what_can_be_asked() -> None:
-    with pytest.raises(Refused, match=r"no pretrain recipe like 'gemini'.*a size such as 8b"):
+    with pytest.raises(InvalidRecipeError, match=r"no pretrain recipe like 'gemini'.*a size such as 8b"):
         choices("gemini", 8)

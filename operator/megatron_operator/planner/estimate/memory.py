@@ -36,7 +36,7 @@ class States:
 
 
 def estimate(resolved: ResolvedRecipe, plan: Plan) -> MemoryPerGpu:
-    """Memory of the plan's fullest GPU. Raises Refused when the model is not whole."""
+    """Memory of the plan's fullest GPU. Raises InvalidRecipeError when the model is not whole."""
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     return memory_per_gpu(Workload.of(resolved, plan), accelerator.memory if accelerator else None)
 

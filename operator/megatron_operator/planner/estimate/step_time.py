@@ -53,7 +53,7 @@ class StepTime:
 def estimate(resolved: ResolvedRecipe, plan: Plan) -> Expected | None:
     """Expected speed of a plan; none for `cpu` and for accelerators that are not in the table.
 
-    Raises Refused when the model is not whole.
+    Raises InvalidRecipeError when the model is not whole.
     """
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     return expected(Workload.of(resolved, plan), accelerator) if accelerator else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from megatron_operator.api.errors import FieldError, Refused
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -114,11 +114,13 @@ class Workload:
 
     @classmethod
     def of(cls, resolved: ResolvedRecipe, plan: Plan) -> "Workload":
-        """The workload of a plan. Raises Refused when the model is not whole."""
+        """The workload of a plan. Raises InvalidRecipeError when the model is not whole."""
         errors: list[FieldError] = []
         a = architecture(resolved.model, errors)
         if a is None or resolved.training.seq_length is None:
-            raise Refused(errors or [FieldError("spec.training.seqLength", "is missing", "set it")])
+            raise InvalidRecipeError(
+                errors or [FieldError("spec.training.seqLength", "is missing", "set it")]
+            )
         args = resolved.megatron_args
         return cls(
             a=a,
