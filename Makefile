@@ -51,7 +51,7 @@ catalog-pages: setup ## Write docs/catalog anew from the catalog's data
 	@$(PY) scripts/catalog_pages.py
 
 .PHONY: golden
-golden: setup ## Write the golden manifests anew; look at the diff
+golden: setup-trainer ## Rewrite golden files and public surfaces; review the diff
 	@$(PY) -m pytest -q tests/unit --update-golden
 
 .PHONY: bench-planner

@@ -1,4 +1,4 @@
-"""Options of all test layers."""
+"""Options and fixtures of all test layers."""
 
 from pathlib import Path
 
@@ -6,24 +6,25 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write golden files anew")
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files from the code")
 
 
 class Golden:
-    """Compares text with a file of tests/golden, or writes the file under --update-golden."""
+    """Compares text with a file below tests/golden, or rewrites the file under --update-golden."""
 
     ROOT = Path(__file__).parent / "golden"
 
     def __init__(self, update: bool) -> None:
         self.update = update
 
-    def check(self, name: str, text: str) -> None:
+    def check(self, name: str | Path, text: str) -> None:
+        """Fail unless the file has exactly this text. `name` is relative to tests/golden, or absolute."""
         path = self.ROOT / name
         if self.update:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        assert path.exists(), f"{path} is missing: run `make golden` and look at the diff"
-        assert text == path.read_text(), f"{path} differs: run `make golden` and look at the diff"
+        assert path.exists(), f"{path} is missing: run `make golden` and review the diff"
+        assert text == path.read_text(), f"{path} differs: run `make golden` and review the diff"
 
 
 @pytest.fixture(scope="session")
