@@ -19,10 +19,8 @@ def command(asked: Question, output: str) -> None:
     megatron args --recipe llama3-8b --gpus 8 --accelerator h100-sxm
     """
     from megatron_operator.cli.stages import run
-    from megatron_operator.planner import megatron_arguments
 
-    one = run(asked, resource(asked))
-    words = megatron_arguments(one.resolved, one.plan, one.name)
+    words = run(asked, resource(asked)).arguments
     if output != "table":
         printing.data(words, output)
         return

@@ -39,7 +39,6 @@ def command(asked: Question, running: Path | None, live: bool, cluster: Cluster,
     """
     from megatron_operator.cli import documents
     from megatron_operator.cli.stages import run
-    from megatron_operator.planner import megatron_arguments
 
     mine = resource(asked)
     one = run(asked, mine)
@@ -64,8 +63,8 @@ def command(asked: Question, running: Path | None, live: bool, cluster: Cluster,
             name: mine["spec"][name] for name in ("recipe", "accelerator", "data") if name in mine["spec"]
         }
         published = run(asked, mine | {"spec": spec})
-        before = flags(megatron_arguments(published.resolved, published.plan, one.name))
-    after = flags(megatron_arguments(one.resolved, one.plan, one.name))
+        before = flags(published.arguments)
+    after = flags(one.arguments)
     changes = [
         {"flag": flag, "before": before.get(flag), "after": after.get(flag)}
         for flag in [*before, *(flag for flag in after if flag not in before)]

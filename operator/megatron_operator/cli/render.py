@@ -21,7 +21,7 @@ def command(asked: Question, output: str) -> None:
     from megatron_operator.cli.stages import run
 
     one = run(asked, resource(asked))
-    built = manifests.build(one.name, one.namespace, "", one.resolved, one.plan).all()
+    built = manifests.build(one, "").all()
     if output == "json":
         printing.data(built, output)
         return

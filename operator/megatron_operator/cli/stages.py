@@ -1,45 +1,28 @@
 """The operator's stages, one after the other, as the controller runs them."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.api.status import Plan
 from megatron_operator.api.validation import parse, parse_recipe
-from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.cli import documents, generic
 from megatron_operator.cli.inputs import Question
-from megatron_operator.planner import Alternative, admit, admit_and_compare
+from megatron_operator.planner import Alternative, PlannedRun, admit, admit_and_compare
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A recipe that passed every stage."""
-
-    name: str
-    namespace: str
-    resolved: ResolvedRecipe
-    plan: Plan
-
-
-def run(asked: Question, resource: dict[str, Any]) -> Run:
+def run(asked: Question, resource: dict[str, Any]) -> PlannedRun:
     """From the object to its plan. Raises InvalidRecipeError with the words that the status would have."""
     spec = parse_recipe(resource)
     name, namespace = _names(resource)
-    resolved, plan = admit(spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace)
-    return Run(name, namespace, resolved, plan)
+    return admit(name, spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace)
 
 
-def run_and_compare(asked: Question, resource: dict[str, Any]) -> tuple[Run, list[Alternative]]:
+def run_and_compare(asked: Question, resource: dict[str, Any]) -> tuple[PlannedRun, list[Alternative]]:
     """The same, with the layouts that are not the plan."""
     spec = parse_recipe(resource)
     name, namespace = _names(resource)
-    resolved, (plan, alternatives) = admit_and_compare(
-        spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace
-    )
-    return Run(name, namespace, resolved, plan), alternatives
+    return admit_and_compare(name, spec, platform_of(asked.platform), catalog.load(asked.catalog), namespace)
 
 
 def _names(resource: dict[str, Any]) -> tuple[str, str]:

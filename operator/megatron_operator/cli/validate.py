@@ -27,7 +27,7 @@ def command(asked: Question, output: str) -> None:
         try:
             one = run(asked, resource)
             if one.resolved.engine == "megatron":
-                manifests.build(one.name, one.namespace, "", one.resolved, one.plan)
+                manifests.build(one, "")
             valid.append(one)
         except InvalidRecipeError as refused:
             errors += refused.errors

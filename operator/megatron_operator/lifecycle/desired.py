@@ -48,12 +48,14 @@ def want(draft: Draft, known: Known, count: int | None = None) -> Wanted:
     if spec.recovery.elastic is not None and previous is not None and count > previous.world_size:
         # What was laid out for want of accelerators is no pattern for more of them.
         previous = None
-    resolved, plan = planner.admit(spec, known.platform, known.catalog, namespace, previous)
+    run = planner.admit(name, spec, known.platform, known.catalog, namespace, previous)
     # A run with a checkpoint must not begin from nothing because the checkpoint cannot be found.
     require = draft.checkpoint.iteration is not None
-    manifests = build(name, namespace, draft.uid, resolved, plan, require_checkpoint=require)
-    fixed = contract(resolved, plan, planner.megatron_arguments(resolved, plan, name))
-    return Wanted(resolved, plan, replace(manifests, job=_with_contract(manifests.job, fixed)), fixed, asked)
+    manifests = build(run, draft.uid, require_checkpoint=require)
+    fixed = contract(run.resolved, run.plan, run.arguments)
+    return Wanted(
+        run.resolved, run.plan, replace(manifests, job=_with_contract(manifests.job, fixed)), fixed, asked
+    )
 
 
 def laid_out_on(draft: Draft, spec: MegatronRecipeSpec) -> int:

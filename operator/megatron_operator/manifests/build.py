@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
-from megatron_operator.api.status import Plan
-from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import prepare, pytorchjob
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.pod import template
 from megatron_operator.manifests.storage import storage
-from megatron_operator.planner import bridge, megatron_arguments
+from megatron_operator.planner import PlannedRun, bridge
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +38,24 @@ class Manifests:
         return [*self.claims, *([self.prepare_job] if self.prepare_job else []), self.job]
 
 
-def build(
-    name: str,
-    namespace: str,
-    uid: str,
-    resolved: ResolvedRecipe,
-    plan: Plan,
-    *,
-    require_checkpoint: bool = False,
-) -> Manifests:
-    """Objects of the recipe `name`.
+def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Manifests:
+    """Objects of an admitted recipe; `uid` is that of its MegatronRecipe.
 
     `require_checkpoint` lets a start without a usable checkpoint fail: for runs that are known to have one.
     Raises InvalidRecipeError where the objects cannot be made: a recipe of engine `bridge`, no image, no
     volume size, a reserved environment name.
     """
+    resolved, plan = run.resolved, run.plan
     if resolved.engine == "bridge":
         raise InvalidRecipeError([bridge.not_started(resolved)])
-    owner = Owner(name, namespace, uid)
+    owner = Owner(run.name, run.namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
-    arguments = megatron_arguments(resolved, plan, name)
     queue = resolved.scheduling.queue
     topology = resolved.scheduling.topology or []
 
     def job(require: bool) -> Manifest:
         values = environment(resolved, plan, uid, require_checkpoint=require)
-        pods = template(owner, resolved, plan, claims, arguments, values)
+        pods = template(owner, resolved, plan, claims, run.arguments, values)
         return pytorchjob.job(owner, plan, pods, queue, topology)
 
     return Manifests(

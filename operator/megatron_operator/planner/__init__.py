@@ -1,12 +1,13 @@
 """From a resolved recipe to the layout of its run: sizes, memory, parallelism, Megatron's arguments."""
 
-from megatron_operator.planner.admission import admit, admit_and_compare, warnings_of
+from megatron_operator.planner.admission import PlannedRun, admit, admit_and_compare, warnings_of
 from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.megatron_args import megatron_arguments
 from megatron_operator.planner.plan import plan, plan_and_alternatives
 
 __all__ = [
     "Alternative",
+    "PlannedRun",
     "admit",
     "admit_and_compare",
     "megatron_arguments",

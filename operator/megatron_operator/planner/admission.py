@@ -1,6 +1,8 @@
-"""Whether a recipe can be run: resolved and planned in one go, with everything that is wrong at once."""
+"""Admission of a recipe: resolve and plan it in one step, and report all errors together."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
@@ -9,34 +11,65 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, ResolvedRecipe, resolve_for_planning
 from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.checks.lint import pitfall_notes
+from megatron_operator.planner.megatron_args import megatron_arguments
 from megatron_operator.planner.notes import tight
 from megatron_operator.planner.plan import plan, plan_and_alternatives
 
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """An admitted recipe: its name, the resolved recipe, its plan and what follows from them."""
+
+    name: str
+    namespace: str
+    resolved: ResolvedRecipe
+    plan: Plan
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """Megatron's arguments, as `megatron_arguments` returns them; computed once."""
+        return megatron_arguments(self.resolved, self.plan, self.name)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Notes of the plan that point at a probable mistake."""
+        return warnings_of(self.resolved, self.plan)
+
 
 def admit(
+    name: str,
     spec: MegatronRecipeSpec,
     platform: PlatformConfig,
     catalog: Catalog,
     namespace: str | None = None,
     previous: Plan | None = None,
-) -> tuple[ResolvedRecipe, Plan]:
-    """The resolved recipe and its plan; `previous` as for `plan`.
+) -> PlannedRun:
+    """Resolve and plan the recipe `name`; `previous` as for `plan`.
 
-    Raises InvalidRecipeError with what both stages find, each field once.
+    Without a `namespace`, the platform's namespace limits do not apply.
+    Raises InvalidRecipeError with the errors of both steps, each field once.
     """
-    return _admit(spec, platform, catalog, namespace, lambda resolved: plan(resolved, previous))
+    resolved, made = _admit(spec, platform, catalog, namespace, lambda resolved: plan(resolved, previous))
+    return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made)
 
 
 def admit_and_compare(
-    spec: MegatronRecipeSpec, platform: PlatformConfig, catalog: Catalog, namespace: str | None = None
-) -> tuple[ResolvedRecipe, tuple[Plan, list[Alternative]]]:
-    """As `admit`, with the layouts that are not the plan."""
-    return _admit(spec, platform, catalog, namespace, plan_and_alternatives)
+    name: str,
+    spec: MegatronRecipeSpec,
+    platform: PlatformConfig,
+    catalog: Catalog,
+    namespace: str | None = None,
+) -> tuple[PlannedRun, list[Alternative]]:
+    """Like `admit`, and the other layouts that were considered."""
+    resolved, (made, alternatives) = _admit(spec, platform, catalog, namespace, plan_and_alternatives)
+    return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made), alternatives
 
 
-def warnings_of(resolved: ResolvedRecipe, made: Plan) -> list[str]:
-    """The notes of a plan that tell of a probable mistake."""
-    return [*tight(made.memory_per_gpu), *pitfall_notes(resolved, made)]
+def warnings_of(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """Notes of a plan that point at a probable mistake."""
+    return [*tight(plan.memory_per_gpu), *pitfall_notes(resolved, plan)]
 
 
 def _admit[T](
@@ -51,9 +84,9 @@ def _admit[T](
     try:
         made = make(resolved)
     except InvalidRecipeError as refused:
-        said = {error.field for error in errors}
+        reported = {error.field for error in errors}
         raise InvalidRecipeError(
-            [*errors, *(error for error in refused.errors if error.field not in said)]
+            [*errors, *(error for error in refused.errors if error.field not in reported)]
         ) from None
     if errors:
         raise InvalidRecipeError(errors)

@@ -174,7 +174,7 @@ def _weigh(wish: Wish, candidate: _Candidate, platform: PlatformConfig, catalog:
             longest = max(wish.seq_length, entry.model.max_position_embeddings or 0)
             spec["model"] = {"maxPositionEmbeddings": longest}
     try:
-        _, found = admit(MegatronRecipeSpec.model_validate(spec), platform, catalog)
+        found = admit(entry.name, MegatronRecipeSpec.model_validate(spec), platform, catalog).plan
     except InvalidRecipeError as refused:
         reasons = tuple(str(error) for error in refused.errors)
         return Choice(entry, candidate.parameters, None, False, reasons)

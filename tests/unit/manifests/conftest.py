@@ -31,14 +31,8 @@ class Run:
         self.plan: Plan = planner.plan(self.resolved)
 
     def build(self, *, require_checkpoint: bool = False) -> Manifests:
-        return build(
-            self.metadata["name"],
-            self.metadata["namespace"],
-            "11111111-2222-3333-4444-555555555555",
-            self.resolved,
-            self.plan,
-            require_checkpoint=require_checkpoint,
-        )
+        run = planner.PlannedRun(self.metadata["name"], self.metadata["namespace"], self.resolved, self.plan)
+        return build(run, "11111111-2222-3333-4444-555555555555", require_checkpoint=require_checkpoint)
 
     def pod(self) -> dict[str, Any]:
         """The pod template of the job's workers, or of its only pod."""
