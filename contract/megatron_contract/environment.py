@@ -3,7 +3,7 @@
 from typing import Final
 
 CONTAINER_NAME: Final = "pytorch"
-"""The container that the training-operator looks for in a PyTorchJob's pods."""
+"""The container that the training-operator expects in a PyTorchJob's pods."""
 
 PROGRESS_PORT: Final = 8432
 PROGRESS_PORT_NAME: Final = "progress"
@@ -12,7 +12,7 @@ DATA_DIR: Final = "/data"
 CHECKPOINT_DIR: Final = "/checkpoints"
 LOCAL_CHECKPOINT_DIR: Final = "/local-checkpoints"
 PROGRESS_FILE: Final = "progress.jsonl"
-"""Appended to in the run's save directory, one JSON object per iteration."""
+"""In the run's save directory; the trainer appends one JSON object per iteration."""
 
 ENV_PLATFORM: Final = "MEGATRON_PLATFORM"
 ENV_RUN_ID: Final = "MEGATRON_RUN_ID"
@@ -29,12 +29,35 @@ ENV_LOSS_SPIKE_FACTOR: Final = "MEGATRON_LOSS_SPIKE_FACTOR"
 ENV_LOSS_SPIKE_WINDOW: Final = "MEGATRON_LOSS_SPIKE_WINDOW"
 ENV_LOSS_ON_REPEAT: Final = "MEGATRON_LOSS_ON_REPEAT"
 
+DEFAULT_PLATFORM: Final = "gpu"
+DEFAULT_RUN_ID: Final = "run"
 DEFAULT_MAX_RANK_RESTARTS: Final = 3
 DEFAULT_RENDEZVOUS_TIMEOUT: Final = 600
 """Seconds."""
 DEFAULT_TERMINATION_GRACE: Final = 25
 """Seconds."""
+DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
+DEFAULT_HANG_TIMEOUT: Final = "auto"
 DEFAULT_LOSS_SPIKE_WINDOW: Final = 50
 """Iterations."""
 DEFAULT_LOSS_ON_REPEAT: Final = "fail"
-DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
+
+SETTINGS: Final[dict[str, str]] = {
+    ENV_PLATFORM: f"gpu or cpu (default {DEFAULT_PLATFORM})",
+    ENV_RUN_ID: f"name of the run (default {DEFAULT_RUN_ID})",
+    ENV_PROGRESS_PORT: f"port of /progress, /metrics and /healthz (default {PROGRESS_PORT})",
+    ENV_MAX_RANK_RESTARTS: f"rank restarts without a new checkpoint (default {DEFAULT_MAX_RANK_RESTARTS})",
+    ENV_RENDEZVOUS_TIMEOUT: f"seconds to wait for other pods (default {DEFAULT_RENDEZVOUS_TIMEOUT})",
+    ENV_REQUIRE_CHECKPOINT: "1: fail unless there is a checkpoint to start from",
+    ENV_KEEP_CHECKPOINTS: "number of complete checkpoints to keep (default all)",
+    ENV_TERMINATION_GRACE: f"seconds from SIGTERM for the last save (default {DEFAULT_TERMINATION_GRACE})",
+    ENV_TERMINATION_LOG: f"file for the termination message (default {DEFAULT_TERMINATION_LOG})",
+    ENV_HANG_TIMEOUT: "auto (3 step times and 10 s), off, or seconds without a step "
+    f"(default {DEFAULT_HANG_TIMEOUT})",
+    ENV_PREFLIGHT: "1: check devices and connections before the first ranks load anything",
+    ENV_LOSS_SPIKE_FACTOR: "fail on a loss above this multiple of the median (default off)",
+    ENV_LOSS_SPIKE_WINDOW: f"losses that the median is taken over (default {DEFAULT_LOSS_SPIKE_WINDOW})",
+    ENV_LOSS_ON_REPEAT: "fail, or skip the iterations that failed, if an older checkpoint does not help "
+    f"(default {DEFAULT_LOSS_ON_REPEAT})",
+}
+"""Environment variable -> meaning, unit and default. The operator sets these; users cannot override them."""

@@ -1,4 +1,4 @@
-"""Exit codes of a trainer pod, and the reason that each one stands for in the termination message."""
+"""Exit codes of a trainer pod, and the reason that the termination message gives for each."""
 
 from enum import IntEnum
 from typing import Final
@@ -7,8 +7,8 @@ from typing import Final
 class ExitCode(IntEnum):
     """Exit codes of a trainer pod.
 
-    PyTorchJob's restart policy `ExitCode` fails the job on 1 to 127 and replaces the pod from 128 on, so
-    codes below 128 mean that another start would fail in the same way.
+    PyTorchJob's restart policy `ExitCode` fails the job on 1 to 127 and replaces the pod from 128 on, so a
+    code below 128 means that a retry would fail in the same way.
     """
 
     OK = 0
@@ -22,6 +22,11 @@ class ExitCode(IntEnum):
     PEER_LOST = 140
     HANG = 142
     TERMINATED = 143
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the training-operator replaces a pod that ends with this code."""
+        return self >= FIRST_RETRYABLE_EXIT_CODE
 
 
 FIRST_RETRYABLE_EXIT_CODE: Final = 128
@@ -43,4 +48,4 @@ REASONS: Final[dict[ExitCode, str]] = {
 """Exit code -> `reason` of the termination message."""
 
 REASON_COMPLETED: Final = REASONS[ExitCode.OK]
-"""The last iteration is done and its checkpoint verified."""
+"""The last iteration is done and its checkpoint is verified."""

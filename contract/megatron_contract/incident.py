@@ -1,4 +1,4 @@
-"""What interrupted a run, as the trainer reports it."""
+"""An interruption of a run, as the trainer reports it."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from megatron_contract.wire import Message
 
 @dataclass(frozen=True, slots=True)
 class ReportedIncident(Message):
-    """One interruption. Times are Unix seconds of the pod that saw them, None until they are reached."""
+    """One interruption. Times are Unix seconds of the pod that recorded them, None until reached."""
 
     generation: int
-    """The generation that began because of it."""
+    """The generation that started because of it."""
     detected_at: float
     kind: str = "pod"
     """One of rank, pod, hang, loss, store, stop; a reader treats an unknown one as `pod`."""
@@ -19,13 +19,16 @@ class ReportedIncident(Message):
     rank: int | None = None
     """Global rank."""
     iteration: int | None = None
-    """The last iteration that was done before it."""
+    """The last iteration done before it."""
     resumed_from: int | None = None
     """Iteration of the checkpoint that the run resumed from."""
     last_step_at: float | None = None
+    """When the last step before it was done."""
     met_at: float | None = None
     """When all pods had completed the rendezvous."""
     loaded_at: float | None = None
+    """When the checkpoint was loaded."""
     first_step_at: float | None = None
+    """When the first step after it was done."""
     caught_up_at: float | None = None
-    """When the iterations that were lost had been repeated."""
+    """When the lost iterations had been repeated."""

@@ -1,13 +1,13 @@
-"""JSON <-> dataclasses: camelCase on the wire, types checked on arrival."""
+"""Converts between JSON and dataclasses: camelCase on the wire, types checked when a message is parsed."""
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 
 class WireError(ValueError):
-    """A message that does not have the type that the contract gives it. Names the field and the value."""
+    """A message does not match its contract. The text names the field and the value."""
 
 
 def camel_case(name: str) -> str:
@@ -17,27 +17,32 @@ def camel_case(name: str) -> str:
 
 
 class Message:
-    """Base of all messages. Subclasses are frozen dataclasses."""
+    """Base of all messages. Subclasses are frozen dataclasses.
+
+    Field types: str, int, float, bool, another message, `tuple[T, ...]` of these, and `T | None`.
+    """
+
+    __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The message as a JSON object; unknown values are null."""
-        return {camel_case(name): _encode(getattr(self, name)) for name in _types(type(self))}
+        """Return the message as a JSON object; None becomes null."""
+        return {camel_case(name): _encode(getattr(self, name)) for name in _field_types(type(self))}
 
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Parse a JSON object. Unknown fields are ignored, so that an older reader accepts a newer writer.
 
-        Raises WireError when a value has another type than the field, or a required field is missing.
+        Raises WireError if a value has the wrong type or a required field is missing.
         """
-        decoded = _decode_message(cls, value, cls.__name__)
-        assert isinstance(decoded, cls)
-        return decoded
+        message: Self = _decode_message(cls, value, cls.__name__)
+        return message
 
 
-_known_types: dict[type, dict[str, Any]] = {}
+_known_types: dict[Any, dict[str, Any]] = {}
 
 
-def _types(message: Any) -> dict[str, Any]:
+def _field_types(message: Any) -> dict[str, Any]:
+    """Types by field name; computed once for each class."""
     if message not in _known_types:
         hints = get_type_hints(message)
         _known_types[message] = {field.name: hints[field.name] for field in fields(message)}
@@ -48,38 +53,43 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Message):
         return value.to_json()
     if isinstance(value, tuple):
-        return [_encode(each) for each in value]
+        return [_encode(item) for item in value]
     return value
 
 
-def _decode_message(message: type, value: object, at: str) -> Any:
+def _decode_message(message: Any, value: object, path: str) -> Any:
     if not isinstance(value, Mapping):
-        raise WireError(f"{at}: expected an object, got {value!r:.60}")
-    known = {
-        name: _decode(kind, value[camel_case(name)], f"{at}.{camel_case(name)}")
-        for name, kind in _types(message).items()
-        if camel_case(name) in value
-    }
-    try:
-        return message(**known)
-    except TypeError as error:
-        raise WireError(f"{at}: {error}") from None
+        raise WireError(f"{path}: expected an object, got {value!r:.60}")
+    missing = [
+        camel_case(field.name)
+        for field in fields(message)
+        if field.default is MISSING and camel_case(field.name) not in value
+    ]
+    if missing:
+        raise WireError(f"{path}: missing {', '.join(missing)}")
+    return message(
+        **{
+            name: _decode(expected, value[camel_case(name)], f"{path}.{camel_case(name)}")
+            for name, expected in _field_types(message).items()
+            if camel_case(name) in value
+        }
+    )
 
 
-def _decode(kind: Any, value: object, at: str) -> Any:
-    if get_origin(kind) in (Union, types.UnionType):
-        if value is None and type(None) in get_args(kind):
+def _decode(expected: Any, value: object, path: str) -> Any:
+    if get_origin(expected) in (Union, types.UnionType):
+        if value is None and type(None) in get_args(expected):
             return None
-        (kind,) = (each for each in get_args(kind) if each is not type(None))
-    if get_origin(kind) is tuple:
+        (expected,) = (option for option in get_args(expected) if option is not type(None))
+    if get_origin(expected) is tuple:
         if not isinstance(value, list):
-            raise WireError(f"{at}: expected a list, got {value!r:.60}")
-        item = get_args(kind)[0]
-        return tuple(_decode(item, each, f"{at}[{index}]") for index, each in enumerate(value))
-    if is_dataclass(kind) and isinstance(kind, type):
-        return _decode_message(kind, value, at)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            raise WireError(f"{path}: expected a list, got {value!r:.60}")
+        item_type = get_args(expected)[0]
+        return tuple(_decode(item_type, item, f"{path}[{index}]") for index, item in enumerate(value))
+    if is_dataclass(expected):
+        return _decode_message(expected, value, path)
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
         return value
-    raise WireError(f"{at}: expected {kind.__name__}, got {value!r:.60}")
+    raise WireError(f"{path}: expected {expected.__name__}, got {value!r:.60}")

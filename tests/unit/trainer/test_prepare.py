@@ -49,7 +49,7 @@ def test_what_is_written_reads_back_as_the_documents_in_order_each_with_its_end(
     assert [document[-1] for document in documents] == [eod, eod]
     assert [loaded.decode(document[:-1]) for document in documents] == [TEXTS["a.py"], TEXTS["pkg/b.py"]]
     assert (result.documents, result.tokens) == (2, sum(len(document) for document in documents))
-    assert result.dataPath == str(source.parent / "data" / "code_text_document")
+    assert result.data_path == str(source.parent / "data" / "code_text_document")
 
 
 def test_a_finished_result_is_not_made_again(source: Path) -> None:

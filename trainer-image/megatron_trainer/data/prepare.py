@@ -13,13 +13,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import batched
 from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_contract import environment
 from megatron_contract.exit_codes import REASONS, ExitCode
+from megatron_contract.preparation import PreparationResult
+from megatron_contract.termination import TerminationMessage
 
 _BATCH = 256
 _PROGRESS_SECONDS = 5.0
@@ -66,18 +68,6 @@ class Request:
             "tokenizerVocabSize": self.tokenizer_vocab_size,
             "appendEod": self.append_eod,
         }
-
-
-@dataclass(frozen=True)
-class Result:
-    """What was made: counts, and the size in bytes of the two files."""
-
-    documents: int
-    tokens: int
-    vocabSize: int
-    dataPath: str
-    binBytes: int
-    idxBytes: int
 
 
 def _log(text: str) -> None:
@@ -167,17 +157,17 @@ def documents(files: Sequence[Path]) -> Iterator[str]:
                 ) from error
 
 
-def finished(request: Request) -> Result | None:
+def finished(request: Request) -> PreparationResult | None:
     """The result if it was made before and is still whole, None if it has to be made.
 
     Raises CannotPrepare where it was made with other settings.
     """
     try:
         marker = json.loads(request.marker.read_text(encoding="utf-8"))
-        result = Result(**marker["result"])
+        result = PreparationResult.from_json(marker["result"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    for suffix, length in ((".bin", result.binBytes), (".idx", result.idxBytes)):
+    for suffix, length in ((".bin", result.bin_bytes), (".idx", result.idx_bytes)):
         path = Path(str(request.data) + suffix)
         if not path.is_file() or path.stat().st_size != length:
             return None
@@ -211,7 +201,7 @@ def _tokenizer(request: Request, files: Sequence[Path]) -> Any:
     return loaded, eod if request.append_eod else None
 
 
-def build(request: Request) -> Result:
+def build(request: Request) -> PreparationResult:
     """Make the corpus. Both files appear at the end, by renaming, and then the marker."""
     files = files_of(request)
     request.output_prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -243,14 +233,14 @@ def build(request: Request) -> Result:
         path = Path(f"{part}{suffix}")
         sizes.append(path.stat().st_size)
         path.replace(Path(f"{request.data}{suffix}"))
-    result = Result(count, tokens, tokenizer.get_vocab_size(), str(request.data), *sizes)
+    result = PreparationResult(count, tokens, tokenizer.get_vocab_size(), str(request.data), *sizes)
     mark = request.marker.with_name(f".{request.marker.name}.{os.getpid()}")
-    mark.write_text(json.dumps({"settings": request.settings(), "result": asdict(result)}, indent=2) + "\n")
+    mark.write_text(json.dumps({"settings": request.settings(), "result": result.to_json()}, indent=2) + "\n")
     mark.replace(request.marker)
     return result
 
 
-def _run(argv: Sequence[str]) -> tuple[ExitCode, str, dict[str, object]]:
+def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
     try:
         request = read_request(argv)
         # The Rust side reads these once, when it is first used.
@@ -260,20 +250,21 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, dict[str, object]]:
         what = "was there already" if result else "is made"
         result = result or build(request)
     except CannotPrepare as error:
-        return error.code, str(error), {}
+        return error.code, str(error), None
     except PermissionError as error:
-        return ExitCode.BAD_DATA, f"cannot write {error.filename}: give user {os.getuid()} the right to", {}
+        return ExitCode.BAD_DATA, f"cannot write {error.filename}: give user {os.getuid()} the right to", None
     except OSError as error:
-        return ExitCode.WORKER_DIED, f"{error.strerror}: {error.filename}", {}
-    text = f"{result.dataPath} {what}: {result.documents} documents, {result.tokens} tokens"
-    return ExitCode.OK, text, asdict(result)
+        return ExitCode.WORKER_DIED, f"{error.strerror}: {error.filename}", None
+    text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
+    return ExitCode.OK, text, result
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Prepare the corpus and exit as the contract says, with the result as JSON on the termination log."""
     code, message, result = _run(sys.argv[1:] if argv is None else argv)
     _log(f"{REASONS[code]} (exit {int(code)}): {message}")
-    text = json.dumps({"reason": REASONS[code], "message": message, "exitCode": int(code), **result})
+    fields = TerminationMessage.of(code, message).to_json() | (result.to_json() if result else {})
+    text = json.dumps({name: value for name, value in fields.items() if value is not None})
     try:
         path = Path(os.environ.get(environment.ENV_TERMINATION_LOG, environment.DEFAULT_TERMINATION_LOG))
         path.write_text(text)

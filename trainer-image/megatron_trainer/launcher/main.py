@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from megatron_contract import environment as pod
+from megatron_contract.environment import SETTINGS
 from megatron_contract.exit_codes import REASONS, ExitCode
 
 from megatron_trainer.launcher import settings as pod_settings
@@ -23,24 +23,6 @@ from megatron_trainer.launcher.settings import BadSetting
 from megatron_trainer.launcher.termination import Ending, write
 from megatron_trainer.platform import cpu
 
-_SETTINGS = {
-    pod.ENV_PLATFORM: "gpu (default) or cpu",
-    pod.ENV_PROGRESS_PORT: f"port of /progress, /metrics, /healthz (default {pod.PROGRESS_PORT})",
-    pod.ENV_MAX_RANK_RESTARTS: "rank restarts without a new checkpoint "
-    f"(default {pod.DEFAULT_MAX_RANK_RESTARTS})",
-    pod.ENV_RENDEZVOUS_TIMEOUT: f"seconds to wait for other pods (default {pod.DEFAULT_RENDEZVOUS_TIMEOUT})",
-    pod.ENV_REQUIRE_CHECKPOINT: "1: a start without a usable checkpoint is an error",
-    pod.ENV_KEEP_CHECKPOINTS: "newest whole checkpoints that are kept (default all)",
-    pod.ENV_TERMINATION_GRACE: "seconds from SIGTERM for the last save "
-    f"(default {pod.DEFAULT_TERMINATION_GRACE})",
-    pod.ENV_HANG_TIMEOUT: "auto (default: 3 steps and 10 s), off, or seconds without a step",
-    pod.ENV_PREFLIGHT: "1: a pod's first ranks check themselves and their connections before they load",
-    pod.ENV_LOSS_SPIKE_FACTOR: "a loss so many times the median is a failure (default: none is)",
-    pod.ENV_LOSS_SPIKE_WINDOW: "losses that the median is taken over "
-    f"(default {pod.DEFAULT_LOSS_SPIKE_WINDOW})",
-    pod.ENV_LOSS_ON_REPEAT: "what comes after going back to an older checkpoint: fail (default) or skip",
-}
-
 HELP = f"""usage: megatron-train MEGATRON_FLAG ...
 
 Run this pod's ranks of a Megatron Core training run, from the newest whole checkpoint to the last iteration.
@@ -48,7 +30,7 @@ All arguments are flags of Megatron 0.19.2 (`megatron args` prints those of a re
 
 Settings come by environment. The training-operator sets PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE,
 MASTER_ADDR and MASTER_PORT; further there are
-{"\n".join(f"  {name:28} {text}" for name, text in _SETTINGS.items())}
+{"\n".join(f"  {name:28} {text}" for name, text in SETTINGS.items())}
 
 Exit codes: {", ".join(f"{int(code)} {reason}" for code, reason in REASONS.items())}
 """

@@ -4,10 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_contract.exit_codes import REASONS, ExitCode
-
-# kubelet reads at most 4096 bytes of a termination message; escapes and the other fields need room too.
-MAX_MESSAGE_BYTES = 3000
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.termination import TerminationMessage
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,15 @@ def write(
     path: Path, ending: Ending, node_rank: int, iteration: int | None, checkpoint_iteration: int | None
 ) -> None:
     """Write the termination message. A log that cannot be written does not change how the pod ends."""
-    text = json.dumps(
-        {
-            "reason": REASONS[ending.code],
-            "message": ending.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore"),
-            "nodeRank": node_rank,
-            "rank": ending.rank,
-            "iteration": iteration,
-            "checkpointIteration": checkpoint_iteration,
-            "exitCode": int(ending.code),
-        },
-        ensure_ascii=False,
+    termination = TerminationMessage.of(
+        ending.code,
+        ending.message,
+        node_rank=node_rank,
+        rank=ending.rank,
+        iteration=iteration,
+        checkpoint_iteration=checkpoint_iteration,
     )
+    text = json.dumps(termination.to_json(), ensure_ascii=False)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
