@@ -44,7 +44,7 @@ lint: setup ## ruff and mypy --strict
 crds: setup ## Generate the CRD from the pydantic models
 	@$(PY) -m megatron_operator.api.crd crds/megatronrecipes.yaml
 	@cp crds/megatronrecipes.yaml charts/megatron-operator/files/
-	@$(PY) -m megatron_operator.api.reference docs/recipe.md
+	@$(PY) -m megatron_operator.api.reference docs/recipe.md docs/operations.md
 
 .PHONY: catalog-pages
 catalog-pages: setup ## Write docs/catalog anew from the catalog's data

@@ -1,9 +1,13 @@
-"""The field reference of the documentation: `python -m megatron_operator.api.reference FILE`."""
+"""Generated documentation: `python -m megatron_operator.api.reference RECIPE_PAGE OPERATIONS_PAGE`.
+
+The recipe reference is written as a whole; in the operations page only the tables of reasons are.
+"""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron_operator.api.reasons import PodWarning, Reason
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.rules import RULES
 from megatron_operator.api.schema import Schema, structural
@@ -91,5 +95,27 @@ def _rules() -> str:
     return "\n".join(lines) + "\n"
 
 
+_BEGIN = "<!-- reasons: generated from megatron_operator.api.reasons by `make crds` -->\n"
+_END = "<!-- end of reasons -->\n"
+
+
+def with_reasons(page: str) -> str:
+    """`page` with the tables of reasons between its two markers. Raises ValueError without the markers."""
+    head, rest = page.split(_BEGIN)
+    _, tail = rest.split(_END)
+    return head + _BEGIN + _reasons() + _END + tail
+
+
+def _reasons() -> str:
+    lines = ["| reason | reported as | meaning | what to do |", "|---|---|---|---|"]
+    lines += [f"| `{each}` | {each.reported} | {each.meaning} | {each.action} |" for each in Reason]
+    lines += ["", "Warnings of pods are Events too, and are listed in `status.warnings` while they last:", ""]
+    lines += ["| warning | meaning | what to do |", "|---|---|---|"]
+    lines += [f"| `{each}` | {each.meaning} | {each.action} |" for each in PodWarning]
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render())
+    recipe, operations = map(Path, sys.argv[1:])
+    recipe.write_text(render())
+    operations.write_text(with_reasons(operations.read_text()))

@@ -1,0 +1,225 @@
+"""Reasons of conditions and Events, each with what it means and what a user can do about it.
+
+Declared once: the controller reports a member, `reference` prints the table of docs/operations.md from here.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A `reason` as users and alerts read it. Renaming a value breaks both."""
+
+    reported: str
+    """Conditions and Events that carry the reason."""
+    meaning: str
+    action: str
+    """What to do; empty where nothing is to be done."""
+
+    def __new__(cls, value: str, reported: str, meaning: str, action: str = "") -> "Reason":
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.reported, member.meaning, member.action = reported, meaning, action
+        return member
+
+    PLANNED = "Planned", "`Planned=True`", "The layout is chosen; the message shows it."
+    REFUSED = (
+        "Refused",
+        "`Planned=False`, Event",
+        "The recipe contradicts itself, the model or the platform, and no job is created for it.",
+        "Correct the fields that the message names.",
+    )
+    CHECKPOINT_INCOMPATIBLE = (
+        "CheckpointIncompatible",
+        "`Planned=False`, Event",
+        "The run's checkpoints cannot be loaded after this change. A running job continues unchanged.",
+        "Revert the change, or create another recipe.",
+    )
+
+    PREPARING = "Preparing", "`Prepared=False`", "The preparation Job is starting or running."
+    PREPARED = "Prepared", "`Prepared=True`", "Tokenizer and dataset are complete."
+    NOTHING_TO_PREPARE = "NothingToPrepare", "`Prepared=True`", "The recipe has no `data.prepare`."
+    PREPARE_FAILED = (
+        "PrepareFailed",
+        "`Prepared=False`, `Failed`, Event",
+        "The preparation Job failed; the message ends with its termination message.",
+        "Correct `data.prepare`; any edit of the spec starts it again.",
+    )
+
+    VOLUME_CLAIM_MISSING = (
+        "VolumeClaimMissing",
+        "`Running=False`",
+        "A PersistentVolumeClaim that the recipe names does not exist.",
+        "Create the claim, or correct `claimName`.",
+    )
+    VOLUME_CLAIM_REFUSED = (
+        "VolumeClaimRefused",
+        "`Running=False`",
+        "The API server rejected a claim that the operator creates or changes; the message is its own.",
+        "Correct the volume's size, access mode or storage class.",
+    )
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        "`Running=False`, `Prepared=False`",
+        "The namespace's ResourceQuota is used up; the message is the API server's.",
+        "Request less, or raise the quota.",
+    )
+    PYTORCHJOB_MISSING = (
+        "PyTorchJobMissing",
+        "`Running=False`",
+        "The cluster has no PyTorchJob resource.",
+        "Install the Kubeflow training-operator; the recipe then continues automatically.",
+    )
+    JOB_REFUSED = (
+        "JobRefused",
+        "`Running=False`",
+        "The API server rejected the PyTorchJob; the message is the API server's.",
+        "Correct the recipe, or the admission policy that rejects it.",
+    )
+    NAME_TAKEN = (
+        "NameTaken",
+        "`Running=False`",
+        "A PyTorchJob of this name exists that belongs to something else.",
+        "Rename the recipe, or delete that job.",
+    )
+    PREVIOUS_JOB_ENDING = (
+        "PreviousJobEnding",
+        "`Running=False`",
+        "The job of an earlier recipe of this name is being deleted.",
+    )
+    JOB_REPLACED = (
+        "JobReplaced",
+        "`Running=False`",
+        "The spec changed: the job is deleted and re-created from the newest checkpoint.",
+    )
+    PODS_ENDING = "PodsEnding", "`Running=False`", "Pods of the previous job are still terminating."
+    JOB_CREATED = "JobCreated", "`Running=False`", "The PyTorchJob is created; it has no pods yet."
+    QUEUED = (
+        "Queued",
+        "`Running=False`",
+        "Kueue has not admitted the job.",
+        "Wait, or check the queue's quota.",
+    )
+    SUSPENDED = (
+        "Suspended",
+        "`Running=False`",
+        "`spec.suspend` is true: pods are deleted, volumes stay.",
+        "Set `suspend: false` to continue from the newest checkpoint.",
+    )
+    PODS_STARTING = "PodsStarting", "`Running=False`, `Prepared=False`", "Not all pods are running yet."
+    UNSCHEDULABLE = (
+        "Unschedulable",
+        "`Running=False`, `Prepared=False`",
+        "The scheduler finds no node for a pod; the message is the scheduler's.",
+        "Wait, or request other accelerators.",
+    )
+    PODS_NOT_CREATED = (
+        "PodsNotCreated",
+        "`Running=False`, `Prepared=False`",
+        "Admission or Pod Security rejects the pods; the message is the job controller's.",
+        "See [Platform configuration](platform.md).",
+    )
+    IMAGE_PULL_FAILED = (
+        "ImagePullFailed",
+        "`Running=False`, `Prepared=False`",
+        "The kubelet cannot pull the image; the message is the kubelet's.",
+        "Correct `image` or `imagePullSecrets`.",
+    )
+    POD_CONFIG_ERROR = (
+        "PodConfigError",
+        "`Running=False`, `Prepared=False`",
+        "The kubelet cannot create the container; the message is the kubelet's.",
+        "Correct the secret, ConfigMap or security setting that the message names.",
+    )
+    LEFT_EARLY = (
+        "LeftEarly",
+        "`Running=False`",
+        "A pod exited with 0 before the run was complete; the operator replaces it.",
+    )
+    PODS_RUNNING = "PodsRunning", "`Running=True`", "All pods are running; no iteration is reported yet."
+    TRAINING = "Training", "`Running=True`", "Iterations complete."
+
+    PODS_LOST = (
+        "PodsLost",
+        "`Recovering=True`",
+        "Pods of a run that had begun are missing; their replacements are starting.",
+    )
+    RANK_RESTARTED = (
+        "RankRestarted",
+        "`Recovering=True`, Event",
+        "A rank exited; all ranks restarted from the checkpoint inside their pods.",
+    )
+    PODS_REPLACED = "PodsReplaced", "`Recovering=True`, Event", "Pods ended and were replaced."
+    NODE_LOST = "NodeLost", "`Recovering=True`, Event", "A node was lost, and its pods were replaced."
+    HANG_FOUND = (
+        "HangFound",
+        "`Recovering=True`, Event",
+        "No iteration completed within the hang timeout; the trainer restarted its ranks.",
+    )
+    LOSS_ROLLED_BACK = (
+        "LossRolledBack",
+        "`Recovering=True`, Event",
+        "The loss was not finite, or a spike; the run resumed from a checkpoint before it.",
+        "If it repeats, check the data and the learning rate, or set `recovery.loss.onRepeat: skip`.",
+    )
+    GANG_RESTARTED = (
+        "GangRestarted",
+        "`Recovering=True`, `Running=False`, Event",
+        "The operator deleted all pods so that the job re-creates them.",
+    )
+    SHRUNK = (
+        "Shrunk",
+        "`Recovering=True`, `Running=False`, Event",
+        "The run continues on fewer accelerators, with another layout.",
+    )
+    GROWN = (
+        "Grown",
+        "`Recovering=True`, `Running=False`, Event",
+        "The run continues on more accelerators, with another layout.",
+    )
+    RECOVERED = "Recovered", "`Recovering=False`", "The run trains again; the message is the last cause."
+    NODE_AVOIDED = (
+        "NodeAvoided",
+        "Event",
+        "The run failed on a node `recovery.nodes.avoidAfter` times, and its next pods avoid the node.",
+        "Check the node.",
+    )
+    NODE_RELEASED = "NodeReleased", "Event", "The run uses an avoided node again."
+
+    SUCCEEDED = "Succeeded", "`Succeeded`, `Running=False`, Event", "The run reached its last iteration."
+    JOB_FAILED = (
+        "JobFailed",
+        "`Failed`, `Running=False`, Event",
+        "The trainer failed in a way that would repeat: bad flags, missing data, a loss that is not finite. "
+        "The message is the termination message of the pod.",
+        "Correct the cause; any edit of the spec starts the run again.",
+    )
+    RESTARTS_SPENT = (
+        "RestartsSpent",
+        "`Failed`, `Running=False`, Event",
+        "More than `recovery.maxRestarts` restarts without a new checkpoint.",
+        "Fix the first cause in the message; any edit of the spec starts the run again.",
+    )
+
+
+class PodWarning(StrEnum):
+    """Reasons of `status.warnings` and of their Events; the trainer chooses them, others may appear."""
+
+    meaning: str
+    action: str
+
+    def __new__(cls, value: str, meaning: str, action: str) -> "PodWarning":
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning, member.action = meaning, action
+        return member
+
+    CHECKPOINT_VOLUME_LOW = (
+        "CheckpointVolumeLow",
+        "The checkpoint volume has little free space.",
+        "Extend the volume, or set `checkpoint.keep`.",
+    )
+    CHECKPOINT_VOLUME_NOT_WRITABLE = (
+        "CheckpointVolumeNotWritable",
+        "The checkpoint volume rejects writes; the trainer waits and retries.",
+        "Make the volume writable for the pod's user.",
+    )
