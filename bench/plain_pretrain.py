@@ -1,8 +1,8 @@
-"""A rank of a run without this project's launcher: what `torchrun` starts in bench.recovery's baselines.
+"""A rank without this project's launcher, started by `torchrun` in the baselines of bench.recovery.
 
-It is mounted into the trainer image and runs the same Megatron loop on the same flags and notes its steps in
-the same way. Which checkpoint a start takes is Megatron's own tracker's to say, and Megatron's exit code is
-the process's: nothing is translated.
+The script is mounted into the trainer image. It runs the same Megatron loop with the same flags and records
+its iterations in the same way. Megatron's own tracker selects the checkpoint, and the exit code is
+Megatron's.
 """
 
 import os
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     flags, _ = cpu.adapt(sys.argv[1:])
     args = main.parse(flags)
     Observer(Reporter(), None, SpikeWatch(None, 1, None), lambda: None).install()
-    # Megatron's own writers are fresh interpreters, slower to start and without a CPU's stand-ins.
+    # Megatron's own writers are new interpreters, which start slower and lack the CPU replacements.
     fork_writers(lambda _: os._exit(1))
     pretrain(
         pretrain_cfg_container_from_args(args, gpt.model_config(args)),

@@ -1,4 +1,4 @@
-"""What a plain PyTorchJob did on each row of the fault table: kept as YAML, written into its page."""
+"""Results of a plain PyTorchJob on each row of the fault table: kept as YAML, written into the docs page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import yaml
 from bench.recovery_report import CAP_SECONDS, machine
 from testkit.faults.rows import Row
 from testkit.faults.table import QUIET_ITERATIONS
-from testkit.training_run import Step
+from testkit.training_run import IterationRecord
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "bench" / "data" / "plain_pytorchjob.yaml"
@@ -20,60 +20,57 @@ END = "<!-- generated: end -->"
 POLICIES = {"onfailure": "OnFailure", "exitcode": "ExitCode"}
 
 Kind = Literal[
-    "went on", "trained on", "rolled back", "other losses", "stuck", "failed", "succeeded", "not done"
+    "resumed", "uninterrupted", "rolled back", "different losses", "stuck", "failed", "succeeded", "not done"
 ]
-WELL = frozenset({"went on", "trained on"})
+SURVIVED = frozenset({"resumed", "uninterrupted"})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one job after one row."""
+    """How one job behaved after the fault of one row."""
 
     kind: Kind
-    told: str
+    text: str
 
 
-def went_on(
-    anew: Sequence[Step], known: dict[int, float], reached: int, least: int, seconds: float
+def resumed(
+    records: Sequence[IterationRecord], known: dict[int, float], reached: int, least: int, seconds: float
 ) -> Outcome:
-    """Of a job whose ranks came back and train.
+    """The outcome of a job whose ranks restarted and train.
 
     Args:
-        anew: Steps since they were started anew, in their order; at least one.
+        records: Iterations since the restart, in order; at least one.
         known: Loss by iteration before the fault.
         reached: Newest iteration before the fault.
-        least: The newest checkpoint that was whole when the fault was done.
+        least: The newest checkpoint that was intact at the fault.
         seconds: From the fault to a new iteration.
     """
-    start = anew[0].iteration - 1
+    start = records[0].iteration - 1
     if start < least:
-        return Outcome("rolled back", f"goes on from iteration {start} although checkpoint {least} was whole")
-    different = [s.iteration for s in anew if s.iteration in known and s.loss != known[s.iteration]]
+        return Outcome("rolled back", f"resumes from iteration {start} although checkpoint {least} is intact")
+    different = [r.iteration for r in records if r.iteration in known and r.loss != known[r.iteration]]
     if different:
-        return Outcome(
-            "other losses",
-            f"goes on after {seconds:.0f} s with losses that are not those of before from iteration "
-            f"{different[0]} on",
-        )
-    again = max(reached - start, 0)
-    return Outcome("went on", f"goes on after {seconds:.0f} s, {again} iterations done again")
+        text = f"resumes after {seconds:.0f} s, losses differ from iteration {different[0]} on"
+        return Outcome("different losses", text)
+    repeated = max(reached - start, 0)
+    return Outcome("resumed", f"resumes after {seconds:.0f} s, {repeated} iterations repeated")
 
 
-def ended(why: str, iteration: int, iterations: int) -> Outcome:
-    """Of a job that says itself that it has ended; `why` begins with its condition."""
-    if why.startswith("Succeeded"):
-        return Outcome("succeeded", f"is told Succeeded after iteration {iteration} of {iterations:,}")
-    return Outcome("failed", why)
+def ended(final: str, iteration: int, iterations: int) -> Outcome:
+    """The outcome of a job that has ended; `final` is its final condition and message."""
+    if final.startswith("Succeeded"):
+        return Outcome("succeeded", f"reported as Succeeded after iteration {iteration} of {iterations:,}")
+    return Outcome("failed", final)
 
 
-def promised(row: Row) -> str:
-    """What the row of the fault table asserts of this operator."""
-    if not row.kinds:
-        return f"trains on for {QUIET_ITERATIONS} iterations and more, nothing is told"
+def asserted(row: Row) -> str:
+    """What the row of the fault table asserts about this operator."""
+    if not row.incident_kinds:
+        return f"keeps training for {QUIET_ITERATIONS} iterations or more, no incident is reported"
     where = "newest checkpoint" if row.resumes == "newest" else "checkpoint before the damaged one"
-    text = f"goes on from the {where} within {row.seconds:.0f} s, same losses"
-    named = f", naming the {' and the '.join(row.names)}" if row.names else ""
-    return f"{text}; told as {' or '.join(sorted(row.kinds))}{named}"
+    text = f"resumes from the {where} within {row.recover_within:.0f} s, same losses"
+    named = f", naming the {' and the '.join(row.reported)}" if row.reported else ""
+    return f"{text}; reported as {' or '.join(sorted(row.incident_kinds))}{named}"
 
 
 @dataclass
@@ -83,45 +80,49 @@ class Results:
     outcomes: dict[str, dict[str, Outcome]] = field(default_factory=dict)
 
     def add(self, row: str, policy: str, outcome: Outcome) -> None:
+        """Set the outcome of a row under a policy."""
         self.outcomes.setdefault(row, {})[policy] = outcome
 
     def has(self, row: str, policy: str) -> bool:
+        """Whether the row was run under the policy."""
         return policy in self.outcomes.get(row, {})
 
     @classmethod
     def read(cls) -> "Results":
-        """What was written last; empty where nothing was."""
+        """The results in the data file; empty where there is none. Raises AssertionError on an unknown
+        kind."""
         found = cls()
         if DATA.exists():
             for row, policies in yaml.safe_load(DATA.read_text())["rows"].items():
                 for policy, outcome in policies.items():
                     assert outcome["kind"] in get_args(Kind), f"{DATA}: unknown kind {outcome['kind']!r}"
-                    found.add(row, policy, Outcome(outcome["kind"], outcome["told"]))
+                    found.add(row, policy, Outcome(outcome["kind"], outcome["text"]))
         return found
 
     def document(self) -> dict[str, Any]:
+        """The content of the data file."""
         return {
             "measured": {"machine": machine(), "command": "make bench-plain", "cap": CAP_SECONDS},
             "rows": {
-                row: {policy: {"kind": o.kind, "told": o.told} for policy, o in policies.items()}
+                row: {policy: {"kind": o.kind, "text": o.text} for policy, o in policies.items()}
                 for row, policies in self.outcomes.items()
             },
         }
 
 
 def table(results: Results, rows: Sequence[Row], left_out: dict[str, str]) -> list[str]:
-    """Lines of Markdown: each row that was done, how many went well, and the rows that were left out."""
+    """Markdown lines: each row that was run, the number of survived rows, and the rows that were left out."""
     lines = ["| fault | this operator | " + " | ".join(f"plain, {p}" for p in POLICIES.values()) + " |"]
     lines.append("|---|---|" + "---|" * len(POLICIES))
     for row in rows:
         found = results.outcomes.get(row.name, {})
-        cells = [found[policy].told if policy in found else "not run" for policy in POLICIES]
+        cells = [found[policy].text if policy in found else "not run" for policy in POLICIES]
         if found:
-            lines.append(f"| {row.name} | {promised(row)} | " + " | ".join(cells) + " |")
+            lines.append(f"| {row.name} | {asserted(row)} | " + " | ".join(cells) + " |")
     for policy, title in POLICIES.items():
         kinds = [found[policy].kind for found in results.outcomes.values() if policy in found]
-        well = sum(kind in WELL for kind in kinds)
-        lines += ["", f"{title}: {well} of {len(kinds)} rows end with a job that trains on as it should."]
+        survived = sum(kind in SURVIVED for kind in kinds)
+        lines += ["", f"{title}: the job survives {survived} of {len(kinds)} faults."]
         if missing := len(rows) - len(left_out) - len(kinds):
             lines[-1] += f" Not run yet: {missing}."
     lines += ["", "Left out:"]
@@ -130,7 +131,7 @@ def table(results: Results, rows: Sequence[Row], left_out: dict[str, str]) -> li
 
 
 def write(results: Results, rows: Sequence[Row], left_out: dict[str, str]) -> None:
-    """plain_pytorchjob.yaml and the generated part of the page."""
+    """Write plain_pytorchjob.yaml and the generated part of the page."""
     DATA.write_text(yaml.safe_dump(results.document(), sort_keys=False, width=110))
     text = PAGE.read_text()
     before, after = text[: text.index(BEGIN)], text[text.index(END) :]

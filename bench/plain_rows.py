@@ -1,9 +1,9 @@
-"""Every row of the fault table done to a plain PyTorchJob, and what became of it.
+"""Every row of the fault table on a plain PyTorchJob.
 
-`python -m bench.plain_rows` starts the local cluster, does the rows to a job with policy OnFailure, then to
-one with ExitCode, and writes bench/data/plain_pytorchjob.yaml and the table of docs/plain-pytorchjob.md after
-each.
-`--rows` takes those whose name has one of the words in it, `--keep` leaves out what was done before.
+`python -m bench.plain_rows` starts the local cluster, injects the faults into a job with policy OnFailure,
+then into one with ExitCode, and after each writes bench/data/plain_pytorchjob.yaml and the table of
+docs/plain-pytorchjob.md. `--rows` selects rows by words in their names; `--keep` skips rows that have a
+result.
 """
 
 import argparse
@@ -16,144 +16,150 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localcluster import Cluster as Machine
+from localcluster import Cluster
 from rich.console import Console
 from rich.text import Text
 
-from bench.plain_report import POLICIES, WELL, Outcome, Results, ended, went_on, write
-from bench.recovery import ITERATIONS, namespace, prepared
+from bench.plain_report import POLICIES, SURVIVED, Outcome, Results, ended, resumed, write
+from bench.recovery import ITERATIONS, prepare_namespace, start_operator_run
 from bench.recovery_report import CAP_SECONDS
 from bench.recovery_systems import ByExitCode, OnFailure, Operator, PlainPyTorchJob, volume_of
-from bench.recovery_watch import AWAY, SETTLE_SECONDS, restart, settle, spread, watch
-from testkit.faults.injections import Scene
+from bench.recovery_watch import SETTLE_SECONDS, UNAVAILABLE, restart, settle, spread, watch
+from testkit.errors import TestkitError
+from testkit.faults.injections import FaultContext
 from testkit.faults.rows import ROWS, Row
 from testkit.faults.table import QUIET_ITERATIONS
-from testkit.kubectl import Cluster, CommandFailed
-from testkit.training_run import Step
-from testkit.watched_run import DATA_CLAIM, eventually
+from testkit.installation import DATA_CLAIM
+from testkit.kubectl import Kubectl
+from testkit.training_run import IterationRecord
+from testkit.waiting import wait_until
 
 NAMESPACE = "megatron-plain"
 JOBS: dict[str, type[PlainPyTorchJob]] = {"onfailure": OnFailure, "exitcode": ByExitCode}
 CHECKPOINTS = 2
-"""Before every row, so that a damaged one has one before it."""
+"""Before every row, so that a damaged checkpoint has a predecessor."""
 DAMAGED = "newest checkpoint's"
 LOADS = 2
-"""Starts that must fail before a row that damages a checkpoint is over: the file will not heal."""
-NOT_FOR_IT = {
-    r"^the operator is|the operator killed": "it has no such operator",
-    r"clock": "the clock is that of the operator",
-    r"^accelerator\.count": "it has no such field; another count is another job with other flags",
-    r"elastic run": "its count is fixed",
-    r"which is avoided": "it avoids no node",
+"""Failed starts after which a row that damages a checkpoint is over: the file stays damaged."""
+NOT_APPLICABLE = {
+    r"^the operator is|the operator killed": "a plain job has no such operator",
+    r"clock": "it is the operator's clock",
+    r"^accelerator\.count": "a plain job has no such field; another count needs another job with other flags",
+    r"elastic run": "its number of pods is fixed",
+    r"which is avoided": "a plain job avoids no node",
 }
-"""Rows that are not for a plain job, by what is in their names, and why."""
+"""Rows that do not apply to a plain job: a regular expression for their names, and the reason."""
 
 DISK_MEBIBYTES = 256
-"""Room for more checkpoints than a row takes: Megatron alone deletes none."""
+"""Space for more checkpoints than a row needs: Megatron alone deletes none."""
 
 console = Console(soft_wrap=True)
 
 
 def left_out() -> dict[str, str]:
-    """The rows that are not done, and why."""
-    return {row.name: why for row in ROWS for sign, why in NOT_FOR_IT.items() if re.search(sign, row.name)}
+    """Names of the rows that are left out, with the reason."""
+    return {
+        row.name: why for row in ROWS for sign, why in NOT_APPLICABLE.items() if re.search(sign, row.name)
+    }
 
 
-def chosen(words: list[str]) -> list[Row]:
-    """The rows whose name has one of `words` in it; all without words. Raises ValueError where none has."""
-    done = [row for row in ROWS if row.name not in left_out()]
-    found = [row for row in done if not words or any(word in row.name for word in words)]
+def select_rows(words: list[str]) -> list[Row]:
+    """The rows whose name contains one of `words`; all rows without words. Raises ValueError where none
+    does."""
+    applicable = [row for row in ROWS if row.name not in left_out()]
+    found = [row for row in applicable if not words or any(word in row.name for word in words)]
     if not found:
-        raise ValueError(f"no row has any of {words} in its name; there are: {[row.name for row in done]}")
+        raise ValueError(
+            f"no row has any of {words} in its name; the rows are: {[row.name for row in applicable]}"
+        )
     return found
 
 
-def outcome(job: PlainPyTorchJob, row: Row, machine: Machine) -> Outcome:
-    """Do one row to a job that trains."""
-    steps, saved = job.steps(), job.saved()
+def run_row(job: PlainPyTorchJob, row: Row, cluster: Cluster) -> Outcome:
+    """Inject the fault of one row into a job that trains."""
+    records, saved = job.records(), job.saved()
     known: dict[int, float] = {}
-    for step in steps:
-        known.setdefault(step.iteration, step.loss)
+    for record in records:
+        known.setdefault(record.iteration, record.loss)
     least = saved[-1] if row.resumes == "newest" else saved[-2]
-    reached = steps[-1].iteration
+    reached = records[-1].iteration
 
-    def goal(anew: list[Step], before: int) -> Step | None:
-        """A new iteration, or a start that makes waiting for one needless."""
+    def goal(new: list[IterationRecord], before: int) -> IterationRecord | None:
+        """A new iteration, or a start from so old a checkpoint that the outcome is known."""
         nonlocal reached
         reached = before
-        return next((s for s in anew if s.iteration > before or anew[0].iteration <= least), None)
+        return next((r for r in new if r.iteration > before or new[0].iteration <= least), None)
 
-    scene = Scene(job, machine)
-    with scene.undo:
-        if not row.kinds:
-            row.inject(scene)
-            return quiet(job, reached)
-        hopeless = LOADS if re.search(DAMAGED, row.name) else None
-        seen = watch(job, lambda: row.inject(scene), CAP_SECONDS, goal, hopeless)
-    if seen.anew:
-        return went_on(seen.anew, known, reached, least, seen.cell.total)
-    if seen.ended:
-        return ended(seen.ended, job.steps()[-1].iteration, ITERATIONS)
-    said = f"; {words}" if (words := job.last_error()) else ""
-    text = (
-        f"stuck: {seen.cell.stuck}, all ranks were started anew {seen.starts} times ({job.described()}{said})"
-    )
+    context = FaultContext(job, cluster)
+    with context.undo:
+        if not row.incident_kinds:
+            row.inject(context)
+            return await_uninterrupted(job, reached)
+        give_up_after = LOADS if re.search(DAMAGED, row.name) else None
+        seen = watch(job, lambda: row.inject(context), CAP_SECONDS, goal, give_up_after)
+    if seen.new_records:
+        return resumed(seen.new_records, known, reached, least, seen.cell.total)
+    if seen.final_state:
+        return ended(seen.final_state, job.records()[-1].iteration, ITERATIONS)
+    error = f"; {line}" if (line := job.last_error()) else ""
+    pods = job.describe_pods()
+    text = f"stuck: {seen.cell.stuck}, all ranks restarted {seen.starts} times ({pods}{error})"
     return Outcome("stuck", text)
 
 
-def quiet(job: PlainPyTorchJob, reached: int) -> Outcome:
-    """Of a fault that ends no rank."""
+def await_uninterrupted(job: PlainPyTorchJob, reached: int) -> Outcome:
+    """The outcome of a fault that ends no rank."""
     began = time.monotonic()
 
-    def trained() -> bool | None:
-        return job.steps()[-1].iteration >= reached + QUIET_ITERATIONS or None
+    def trained() -> bool:
+        return job.records()[-1].iteration >= reached + QUIET_ITERATIONS
 
     try:
-        eventually("it to train on", trained, CAP_SECONDS)
+        wait_until("the job to keep training", trained, CAP_SECONDS)
     except TimeoutError:
         return Outcome("stuck", f"no {QUIET_ITERATIONS} iterations in {CAP_SECONDS:.0f} s")
-    return Outcome(
-        "trained on", f"trains on: {QUIET_ITERATIONS} iterations in {time.monotonic() - began:.0f} s"
-    )
+    text = f"keeps training: {QUIET_ITERATIONS} iterations in {time.monotonic() - began:.0f} s"
+    return Outcome("uninterrupted", text)
 
 
 @dataclass
-class Plain:
-    """Jobs of one policy, one after the other."""
+class PlainJobs:
+    """Jobs of one restart policy, one after the other."""
 
+    kubectl: Kubectl
     cluster: Cluster
-    machine: Machine
     policy: str
     template: dict[str, Any]
     volume: Path
 
     def __post_init__(self) -> None:
-        self._usual = JOBS[self.policy](self.cluster, f"plain-{self.policy}", self.template, self.volume)
+        self._usual = JOBS[self.policy](self.kubectl, f"plain-{self.policy}", self.template, self.volume)
         self._runs = False
 
-    def do(self, row: Row) -> Outcome:
-        """The row's outcome. A job that did not come through well is made anew from nothing for the next.
+    def run(self, row: Row) -> Outcome:
+        """The row's outcome. A job that did not survive is replaced by a new one without checkpoints.
 
-        Raises RuntimeError or TimeoutError when no job can be brought to train.
+        Raises TestkitError or TimeoutError when no job gets to train.
         """
-        if row.disk:
+        if row.small_disk:
             self.stop()
             with self._small_disk() as job:
-                return self._done(job, row)
-        self._begin(row)
-        found = self._done(self._usual, row)
-        if found.kind not in WELL:
+                return self._run(job, row)
+        self._ensure_training(row)
+        found = self._run(self._usual, row)
+        if found.kind not in SURVIVED:
             self.stop()
         return found
 
     def stop(self) -> None:
+        """Delete the job and its checkpoints."""
         if self._runs:
             self._usual.stop()
-            self._usual.forget()
+            self._usual.delete_checkpoints()
             self._runs = False
 
-    def _begin(self, row: Row) -> None:
-        if self._runs and self._usual.worn():
+    def _ensure_training(self, row: Row) -> None:
+        if self._runs and self._usual.needs_restart():
             restart(self._usual)
         for last in (False, True):
             if not self._runs:
@@ -164,30 +170,30 @@ class Plain:
                     spread(self._usual)
                 settle(self._usual, CHECKPOINTS)
                 return
-            except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
+            except (*UNAVAILABLE, TestkitError, TimeoutError) as error:
                 if last:
                     raise
-                console.print(Text(f"{self._usual.name} begins from nothing: {error}"))
+                console.print(Text(f"{self._usual.name} restarts without checkpoints: {error}"))
                 self.stop()
 
-    def _done(self, job: PlainPyTorchJob, row: Row) -> Outcome:
+    def _run(self, job: PlainPyTorchJob, row: Row) -> Outcome:
         try:
-            return outcome(job, row, self.machine)
-        except (*AWAY, AssertionError, TimeoutError, CommandFailed) as error:
+            return run_row(job, row, self.cluster)
+        except (*UNAVAILABLE, AssertionError, TimeoutError, TestkitError) as error:
             return Outcome("not done", f"not done: {error}")
 
     @contextlib.contextmanager
     def _small_disk(self) -> Iterator[PlainPyTorchJob]:
-        """A job that trains, with its checkpoints on a disk of its own that can be filled up."""
+        """A job that trains, with its checkpoints on a separate disk that can be filled."""
         claim = f"small-disk-{self.policy}"
-        self.cluster.apply({**DATA_CLAIM, "metadata": {"name": claim}})
+        self.kubectl.apply({**DATA_CLAIM, "metadata": {"name": claim}})
 
         def bound() -> Path | None:
-            return volume_of(self._usual.api, self.cluster.namespace, claim)
+            return volume_of(self._usual.api, self.kubectl.namespace, claim)
 
-        folder = eventually(f"the volume of {claim}", bound, SETTLE_SECONDS)
-        job = JOBS[self.policy](self.cluster, claim, self.template, folder, claim)
-        with self.machine.small_disk(folder, DISK_MEBIBYTES):
+        folder = wait_until(f"the volume of {claim}", bound, SETTLE_SECONDS)
+        job = JOBS[self.policy](self.kubectl, claim, self.template, folder, claim)
+        with self.cluster.small_disk(folder, DISK_MEBIBYTES):
             job.start()
             try:
                 settle(job, CHECKPOINTS)
@@ -197,39 +203,40 @@ class Plain:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The command line. Returns 1 when a row could not be run."""
     parser = argparse.ArgumentParser(prog="bench.plain_rows", description=__doc__)
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--rows", nargs="+", default=[], metavar="WORDS", help="a part of their names")
-    parser.add_argument("--keep", action="store_true", help="add what is missing to what was done before")
+    parser.add_argument("--rows", nargs="+", default=[], metavar="WORDS", help="words in the names of rows")
+    parser.add_argument("--keep", action="store_true", help="keep earlier results and add to them")
     options = parser.parse_args(argv)
     try:
-        rows = chosen(options.rows)
+        rows = select_rows(options.rows)
     except ValueError as error:
         parser.error(str(error))
     results = Results.read() if options.keep else Results()
-    cluster = namespace(NAMESPACE)
-    operator = Operator(cluster, "plain-template", ITERATIONS)
-    template, volume = prepared(operator)
+    kubectl = prepare_namespace(NAMESPACE)
+    operator = Operator(kubectl, "plain-template", ITERATIONS)
+    template, volume = start_operator_run(operator)
     operator.stop()
-    unable = 0
+    not_run = 0
     for policy in options.policy:
-        jobs = Plain(cluster, Machine(quiet=True), policy, template, volume)
+        jobs = PlainJobs(kubectl, Cluster(quiet=True), policy, template, volume)
         for row in rows:
             if results.has(row.name, policy):
                 continue
             try:
-                found = jobs.do(row)
-            except (*AWAY, CommandFailed, RuntimeError, TimeoutError) as error:
-                unable += 1
+                found = jobs.run(row)
+            except (*UNAVAILABLE, TestkitError, TimeoutError) as error:
+                not_run += 1
                 console.print(Text(f"{POLICIES[policy]}, {row.name}: {error}", style="red"))
                 jobs.stop()
                 continue
             results.add(row.name, policy, found)
             write(results, ROWS, left_out())
-            console.print(Text(f"{POLICIES[policy]}, {row.name}: {found.told}"))
+            console.print(Text(f"{POLICIES[policy]}, {row.name}: {found.text}"))
         jobs.stop()
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=180s")
-    return 1 if unable else 0
+    kubectl.run("delete", "namespace", NAMESPACE, "--timeout=180s")
+    return 1 if not_run else 0
 
 
 if __name__ == "__main__":

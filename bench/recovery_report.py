@@ -1,4 +1,4 @@
-"""What bench.recovery measured: kept as YAML, shown as a table, drawn as bars, written into its page."""
+"""Results of bench.recovery: kept as YAML, printed as a table, plotted, and written into the docs page."""
 
 import math
 import os
@@ -30,15 +30,15 @@ SYSTEM_TITLES = {
     "onfailure": "PyTorchJob, OnFailure",
     "exitcode": "PyTorchJob, ExitCode",
     "torchrun": "torchrun alone",
-    "anew": "torchrun, both begun anew at once",
+    "cold": "torchrun, cold restart of both pods",
 }
 CAP_SECONDS = 150.0
-"""A run that does no new iteration for so long is said to be stuck. A baseline's hang has room in it: 60 s of
-time-out, 30 s until torchrun kills a rank that does not answer SIGTERM, half a minute for the cold start."""
-NO_POD = "nobody replaces a pod"
-NO_FORCE = "nobody deletes by force the pods of a node that is silent, so none are made in their place"
-THE_TIMEOUT = "nothing but the collective time-out ends it, so its length is what is measured"
-ONE_TELLS = {
+"""A run without a new iteration for this time counts as stuck. It covers a baseline's hang: 60 s of timeout,
+30 s until torchrun kills a rank that ignores SIGTERM, and half a minute for the cold start."""
+NO_POD = "no controller replaces a pod"
+NO_FORCE = "nothing force-deletes the pods of an unreachable node, so they are not replaced"
+THE_TIMEOUT = "only the collective timeout ends it, so its length is what is measured"
+DECIDED_BY_ONE_TRIAL = {
     ("torchrun", "pod"): NO_POD,
     ("torchrun", "node"): NO_POD,
     ("onfailure", "node"): NO_FORCE,
@@ -46,16 +46,18 @@ ONE_TELLS = {
     ("onfailure", "hang"): THE_TIMEOUT,
     ("exitcode", "hang"): THE_TIMEOUT,
 }
-"""Series of one trial, and why more would say the same."""
+"""Series of one trial, with the reason why further trials would have the same result."""
 PHASES = ("detect", "schedule", "start", "load", "redo")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One trial: seconds by phase, or why there was no new iteration."""
+    """One trial."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    """By phase; empty where the run got stuck."""
     stuck: str = ""
+    """Why there was no new iteration."""
 
     @property
     def total(self) -> float:
@@ -74,15 +76,16 @@ class Measured:
     """Trials by system and fault."""
 
     planned: int = 5
-    """Trials of a series, unless fewer decide it."""
+    """Trials of a series, unless fewer decide its median."""
     cells: dict[str, dict[str, list[Cell]]] = field(default_factory=dict)
 
     def add(self, system: str, fault: str, cell: Cell) -> None:
+        """Append a trial to a series."""
         self.cells.setdefault(system, {}).setdefault(fault, []).append(cell)
 
     @classmethod
     def read(cls) -> "Measured":
-        """What was written last; empty where nothing was."""
+        """The results in the data file; empty where there is none."""
         if not DATA.exists():
             return cls()
         document = yaml.safe_load(DATA.read_text())
@@ -95,41 +98,43 @@ class Measured:
         return result
 
 
-def middle(cells: list[Cell]) -> float:
-    """Median seconds of all trials; a stuck one counts as endless: infinite where half of them are stuck."""
+def median_total(cells: list[Cell]) -> float:
+    """Median seconds of all trials. A stuck trial counts as infinite, so half of them make the median
+    infinite."""
     return statistics.median(math.inf if cell.stuck else cell.total for cell in cells)
 
 
 def medians(cells: list[Cell]) -> dict[str, float]:
-    """Median of the total, and of each phase over the trials that came through; none where half are stuck."""
-    if not cells or math.isinf(middle(cells)):
+    """Median of the total, and of each phase over the trials that recovered; empty where half are stuck."""
+    if not cells or math.isinf(median_total(cells)):
         return {}
     good = [cell for cell in cells if not cell.stuck]
     found = {name: statistics.median(cell.seconds[name] for cell in good) for name in PHASES}
-    return found | {"total": middle(cells)}
+    return found | {"total": median_total(cells)}
 
 
 def decided(cells: list[Cell], planned: int) -> bool:
-    """Whether the median of `planned` trials can only be endless, whatever the rest of them bring."""
+    """Whether the median of `planned` trials is infinite regardless of the remaining trials."""
     return 2 * sum(bool(cell.stuck) for cell in cells) >= planned
 
 
 def enough(measured: Measured, system: str, fault: str, every: bool = False) -> bool:
-    """Whether a series is over. `every`: also those of ONE_TELLS go on until the median is decided."""
+    """Whether a series is complete. With `every`, those of DECIDED_BY_ONE_TRIAL need all trials too."""
     cells = measured.cells.get(system, {}).get(fault, [])
-    if cells and not every and (system, fault) in ONE_TELLS:
+    if cells and not every and (system, fault) in DECIDED_BY_ONE_TRIAL:
         return True
     return len(cells) >= measured.planned or decided(cells, measured.planned)
 
 
 def machine() -> str:
+    """Cores, memory and kernel of this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{os.cpu_count()} cores, {memory:.0f} GiB, Linux {platform.release()}"
 
 
 def document(measured: Measured) -> dict[str, Any]:
-    """As it is kept in recovery_phases.yaml."""
-    medians_told = {
+    """The content of recovery_phases.yaml."""
+    all_medians = {
         system: {
             fault: {name: round(value, 2) for name, value in medians(cells).items()} or None
             for fault, cells in faults.items()
@@ -154,30 +159,30 @@ def document(measured: Measured) -> dict[str, Any]:
             "planned": measured.planned,
             "cap": CAP_SECONDS,
         },
-        "systems": medians_told,
+        "systems": all_medians,
         "trials": trials,
     }
 
 
-def told(cells: list[Cell], planned: int) -> str:
-    """A cell of the table: median of the total, the range of those that came through, how many did not."""
+def summarize(cells: list[Cell], planned: int) -> str:
+    """A cell of the table: median of the total, range of the trials that recovered, number of stuck ones."""
     if not cells:
         return "-"
     good = sorted(cell.total for cell in cells if not cell.stuck)
     stuck = len(cells) - len(good)
-    if math.isinf(middle(cells)):
+    if math.isinf(median_total(cells)):
         text = f"> {CAP_SECONDS:.0f} ({stuck} of {len(cells)} stuck"
         if len(cells) < planned and decided(cells, planned):
             text += f"; the median of {planned} is decided"
         return text + ")"
-    text = f"{middle(cells):.1f}"
+    text = f"{median_total(cells):.1f}"
     if len(good) > 1:
         text += f" ({good[0]:.1f} to {good[-1]:.1f})"
     return f"{text}, N {len(cells)}" + (f", {stuck} stuck" if stuck else "")
 
 
 def rows(measured: Measured) -> list[list[str]]:
-    """The table: fault, system, total, phases."""
+    """The rows of the table, with the columns of HEADINGS."""
     result = []
     for fault in FAULTS:
         for system in SYSTEM_TITLES:
@@ -186,20 +191,20 @@ def rows(measured: Measured) -> list[list[str]]:
                 continue
             found = medians(cells)
             parts = [f"{found[name]:.1f}" if found else "" for name in PHASES]
-            total = told(cells, measured.planned)
+            total = summarize(cells, measured.planned)
             result.append([FAULT_TITLES[fault], SYSTEM_TITLES[system], total, *parts])
     return result
 
 
 def notes(measured: Measured) -> list[str]:
-    """Why trials were stuck, and why there are fewer than planned."""
+    """Why trials got stuck, and why there are fewer than planned."""
     lines = []
     for system, faults in measured.cells.items():
         for fault, cells in faults.items():
             place = f"{SYSTEM_TITLES[system]}, {FAULT_TITLES[fault]}"
             lines += [f"Stuck: {place}: {why}." for why in sorted({c.stuck for c in cells if c.stuck})]
-            if len(cells) == 1 < measured.planned and (system, fault) in ONE_TELLS:
-                lines.append(f"One trial: {place}: {ONE_TELLS[system, fault]}.")
+            if len(cells) == 1 < measured.planned and (system, fault) in DECIDED_BY_ONE_TRIAL:
+                lines.append(f"One trial: {place}: {DECIDED_BY_ONE_TRIAL[system, fault]}.")
     return lines
 
 
@@ -207,6 +212,7 @@ HEADINGS = ("fault", "system", "seconds to a new iteration", *PHASES)
 
 
 def show(measured: Measured, console: Console) -> None:
+    """Print the table."""
     table = Table(title="Seconds from a fault to the first new iteration, median (range)")
     for index, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="left" if index < 2 else "right")
@@ -216,7 +222,7 @@ def show(measured: Measured, console: Console) -> None:
 
 
 def write(measured: Measured) -> None:
-    """recovery_phases.yaml, the plot, and the generated part of the page."""
+    """Write recovery_phases.yaml, the plot, and the generated part of the docs page."""
     DATA.write_text(yaml.safe_dump(document(measured), sort_keys=False, width=110))
     _plot(measured)
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * 2 + "---:|" * (len(HEADINGS) - 2)]

@@ -1,1 +1,1 @@
-"""The demo: a real cluster, a real training run, a killed pod, and the run that comes back."""
+"""The demo: a real cluster, a real training run, a killed pod, and the run that recovers from it."""

@@ -1,4 +1,4 @@
-"""What the demo leaves behind: a table, summary.json and the loss curve."""
+"""The demo's results: a table, summary.json and the loss curve."""
 
 import json
 from collections.abc import Sequence
@@ -8,66 +8,75 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from testkit.training_run import Step
+from testkit.training_run import IterationRecord
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The run in a few numbers; times in seconds."""
+    """The run in numbers; times in seconds."""
 
     phase: str
     iterations: int
     restarts: int
     iterations_lost: int
-    """Iterations that were done before the kill and had to be done again."""
+    """Iterations that were done before the kill and had to be repeated."""
     seconds_to_first_step: float | None
-    """From the kill to the first step after it, an iteration done again."""
+    """From the kill to the first iteration after it, usually a repeated one."""
     seconds_to_new_iteration: float | None
     """From the kill to the first iteration that had not been done before."""
     first_loss: float
     last_loss: float
     tokens: int
     seconds_by_step: dict[str, float]
-    """How long each part of the demo took."""
+    """Duration of each step of the demo."""
 
 
 def summarize(
     phase: str,
-    steps: Sequence[Step],
+    records: Sequence[IterationRecord],
     killed_at: float,
     restarts: int,
-    tokens_per_step: int,
+    tokens_per_iteration: int,
     timings: dict[str, float],
 ) -> Summary:
-    """The numbers of one run; `killed_at` in seconds since the epoch.
+    """The numbers of one run.
 
-    Raises ValueError when there is no step.
+    Args:
+        phase: The run's last phase.
+        records: All iterations, in the order they were done.
+        killed_at: Seconds since the epoch.
+        restarts: Of status.recovery.
+        tokens_per_iteration: Global batch size times sequence length.
+        timings: Seconds by step of the demo.
+
+    Raises:
+        ValueError: There is no record.
     """
-    if not steps:
-        raise ValueError("the run wrote down no step")
-    generation = max((s.generation for s in steps if s.time <= killed_at), default=-1)
-    # Steps that were under way at the kill still belong to the old generation.
-    before = [s for s in steps if s.generation <= generation]
-    resumed = [s for s in steps if s.generation > generation]
+    if not records:
+        raise ValueError("the run recorded no iteration")
+    generation = max((s.generation for s in records if s.time <= killed_at), default=-1)
+    # An iteration that was under way at the kill still belongs to the old generation.
+    before = [s for s in records if s.generation <= generation]
+    resumed = [s for s in records if s.generation > generation]
     reached = max((s.iteration for s in before), default=0)
     again = {s.iteration for s in resumed} & {s.iteration for s in before}
     new = [s for s in resumed if s.iteration > reached]
     return Summary(
         phase=phase,
-        iterations=max(s.iteration for s in steps),
+        iterations=max(s.iteration for s in records),
         restarts=restarts,
         iterations_lost=len(again),
         seconds_to_first_step=round(resumed[0].time - killed_at, 1) if resumed else None,
         seconds_to_new_iteration=round(new[0].time - killed_at, 1) if new else None,
-        first_loss=steps[0].loss,
-        last_loss=steps[-1].loss,
-        tokens=len({s.iteration for s in steps}) * tokens_per_step,
+        first_loss=records[0].loss,
+        last_loss=records[-1].loss,
+        tokens=len({s.iteration for s in records}) * tokens_per_iteration,
         seconds_by_step={name: round(seconds, 1) for name, seconds in timings.items()},
     )
 
 
 def show(summary: Summary, console: Console) -> None:
-    """The summary as a short table."""
+    """Print the summary as a table."""
     table = Table(title="The run", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -79,9 +88,9 @@ def show(summary: Summary, console: Console) -> None:
         ("result", summary.phase),
         ("iterations", str(summary.iterations)),
         ("restarts", str(summary.restarts)),
-        ("iterations lost and done again", str(summary.iterations_lost)),
-        ("kill to the first step after it", seconds(summary.seconds_to_first_step)),
-        ("kill to the next new iteration", seconds(summary.seconds_to_new_iteration)),
+        ("iterations lost and repeated", str(summary.iterations_lost)),
+        ("kill to first iteration", seconds(summary.seconds_to_first_step)),
+        ("kill to first new iteration", seconds(summary.seconds_to_new_iteration)),
         ("first loss", f"{summary.first_loss:.4f}"),
         ("last loss", f"{summary.last_loss:.4f}"),
     ):
@@ -89,25 +98,27 @@ def show(summary: Summary, console: Console) -> None:
     console.print(table)
 
 
-def write(summary: Summary, steps: Sequence[Step], killed_at: float, directory: Path) -> list[Path]:
-    """summary.json and loss.png; returns their paths."""
+def write(
+    summary: Summary, records: Sequence[IterationRecord], killed_at: float, directory: Path
+) -> list[Path]:
+    """Write summary.json and loss.png into `directory`. Returns their paths."""
     directory.mkdir(exist_ok=True)
     numbers = directory / "summary.json"
     numbers.write_text(json.dumps(asdict(summary), indent=2) + "\n")
-    return [numbers, _plot(steps, killed_at, directory / "loss.png")]
+    return [numbers, _plot(records, killed_at, directory / "loss.png")]
 
 
-def _plot(steps: Sequence[Step], killed_at: float, path: Path) -> Path:
-    # Imported here: matplotlib takes a second, and only the end of a demo needs it.
+def _plot(records: Sequence[IterationRecord], killed_at: float, path: Path) -> Path:
+    # Imported late: matplotlib takes a second, and only the end of a demo needs it.
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    generations = sorted({s.generation for s in steps})
+    generations = sorted({s.generation for s in records})
     for number, generation in enumerate(generations):
-        part = [s for s in steps if s.generation == generation]
+        part = [s for s in records if s.generation == generation]
         axes.plot(
             [s.iteration for s in part],
             [s.loss for s in part],
@@ -116,10 +127,10 @@ def _plot(steps: Sequence[Step], killed_at: float, path: Path) -> Path:
             color=f"C{number}",
             label="before the kill" if number == 0 else "after the resume",
         )
-    before = [s for s in steps if s.time <= killed_at]
+    before = [s for s in records if s.time <= killed_at]
     if before and len(generations) > 1:
         last = before[-1]
-        resumed = next(s for s in steps if s.generation == generations[1])
+        resumed = next(s for s in records if s.generation == generations[1])
         axes.axvline(last.iteration, color="crimson", linestyle="--", linewidth=1)
         axes.annotate(
             f"pod killed at {last.iteration}",
@@ -140,7 +151,7 @@ def _plot(steps: Sequence[Step], killed_at: float, path: Path) -> Path:
         )
     axes.set_xlabel("iteration")
     axes.set_ylabel("lm loss")
-    axes.set_title("Training loss through the loss of a pod")
+    axes.set_title("Training loss across the loss of a pod")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=130)

@@ -1,1 +1,2 @@
-"""What tests, benchmarks and the demo share: faults to inject, a watched run, kubectl."""
+"""What tests, benchmarks and the demo share: kubectl, training runs, waits for a state, and faults to
+inject."""

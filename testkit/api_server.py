@@ -1,13 +1,13 @@
-"""The API server as tests use it: synchronous, with all rights."""
+"""A synchronous client of the API server with all rights."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
+
+from testkit.errors import ApiError
 
 Object = dict[str, Any]
 
@@ -35,17 +35,12 @@ _PATHS = {
 }
 
 
-class ApiError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{status}: {message}")
-        self.status = status
-
-
 class Api:
-    """Objects as plain dicts."""
+    """Reads and writes objects as plain dicts."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self._client = config.new_client_from_config(config_file=str(kubeconfig))
+        """Connects with the credentials of `kubeconfig`."""
+        self._client = config.new_client_from_config(config_file=str(kubeconfig))  # type: ignore[no-untyped-call]
         self.server = str(self._client.configuration.host)
         self.ca_file = str(self._client.configuration.ssl_ca_cert)
 
@@ -57,6 +52,10 @@ class Api:
         content_type: str = "application/json",
         **query: str,
     ) -> Any:
+        """The decoded JSON answer; an empty dict where there is none.
+
+        Raises ApiError on a status of 400 and above, urllib3's HTTPError when the server is unreachable.
+        """
         url = self.server + path + (f"?{urlencode(query)}" if query else "")
         response = self._client.rest_client.pool_manager.request(
             method,
@@ -72,10 +71,12 @@ class Api:
         return content
 
     def path(self, kind: str, namespace: str | None = None, name: str | None = None) -> str:
+        """The URL path of a kind, or of one object of it."""
         path = _PATHS[kind].format(ns=f"namespaces/{namespace}" if namespace else "").replace("//", "/")
         return f"{path}/{name}" if name else path
 
     def find(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        """The object, or None where there is none."""
         try:
             return dict(self.request("GET", self.path(kind, namespace, name)))
         except ApiError as error:
@@ -84,14 +85,17 @@ class Api:
             raise
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        """The object. Raises AssertionError where there is none."""
         found = self.find(kind, namespace, name)
         assert found is not None, f"{kind} {namespace}/{name} does not exist"
         return found
 
     def list(self, kind: str, namespace: str | None = None, **query: str) -> list[Object]:
+        """All objects of a kind that match the query, for example `labelSelector`."""
         return list(self.request("GET", self.path(kind, namespace), **query)["items"])
 
     def apply(self, body: Object, manager: str = "tests", **query: str) -> Object:
+        """Server-side apply; conflicts are overwritten."""
         metadata = body["metadata"]
         path = self.path(body["kind"], metadata.get("namespace"), metadata["name"])
         return dict(
@@ -107,31 +111,21 @@ class Api:
         )
 
     def create(self, body: Object, **query: str) -> Object:
+        """POST. Raises ApiError with status 409 when the object exists."""
         path = self.path(body["kind"], body["metadata"].get("namespace"))
         return dict(self.request("POST", path, body, **query))
 
     def patch(
         self, kind: str, namespace: str | None, name: str, body: Object, subresource: str = ""
     ) -> Object:
+        """JSON merge patch of an object or its subresource."""
         path = self.path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
         return dict(self.request("PATCH", path, body, "application/merge-patch+json"))
 
     def delete(self, kind: str, namespace: str | None, name: str, **options: Any) -> None:
+        """Delete an object with DeleteOptions; one that does not exist is no error."""
         try:
             self.request("DELETE", self.path(kind, namespace, name), options or None)
         except ApiError as error:
             if error.status != 404:
                 raise
-
-
-def eventually[T](look: Callable[[], T], what: str | Callable[[], str], seconds: float = 120) -> T:
-    """The first truthy answer of `look`; fails with its last answer when none comes in time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        answer = look()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            said = what if isinstance(what, str) else what()
-            raise AssertionError(f"after {seconds:.0f} s still not: {said}; last: {answer!r}")
-        time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""kubectl and helm, as a user would type them."""
+"""kubectl and helm, run as a user would type them."""
 
 import json
 import os
@@ -12,60 +12,63 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from testkit.errors import CommandFailedError
+
 ROOT = Path(__file__).resolve().parent.parent
+"""The repository."""
 
 
-class CommandFailed(Exception):
-    """A command ended with an error; the text is what it said."""
-
-
-def tool(name: str) -> str:
+def find_tool(name: str) -> str:
     """Path of `name`: the local cluster's own build, else the one on PATH.
 
-    Raises CommandFailed when there is neither.
+    Raises CommandFailedError when there is neither.
     """
     built = ROOT / ".cluster" / "bin" / name
     found = str(built) if built.exists() else shutil.which(name)
     if found is None:
-        raise CommandFailed(f"{name} is neither in .cluster/bin nor on PATH; `make cluster-up` builds it")
+        raise CommandFailedError(
+            f"{name} is neither in .cluster/bin nor on PATH; build it with `make cluster-up`"
+        )
     return found
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """One cluster and one namespace of it, reached with kubectl and helm."""
+class Kubectl:
+    """kubectl and helm for one cluster and one namespace."""
 
     kubeconfig: Path
     namespace: str
     console: Console | None = None
-    """Where commands that change something are shown as a user would type them; none shows nothing."""
+    """Where commands that change something are printed; None prints nothing."""
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, show: bool = False) -> str:
-        """Standard output of `kubectl -n NAMESPACE ARGUMENTS`. Raises CommandFailed."""
+    def run(self, *arguments: str, stdin: str | None = None, show: bool = False) -> str:
+        """Standard output of `kubectl -n NAMESPACE ARGUMENTS`. Raises CommandFailedError."""
         if show:
             self._show("kubectl", arguments)
-        return self._run([tool("kubectl"), "-n", self.namespace, *arguments], stdin)
+        return self._run([find_tool("kubectl"), "-n", self.namespace, *arguments], stdin)
 
     def helm(self, *arguments: str) -> str:
-        """Standard output of `helm ARGUMENTS`, shown. Raises CommandFailed."""
+        """Standard output of `helm ARGUMENTS`; the command is printed. Raises CommandFailedError."""
         self._show("helm", arguments)
-        return self._run([tool("helm"), *arguments], None)
+        return self._run([find_tool("helm"), *arguments], None)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """The object, or none where there is no such object."""
-        text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
+        """The object, or None where there is none. Raises CommandFailedError."""
+        text = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
         return json.loads(text) if text.strip() else None
 
     def select(self, kind: str, selector: str) -> list[dict[str, Any]]:
-        """All objects of `kind` with these labels."""
-        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-l", selector, "-o", "json"))[
-            "items"
-        ]
+        """All objects of `kind` that match a label selector. Raises CommandFailedError."""
+        items: list[dict[str, Any]] = json.loads(self.run("get", kind, "-l", selector, "-o", "json"))["items"]
         return items
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
-        """Apply one object."""
-        self.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        """Apply one object. Raises CommandFailedError."""
+        self.run("apply", "-f", "-", stdin=json.dumps(manifest))
+
+    def create_namespace(self) -> None:
+        """Create the namespace, unless it exists."""
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
 
     def _show(self, program: str, arguments: tuple[str, ...]) -> None:
         if self.console is not None:
@@ -77,6 +80,6 @@ class Cluster:
             command, input=stdin, capture_output=True, text=True, env=environment, check=False, cwd=ROOT
         )
         if done.returncode != 0:
-            shown = " ".join(Path(word).name if word == command[0] else word for word in command)
-            raise CommandFailed(f"{shown}: {done.stderr.strip() or done.stdout.strip()}")
+            shown = " ".join([Path(command[0]).name, *command[1:]])
+            raise CommandFailedError(f"{shown}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout

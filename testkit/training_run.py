@@ -1,4 +1,4 @@
-"""One training run on a cluster: apply it, follow it, hurt it, read back what it did."""
+"""One training run on a cluster: apply it, follow it, kill a pod, read the iterations that it did."""
 
 import json
 import time
@@ -9,27 +9,37 @@ from typing import Any
 
 import yaml
 
-from testkit.kubectl import Cluster, CommandFailed
+from testkit.errors import CommandFailedError, RunEndedError
+from testkit.kubectl import Kubectl
+from testkit.waiting import load_factor
 
-ENDED = ("Succeeded", "Failed", "Refused")
+FINAL_PHASES = ("Succeeded", "Failed", "Refused")
 
 
 @dataclass(frozen=True)
-class Step:
-    """One iteration as the trainer wrote it down. An iteration that was done again appears twice."""
+class IterationRecord:
+    """One iteration as the trainer recorded it. An iteration that was repeated has several records."""
 
     iteration: int
     loss: float
-    """The language-model loss of this step, as Megatron reduces it, every digit kept."""
+    """The language-model loss as Megatron reduces it, with all digits."""
     time: float
-    """Seconds since the epoch at the end of the step."""
+    """End of the iteration, seconds since the epoch."""
     generation: int
-    """Number of the gang's meeting at the rendezvous."""
+    """Number of the rendezvous round in which it was done."""
+
+
+def parse_progress_log(text: str | bytes) -> list[IterationRecord]:
+    """The records of a progress.jsonl, in its order. Raises ValueError on a line that is no JSON."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [
+        IterationRecord(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines
+    ]
 
 
 @dataclass(frozen=True)
-class Status:
-    """What `kubectl get megatronrecipe` tells."""
+class RunStatus:
+    """The main fields of a MegatronRecipe's status."""
 
     phase: str
     iteration: int | None
@@ -37,16 +47,19 @@ class Status:
     loss: float | None
     tokens_per_second: float | None
     checkpoint: int | None
+    """Iteration of the newest checkpoint."""
     restarts: int
     message: str
+    """Of the first condition that reports a problem; empty where none does."""
 
     @classmethod
-    def of(cls, recipe: dict[str, Any] | None) -> "Status":
+    def of(cls, recipe: dict[str, Any] | None) -> "RunStatus":
+        """The status of a recipe; Pending where the recipe or its status does not exist yet."""
         status = (recipe or {}).get("status", {})
         progress = status.get("progress") or {}
         recovery = status.get("recovery") or {}
         conditions = {c["type"]: c for c in status.get("conditions", [])}
-        told = [
+        problems = [
             conditions[kind]["message"]
             for kind, bad in (
                 ("Failed", "True"),
@@ -64,16 +77,16 @@ class Status:
             tokens_per_second=progress.get("tokensPerSecond"),
             checkpoint=(status.get("checkpoint") or {}).get("iteration"),
             restarts=recovery.get("restarts", 0),
-            message=told[0] if told else "",
+            message=problems[0] if problems else "",
         )
 
 
-class Run:
+class TrainingRun:
     """A MegatronRecipe on a cluster."""
 
-    def __init__(self, cluster: Cluster, file: Path, name: str | None = None) -> None:
-        """`file` holds one MegatronRecipe; `name` gives it another name."""
-        self.cluster = cluster
+    def __init__(self, kubectl: Kubectl, file: Path, name: str | None = None) -> None:
+        """`file` holds one MegatronRecipe; `name` replaces its name."""
+        self.kubectl = kubectl
         self.manifest: dict[str, Any] = yaml.safe_load(file.read_text())
         if name is not None:
             self.manifest["metadata"]["name"] = name
@@ -81,108 +94,107 @@ class Run:
 
     @property
     def train_iters(self) -> int:
+        """Iterations of the whole run."""
         return int(self.manifest["spec"]["training"]["trainIters"])
 
     def apply(self) -> None:
-        self.cluster.apply(self.manifest)
+        """Create or update the recipe. Raises CommandFailedError."""
+        self.kubectl.apply(self.manifest)
 
-    def status(self) -> Status:
-        return Status.of(self.cluster.get("megatronrecipe", self.name))
+    def status(self) -> RunStatus:
+        """The status as it is now. Raises CommandFailedError."""
+        return RunStatus.of(self.kubectl.get("megatronrecipe", self.name))
 
-    def follow(self, seconds: float) -> Iterator[Status]:
+    def follow(self, seconds: float) -> Iterator[RunStatus]:
         """The status about once a second until the run has ended.
 
-        Raises TimeoutError when it has not ended after `seconds`.
+        Raises TimeoutError when it has not ended after `seconds`, stretched by the machine's load.
         """
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         while True:
             status = self.status()
             yield status
-            if status.phase in ENDED:
+            if status.phase in FINAL_PHASES:
                 return
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > seconds * load_factor():
                 raise TimeoutError(
-                    f"{self.name} is still {status.phase} after {seconds:.0f} s: {status.message}"
+                    f"{self.name} is still {status.phase} after {time.monotonic() - began:.0f} s: "
+                    f"{status.message}"
                 )
             time.sleep(1)
 
-    def wait(self, reached: Callable[[Status], bool], seconds: float) -> Status:
+    def wait(self, reached: Callable[[RunStatus], bool], seconds: float) -> RunStatus:
         """The first status for which `reached` holds.
 
-        Raises TimeoutError, or RuntimeError when the run ends before it.
+        Raises TimeoutError, or RunEndedError when the run ends first.
         """
         status = self.status()
         for status in self.follow(seconds):
             if reached(status):
                 return status
-        raise RuntimeError(f"{self.name} ended as {status.phase} before that: {status.message}")
+        raise RunEndedError(f"{self.name} ended as {status.phase}: {status.message}")
 
     def pods(self) -> list[dict[str, Any]]:
-        return self.cluster.select("pods", f"training.kubeflow.org/job-name={self.name}")
+        """Its trainer pods. Raises CommandFailedError."""
+        return self.kubectl.select("pods", f"training.kubeflow.org/job-name={self.name}")
 
     def kill_pod(self, pod: str) -> float:
-        """Delete a pod by force. Returns the time, seconds since the epoch.
+        """Force-delete a pod. Returns the time, seconds since the epoch.
 
-        The object is gone at once; the kubelet still gives the process a moment, in which it may save.
+        The object is gone at once; the kubelet still grants the process a moment, in which it may save.
         """
         now = time.time()
-        self.cluster.kubectl("delete", "pod", pod, "--force", "--grace-period=0", show=True)
+        self.kubectl.run("delete", "pod", pod, "--force", "--grace-period=0", show=True)
         return now
 
-    def history(self) -> list[Step]:
-        """Every step of the run in the order it was done, read from the checkpoint volume by a pod.
+    def history(self) -> list[IterationRecord]:
+        """Every iteration in the order it was done, read by a pod from the checkpoint volume.
 
-        Raises CommandFailed when the volume cannot be read.
+        Raises CommandFailedError when the volume cannot be read.
         """
-        job = self.cluster.get("pytorchjob", self.name)
+        job = self.kubectl.get("pytorchjob", self.name)
         if job is None:
-            raise CommandFailed(f"there is no PyTorchJob {self.name}")
-        pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-        trainer = pod["containers"][0]
+            raise CommandFailedError(f"PyTorchJob {self.name} does not exist")
+        template = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        reader = self._reader_pod(template)
+        name = reader["metadata"]["name"]
+        self.kubectl.run("delete", "pod", name, "--ignore-not-found")
+        self.kubectl.apply(reader)
+        self.kubectl.run("wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=90s")
+        text = self.kubectl.run("logs", name)
+        self.kubectl.run("delete", "pod", name, "--wait=false")
+        return parse_progress_log(text)
+
+    def _reader_pod(self, template: dict[str, Any]) -> dict[str, Any]:
+        """A pod that prints progress.jsonl, with the trainer's image, mounts and security context."""
+        trainer = template["containers"][0]
         save = trainer["args"][trainer["args"].index("--save") + 1]
-        reader = f"{self.name}-history"
         mounts = [m for m in trainer["volumeMounts"] if save.startswith(m["mountPath"])]
-        volumes = [v for v in pod["volumes"] if v["name"] in {m["name"] for m in mounts}]
-        self.cluster.kubectl("delete", "pod", reader, "--ignore-not-found")
-        self.cluster.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": reader},
-                "spec": {
-                    "restartPolicy": "Never",
-                    "automountServiceAccountToken": False,
-                    "securityContext": pod["securityContext"],
-                    "imagePullSecrets": pod.get("imagePullSecrets", []),
-                    "volumes": volumes,
-                    "containers": [
-                        {
-                            "name": "cat",
-                            "image": trainer["image"],
-                            "command": ["cat", f"{save}/progress.jsonl"],
-                            "volumeMounts": [{**m, "readOnly": True} for m in mounts],
-                            "securityContext": trainer["securityContext"],
-                        }
-                    ],
-                },
-            }
-        )
-        self.cluster.kubectl(
-            "wait", f"pod/{reader}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=90s"
-        )
-        text = self.cluster.kubectl("logs", reader)
-        self.cluster.kubectl("delete", "pod", reader, "--wait=false")
-        lines = [json.loads(line) for line in text.splitlines()]
-        return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
+        volumes = [v for v in template["volumes"] if v["name"] in {m["name"] for m in mounts}]
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"{self.name}-history"},
+            "spec": {
+                "restartPolicy": "Never",
+                "automountServiceAccountToken": False,
+                "securityContext": template["securityContext"],
+                "imagePullSecrets": template.get("imagePullSecrets", []),
+                "volumes": volumes,
+                "containers": [
+                    {
+                        "name": "cat",
+                        "image": trainer["image"],
+                        "command": ["cat", f"{save}/progress.jsonl"],
+                        "volumeMounts": [{**m, "readOnly": True} for m in mounts],
+                        "securityContext": trainer["securityContext"],
+                    }
+                ],
+            },
+        }
 
     def delete(self) -> None:
-        """Delete the recipe and wait until nothing of it is left but volumes that it keeps."""
-        self.cluster.kubectl("delete", "megatronrecipe", self.name, "--ignore-not-found", "--timeout=120s")
-        self.cluster.kubectl(
-            "wait",
-            "pod",
-            "-l",
-            f"training.kubeflow.org/job-name={self.name}",
-            "--for=delete",
-            "--timeout=120s",
-        )
+        """Delete the recipe and wait until its pods are gone. Raises CommandFailedError."""
+        self.kubectl.run("delete", "megatronrecipe", self.name, "--ignore-not-found", "--timeout=120s")
+        pods = f"training.kubeflow.org/job-name={self.name}"
+        self.kubectl.run("wait", "pod", "-l", pods, "--for=delete", "--timeout=120s")

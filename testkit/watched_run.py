@@ -1,9 +1,7 @@
-"""Runs on the local cluster whose pods and volume the tests look into from the host."""
+"""Runs on the local cluster whose processes and checkpoint volume are inspected from the host."""
 
-import json
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,37 +10,24 @@ from localcluster.errors import ClusterError
 from localcluster.faults import Container, Process
 
 from testkit.api_server import Api
-from testkit.kubectl import Cluster
-from testkit.training_run import Run, Status, Step
+from testkit.errors import RunEndedError
+from testkit.installation import DATA_CLAIM
+from testkit.kubectl import ROOT, Kubectl
+from testkit.training_run import IterationRecord, RunStatus, TrainingRun, parse_progress_log
+from testkit.waiting import wait_until
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt.yaml"
+EXAMPLE = ROOT / "examples" / "tiny-gpt.yaml"
 SAVE_INTERVAL = 10
+"""Iterations between checkpoints."""
 KEEP = 3
+"""Checkpoints that are kept."""
 NODES = 2
 RANKS_PER_NODE = 2
-DATA_CLAIM: dict[str, Any] = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"name": "data"},
-    "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-}
-DEADLINE = 180.0
-"""Seconds for anything that needs pods to start, on a machine with other work."""
-
-
-def eventually[T](what: str, look: Callable[[], T | None], seconds: float = DEADLINE) -> T:
-    """The first thing that `look` finds. Raises TimeoutError naming `what` after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while (found := look()) is None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.1)
-    return found
 
 
 @dataclass(frozen=True)
-class Before:
-    """A run just before a fault."""
+class StateBeforeFault:
+    """What a run had reached just before a fault."""
 
     reached: int
     """Last iteration done."""
@@ -50,27 +35,20 @@ class Before:
     saved: list[int]
     """Iterations of its checkpoints, oldest first."""
     incidents: int
-    """Number of the last one told."""
+    """Number of the newest incident in status.recovery.history."""
 
-    def resumed_from(self, steps: list[Step]) -> int | None:
-        """The checkpoint of the first start since; None while no step was done since."""
-        anew = (step.iteration - 1 for step in steps if step.generation > self.generation)
-        return next(anew, None)
-
-
-def steps_of(text: str | bytes) -> list[Step]:
-    """Whole lines of a progress.jsonl."""
-    lines = [json.loads(line) for line in text.splitlines()]
-    return [Step(line["iteration"], line["lmLoss"], line["time"], line["generation"]) for line in lines]
+    def resumed_from(self, records: list[IterationRecord]) -> int | None:
+        """Iteration of the checkpoint that the first start since then loaded; None without a new record."""
+        return next((each.iteration - 1 for each in records if each.generation > self.generation), None)
 
 
-class Watched(ABC):
-    """Pods that train, one checkpoint folder: what faults are done to."""
+class FaultTarget(ABC):
+    """Training pods that share one checkpoint folder, into which faults are injected."""
 
     name: str
-    cluster: Cluster
+    kubectl: Kubectl
     api: Api
-    """kubectl takes a tenth of a second of a processor; what is asked many times a second goes by this."""
+    """For frequent reads: each kubectl call costs a tenth of a second of CPU."""
 
     @property
     @abstractmethod
@@ -79,51 +57,54 @@ class Watched(ABC):
 
     @abstractmethod
     def ranks(self, node_rank: int) -> list[Process]:
-        """The rank processes of a pod by local rank, fewer while they are being started.
+        """The rank processes of a pod by local rank; incomplete while they are being started.
 
         Raises ClusterError when the pod has no running container.
         """
 
-    def steps(self) -> list[Step]:
-        """Every step in the order it was done, whole lines only."""
+    def records(self) -> list[IterationRecord]:
+        """The iterations in the order they were done; a line that is being written is left out."""
         try:
             text = (self.folder / "progress.jsonl").read_text()
         except (FileNotFoundError, ClusterError):
             return []
-        return steps_of(text[: text.rfind("\n") + 1])
+        return parse_progress_log(text[: text.rfind("\n") + 1])
 
     def saved(self) -> list[int]:
-        """Iterations whose checkpoint was finished, oldest first: Megatron writes metadata.json last."""
+        """Iterations of complete checkpoints, oldest first. Megatron writes metadata.json last."""
         names = [path.parent.name for path in self.folder.glob("iter_*/metadata.json")]
-        # One that was set aside is called iter_0000020.broken-1.
+        # A checkpoint that was set aside is named iter_0000020.broken-1.
         return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
     def pod_name(self, node_rank: int) -> str:
+        """The training-operator's name of a pod: node rank 0 is the Master."""
         return f"{self.name}-master-0" if node_rank == 0 else f"{self.name}-worker-{node_rank - 1}"
 
     def pod(self, node_rank: int) -> dict[str, Any] | None:
-        return self.api.find("Pod", self.cluster.namespace, self.pod_name(node_rank))
+        """The pod object, or None where there is none."""
+        return self.api.find("Pod", self.kubectl.namespace, self.pod_name(node_rank))
 
     def container(self, node_rank: int) -> Container:
-        """Raises ClusterError when the pod has no running container."""
+        """The trainer container. Raises ClusterError when the pod has no running container."""
         pod = self.pod(node_rank) or {}
         for state in pod.get("status", {}).get("containerStatuses", []):
             if state["name"] == "pytorch" and "running" in state["state"]:
                 return Container(state["containerID"])
-        raise ClusterError(f"{self.pod_name(node_rank)} does not run")
+        raise ClusterError(f"{self.pod_name(node_rank)} is not running")
 
 
-class WatchedRun(Watched, Run):
-    """The tiny GPT with steps as short as the machine allows, and a checkpoint every SAVE_INTERVAL."""
+class WatchedRun(FaultTarget, TrainingRun):
+    """The tiny GPT with the shortest possible iterations and a checkpoint every SAVE_INTERVAL iterations."""
 
-    def __init__(self, cluster: Cluster, name: str, iterations: int) -> None:
-        super().__init__(cluster, EXAMPLE, name)
+    def __init__(self, kubectl: Kubectl, name: str, iterations: int) -> None:
+        """A run of `iterations` iterations; apply() creates it."""
+        super().__init__(kubectl, EXAMPLE, name)
         spec = self.manifest["spec"]
-        # Data parallel alone: a collective a step, where tensor parallel ranks would wait for each other's
-        # turn on a small machine twenty times a step.
+        # Data parallel only: one collective per iteration. Tensor-parallel ranks on a small machine would
+        # wait for their turn on a core twenty times per iteration.
         spec["parallelism"] = {"tensorModelParallelSize": 1}
         spec["model"] = {"numLayers": 2}
-        # One claim for the data of all runs: only the first one's preparation has something to do.
+        # All runs share one data claim, so only the first one prepares data.
         spec["data"]["volume"] = {"claimName": DATA_CLAIM["metadata"]["name"]}
         spec["training"] |= {
             "trainIters": iterations,
@@ -133,33 +114,33 @@ class WatchedRun(Watched, Run):
             "evalIters": 0,
         }
         spec["checkpoint"] |= {"saveInterval": SAVE_INTERVAL, "keep": KEEP}
-        # So many faults in one run would have every node avoided.
+        # So many faults in one run would make the operator avoid every node.
         spec["recovery"] = {"nodes": {"avoidAfter": 0}}
-        self.api = Api(cluster.kubeconfig)
+        self.api = Api(kubectl.kubeconfig)
         self.nodes = NODES
-        """Pods that it lies on now."""
+        """Pods of its current layout."""
         self.exact_through: int | None = None
-        """Last generation before it was first laid out anew; None: it never was."""
+        """Last generation before its first change of layout; None where its layout never changed."""
         self._folder: Path | None = None
 
     def change(self, spec: Mapping[str, Any]) -> None:
-        """Change what the recipe says; to be applied."""
+        """Merge `spec` into the recipe; takes effect with apply()."""
         _merge(self.manifest["spec"], spec)
 
-    def lie_on(self, nodes: int, exact_through: int) -> None:
-        """It was or is being laid out on so many pods, after that generation."""
+    def set_layout(self, nodes: int, exact_through: int) -> None:
+        """Note that the run moves to `nodes` pods after generation `exact_through`."""
         self.nodes = nodes
         if self.exact_through is None:
             self.exact_through = exact_through
 
-    # What it wrote down.
+    # Files and processes on the host.
 
     @property
     def folder(self) -> Path:
         if self._folder is None:
             named = self.manifest["spec"]["checkpoint"]["volume"].get("claimName")
             name = named or f"{self.name}-checkpoints"
-            claim = self.api.find("PersistentVolumeClaim", self.cluster.namespace, name)
+            claim = self.api.find("PersistentVolumeClaim", self.kubectl.namespace, name)
             volume = (claim or {}).get("spec", {}).get("volumeName")
             if not volume:
                 raise ClusterError(f"{self.name} has no checkpoint volume yet")
@@ -167,10 +148,8 @@ class WatchedRun(Watched, Run):
             self._folder = Path(described["spec"]["hostPath"]["path"]) / self.name
         return self._folder
 
-    # What runs.
-
     def ranks(self, node_rank: int) -> list[Process]:
-        """Children of the warm parent, each leading a session."""
+        """Children of the fork server that lead a session."""
         container = self.container(node_rank)
         return [
             process
@@ -179,8 +158,11 @@ class WatchedRun(Watched, Run):
             if process.session == process.pid
         ]
 
-    def strays(self) -> list[str]:
-        """Processes in its pods that belong neither to a launcher nor to a living rank."""
+    def stray_processes(self) -> list[str]:
+        """Processes in its pods that belong neither to a launcher nor to a live rank, described.
+
+        Raises ClusterError when a pod has no running container.
+        """
         found = []
         for node_rank in range(self.nodes):
             container = self.container(node_rank)
@@ -195,64 +177,69 @@ class WatchedRun(Watched, Run):
             ]
         return found
 
-    # What is told.
+    # Status of the recipe.
 
     def recovery(self) -> dict[str, Any]:
-        """status.recovery; empty while there is none."""
+        """status.recovery; empty where there is none."""
         found: dict[str, Any] = (self._recipe() or {}).get("status", {}).get("recovery") or {}
         return found
 
     def incidents(self, after: int = 0) -> list[dict[str, Any]]:
-        """Those of status.recovery.history with a higher number."""
+        """Incidents of status.recovery.history with a number above `after`."""
         return [each for each in self.recovery().get("history", []) if each["number"] > after]
 
+    def recovered_incidents(self, after: int) -> list[dict[str, Any]] | None:
+        """Incidents with a number above `after` once there is one and all are recovered; else None."""
+        found = self.incidents(after)
+        return found if found and all(each.get("recoveredAt") for each in found) else None
+
     def plan(self) -> dict[str, Any]:
-        """status.plan; empty while there is none."""
+        """status.plan; empty where there is none."""
         found: dict[str, Any] = (self._recipe() or {}).get("status", {}).get("plan") or {}
         return found
 
-    def status(self) -> Status:
-        return Status.of(self._recipe())
+    def status(self) -> RunStatus:
+        return RunStatus.of(self._recipe())
 
     def _recipe(self) -> dict[str, Any] | None:
-        return self.api.find("MegatronRecipe", self.cluster.namespace, self.name)
+        return self.api.find("MegatronRecipe", self.kubectl.namespace, self.name)
 
-    def trains(self) -> bool:
-        """Whether the ranks of all pods are there and the status says that they train."""
+    def is_training(self) -> bool:
+        """Whether all ranks of all pods exist and the phase is Training. Raises RunEndedError."""
         try:
             ready = all(len(self.ranks(node)) == RANKS_PER_NODE for node in range(self.nodes))
         except ClusterError:
             return False
         return ready and self.require_alive().phase == "Training"
 
-    def require_alive(self) -> Status:
-        """Raises AssertionError when the run has failed."""
+    def require_alive(self) -> RunStatus:
+        """The status. Raises RunEndedError when the run has failed or was refused."""
         status = self.status()
-        assert status.phase not in ("Failed", "Refused"), (
-            f"{self.name} ended as {status.phase}: {status.message}"
-        )
+        if status.phase in ("Failed", "Refused"):
+            raise RunEndedError(f"{self.name} ended as {status.phase}: {status.message}")
         return status
 
-    def settled(self) -> Before:
-        """Wait until it trains with all its ranks and has two checkpoints, the newest since the last start.
+    def settled(self) -> StateBeforeFault:
+        """Wait until all ranks train and there are two checkpoints, the newer one made since the last start.
 
-        Then the budget of restarts is whole, and a damaged checkpoint has one before it.
+        Then the restart budget is full, and a damaged checkpoint has a predecessor. Raises TimeoutError or
+        RunEndedError.
         """
 
-        def ready() -> Before | None:
+        def ready() -> StateBeforeFault | None:
             self.require_alive()
-            steps = self.steps()
-            if not steps or not self.trains():
+            records = self.records()
+            if not records or not self.is_training():
                 return None
-            generation = steps[-1].generation
-            first = next(step.iteration for step in steps if step.generation == generation)
+            generation = records[-1].generation
+            first = next(each.iteration for each in records if each.generation == generation)
             saved = self.saved()
-            if len(saved) < 2 or saved[-1] < first or steps[-1].iteration < saved[-1] + 2:
+            if len(saved) < 2 or saved[-1] < first or records[-1].iteration < saved[-1] + 2:
                 return None
             number = max((incident["number"] for incident in self.incidents()), default=0)
-            return Before(steps[-1].iteration, generation, saved, number)
+            return StateBeforeFault(records[-1].iteration, generation, saved, number)
 
-        return eventually(f"{self.name} to train on past a checkpoint", ready)
+        return wait_until(f"{self.name} to train past a checkpoint", ready)
 
 
 def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""The fault table: faults, how each is injected, and what must hold afterwards."""
+"""The fault table: each fault, how it is injected, and what must hold afterwards."""

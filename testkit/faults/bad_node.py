@@ -1,41 +1,39 @@
-"""A node on which a run fails again and again."""
+"""A node on which a run fails repeatedly."""
 
-from collections.abc import Callable
-
-from testkit.faults.injections import Hit, Scene, delete_pod, kill_rank
-from testkit.watched_run import WatchedRun, eventually
+from testkit.faults.injections import FaultContext, InjectedFault, Injection, delete_pod, kill_rank
+from testkit.waiting import wait_until
+from testkit.watched_run import WatchedRun
 
 AVOID_AFTER_TWO = {"recovery": {"nodes": {"avoidAfter": 2}}}
 
 
-def fail_twice_on_one_node(scene: Scene[WatchedRun]) -> Hit:
-    """Kill a rank twice on one node, then delete the pod if the operator has not moved it already."""
-    run, kill = scene.run, kill_rank(1, 0)
-    hit = _survive(scene, kill)
-    bad = hit.node
-    _survive(scene, kill)
-    eventually(
+def fail_twice_on_one_node(context: FaultContext[WatchedRun]) -> InjectedFault:
+    """Kill a rank twice on one node, then delete the pod unless the operator has already moved it."""
+    run, kill = context.run, kill_rank(1, 0)
+    fault = _inject_and_recover(context, kill)
+    bad = fault.node
+    _inject_and_recover(context, kill)
+    wait_until(
         f"status.recovery.nodesAvoided to name {bad}",
-        lambda: run.recovery().get("nodesAvoided") == [bad] or None,
+        lambda: run.recovery().get("nodesAvoided") == [bad],
     )
     run.settled()
-    if scene.node_of(1) == bad:
-        _survive(scene, delete_pod(1))
-    assert scene.node_of(1) != bad, f"{run.pod_name(1)} is on {bad} again, which is avoided"
-    return hit
+    if context.node_of(1) == bad:
+        _inject_and_recover(context, delete_pod(1))
+    assert context.node_of(1) != bad, f"{run.pod_name(1)} is on {bad} again, which is avoided"
+    return fault
 
 
-def _survive(scene: Scene[WatchedRun], fault: Callable[[Scene], Hit]) -> Hit:
-    """Do a fault, and wait until the run trains again and tells that it is back from it."""
-    run = scene.run
+def _inject_and_recover(context: FaultContext[WatchedRun], inject: Injection) -> InjectedFault:
+    """Inject a fault; wait until the run trains again and its incidents are reported as recovered."""
+    run = context.run
     before = run.settled()
-    hit = fault(scene)
+    fault = inject(context)
 
-    def back() -> bool | None:
+    def recovered() -> bool:
         run.require_alive()
-        new = run.incidents(before.incidents)
-        told = bool(new) and all(each.get("recoveredAt") for each in new)
-        return (told and before.resumed_from(run.steps()) is not None) or None
+        reported = run.recovered_incidents(before.incidents) is not None
+        return reported and before.resumed_from(run.records()) is not None
 
-    eventually(f"{run.name} to be back", back)
-    return hit
+    wait_until(f"{run.name} to recover", recovered)
+    return fault

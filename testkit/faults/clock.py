@@ -1,27 +1,27 @@
-"""The operator's clock is set, in the middle of a recovery.
+"""The operator's clock jumps in the middle of a recovery.
 
-No container has a realtime clock of its own that could be set. What jumps is the operator's reading of it:
-`time.time` of its process, which is the only way in which the operator asks for the time of day.
+A container has no wall clock of its own that could be set. What jumps is `time.time` of the operator's
+process, the only way in which the operator reads the time of day.
 """
 
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from localcluster.faults import Container
 from megatron_operator.api.times import seconds
 
-from demo.__main__ import OPERATOR_NAMESPACE
-from testkit.faults.injections import Hit, Scene, delete_pod
-from testkit.watched_run import WatchedRun, eventually
+from testkit.faults.injections import FaultContext, InjectedFault, Injection, delete_pod
+from testkit.installation import OPERATOR_NAMESPACE
+from testkit.waiting import wait_until
+from testkit.watched_run import WatchedRun
 
 HOUR = 3600.0
 DEPLOYMENT = "deployment/megatron-operator"
 SELECTOR = "app.kubernetes.io/name=megatron-operator"
 AHEAD = "tmp/seconds-ahead"
-"""Below the operator's root: holds how far its clock is ahead; as long as it is missing, not at all."""
+"""Relative to the operator's root: the offset of its clock in seconds; 0 where the file is missing."""
 SITECUSTOMIZE = f"""\
 import time
 
@@ -38,7 +38,7 @@ def ahead():
 
 time.time = lambda: read() + ahead()
 """
-NAME = "clock-that-can-be-set"
+NAME = "adjustable-clock"
 MODULES = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
@@ -63,64 +63,65 @@ PATCH = {
 }
 
 
-def jump(ahead: float) -> Callable[[Scene[WatchedRun]], Hit]:
-    """Delete a pod, set the operator's reading of the clock by `ahead` seconds, and wait for what it tells.
+def jump(ahead: float) -> Injection:
+    """Delete a pod, set the operator's clock `ahead` by seconds, and wait for the recovery in the status.
 
-    It reads the true time again when the row is over: a second jump.
+    The clock is correct again when the row is over, which is a second jump.
     """
 
-    def inject(scene: Scene[WatchedRun]) -> Hit:
-        _let_clock_be_set(scene)
-        before = scene.run.settled()
-        hit = delete_pod(1)(scene)
-        _set(scene, ahead)
-        eventually("the operator to see that its clock is wrong", lambda: _is_seen(scene, ahead) or None)
+    def inject(context: FaultContext[WatchedRun]) -> InjectedFault:
+        run = context.run
+        _make_clock_adjustable(context)
+        before = run.settled()
+        fault = delete_pod(1)(context)
+        _set_offset(context, ahead)
+        wait_until("the operator to log its clock offset", lambda: _offset_logged(context, ahead))
 
-        def told() -> str | None:
-            scene.run.require_alive()
-            new = scene.run.incidents(before.incidents)
-            return new[-1]["time"] if new and all(each.get("recoveredAt") for each in new) else None
+        def recovered_at() -> str | None:
+            run.require_alive()
+            found = run.recovered_incidents(before.incidents)
+            return found[-1]["time"] if found else None
 
-        at = seconds(eventually("the operator to tell that the run is back", told))
-        assert at is not None
-        assert abs(at - time.time()) < HOUR / 2, "it tells the time of its own clock, not the cluster's"
-        return hit
+        reported = seconds(wait_until("the operator to report the recovery", recovered_at))
+        assert reported is not None
+        assert abs(reported - time.time()) < HOUR / 2, "the time is the operator's, not the cluster's"
+        return fault
 
     return inject
 
 
-def _let_clock_be_set(scene: Scene[WatchedRun]) -> None:
-    """Start the operator anew with a clock that can be set; as it was, when the row is over."""
-    scene.run.api.apply(MODULES)
-    scene.undo.callback(scene.run.api.delete, "ConfigMap", OPERATOR_NAMESPACE, NAME)
-    _kubectl(scene, "patch", DEPLOYMENT, "--patch", json.dumps(PATCH))
-    scene.undo.callback(_roll_back, scene)
-    _await_rollout(scene)
+def _make_clock_adjustable(context: FaultContext[WatchedRun]) -> None:
+    """Restart the operator with an adjustable clock; undone when the row is over."""
+    context.run.api.apply(MODULES)
+    context.undo.callback(context.run.api.delete, "ConfigMap", OPERATOR_NAMESPACE, NAME)
+    _kubectl(context, "patch", DEPLOYMENT, "--patch", json.dumps(PATCH))
+    context.undo.callback(_roll_back, context)
+    _await_rollout(context)
 
 
-def _roll_back(scene: Scene[WatchedRun]) -> None:
-    _kubectl(scene, "rollout", "undo", DEPLOYMENT)
-    _await_rollout(scene)
+def _roll_back(context: FaultContext[WatchedRun]) -> None:
+    _kubectl(context, "rollout", "undo", DEPLOYMENT)
+    _await_rollout(context)
 
 
-def _await_rollout(scene: Scene[WatchedRun]) -> None:
-    _kubectl(scene, "rollout", "status", DEPLOYMENT, "--timeout=120s")
+def _await_rollout(context: FaultContext[WatchedRun]) -> None:
+    _kubectl(context, "rollout", "status", DEPLOYMENT, "--timeout=120s")
 
 
-def _kubectl(scene: Scene[WatchedRun], *words: str) -> None:
-    scene.cluster.kubectl("-n", OPERATOR_NAMESPACE, *words)
+def _kubectl(context: FaultContext[WatchedRun], *arguments: str) -> str:
+    return context.kubectl.run("-n", OPERATOR_NAMESPACE, *arguments)
 
 
-def _is_seen(scene: Scene[WatchedRun], ahead: float) -> bool:
-    """By the operator's log."""
-    log = scene.cluster.kubectl("-n", OPERATOR_NAMESPACE, "logs", DEPLOYMENT)
+def _offset_logged(context: FaultContext[WatchedRun], ahead: float) -> bool:
+    """Whether the operator has logged this clock offset, to 10 s."""
+    log = _kubectl(context, "logs", DEPLOYMENT)
     seen = re.findall(r"the clock here is (-?\d+) s ahead", log)
     return any(abs(int(each) - ahead) < 10 for each in seen)
 
 
-def _set(scene: Scene[WatchedRun], ahead: float) -> None:
-    """All processes of the operator see it at their next look at the clock."""
-    for pod in scene.run.api.list("Pod", OPERATOR_NAMESPACE, labelSelector=SELECTOR):
+def _set_offset(context: FaultContext[WatchedRun], ahead: float) -> None:
+    """All processes of the operator use it from their next reading of the clock on."""
+    for pod in context.run.api.list("Pod", OPERATOR_NAMESPACE, labelSelector=SELECTOR):
         for state in pod["status"]["containerStatuses"]:
             pid = Container(state["containerID"]).first.pid
             file = Path(f"/proc/{pid}/root/{AHEAD}")

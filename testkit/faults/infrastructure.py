@@ -1,4 +1,4 @@
-"""Faults of what a run stands on: nodes, the control plane, the operators, name service, several at once."""
+"""Faults in nodes, the control plane, the operators and name service, and two faults at once."""
 
 import contextlib
 import time
@@ -7,64 +7,65 @@ from collections.abc import Callable
 from localcluster.errors import ClusterError
 from localcluster.faults import Container
 
-from demo.__main__ import OPERATOR_NAMESPACE
-from testkit.faults.injections import Hit, Scene, delete_pod, kill_rank
-from testkit.watched_run import NODES, RANKS_PER_NODE, eventually
+from testkit.faults.injections import AnyContext, InjectedFault, Injection, delete_pod, kill_rank
+from testkit.installation import OPERATOR_NAMESPACE
+from testkit.waiting import wait_until
+from testkit.watched_run import NODES, RANKS_PER_NODE
 
 VICTIM_NODE = "node-1"
-"""node-0 carries the training-operator and the storage provisioner."""
+"""node-0 runs the training-operator and the storage provisioner."""
 
 
 def hold(seconds: float) -> None:
-    """Let a fault last. It is part of the fault, nothing waits for it."""
+    """Let a fault last. This is part of the fault; nothing is synchronised with it."""
     time.sleep(seconds)
 
 
 # Nodes.
 
 
-def lose_node(seconds: float | None) -> Callable[[Scene], Hit]:
-    """Cut a node's power: for `seconds`, or until the row is over."""
+def lose_node(seconds: float | None) -> Injection:
+    """Cut a node's power for `seconds`, or until the row is over."""
 
-    def inject(scene: Scene) -> Hit:
-        on_it = [rank for rank in range(NODES) if scene.node_of(rank) == VICTIM_NODE]
-        assert on_it, f"no pod of {scene.run.name} is on {VICTIM_NODE}"
-        hit = scene.hit(on_it[0])
-        scene.machine.node_stop(VICTIM_NODE)
+    def inject(context: AnyContext) -> InjectedFault:
+        on_it = [rank for rank in range(NODES) if context.node_of(rank) == VICTIM_NODE]
+        assert on_it, f"no pod of {context.run.name} is on {VICTIM_NODE}"
+        fault = context.fault_at(on_it[0])
+        context.cluster.node_stop(VICTIM_NODE)
         if seconds is None:
-            scene.undo.callback(scene.machine.node_start, VICTIM_NODE)
+            context.undo.callback(context.cluster.node_start, VICTIM_NODE)
         else:
             hold(seconds)
-            scene.machine.node_start(VICTIM_NODE)
-        return hit
+            context.cluster.node_start(VICTIM_NODE)
+        return fault
 
     return inject
 
 
-# The control plane. While it is away, the run must be looked at beforehand.
+# The control plane. While it is down, the run's pods cannot be read.
 
 
-def without(component: str, seconds: float) -> Callable[[Scene], Hit]:
-    """A part of the control plane is away for `seconds`, and meanwhile a rank is killed."""
+def kill_rank_without(component: str, seconds: float) -> Injection:
+    """A component of the control plane is down for `seconds`, and meanwhile a rank is killed."""
 
-    def inject(scene: Scene) -> Hit:
-        hit, victim = scene.hit(1, RANKS_PER_NODE), scene.run.ranks(1)[0]
-        with scene.machine.component_away(component):
+    def inject(context: AnyContext) -> InjectedFault:
+        fault, victim = context.fault_at(1, RANKS_PER_NODE), context.run.ranks(1)[0]
+        with context.cluster.component_away(component):
             victim.kill()
             hold(seconds)
-        return hit
+        return fault
 
     return inject
 
 
-def replace_pod_without(component: str, seconds: float) -> Callable[[Scene], Hit]:
-    """A part of the cluster is away for `seconds` while a pod must be replaced."""
+def replace_pod_without(component: str, seconds: float) -> Injection:
+    """A component of the cluster is down for `seconds` while a pod must be replaced."""
 
-    def inject(scene: Scene) -> Hit:
-        hit = delete_pod(1)(scene)
-        with scene.machine.component_away(component):
+    def inject(context: AnyContext) -> InjectedFault:
+        fault = delete_pod(1)(context)
+        with context.cluster.component_away(component):
             hold(seconds)
-        return hit
+        return fault
 
     return inject
 
@@ -72,79 +73,79 @@ def replace_pod_without(component: str, seconds: float) -> Callable[[Scene], Hit
 # The operators.
 
 
-def _kill_deployment(scene: Scene, namespace: str, selector: str) -> None:
-    """SIGKILL the first process of a Deployment's pod and take the pod away, so that the next starts at
-    once."""
-    pods = scene.run.api.list("Pod", namespace, labelSelector=selector)
-    for pod in pods:
+def _kill_deployment(context: AnyContext, namespace: str, selector: str) -> None:
+    """SIGKILL PID 1 of a Deployment's pods and delete them, so that new ones start at once."""
+    for pod in context.run.api.list("Pod", namespace, labelSelector=selector):
         for state in pod.get("status", {}).get("containerStatuses", []):
             if "running" in state["state"]:
-                # A node that was lost has taken its containers with it, and not told it yet.
+                # The containers of a lost node are gone although the pod's status does not show it yet.
                 with contextlib.suppress(ClusterError):
                     Container(state["containerID"]).first.kill()
-        words = ("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
-        scene.cluster.kubectl("-n", namespace, *words)
+        arguments = ("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
+        context.kubectl.run("-n", namespace, *arguments)
 
 
-def kill_operator(scene: Scene) -> None:
-    _kill_deployment(scene, OPERATOR_NAMESPACE, "app.kubernetes.io/name=megatron-operator")
+def kill_operator(context: AnyContext) -> None:
+    """Kill this project's operator."""
+    _kill_deployment(context, OPERATOR_NAMESPACE, "app.kubernetes.io/name=megatron-operator")
 
 
-def kill_training_operator(scene: Scene) -> None:
-    _kill_deployment(scene, "kubeflow", "control-plane=kubeflow-training-operator")
+def kill_training_operator(context: AnyContext) -> None:
+    """Kill the Kubeflow training-operator."""
+    _kill_deployment(context, "kubeflow", "control-plane=kubeflow-training-operator")
 
 
-def _replacement(scene: Scene, uid: str) -> dict[str, object] | None:
-    pod = scene.run.pod(1)
+def _replacement(context: AnyContext, uid: str) -> dict[str, object] | None:
+    pod = context.run.pod(1)
     return pod if pod is not None and pod["metadata"]["uid"] != uid else None
 
 
-def _gone(scene: Scene, uid: str) -> bool:
-    pod = scene.run.pod(1)
+def _pod_is_gone(context: AnyContext, uid: str) -> bool:
+    pod = context.run.pod(1)
     return pod is None or pod["metadata"]["uid"] != uid
 
 
-def _is_made(scene: Scene, uid: str) -> bool:
-    return _replacement(scene, uid) is not None
+def _replacement_exists(context: AnyContext, uid: str) -> bool:
+    return _replacement(context, uid) is not None
 
 
-def _runs(scene: Scene, uid: str) -> bool:
-    pod = _replacement(scene, uid)
+def _replacement_runs(context: AnyContext, uid: str) -> bool:
+    pod = _replacement(context, uid)
     try:
-        return pod is not None and bool(scene.run.container(1).processes())
+        return pod is not None and bool(context.run.container(1).processes())
     except ClusterError:
         return False
 
 
-def _has_ranks(scene: Scene, uid: str) -> bool:
+def _ranks_started(context: AnyContext, uid: str) -> bool:
     try:
-        return _runs(scene, uid) and len(scene.run.ranks(1)) == RANKS_PER_NODE
+        return _replacement_runs(context, uid) and len(context.run.ranks(1)) == RANKS_PER_NODE
     except ClusterError:
         return False
 
 
-STAGES: dict[str, Callable[[Scene, str], bool]] = {
-    "when the pod is gone": _gone,
-    "when its replacement is made": _is_made,
-    "when its replacement runs": _runs,
-    "when its ranks start": _has_ranks,
+STAGES: dict[str, Callable[[AnyContext, str], bool]] = {
+    "when the pod is gone": _pod_is_gone,
+    "when its replacement is created": _replacement_exists,
+    "when its replacement runs": _replacement_runs,
+    "when its ranks start": _ranks_started,
 }
-"""Steps of the replacement of a pod."""
+"""Stages of the replacement of a pod, each with the check that it is reached; `str` is the old pod's uid."""
 
 
 def kill_during_recovery(
-    kill: Callable[[Scene], None], stage: Callable[[Scene, str], bool]
-) -> Callable[[Scene], Hit]:
-    """Delete a pod, and kill an operator as soon as the recovery has come to `stage`."""
+    kill: Callable[[AnyContext], None], stage: Callable[[AnyContext, str], bool]
+) -> Injection:
+    """Delete a pod, and kill an operator as soon as the recovery has reached `stage`."""
 
-    def inject(scene: Scene) -> Hit:
-        before = scene.run.pod(1)
+    def inject(context: AnyContext) -> InjectedFault:
+        before = context.run.pod(1)
         assert before is not None
         uid = before["metadata"]["uid"]
-        hit = delete_pod(1)(scene)
-        eventually("the recovery to come so far", lambda: stage(scene, uid) or None)
-        kill(scene)
-        return hit
+        fault = delete_pod(1)(context)
+        wait_until("the recovery to reach the stage", lambda: stage(context, uid))
+        kill(context)
+        return fault
 
     return inject
 
@@ -152,13 +153,13 @@ def kill_during_recovery(
 # Two at once.
 
 
-def both(first: Callable[[Scene], Hit], second: Callable[[Scene], Hit]) -> Callable[[Scene], Hit]:
-    """Two faults right after each other. What the first one hit is what must be named."""
+def both(first: Injection, second: Injection) -> Injection:
+    """Two faults right after each other. The status must name what the first one hit."""
 
-    def inject(scene: Scene) -> Hit:
-        hit = first(scene)
-        second(scene)
-        return hit
+    def inject(context: AnyContext) -> InjectedFault:
+        fault = first(context)
+        second(context)
+        return fault
 
     return inject
 
@@ -167,7 +168,8 @@ rank_and_pod = both(kill_rank(0, 0), delete_pod(1))
 both_pods = both(delete_pod(1), delete_pod(0))
 
 
-def node_and_operator(scene: Scene) -> Hit:
-    hit = lose_node(None)(scene)
-    kill_operator(scene)
-    return hit
+def node_and_operator(context: AnyContext) -> InjectedFault:
+    """Cut a node's power until the row is over, and kill this project's operator."""
+    fault = lose_node(None)(context)
+    kill_operator(context)
+    return fault

@@ -1,4 +1,4 @@
-"""How each fault is done to a run. Every function returns what it hit: what the status must name then."""
+"""Faults in ranks, pods and checkpoints. Each function returns what it hit, which the status must name."""
 
 import contextlib
 import json
@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from localcluster import Cluster as Machine
+from localcluster import Cluster
 from localcluster.faults import end_with_success, slowed
 
-from testkit.kubectl import Cluster
-from testkit.watched_run import NODES, RANKS_PER_NODE, Watched, eventually
+from testkit.kubectl import Kubectl
+from testkit.waiting import wait_until
+from testkit.watched_run import NODES, RANKS_PER_NODE, FaultTarget
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
 @dataclass(frozen=True)
-class Hit:
+class InjectedFault:
     """What a fault hit; None where it hit nothing in particular."""
 
     pod: str | None = None
@@ -29,203 +31,220 @@ class Hit:
 
 
 @dataclass
-class Scene[R: Watched]:
-    """A run under way, and the machine that it runs on."""
+class FaultContext[R: FaultTarget]:
+    """A training run and the cluster that it runs on."""
 
     run: R
-    machine: Machine
+    cluster: Cluster
     undo: ExitStack = field(default_factory=ExitStack)
-    """Closed when the row is over."""
+    """Closed after the fault's row of the table."""
 
     @property
-    def cluster(self) -> Cluster:
-        return self.run.cluster
+    def kubectl(self) -> Kubectl:
+        """kubectl in the run's namespace."""
+        return self.run.kubectl
 
     def node_of(self, node_rank: int) -> str:
+        """The node of a pod. Raises AssertionError when the pod does not exist."""
         pod = self.run.pod(node_rank)
-        assert pod is not None, f"{self.run.pod_name(node_rank)} is gone"
+        assert pod is not None, f"{self.run.pod_name(node_rank)} does not exist"
         return str(pod["spec"]["nodeName"])
 
-    def hit(self, node_rank: int, rank: int | None = None) -> Hit:
+    def fault_at(self, node_rank: int, rank: int | None = None) -> InjectedFault:
+        """The record of a fault in a pod that still exists, or in one of its ranks."""
         name = self.run.pod_name(node_rank).removeprefix(f"{self.run.name}-")
-        return Hit(name, self.node_of(node_rank), rank)
+        return InjectedFault(name, self.node_of(node_rank), rank)
+
+
+type AnyContext = FaultContext[Any]
+"""The context of a fault that suits every target."""
+type Injection = Callable[[AnyContext], InjectedFault]
 
 
 # Processes of the run.
 
 
-def kill_rank(node_rank: int, local_rank: int) -> Callable[[Scene], Hit]:
+def kill_rank(node_rank: int, local_rank: int) -> Injection:
     """SIGKILL one rank."""
 
-    def inject(scene: Scene) -> Hit:
-        scene.run.ranks(node_rank)[local_rank].kill()
-        return scene.hit(node_rank, node_rank * RANKS_PER_NODE + local_rank)
+    def inject(context: AnyContext) -> InjectedFault:
+        context.run.ranks(node_rank)[local_rank].kill()
+        return context.fault_at(node_rank, node_rank * RANKS_PER_NODE + local_rank)
 
     return inject
 
 
-def exit_rank_with_success(scene: Scene) -> Hit:
-    """A rank ends with exit code 0 in the middle."""
-    end_with_success(scene.run.ranks(1)[0])
-    return scene.hit(1, RANKS_PER_NODE)
+def exit_rank_with_success(context: AnyContext) -> InjectedFault:
+    """A rank exits with code 0 in the middle of training."""
+    end_with_success(context.run.ranks(1)[0])
+    return context.fault_at(1, RANKS_PER_NODE)
 
 
-def kill_launcher(node_rank: int) -> Callable[[Scene], Hit]:
-    """SIGKILL a pod's PID 1, and with it the container."""
+def kill_launcher(node_rank: int) -> Injection:
+    """SIGKILL a pod's PID 1, which ends the container."""
 
-    def inject(scene: Scene) -> Hit:
-        hit = scene.hit(node_rank)
-        scene.run.container(node_rank).first.kill()
-        return hit
-
-    return inject
-
-
-def exit_launcher_with_success(node_rank: int) -> Callable[[Scene], Hit]:
-    """A pod's PID 1 ends with exit code 0 in the middle: Kubernetes sees a pod that succeeded."""
-
-    def inject(scene: Scene) -> Hit:
-        hit = scene.hit(node_rank)
-        end_with_success(scene.run.container(node_rank).first)
-        return hit
+    def inject(context: AnyContext) -> InjectedFault:
+        fault = context.fault_at(node_rank)
+        context.run.container(node_rank).first.kill()
+        return fault
 
     return inject
 
 
-def terminate_launcher(scene: Scene) -> Hit:
-    """SIGTERM of a pod's PID 1, as a node that is drained sends it."""
-    hit = scene.hit(1)
-    scene.run.container(1).first.signal(signal.SIGTERM)
-    return hit
+def exit_launcher_with_success(node_rank: int) -> Injection:
+    """A pod's PID 1 exits with code 0 in the middle of training: Kubernetes sees a pod that succeeded."""
+
+    def inject(context: AnyContext) -> InjectedFault:
+        fault = context.fault_at(node_rank)
+        end_with_success(context.run.container(node_rank).first)
+        return fault
+
+    return inject
 
 
-def starve_rank(scene: Scene) -> Hit:
-    """The kernel ends a rank because its container is at its memory limit."""
-    hit = scene.hit(0, 1)
-    with scene.run.container(0).out_of_memory(scene.run.ranks(0)[1]):
+def terminate_launcher(context: AnyContext) -> InjectedFault:
+    """SIGTERM to a pod's PID 1, as from a node that is drained."""
+    fault = context.fault_at(1)
+    context.run.container(1).first.signal(signal.SIGTERM)
+    return fault
+
+
+def starve_rank(context: AnyContext) -> InjectedFault:
+    """The kernel's OOM killer ends a rank because its container reached its memory limit."""
+    fault = context.fault_at(0, 1)
+    with context.run.container(0).out_of_memory(context.run.ranks(0)[1]):
         pass
-    return hit
+    return fault
 
 
-def stop_rank(scene: Scene) -> Hit:
-    """SIGSTOP: the rank is there and does nothing."""
-    scene.run.ranks(1)[1].signal(signal.SIGSTOP)
-    return scene.hit(1, RANKS_PER_NODE + 1)
+def stop_rank(context: AnyContext) -> InjectedFault:
+    """SIGSTOP: the rank exists and does nothing."""
+    context.run.ranks(1)[1].signal(signal.SIGSTOP)
+    return context.fault_at(1, RANKS_PER_NODE + 1)
 
 
-def slow_rank(scene: Scene) -> Hit:
-    """One rank gets a fifth of the time."""
-    scene.undo.enter_context(slowed(scene.run.ranks(1)[0]))
-    return scene.hit(1, RANKS_PER_NODE)
+def slow_rank(context: AnyContext) -> InjectedFault:
+    """One rank gets a fifth of its CPU time."""
+    context.undo.enter_context(slowed(context.run.ranks(1)[0]))
+    return context.fault_at(1, RANKS_PER_NODE)
 
 
-# Pods and nodes.
+# Pods.
 
 
-def delete_pod(node_rank: int) -> Callable[[Scene], Hit]:
+def delete_pod(node_rank: int) -> Injection:
     """`kubectl delete pod --force`: the object is gone at once."""
 
-    def inject(scene: Scene) -> Hit:
-        hit = scene.hit(node_rank)
-        name = scene.run.pod_name(node_rank)
-        scene.cluster.kubectl("delete", "pod", name, "--force", "--grace-period=0")
-        return hit
+    def inject(context: AnyContext) -> InjectedFault:
+        fault = context.fault_at(node_rank)
+        name = context.run.pod_name(node_rank)
+        context.kubectl.run("delete", "pod", name, "--force", "--grace-period=0")
+        return fault
 
     return inject
 
 
-def evict_pod(scene: Scene) -> Hit:
+def evict_pod(context: AnyContext) -> InjectedFault:
     """The eviction API, as `kubectl drain` uses it: SIGTERM and the pod's grace period."""
-    hit = scene.hit(1)
-    name, namespace = scene.run.pod_name(1), scene.cluster.namespace
+    fault = context.fault_at(1)
+    name, namespace = context.run.pod_name(1), context.kubectl.namespace
     target = {"name": name, "namespace": namespace}
     body = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": target})
     path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
-    scene.cluster.kubectl("create", "--raw", path, "-f", "-", stdin=body)
-    return hit
+    context.kubectl.run("create", "--raw", path, "-f", "-", stdin=body)
+    return fault
 
 
-# Checkpoints. Every damage is followed by a killed rank, so that the run must choose where to go on.
+# Checkpoints. Every damage is followed by a killed rank, so that the run must select a checkpoint.
 
 
-def newest(scene: Scene) -> Path:
-    return scene.run.folder / f"iter_{scene.run.saved()[-1]:07d}"
+def newest_checkpoint(context: AnyContext) -> Path:
+    """Folder of the newest complete checkpoint."""
+    run: FaultTarget = context.run
+    return run.folder / f"iter_{run.saved()[-1]:07d}"
 
 
-def shard(checkpoint: Path) -> Path:
+def shard_file(checkpoint: Path) -> Path:
+    """The last shard of a checkpoint."""
     return sorted(checkpoint.glob("*.distcp"))[-1]
 
 
+def tracker_file(checkpoint: Path) -> Path:
+    """The file that names the newest checkpoint."""
+    return checkpoint.parent / TRACKER
+
+
+def metadata_file(checkpoint: Path) -> Path:
+    """torch.distributed.checkpoint's index of the shards."""
+    return checkpoint / ".metadata"
+
+
+def metadata_json_file(checkpoint: Path) -> Path:
+    """Megatron's own metadata, the file written last."""
+    return checkpoint / "metadata.json"
+
+
 def tear(path: Path) -> None:
-    """The second half is other bytes: the length is right, the content is not."""
+    """Replace the second half with random bytes: the length stays."""
     content = path.read_bytes()
     half = len(content) // 2
     path.write_bytes(content[:half] + os.urandom(len(content) - half))
 
 
 def truncate(path: Path) -> None:
+    """Cut off the second half."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 def empty(path: Path) -> None:
+    """Cut off everything."""
     os.truncate(path, 0)
 
 
-def lose(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Delete the file."""
     path.unlink()
 
 
-def damage(which: Callable[[Path], Path], how: Callable[[Path], None]) -> Callable[[Scene], Hit]:
+def damage(select: Callable[[Path], Path], how: Callable[[Path], None]) -> Injection:
     """Damage a file of the newest checkpoint, then kill a rank."""
 
-    def inject(scene: Scene) -> Hit:
-        how(which(newest(scene)))
-        return kill_rank(0, 0)(scene)
+    def inject(context: AnyContext) -> InjectedFault:
+        how(select(newest_checkpoint(context)))
+        return kill_rank(0, 0)(context)
 
     return inject
 
 
-def tracker(checkpoint: Path) -> Path:
-    return checkpoint.parent / TRACKER
-
-
-def metadata(checkpoint: Path) -> Path:
-    return checkpoint / ".metadata"
-
-
-def summary(checkpoint: Path) -> Path:
-    return checkpoint / "metadata.json"
-
-
-def make_read_only(scene: Scene) -> Hit:
-    """Nobody but root may write into the checkpoint folder until a save has failed."""
-    folder = scene.run.folder
+def make_read_only(context: AnyContext) -> InjectedFault:
+    """Only root may write to the checkpoint folder until a save has failed."""
+    folder = context.run.folder
     mode = folder.stat().st_mode
-    with _until_a_rank_has_ended(scene):
+    with _until_a_rank_ends(context):
         folder.chmod(0o555)
-        scene.undo.callback(folder.chmod, mode)
-    return Hit()
+        context.undo.callback(folder.chmod, mode)
+    return InjectedFault()
 
 
-def fill_disk(scene: Scene) -> Hit:
-    """Somebody else's file takes what is left of the volume until a save has failed."""
-    filler = scene.run.folder.parent / "somebody-elses-file"
-    with _until_a_rank_has_ended(scene):
-        scene.undo.callback(filler.unlink)
+def fill_disk(context: AnyContext) -> InjectedFault:
+    """A foreign file takes the free space of the volume until a save has failed."""
+    filler = context.run.folder.parent / "foreign-file"
+    with _until_a_rank_ends(context):
+        context.undo.callback(filler.unlink)
         with filler.open("wb", buffering=0) as file:
             for chunk in (1 << 20, 4096):
                 with contextlib.suppress(OSError):
                     while file.write(b"x" * chunk):
                         pass
-    return Hit()
+    return InjectedFault()
 
 
 @contextlib.contextmanager
-def _until_a_rank_has_ended(scene: Scene) -> Iterator[None]:
-    """What is done inside is undone when a rank has ended of it, so that the run can go on."""
-    ranks = [rank for node in range(NODES) for rank in scene.run.ranks(node)]
+def _until_a_rank_ends(context: AnyContext) -> Iterator[None]:
+    """Undo what the block did as soon as it has ended a rank, so that the run can recover."""
+    ranks = [rank for node in range(NODES) for rank in context.run.ranks(node)]
     yield
     try:
-        eventually("a save to fail", lambda: any(not rank.alive for rank in ranks) or None, seconds=120)
+        wait_until("a save to fail", lambda: any(not rank.alive for rank in ranks))
     finally:
-        scene.undo.close()
+        context.undo.close()

@@ -1,6 +1,5 @@
-"""Faults that leave a run with another layout: fewer accelerators, another split, and back again."""
+"""Faults after which a run has another layout: fewer accelerators, another split, and back again."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,90 +8,97 @@ from localcluster.faults import slowed
 from localcluster.node import PAUSE_IMAGE
 
 from testkit.faults.infrastructure import VICTIM_NODE, lose_node
-from testkit.faults.injections import Hit, Scene
-from testkit.watched_run import RANKS_PER_NODE, Before, WatchedRun, eventually
+from testkit.faults.injections import FaultContext, InjectedFault, Injection
+from testkit.waiting import DEADLINE, LONG_DEADLINE, wait_until
+from testkit.watched_run import RANKS_PER_NODE, StateBeforeFault, WatchedRun
 
 GPUS = 8
-"""Simulated ones, of each node."""
+"""Simulated GPUs of each node."""
 RESIZE_PAUSE = 300.0
 """Seconds that the operator leaves between two resizes of its own."""
 ELASTIC = {"recovery": {"elastic": {"minCount": 2, "shrinkAfter": 5, "growAfter": 5}}}
 RESHARDABLE = {"recovery": {"elastic": {"minCount": 2}}}
-"""Checkpoints that load at another tensor-parallel size; nothing makes the run shrink by itself."""
+"""Checkpoints load at another tensor-parallel size; nothing shrinks the run automatically."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Accelerators of a run, and ranks that share a layer."""
+class RunSize:
+    """Accelerators of a run, and its tensor-parallel size."""
 
     count: int
     tensor: int = 1
 
     @property
     def pods(self) -> int:
+        """Pods that hold so many accelerators."""
         return self.count // RANKS_PER_NODE
 
 
-WHOLE = Layout(4)
-HALF = Layout(2)
+WHOLE = RunSize(4)
+HALF = RunSize(2)
 
 
-def edit(*layouts: Layout) -> Callable[[Scene[WatchedRun]], Hit]:
-    """Edit the recipe while it trains, each time that it trains on past a checkpoint of the layout before."""
+def edit(*sizes: RunSize) -> Injection:
+    """Edit the recipe during training, each time after a checkpoint of the previous size."""
 
-    def inject(scene: Scene[WatchedRun]) -> Hit:
-        for layout in layouts:
-            before = scene.run.settled()
-            scene.run.change(
+    def inject(context: FaultContext[WatchedRun]) -> InjectedFault:
+        for size in sizes:
+            before = context.run.settled()
+            context.run.change(
                 {
-                    "accelerator": {"count": layout.count},
-                    "parallelism": {"tensorModelParallelSize": layout.tensor},
+                    "accelerator": {"count": size.count},
+                    "parallelism": {"tensorModelParallelSize": size.tensor},
                 }
             )
-            scene.run.apply()
-            _arrive(scene.run, before, layout)
-        return Hit()
+            context.run.apply()
+            _await_resize(context.run, before, size)
+        return InjectedFault()
 
     return inject
 
 
-def lose_the_last_place(scene: Scene[WatchedRun]) -> Hit:
-    """A node is lost and the other is full, for as long as the run needs to shrink; then the node is back.
+def shrink_and_grow(context: FaultContext[WatchedRun]) -> InjectedFault:
+    """A node is lost and the other one is full, so the run shrinks; then the node returns and it grows.
 
-    The run must still train when it may grow, minutes later: a rank gets a twentieth of its time until then.
+    The run must still be training when it may grow, minutes later: a rank is slowed to a twentieth until
+    then.
     """
-    run = scene.run
+    run = context.run
     before = run.settled()
-    _fill_up(scene, next(node.name for node in CLUSTER_NODES if node.name != VICTIM_NODE))
-    hit = lose_node(None)(scene)
-    shrunk = _arrive(run, before, HALF, seconds=300)
+    _fill_up(context, next(node.name for node in CLUSTER_NODES if node.name != VICTIM_NODE))
+    fault = lose_node(None)(context)
+    shrunk = _await_resize(run, before, HALF, seconds=LONG_DEADLINE)
     with slowed(run.ranks(0)[0], running=0.02, stopped=0.4):
-        scene.machine.node_start(VICTIM_NODE)
-        _arrive(run, shrunk, WHOLE, seconds=RESIZE_PAUSE + 180)
-    return hit
+        context.cluster.node_start(VICTIM_NODE)
+        _await_resize(run, shrunk, WHOLE, seconds=RESIZE_PAUSE + DEADLINE)
+    return fault
 
 
-def _arrive(run: WatchedRun, before: Before, layout: Layout, seconds: float = 180.0) -> Before:
-    """Wait until the run trains on in `layout`, from no older checkpoint than it had, with the same batch."""
-    run.lie_on(layout.pods, exact_through=before.generation)
+def _await_resize(
+    run: WatchedRun, before: StateBeforeFault, size: RunSize, seconds: float = DEADLINE
+) -> StateBeforeFault:
+    """Wait until the run trains in `size`, from no older checkpoint than it had, with the same batch."""
+    run.set_layout(size.pods, exact_through=before.generation)
 
-    def anew() -> int | None:
+    def resumed_from() -> int | None:
         run.require_alive()
-        return before.resumed_from(run.steps())
+        return before.resumed_from(run.records())
 
-    resumed = eventually(f"{run.name} to train on {layout.count} accelerators", anew, seconds)
-    assert resumed >= before.saved[-1], f"went on from {resumed}, checkpoint {before.saved[-1]} was whole"
+    resumed = wait_until(f"{run.name} to train on {size.count} accelerators", resumed_from, seconds)
+    assert resumed >= before.saved[-1], (
+        f"resumed from {resumed} although checkpoint {before.saved[-1]} is intact"
+    )
     after = run.settled()
     plan, training = run.plan(), run.manifest["spec"]["training"]
-    wanted = (layout.count, layout.tensor, layout.count // layout.tensor, training["globalBatchSize"])
-    sizes = ("worldSize", "tensorModelParallelSize", "dataParallelSize", "globalBatchSize")
-    assert tuple(plan[size] for size in sizes) == wanted, f"laid out otherwise than asked for: {plan}"
+    expected = (size.count, size.tensor, size.count // size.tensor, training["globalBatchSize"])
+    fields = ("worldSize", "tensorModelParallelSize", "dataParallelSize", "globalBatchSize")
+    assert tuple(plan[name] for name in fields) == expected, f"the plan is not the requested one: {plan}"
     return after
 
 
-def _fill_up(scene: Scene[WatchedRun], node: str) -> None:
-    """Somebody else's pod takes what simulated GPUs a node has beyond one pod of the run."""
-    name, namespace = f"{scene.run.name}-neighbour", scene.cluster.namespace
+def _fill_up(context: FaultContext[WatchedRun], node: str) -> None:
+    """A foreign pod takes all simulated GPUs of a node beyond those for one pod of the run."""
+    name, namespace = f"{context.run.name}-neighbour", context.kubectl.namespace
     amount = {"nvidia.com/gpu": str(GPUS - RANKS_PER_NODE)}
     pod: dict[str, Any] = {
         "apiVersion": "v1",
@@ -104,10 +110,10 @@ def _fill_up(scene: Scene[WatchedRun], node: str) -> None:
             "containers": [{"name": "pause", "image": PAUSE_IMAGE, "resources": {"limits": amount}}],
         },
     }
-    scene.run.api.create(pod)
-    scene.undo.callback(scene.run.api.delete, "Pod", namespace, name)
+    context.run.api.create(pod)
+    context.undo.callback(context.run.api.delete, "Pod", namespace, name)
 
-    def there() -> bool | None:
-        return scene.run.api.get("Pod", namespace, name)["status"]["phase"] == "Running" or None
+    def runs() -> bool:
+        return bool(context.run.api.get("Pod", namespace, name)["status"]["phase"] == "Running")
 
-    eventually(f"{node} to be full", there)
+    wait_until(f"{node} to be full", runs)

@@ -1,13 +1,14 @@
-"""The fault table: what is done to a run, and what must be said of it afterwards."""
+"""The rows of the fault table: each fault, and what the run's status must report afterwards."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from testkit.faults import bad_node, clock, resizes
-from testkit.faults import infrastructure as at
-from testkit.faults import injections as do
-from testkit.faults.injections import Hit, Scene
+from testkit.faults import infrastructure as infra
+from testkit.faults import injections as inject
+from testkit.faults.injections import Injection
 
 SIGKILL = r"rank {rank} was killed by SIGKILL"
 
@@ -17,96 +18,140 @@ class Row:
     """One fault. `cause` is a regular expression in which {pod}, {node} and {rank} stand for what was hit."""
 
     name: str
-    inject: Callable[[Scene], Hit]
-    kinds: frozenset[str] = frozenset()
-    """Of the incidents that may be told; empty: the run goes on and nothing is told."""
+    inject: Injection
+    incident_kinds: frozenset[str] = frozenset()
+    """Kinds of incidents that may be reported; empty: the run is not interrupted, nothing is reported."""
     cause: str = ""
     """Of the first incident."""
-    later: tuple[str, ...] | None = None
-    """Causes of all that come after it, in their order; None: any may come."""
+    later_causes: tuple[str, ...] | None = None
+    """Of all later incidents, in order; None: any later incidents are allowed."""
     resumes: Literal["newest", "older"] = "newest"
-    """From the newest checkpoint that was finished before the fault, or from the one before it."""
-    names: tuple[str, ...] = ()
-    """Fields of the incident that must be what was hit: pod, node, rank."""
-    strays: bool = True
-    """Whether all pods are looked through for processes that outlived their rank."""
-    seconds: float = 120.0
-    """Within which the run must have done a new iteration."""
-    fresh: bool = False
-    """Wants a run of its own, with all its iterations before it."""
-    disk: bool = False
-    """Wants a run of its own whose checkpoints go to a disk that can be filled up."""
+    """From the newest checkpoint that was complete before the fault, or from its predecessor."""
+    reported: tuple[str, ...] = ()
+    """Fields of the first incident that must name what was hit: pod, node, rank."""
+    check_strays: bool = True
+    """Whether all pods are searched for processes that outlived their rank."""
+    recover_within: float = 120.0
+    """Seconds until a new iteration, on an idle machine."""
+    fresh_run: bool = False
+    """Needs a run of its own, with all its iterations ahead."""
+    small_disk: bool = False
+    """Needs a run of its own with checkpoints on a disk that can be filled."""
     spec: Mapping[str, Any] = field(default_factory=dict)
-    """Wants a run of its own whose recipe says this too, and which ends when the row is over."""
+    """Needs a run of its own with these fields in its recipe; the run ends with the row."""
     extended: bool = False
-    """Only in `make faults`: it takes longer than a minute."""
+    """Only in `make faults`: takes longer than a minute."""
 
     @property
-    def alone(self) -> bool:
-        """Whether it wants a run of its own."""
-        return self.fresh or self.disk or bool(self.spec)
+    def needs_own_run(self) -> bool:
+        """Whether it cannot share a run with the rows before it."""
+        return self.fresh_run or self.small_disk or bool(self.spec)
 
 
-def told(*kinds: str) -> frozenset[str]:
-    return frozenset(kinds)
+def kinds(*names: str) -> frozenset[str]:
+    """Kinds of incidents."""
+    return frozenset(names)
 
 
 RANKS = (
-    Row("a rank is killed, master pod", do.kill_rank(0, 1), told("rank"), SIGKILL, names=("pod", "rank")),
-    Row("a rank is killed, worker pod", do.kill_rank(1, 0), told("rank"), SIGKILL, names=("pod", "rank")),
     Row(
-        "a rank is out of memory",
-        do.starve_rank,
-        told("rank"),
+        "a rank is killed, master pod",
+        inject.kill_rank(0, 1),
+        kinds("rank"),
+        SIGKILL,
+        reported=("pod", "rank"),
+    ),
+    Row(
+        "a rank is killed, worker pod",
+        inject.kill_rank(1, 0),
+        kinds("rank"),
+        SIGKILL,
+        reported=("pod", "rank"),
+    ),
+    Row(
+        "a rank runs out of memory",
+        inject.starve_rank,
+        kinds("rank"),
         r"rank {rank}.*out of memory",
-        names=("pod", "rank"),
+        reported=("pod", "rank"),
     ),
     Row(
-        "a rank ends with exit code 0 too early",
-        do.exit_rank_with_success,
-        told("rank"),
+        "a rank exits early with code 0",
+        inject.exit_rank_with_success,
+        kinds("rank"),
         r"rank {rank}",
-        names=("rank",),
+        reported=("rank",),
     ),
-    Row("a rank hangs (SIGSTOP)", do.stop_rank, told("hang"), r"rank {rank}", names=("rank",)),
-    Row("a rank is slow", do.slow_rank),
+    Row("a rank hangs (SIGSTOP)", inject.stop_rank, kinds("hang"), r"rank {rank}", reported=("rank",)),
+    Row("a rank is slow", inject.slow_rank),
 )
 
 PODS = (
-    Row("a launcher is killed, worker", do.kill_launcher(1), told("pod"), r"{pod}", names=("pod", "node")),
-    Row("a launcher is killed, master", do.kill_launcher(0), told("pod"), r"{pod}", names=("pod", "node")),
-    Row("a worker pod is deleted by force", do.delete_pod(1), told("pod"), r"{pod}", names=("pod",)),
-    Row("the master pod is deleted by force", do.delete_pod(0), told("pod"), r"{pod}", names=("pod",)),
-    Row("a pod is told to stop (SIGTERM)", do.terminate_launcher, told("pod"), r"{pod}", names=("pod",)),
-    Row("a pod is evicted", do.evict_pod, told("pod"), r"{pod}|told to stop", names=("pod",)),
     Row(
-        "a worker pod ends with exit code 0 too early",
-        do.exit_launcher_with_success(1),
-        told("pod", "gang"),
+        "a launcher is killed, worker",
+        inject.kill_launcher(1),
+        kinds("pod"),
         r"{pod}",
-        names=("pod",),
+        reported=("pod", "node"),
+    ),
+    Row(
+        "a launcher is killed, master",
+        inject.kill_launcher(0),
+        kinds("pod"),
+        r"{pod}",
+        reported=("pod", "node"),
+    ),
+    Row(
+        "a worker pod is force-deleted",
+        inject.delete_pod(1),
+        kinds("pod"),
+        r"{pod}",
+        reported=("pod",),
+    ),
+    Row(
+        "the master pod is force-deleted",
+        inject.delete_pod(0),
+        kinds("pod"),
+        r"{pod}",
+        reported=("pod",),
+    ),
+    Row("a pod receives SIGTERM", inject.terminate_launcher, kinds("pod"), r"{pod}", reported=("pod",)),
+    Row("a pod is evicted", inject.evict_pod, kinds("pod"), r"{pod}|told to stop", reported=("pod",)),
+    Row(
+        "a worker pod exits early with code 0",
+        inject.exit_launcher_with_success(1),
+        kinds("pod", "gang"),
+        r"{pod}",
+        reported=("pod",),
         extended=True,
     ),
     Row(
-        "the master pod ends with exit code 0 too early",
-        do.exit_launcher_with_success(0),
-        told("pod", "gang"),
+        "the master pod exits early with code 0",
+        inject.exit_launcher_with_success(0),
+        kinds("pod", "gang"),
         r"{pod}",
         extended=True,
     ),
 )
 
 
-def _damaged(what: str, which: Callable[..., object], resumes: Literal["newest", "older"]) -> tuple[Row, ...]:
-    ways = (("torn", do.tear), ("truncated", do.truncate), ("empty", do.empty), ("missing", do.lose))
+def _damaged(
+    what: str, select: Callable[[Path], Path], resumes: Literal["newest", "older"]
+) -> tuple[Row, ...]:
+    ways = (
+        ("torn", inject.tear),
+        ("truncated", inject.truncate),
+        ("empty", inject.empty),
+        ("missing", inject.remove),
+    )
     return tuple(
         Row(
             f"the newest checkpoint's {what} is {how}",
-            do.damage(which, way),  # type: ignore[arg-type]
-            told("rank"),
+            inject.damage(select, way),
+            kinds("rank"),
             SIGKILL,
             resumes=resumes,
-            # A shard that is torn at its full length is found by loading it: that takes a restart more.
+            # A shard torn at its full length is detected only on loading, which costs another restart.
             extended=(how in ("empty", "missing") and what != "tracker") or (how, what) == ("torn", "shard"),
         )
         for how, way in ways
@@ -114,22 +159,22 @@ def _damaged(what: str, which: Callable[..., object], resumes: Literal["newest",
 
 
 CHECKPOINTS = (
-    *_damaged("shard", do.shard, "older"),
-    *_damaged(".metadata", do.metadata, "older"),
-    *_damaged("metadata.json", do.summary, "older"),
-    *_damaged("tracker", do.tracker, "newest"),
+    *_damaged("shard", inject.shard_file, "older"),
+    *_damaged(".metadata", inject.metadata_file, "older"),
+    *_damaged("metadata.json", inject.metadata_json_file, "older"),
+    *_damaged("tracker", inject.tracker_file, "newest"),
     Row(
         "the checkpoint folder is read-only",
-        do.make_read_only,
-        told("rank", "store", "pod", "gang"),
+        inject.make_read_only,
+        kinds("rank", "store", "pod", "gang"),
         extended=True,
     ),
     Row(
         "the checkpoint volume is full",
-        do.fill_disk,
-        told("rank", "store", "pod", "gang"),
+        inject.fill_disk,
+        kinds("rank", "store", "pod", "gang"),
         r"a checkpoint could not be written .* 0 B free|No space left",
-        disk=True,
+        small_disk=True,
         extended=True,
     ),
 )
@@ -137,93 +182,98 @@ CHECKPOINTS = (
 NODES = (
     Row(
         "a node is lost for 20 seconds",
-        at.lose_node(20),
-        told("node", "pod"),
+        infra.lose_node(20),
+        kinds("node", "pod"),
         r"{node}|{pod}",
-        names=("node",),
-        seconds=240,
-        fresh=True,
+        reported=("node",),
+        recover_within=240,
+        fresh_run=True,
         extended=True,
     ),
     Row(
-        "a node is lost for ever",
-        at.lose_node(None),
-        told("node"),
+        "a node is lost permanently",
+        infra.lose_node(None),
+        kinds("node"),
         r"{node}",
-        names=("node",),
-        seconds=240,
-        fresh=True,
+        reported=("node",),
+        recover_within=240,
+        fresh_run=True,
         extended=True,
     ),
 )
 
 CONTROL = (
     Row(
-        "the API server is away for 60 seconds, a rank is killed",
-        at.without("kube-apiserver", 60),
-        told("rank"),
+        "the API server is down for 60 seconds, a rank is killed",
+        infra.kill_rank_without("kube-apiserver", 60),
+        kinds("rank"),
         SIGKILL,
-        names=("rank",),
-        fresh=True,
+        reported=("rank",),
+        fresh_run=True,
         extended=True,
     ),
     Row(
-        "etcd is started anew, a rank is killed",
-        at.without("etcd", 1),
-        told("rank"),
+        "etcd restarts, a rank is killed",
+        infra.kill_rank_without("etcd", 1),
+        kinds("rank"),
         SIGKILL,
-        names=("rank",),
+        reported=("rank",),
     ),
     Row(
-        "name service is away for 20 seconds, a pod is deleted",
-        at.replace_pod_without("coredns", 20),
-        told("pod"),
+        "name service is down for 20 seconds, a pod is deleted",
+        infra.replace_pod_without("coredns", 20),
+        kinds("pod"),
         r"{pod}",
-        names=("pod",),
+        reported=("pod",),
         extended=True,
     ),
     *(
         Row(
             f"the operator is killed {stage}",
-            at.kill_during_recovery(at.kill_operator, reached),
-            told("pod"),
+            infra.kill_during_recovery(infra.kill_operator, reached),
+            kinds("pod"),
             r"{pod}",
             extended=True,
         )
-        for stage, reached in at.STAGES.items()
+        for stage, reached in infra.STAGES.items()
     ),
     Row(
         "the training-operator is killed when a pod is gone",
-        at.kill_during_recovery(at.kill_training_operator, at.STAGES["when the pod is gone"]),
-        told("pod"),
+        infra.kill_during_recovery(infra.kill_training_operator, infra.STAGES["when the pod is gone"]),
+        kinds("pod"),
         r"{pod}",
     ),
 )
 
 TWO = (
-    Row("a rank is killed and another pod deleted", at.rank_and_pod, told("rank", "pod"), r"{pod}|worker-0"),
-    Row("both pods are deleted", at.both_pods, told("pod"), r"worker-0|master-0"),
+    Row(
+        "a rank is killed and another pod deleted",
+        infra.rank_and_pod,
+        kinds("rank", "pod"),
+        r"{pod}|worker-0",
+    ),
+    Row("both pods are deleted", infra.both_pods, kinds("pod"), r"worker-0|master-0"),
     Row(
         "a node is lost and the operator killed",
-        at.node_and_operator,
-        told("node"),
+        infra.node_and_operator,
+        kinds("node"),
         r"{node}",
-        names=("node",),
-        seconds=240,
-        fresh=True,
+        reported=("node",),
+        recover_within=240,
+        fresh_run=True,
         extended=True,
     ),
 )
 
 CLOCK = tuple(
     Row(
-        f"the operator's reading of the clock jumps an hour {where} in a recovery",
+        f"the operator's clock jumps an hour {where} during a recovery",
         clock.jump(seconds),
-        told("pod"),
+        kinds("pod"),
         r"{pod}",
-        later=(),
-        names=("pod",),
-        fresh=True,
+        later_causes=(),
+        reported=("pod",),
+        fresh_run=True,
         extended=True,
     )
     for where, seconds in (("ahead", clock.HOUR), ("back", -clock.HOUR))
@@ -233,37 +283,37 @@ LAYOUTS = (
     Row(
         "accelerator.count is edited from 4 to 2 and back",
         resizes.edit(resizes.HALF, resizes.WHOLE),
-        told("resize"),
+        kinds("resize"),
         r"accelerator\.count was edited: 4 before, 2 now",
-        later=(r"accelerator\.count was edited: 2 before, 4 now",),
-        fresh=True,
+        later_causes=(r"accelerator\.count was edited: 2 before, 4 now",),
+        fresh_run=True,
         extended=True,
     ),
     Row(
         "accelerator.count is edited from 4 to 2 and tensorModelParallelSize from 1 to 2, and back",
-        resizes.edit(resizes.Layout(2, tensor=2), resizes.WHOLE),
-        told("resize"),
+        resizes.edit(resizes.RunSize(2, tensor=2), resizes.WHOLE),
+        kinds("resize"),
         r"accelerator\.count was edited: 4 before, 2 now",
-        later=(r"accelerator\.count was edited: 2 before, 4 now",),
+        later_causes=(r"accelerator\.count was edited: 2 before, 4 now",),
         spec=resizes.RESHARDABLE,
         extended=True,
     ),
     Row(
-        "a node is lost, an elastic run shrinks, the node is back and it grows",
-        resizes.lose_the_last_place,
-        told("node", "resize"),
+        "a node is lost and an elastic run shrinks, the node returns and the run grows",
+        resizes.shrink_and_grow,
+        kinds("node", "resize"),
         r"{node}",
-        later=(r"2 of 4 accelerators could be had", r"4 of 4 accelerators have been free"),
-        names=("node",),
+        later_causes=(r"2 of 4 accelerators could be had", r"4 of 4 accelerators have been free"),
+        reported=("node",),
         spec=resizes.ELASTIC,
         extended=True,
     ),
     Row(
         "a rank is killed twice on one node, which is avoided",
         bad_node.fail_twice_on_one_node,
-        told("rank", "pod"),
+        kinds("rank", "pod"),
         SIGKILL,
-        names=("pod", "node", "rank"),
+        reported=("pod", "node", "rank"),
         spec=bad_node.AVOID_AFTER_TWO,
         extended=True,
     ),

@@ -1,111 +1,130 @@
-"""One row of the table done to a run, and everything that must hold afterwards."""
+"""Plays one row of the table against a run and checks everything that must hold afterwards."""
 
 import math
 import re
 from typing import Any
 
-from testkit.faults.injections import Hit, Scene
+from testkit.errors import TestkitError
+from testkit.faults.injections import FaultContext, InjectedFault
 from testkit.faults.rows import Row
-from testkit.training_run import Step
-from testkit.watched_run import SAVE_INTERVAL, Before, WatchedRun, eventually
+from testkit.training_run import IterationRecord
+from testkit.waiting import wait_until
+from testkit.watched_run import SAVE_INTERVAL, StateBeforeFault, WatchedRun
 
 QUIET_ITERATIONS = 30
-"""What a run does undisturbed before a fault is said to have passed it by."""
-ROOM = 6 * SAVE_INTERVAL
+"""Iterations without an interruption after which a fault counts as harmless."""
+ITERATIONS_PER_ROW = 6 * SAVE_INTERVAL
 """Iterations that a run must have left for a row."""
 RESHARD_TOLERANCE = 6e-3
-"""Relative difference of a loss once the layout has changed: gradients are summed in another order then, and
-weights in bf16 round otherwise. Ten times what was seen (6e-4); a batch of other samples makes 4e-2."""
+"""Relative difference of a loss after a change of layout: gradients are summed in another order then, and
+weights in bf16 are rounded differently. Ten times what was measured (6e-4); other samples in a batch make
+4e-2."""
 
 
-class ToldWrongly(AssertionError):
-    """The run is well, but its status says something else than what was done to it."""
+class IncidentMismatchError(TestkitError, AssertionError):
+    """The run is healthy, but its status reports other incidents than the injected fault."""
 
 
-def play(scene: Scene[WatchedRun], row: Row, expected: dict[int, float]) -> None:
-    """Do the fault, wait until the run is past it, and check what must hold.
+def play(context: FaultContext[WatchedRun], row: Row, expected: dict[int, float]) -> None:
+    """Inject the fault, wait until the run has recovered, and check what must hold.
 
-    `expected` is the loss by iteration.
+    Args:
+        context: The run, settled or about to.
+        row: The fault.
+        expected: Loss by iteration of an undisturbed run.
+
+    Raises:
+        IncidentMismatchError: The run recovered and its status is wrong.
+        AssertionError, TimeoutError, RunEndedError: The run did not recover as it must.
     """
-    before = scene.run.settled()
-    with scene.undo:
-        hit = row.inject(scene)
-        after = recovered(scene.run, row, before)
-    check_curve(scene.run, expected)
-    if row.kinds:
-        check_resumed(row, before, after)
-    if row.strays:
-        eventually(
-            "no process of a dead rank to be left in a pod",
-            lambda: (scene.run.trains() and not scene.run.strays()) or None,
-            seconds=60,
+    run = context.run
+    before = run.settled()
+    with context.undo:
+        fault = row.inject(context)
+        after = _wait_for_recovery(run, row, before)
+    check_losses(run, expected)
+    if row.incident_kinds:
+        _check_resumed(row, before, after)
+    if row.check_strays:
+        wait_until(
+            "the processes of dead ranks to be gone", lambda: run.is_training() and not run.stray_processes()
         )
-    pods = {pod["metadata"]["name"] for pod in scene.run.pods()}
-    assert pods == {scene.run.pod_name(node) for node in range(scene.run.nodes)}
-    check_told(scene.run, row, hit, before)
+    pods = {pod["metadata"]["name"] for pod in run.pods()}
+    assert pods == {run.pod_name(node) for node in range(run.nodes)}
+    _check_incidents(run, row, fault, before)
 
 
-def recovered(run: WatchedRun, row: Row, before: Before) -> list[Step]:
-    """The run's steps once there is one beyond what had been reached before the fault."""
-    goal = before.reached + (1 if row.kinds else QUIET_ITERATIONS)
+def _wait_for_recovery(run: WatchedRun, row: Row, before: StateBeforeFault) -> list[IterationRecord]:
+    """The run's records once there is one beyond what had been reached before the fault."""
+    goal = before.reached + (1 if row.incident_kinds else QUIET_ITERATIONS)
 
-    def beyond() -> list[Step] | None:
-        steps = run.steps()
-        newest = steps[-1]
-        if newest.iteration >= goal and (newest.generation > before.generation or not row.kinds):
-            return steps
+    def beyond() -> list[IterationRecord] | None:
+        records = run.records()
+        newest = records[-1]
+        if newest.iteration >= goal and (newest.generation > before.generation or not row.incident_kinds):
+            return records
         run.require_alive()
         return None
 
-    return eventually(f"iteration {goal} after: {row.name}", beyond, row.seconds)
+    return wait_until(f"iteration {goal} after: {row.name}", beyond, row.recover_within)
 
 
-def check_curve(run: WatchedRun, expected: dict[int, float]) -> None:
-    """Every iteration up to the newest was done, and each loss is the undisturbed run's: to the last digit
-    while the run lies as that one did, within RESHARD_TOLERANCE from then on."""
-    steps = run.steps()
+def check_losses(run: WatchedRun, expected: dict[int, float]) -> None:
+    """Every iteration up to the newest was done, each with the undisturbed run's loss.
+
+    Losses are equal to the last digit up to the first change of layout, and within RESHARD_TOLERANCE after
+    it. Raises AssertionError.
+    """
+    records = run.records()
     different = {}
-    for step in steps:
-        exact = run.exact_through is None or step.generation <= run.exact_through
+    for record in records:
+        exact = run.exact_through is None or record.generation <= run.exact_through
         allowed = 0.0 if exact else RESHARD_TOLERANCE
-        if not math.isclose(step.loss, expected[step.iteration], rel_tol=allowed, abs_tol=0.0):
-            different[step.iteration] = (step.loss, expected[step.iteration])
-    assert not different, f"losses that are not the undisturbed run's: {different}"
-    assert {s.iteration for s in steps} == set(range(1, max(s.iteration for s in steps) + 1))
+        if not math.isclose(record.loss, expected[record.iteration], rel_tol=allowed, abs_tol=0.0):
+            different[record.iteration] = (record.loss, expected[record.iteration])
+    assert not different, f"losses that differ from the undisturbed run's: {different}"
+    assert {r.iteration for r in records} == set(range(1, max(r.iteration for r in records) + 1))
 
 
-def check_resumed(row: Row, before: Before, steps: list[Step]) -> None:
-    """The start after the fault was from the checkpoint that the row says, or one finished meanwhile."""
-    resumed = before.resumed_from(steps)
+def _check_resumed(row: Row, before: StateBeforeFault, records: list[IterationRecord]) -> None:
+    """The start after the fault loaded the checkpoint that the row expects, or one completed meanwhile."""
+    resumed = before.resumed_from(records)
     least = before.saved[-1] if row.resumes == "newest" else before.saved[-2]
-    assert resumed is not None, "no step was done since"
-    assert resumed >= least, f"went on from iteration {resumed} although checkpoint {least} was whole"
+    assert resumed is not None, "no iteration was done since the fault"
+    assert resumed >= least, f"resumed from iteration {resumed} although checkpoint {least} is intact"
 
 
-def check_told(run: WatchedRun, row: Row, hit: Hit, before: Before) -> None:
-    """What status.recovery says of it: kinds, the cause, and the pod, node and rank that were hit."""
-
-    def new() -> list[dict[str, Any]] | None:
-        found = run.incidents(before.incidents)
-        return found if not row.kinds or (found and all(i.get("recoveredAt") for i in found)) else None
-
-    try:
-        found = eventually("status.recovery.history to tell of it", new, seconds=30)
-    except TimeoutError as late:
-        raise ToldWrongly(f"{late}; status.recovery: {run.recovery()}") from late
-    kinds = {incident["kind"] for incident in found}
-    if not kinds <= row.kinds:
-        raise ToldWrongly(f"told as {sorted(kinds)}, expected {sorted(row.kinds)}: {found}")
-    if not row.kinds:
+def _check_incidents(run: WatchedRun, row: Row, fault: InjectedFault, before: StateBeforeFault) -> None:
+    """status.recovery.history reports the kinds and causes, and the pod, node and rank that were hit."""
+    if not row.incident_kinds:
+        if found := run.incidents(before.incidents):
+            raise IncidentMismatchError(f"incidents reported for a harmless fault: {found}")
         return
-    first = found[0]
-    causes = (row.cause, *(row.later or ()))
-    if row.later is not None and len(found) != len(causes):
-        raise ToldWrongly(f"told as {len(found)} incidents, expected {len(causes)}: {found}")
+    try:
+        found = wait_until(
+            "status.recovery.history to report the incident",
+            lambda: run.recovered_incidents(before.incidents),
+        )
+    except TimeoutError as error:
+        raise IncidentMismatchError(f"{error}; status.recovery: {run.recovery()}") from error
+    found_kinds = {incident["kind"] for incident in found}
+    if not found_kinds <= row.incident_kinds:
+        raise IncidentMismatchError(
+            f"reported as {sorted(found_kinds)}, expected {sorted(row.incident_kinds)}: {found}"
+        )
+    _check_causes(row, fault, found)
+    for name in row.reported:
+        if found[0].get(name) != getattr(fault, name):
+            raise IncidentMismatchError(
+                f"{name} is {found[0].get(name)!r}, expected {getattr(fault, name)!r}: {found[0]}"
+            )
+
+
+def _check_causes(row: Row, fault: InjectedFault, found: list[dict[str, Any]]) -> None:
+    causes = (row.cause, *(row.later_causes or ()))
+    if row.later_causes is not None and len(found) != len(causes):
+        raise IncidentMismatchError(f"{len(found)} incidents reported, expected {len(causes)}: {found}")
     for incident, cause in zip(found, causes, strict=False):
-        wanted = cause.format(pod=hit.pod, node=hit.node, rank=hit.rank)
-        if not re.search(wanted, incident["cause"]):
-            raise ToldWrongly(f"the cause is {incident['cause']!r}, expected {wanted!r}: {found}")
-    for name in row.names:
-        if first.get(name) != getattr(hit, name):
-            raise ToldWrongly(f"{name} is {first.get(name)!r}, {getattr(hit, name)!r} was hit: {first}")
+        expected = cause.format(pod=fault.pod, node=fault.node, rank=fault.rank)
+        if not re.search(expected, incident["cause"]):
+            raise IncidentMismatchError(f"the cause is {incident['cause']!r}, expected {expected!r}: {found}")

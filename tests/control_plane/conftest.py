@@ -13,7 +13,9 @@ import yaml
 from localcluster import Cluster
 from localcluster.errors import ClusterError
 
-from testkit.api_server import Api, ApiError, Object, eventually
+from testkit.api_server import Api, Object
+from testkit.errors import ApiError
+from tests.control_plane.eventually import eventually
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.trainers import ProgressStandIn

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from testkit.api_server import Object, eventually
+from testkit.api_server import Object
 from tests.control_plane.conftest import PLATFORM, Pool
+from tests.control_plane.eventually import eventually
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World

@@ -2,7 +2,8 @@
 
 import pytest
 
-from testkit.api_server import ApiError, eventually
+from testkit.errors import ApiError
+from tests.control_plane.eventually import eventually
 from tests.control_plane.trainers import hold_container
 from tests.control_plane.world import World
 

@@ -1,6 +1,6 @@
 """A recipe's life: made, prepared, trained, changed, suspended, deleted."""
 
-from testkit.api_server import eventually
+from tests.control_plane.eventually import eventually
 from tests.control_plane.world import World
 
 PREPARED = {

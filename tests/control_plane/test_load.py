@@ -6,7 +6,7 @@ import time
 import pytest
 from localcluster import Cluster
 
-from testkit.api_server import eventually
+from tests.control_plane.eventually import eventually
 from tests.control_plane.world import World
 
 RECIPES = 50

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from testkit.api_server import Object, eventually
+from testkit.api_server import Object
 from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.eventually import eventually
 from tests.control_plane.operator_process import OperatorProcess, write_kubeconfig
 from tests.control_plane.world import World
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from testkit.api_server import eventually
+from tests.control_plane.eventually import eventually
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
 

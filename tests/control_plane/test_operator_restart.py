@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from testkit.api_server import eventually
+from tests.control_plane.eventually import eventually
 from tests.control_plane.world import World
 
 PREPARED = {

@@ -3,7 +3,7 @@
 import json
 import time
 
-from testkit.api_server import eventually
+from tests.control_plane.eventually import eventually
 from tests.control_plane.world import World
 
 

@@ -16,8 +16,9 @@ import yaml
 from localcluster import Cluster
 from localcluster.pki import Authority, Certificate
 
-from testkit.api_server import Api, Object, eventually
+from testkit.api_server import Api, Object
 from tests.control_plane.conftest import CHART
+from tests.control_plane.eventually import eventually
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.control_plane.test_refusals_by_the_api_server import REFUSALS, validate
 from tests.control_plane.world import World

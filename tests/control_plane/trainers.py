@@ -5,7 +5,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from testkit.api_server import Api, Object, eventually
+from testkit.api_server import Api, Object
+from tests.control_plane.eventually import eventually
 
 
 class ProgressStandIn:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from testkit.api_server import Api, Object, eventually
+from testkit.api_server import Api, Object
+from tests.control_plane.eventually import eventually
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.operator_process import OperatorProcess
 from tests.control_plane.trainers import ProgressStandIn, end_container, running_pods

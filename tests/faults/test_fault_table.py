@@ -1,12 +1,13 @@
-"""Whatever happens to a run, it ends as if nothing had happened, and says what did."""
+"""A run survives every fault of the table with unchanged losses, and its status reports what was hit."""
 
 import pytest
-from localcluster import Cluster as Machine
+from localcluster import Cluster
 
-from testkit.faults.injections import Scene
+from testkit.faults.injections import FaultContext
 from testkit.faults.rows import ROWS, Row
-from testkit.faults.table import ToldWrongly, play
-from tests.faults.conftest import ALL, Runs
+from testkit.faults.table import IncidentMismatchError, play
+from testkit.run_pool import RunPool
+from tests.faults.conftest import ALL
 
 
 @pytest.mark.parametrize(
@@ -14,15 +15,15 @@ from tests.faults.conftest import ALL, Runs
     [row for row in ROWS if ALL or not row.extended],
     ids=lambda row: row.name,
 )
-def test_a_run_survives(row: Row, runs: Runs, machine: Machine) -> None:
+def test_a_run_survives(row: Row, runs: RunPool, cluster: Cluster) -> None:
     try:
-        play(Scene(runs.one(row), machine), row, runs.expected)
-    except ToldWrongly:
+        play(FaultContext(runs.run_for(row), cluster), row, runs.expected)
+    except IncidentMismatchError:
         raise
     except BaseException:
-        runs.drop()
+        runs.discard()
         raise
 
 
-def test_the_last_run_ends_as_if_nothing_had_happened(runs: Runs) -> None:
-    runs.end()
+def test_the_last_run_finishes_with_the_losses_of_an_undisturbed_run(runs: RunPool) -> None:
+    runs.finish()

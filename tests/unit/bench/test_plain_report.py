@@ -1,65 +1,65 @@
-"""What is said of a plain job after a row of the fault table."""
+"""How the result of a plain job on a row of the fault table is reported."""
 
 from pathlib import Path
 
 import pytest
 
 from bench import plain_report
-from bench.plain_report import Outcome, Results, ended, promised, table, went_on
-from bench.plain_rows import chosen, left_out
+from bench.plain_report import Outcome, Results, asserted, ended, resumed, table
+from bench.plain_rows import left_out, select_rows
 from testkit.faults.rows import LAYOUTS, ROWS
-from testkit.training_run import Step
+from testkit.training_run import IterationRecord
 
 KNOWN = {iteration: 10.0 / iteration for iteration in range(1, 31)}
 
 
-def steps(first: int, last: int, offset: float = 0.0) -> list[Step]:
-    return [Step(n, 10.0 / n + offset, float(n), 0) for n in range(first, last + 1)]
+def records(first: int, last: int, offset: float = 0.0) -> list[IterationRecord]:
+    return [IterationRecord(n, 10.0 / n + offset, float(n), 0) for n in range(first, last + 1)]
 
 
-def test_a_job_that_resumes_from_the_newest_whole_checkpoint_goes_on() -> None:
-    found = went_on(steps(21, 31), KNOWN, reached=30, least=20, seconds=41.2)
-    assert found == Outcome("went on", "goes on after 41 s, 10 iterations done again")
+def test_a_job_that_resumes_from_the_newest_intact_checkpoint_survives() -> None:
+    found = resumed(records(21, 31), KNOWN, reached=30, least=20, seconds=41.2)
+    assert found == Outcome("resumed", "resumes after 41 s, 10 iterations repeated")
 
 
-def test_a_start_before_a_whole_checkpoint_is_training_lost_without_need() -> None:
-    found = went_on(steps(1, 1), KNOWN, reached=30, least=20, seconds=20)
-    assert found == Outcome("rolled back", "goes on from iteration 0 although checkpoint 20 was whole")
+def test_a_start_before_an_intact_checkpoint_is_a_rollback() -> None:
+    found = resumed(records(1, 1), KNOWN, reached=30, least=20, seconds=20)
+    assert found == Outcome("rolled back", "resumes from iteration 0 although checkpoint 20 is intact")
 
 
-def test_iterations_done_again_with_another_loss_are_told() -> None:
-    found = went_on(steps(21, 31, offset=0.001), KNOWN, reached=30, least=20, seconds=41.2)
-    assert found.kind == "other losses"
-    assert "from iteration 21 on" in found.told
+def test_repeated_iterations_with_another_loss_are_reported() -> None:
+    found = resumed(records(21, 31, offset=0.001), KNOWN, reached=30, least=20, seconds=41.2)
+    assert found.kind == "different losses"
+    assert "from iteration 21 on" in found.text
 
 
-def test_a_job_that_ends_early_as_succeeded_is_told_so() -> None:
+def test_a_job_that_succeeds_early_is_reported_as_such() -> None:
     assert ended("Succeeded: done", 47, 100_000) == Outcome(
-        "succeeded", "is told Succeeded after iteration 47 of 100,000"
+        "succeeded", "reported as Succeeded after iteration 47 of 100,000"
     )
     assert ended("Failed: 1 Master replica failed", 47, 100_000).kind == "failed"
 
 
-def test_rows_that_need_this_operator_are_left_out_with_their_reason() -> None:
+def test_rows_that_need_this_operator_are_left_out_with_a_reason() -> None:
     names = set(left_out())
     assert "the operator is killed when the pod is gone" in names
     assert "a node is lost and the operator killed" in names
     assert "the training-operator is killed when a pod is gone" not in names
-    assert names >= {row.name for row in LAYOUTS}, "these edit a recipe or ask its status"
-    assert names | {row.name for row in chosen([])} == {row.name for row in ROWS}
-    assert {row.name for row in chosen(["tracker"])} == {r.name for r in ROWS if "tracker" in r.name}
+    assert names >= {row.name for row in LAYOUTS}, "these edit a recipe or read its status"
+    assert names | {row.name for row in select_rows([])} == {row.name for row in ROWS}
+    assert {row.name for row in select_rows(["tracker"])} == {r.name for r in ROWS if "tracker" in r.name}
     with pytest.raises(ValueError, match="no row has any of"):
-        chosen(["no such row"])
+        select_rows(["no such row"])
 
 
-def test_the_operator_is_promised_what_its_row_asserts() -> None:
+def test_the_operators_column_shows_what_its_row_asserts() -> None:
     by_name = {row.name: row for row in ROWS}
-    damaged = promised(by_name["the newest checkpoint's shard is torn"])
-    assert damaged.startswith("goes on from the checkpoint before the damaged one within")
-    assert "nothing is told" in promised(by_name["a rank is slow"])
+    damaged = asserted(by_name["the newest checkpoint's shard is torn"])
+    assert damaged.startswith("resumes from the checkpoint before the damaged one within")
+    assert "no incident is reported" in asserted(by_name["a rank is slow"])
 
 
-def test_results_outlive_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_survive_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_report, "DATA", tmp_path / "plain.yaml")
     monkeypatch.setattr(plain_report, "PAGE", tmp_path / "plain.md")
     plain_report.PAGE.write_text(f"before\n{plain_report.BEGIN}\nold\n{plain_report.END}\nafter\n")
@@ -73,16 +73,16 @@ def test_results_outlive_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.
     text = plain_report.PAGE.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert f"| {row.name} | {promised(row)} | not run | stuck: no new iteration in 120 s |" in text
+    assert f"| {row.name} | {asserted(row)} | not run | stuck: no new iteration in 120 s |" in text
     assert "\nold\n" not in text
 
 
-def test_the_table_counts_the_jobs_that_came_through() -> None:
+def test_the_table_counts_the_survived_faults() -> None:
     results = Results()
-    results.add(ROWS[0].name, "exitcode", Outcome("went on", "goes on after 40 s"))
+    results.add(ROWS[0].name, "exitcode", Outcome("resumed", "resumes after 40 s"))
     results.add(ROWS[1].name, "exitcode", Outcome("stuck", "stuck"))
     lines = table(results, ROWS[:2], {})
-    assert "ExitCode: 1 of 2 rows end with a job that trains on as it should." in lines
+    assert "ExitCode: the job survives 1 of 2 faults." in lines
 
 
 def test_rows_that_were_not_run_are_counted() -> None:
@@ -90,8 +90,10 @@ def test_rows_that_were_not_run_are_counted() -> None:
     results.add(ROWS[0].name, "exitcode", Outcome("stuck", "stuck: no new iteration in 150 s"))
     lines = table(results, ROWS[:3], {ROWS[1].name: "no reason"})
     assert any(
-        line.startswith("ExitCode: 0 of 1 rows") and line.endswith("Not run yet: 1.") for line in lines
+        line.startswith("ExitCode: the job survives 0 of 1 faults") and line.endswith("Not run yet: 1.")
+        for line in lines
     )
     assert any(
-        line.startswith("OnFailure: 0 of 0 rows") and line.endswith("Not run yet: 2.") for line in lines
+        line.startswith("OnFailure: the job survives 0 of 0 faults") and line.endswith("Not run yet: 2.")
+        for line in lines
     )

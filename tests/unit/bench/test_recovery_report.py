@@ -1,4 +1,4 @@
-"""When a series of trials is over, and what the table says of it."""
+"""When a series of trials is complete, and how the table shows it."""
 
 import math
 from pathlib import Path
@@ -13,10 +13,10 @@ from bench.recovery_report import (
     decided,
     document,
     enough,
+    median_total,
     medians,
-    middle,
     notes,
-    told,
+    summarize,
 )
 
 STUCK = Cell(stuck="no new iteration in 150 s")
@@ -36,16 +36,16 @@ def test_three_stuck_trials_decide_a_median_of_five() -> None:
     assert decided([STUCK, took(10), STUCK, STUCK], 5)
 
 
-def test_the_median_that_was_decided_is_that_of_the_whole_series() -> None:
+def test_a_decided_median_is_the_median_of_the_whole_series() -> None:
     for planned in range(1, 8):
         stuck = next(n for n in range(planned + 1) if decided([STUCK] * n, planned))
         best = [STUCK] * stuck + [took(1.0)] * (planned - stuck)
-        assert math.isinf(middle(best))
+        assert math.isinf(median_total(best))
         if stuck > 1 or planned > 1:
-            assert math.isfinite(middle([STUCK] * (stuck - 1) + [took(1.0)] * (planned - stuck + 1)))
+            assert math.isfinite(median_total([STUCK] * (stuck - 1) + [took(1.0)] * (planned - stuck + 1)))
 
 
-def test_a_series_goes_on_until_it_is_full_or_decided() -> None:
+def test_a_series_is_complete_when_it_is_full_or_decided() -> None:
     assert not enough(measured("exitcode", "rank", took(40)), "exitcode", "rank")
     assert not enough(measured("exitcode", "rank", *[took(40)] * 4), "exitcode", "rank")
     assert enough(measured("exitcode", "rank", *[took(40)] * 5), "exitcode", "rank")
@@ -53,33 +53,33 @@ def test_a_series_goes_on_until_it_is_full_or_decided() -> None:
     assert not enough(Measured(), "exitcode", "rank")
 
 
-def test_one_trial_is_enough_only_where_more_would_say_the_same() -> None:
+def test_one_trial_suffices_only_where_more_would_have_the_same_result() -> None:
     once = measured("torchrun", "pod", STUCK)
     assert enough(once, "torchrun", "pod")
     assert not enough(once, "torchrun", "pod", every=True)
     assert not enough(measured("operator", "pod", took(20)), "operator", "pod")
-    assert not any(system in ("operator", "anew") for system, _ in recovery_report.ONE_TELLS)
+    assert not any(system in ("operator", "cold") for system, _ in recovery_report.DECIDED_BY_ONE_TRIAL)
 
 
-def test_a_stuck_series_is_told_as_beyond_the_cap_with_its_count() -> None:
-    assert told([STUCK] * 3, 5) == "> 150 (3 of 3 stuck; the median of 5 is decided)"
-    assert told([STUCK, took(10), STUCK, STUCK], 5) == "> 150 (3 of 4 stuck; the median of 5 is decided)"
-    assert told([STUCK] * 3 + [took(10)] * 2, 5) == "> 150 (3 of 5 stuck)"
-    assert told([STUCK], 5) == "> 150 (1 of 1 stuck)"
-    assert told([], 5) == "-"
+def test_a_stuck_series_is_shown_as_beyond_the_cap_with_its_count() -> None:
+    assert summarize([STUCK] * 3, 5) == "> 150 (3 of 3 stuck; the median of 5 is decided)"
+    assert summarize([STUCK, took(10), STUCK, STUCK], 5) == "> 150 (3 of 4 stuck; the median of 5 is decided)"
+    assert summarize([STUCK] * 3 + [took(10)] * 2, 5) == "> 150 (3 of 5 stuck)"
+    assert summarize([STUCK], 5) == "> 150 (1 of 1 stuck)"
+    assert summarize([], 5) == "-"
 
 
-def test_a_stuck_trial_weighs_on_the_median_of_those_that_came_through() -> None:
+def test_stuck_trials_count_in_the_median_and_not_in_the_range() -> None:
     cells = [took(10), took(20), took(30), STUCK, STUCK]
-    assert told(cells, 5) == "30.0 (10.0 to 30.0), N 5, 2 stuck"
+    assert summarize(cells, 5) == "30.0 (10.0 to 30.0), N 5, 2 stuck"
     assert medians(cells)["total"] == pytest.approx(30.0)
     assert medians([took(10), STUCK, STUCK]) == {}
 
 
-def test_the_notes_say_why_trials_were_stuck_and_why_there_are_few() -> None:
+def test_the_notes_give_the_reasons_for_stuck_and_for_few_trials() -> None:
     assert notes(measured("torchrun", "pod", STUCK)) == [
         "Stuck: torchrun alone, a pod is deleted: no new iteration in 150 s.",
-        "One trial: torchrun alone, a pod is deleted: nobody replaces a pod.",
+        "One trial: torchrun alone, a pod is deleted: no controller replaces a pod.",
     ]
     assert notes(measured("torchrun", "pod", *[STUCK] * 3)) == [
         "Stuck: torchrun alone, a pod is deleted: no new iteration in 150 s."

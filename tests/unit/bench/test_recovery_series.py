@@ -1,24 +1,24 @@
-"""A series of trials of one fault: how many there are, and when the system is begun anew."""
+"""A series of trials of one fault: how many there are, and when the system restarts."""
 
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from localcluster import Cluster as Machine
+from localcluster import Cluster
 from localcluster.errors import ClusterError
 
 from bench import recovery
 from bench.recovery import Bench
 from bench.recovery_report import PHASES, Cell, Measured
 from bench.recovery_systems import System
-from bench.recovery_watch import Seen
+from bench.recovery_watch import Observation
 
-CAME_BACK = Cell(dict.fromkeys(PHASES, 2.0))
+RECOVERED = Cell(dict.fromkeys(PHASES, 2.0))
 STUCK = Cell(stuck="no new iteration in 150 s")
 
 
 class Scripted:
-    """Stands in for a system: `trials` are what becomes of it, one after the other."""
+    """Stands in for a system: `trials` are its results, in order."""
 
     key = "exitcode"
 
@@ -26,7 +26,7 @@ class Scripted:
         self.trials = list(trials)
         self.restarts = 0
 
-    def worn(self) -> bool:
+    def needs_restart(self) -> bool:
         return False
 
     def kill_rank(self) -> None: ...
@@ -34,11 +34,11 @@ class Scripted:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    def watch(system: Any, _fault: object) -> Seen:
+    def watch(system: Any, _fault: object) -> Observation:
         found = system.trials.pop(0)
         if isinstance(found, Exception):
             raise found
-        return Seen(found)
+        return Observation(found)
 
     def restart(system: Any) -> None:
         system.restarts += 1
@@ -47,7 +47,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(recovery, "restart", restart)
     monkeypatch.setattr(recovery, "settle", lambda _system: None)
     monkeypatch.setattr(recovery, "write", lambda _measured: None)
-    return Bench(cast(Machine, Path()), Measured(), every=False)
+    return Bench(cast(Cluster, Path()), Measured(), every=False)
 
 
 def run(bench: Bench, *trials: Cell | Exception) -> Scripted:
@@ -56,30 +56,30 @@ def run(bench: Bench, *trials: Cell | Exception) -> Scripted:
     return system
 
 
-def test_five_trials_that_came_back_need_no_new_start(bench: Bench) -> None:
-    system = run(bench, *[CAME_BACK] * 7)
-    assert bench.measured.cells["exitcode"]["rank"] == [CAME_BACK] * 5
+def test_five_recovered_trials_need_no_restart(bench: Bench) -> None:
+    system = run(bench, *[RECOVERED] * 7)
+    assert bench.measured.cells["exitcode"]["rank"] == [RECOVERED] * 5
     assert system.restarts == 0
 
 
 def test_three_stuck_trials_end_a_series_of_five(bench: Bench) -> None:
-    system = run(bench, STUCK, CAME_BACK, STUCK, STUCK, CAME_BACK)
-    assert bench.measured.cells["exitcode"]["rank"] == [STUCK, CAME_BACK, STUCK, STUCK]
+    system = run(bench, STUCK, RECOVERED, STUCK, STUCK, RECOVERED)
+    assert bench.measured.cells["exitcode"]["rank"] == [STUCK, RECOVERED, STUCK, STUCK]
     assert system.restarts == 2
     assert bench.broken, "the next series begins with a restart"
 
 
-def test_trials_kept_from_before_count(bench: Bench) -> None:
-    bench.measured.cells = {"exitcode": {"rank": [CAME_BACK] * 4}}
-    assert len(run(bench, CAME_BACK, CAME_BACK).trials) == 1
+def test_trials_kept_from_an_earlier_run_count(bench: Bench) -> None:
+    bench.measured.cells = {"exitcode": {"rank": [RECOVERED] * 4}}
+    assert len(run(bench, RECOVERED, RECOVERED).trials) == 1
 
 
-def test_a_fault_that_could_not_be_done_is_no_trial(bench: Bench) -> None:
-    system = run(bench, ClusterError("process 7 is gone"), *[CAME_BACK] * 5)
-    assert bench.measured.cells["exitcode"]["rank"] == [CAME_BACK] * 5
+def test_a_fault_that_could_not_be_injected_is_no_trial(bench: Bench) -> None:
+    system = run(bench, ClusterError("process 7 is gone"), *[RECOVERED] * 5)
+    assert bench.measured.cells["exitcode"]["rank"] == [RECOVERED] * 5
     assert system.restarts == 1
 
 
-def test_a_series_whose_faults_cannot_be_done_is_left(bench: Bench) -> None:
+def test_a_series_whose_faults_cannot_be_injected_is_abandoned(bench: Bench) -> None:
     run(bench, *[ClusterError("process 7 is gone")] * 3)
     assert bench.measured.cells == {}

@@ -1,4 +1,4 @@
-"""The pods of the baselines, made from this project's own."""
+"""The pods of the baselines, derived from the operator's pod template."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.recovery_systems import ByExitCode, GangAnew, OnFailure, Torchrun
-from testkit.kubectl import Cluster
+from bench.recovery_systems import ByExitCode, ColdRestart, OnFailure, Torchrun
+from testkit.kubectl import Kubectl
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"run": "operator"}},
@@ -31,7 +31,7 @@ TEMPLATE: dict[str, Any] = {
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
+def kubectl(tmp_path: Path) -> Kubectl:
     kubeconfig = {
         "current-context": "none",
         "contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}],
@@ -40,16 +40,16 @@ def cluster(tmp_path: Path) -> Cluster:
     }
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(kubeconfig))
-    return Cluster(file, "bench")
+    return Kubectl(file, "bench")
 
 
 @pytest.mark.parametrize(
-    ("kind", "restarts"), [(OnFailure, 0), (ByExitCode, 0), (Torchrun, 100), (GangAnew, 0)]
+    ("kind", "restarts"), [(OnFailure, 0), (ByExitCode, 0), (Torchrun, 100), (ColdRestart, 0)]
 )
-def test_torchrun_takes_the_place_of_the_launcher(
-    kind: type[Torchrun | OnFailure], restarts: int, cluster: Cluster
+def test_torchrun_replaces_the_launcher(
+    kind: type[Torchrun | OnFailure], restarts: int, kubectl: Kubectl
 ) -> None:
-    system = kind(cluster, "plain", TEMPLATE, Path("/volume"))
+    system = kind(kubectl, "plain", TEMPLATE, Path("/volume"))
     container = system.pod_template()["spec"]["containers"][0]
     assert container["args"] == [
         *("torchrun", "--nnodes=2", "--nproc-per-node=2", f"--max-restarts={restarts}"),
@@ -61,8 +61,8 @@ def test_torchrun_takes_the_place_of_the_launcher(
     assert system.folder == Path("/volume/plain")
 
 
-def test_a_job_may_have_its_checkpoints_on_a_volume_of_its_own(cluster: Cluster) -> None:
-    job = OnFailure(cluster, "plain", TEMPLATE, Path("/volume"), "small-disk")
+def test_a_job_may_keep_its_checkpoints_on_its_own_volume(kubectl: Kubectl) -> None:
+    job = OnFailure(kubectl, "plain", TEMPLATE, Path("/volume"), "small-disk")
     claims = [
         volume["persistentVolumeClaim"]["claimName"]
         for volume in job.pod_template()["spec"]["volumes"]
@@ -72,15 +72,15 @@ def test_a_job_may_have_its_checkpoints_on_a_volume_of_its_own(cluster: Cluster)
     assert TEMPLATE["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "checkpoints"
 
 
-def test_steps_are_read_on_from_where_they_were_read_before(tmp_path: Path, cluster: Cluster) -> None:
-    job = OnFailure(cluster, "plain", TEMPLATE, tmp_path)
-    assert job.steps() == []
+def test_only_appended_records_are_read(tmp_path: Path, kubectl: Kubectl) -> None:
+    job = OnFailure(kubectl, "plain", TEMPLATE, tmp_path)
+    assert job.records() == []
     job.folder.mkdir()
     file = job.folder / "progress.jsonl"
     line = '{{"iteration": {}, "lmLoss": 2.0, "time": 1.0, "generation": 0}}\n'
     file.write_text(line.format(1) + line.format(2) + '{"iteration": 3')
-    assert [step.iteration for step in job.steps()] == [1, 2]
+    assert [record.iteration for record in job.records()] == [1, 2]
     file.write_text(line.format(1) + line.format(2) + line.format(3))
-    assert [step.iteration for step in job.steps()] == [1, 2, 3]
-    job.forget()
-    assert job.steps() == []
+    assert [record.iteration for record in job.records()] == [1, 2, 3]
+    job.delete_checkpoints()
+    assert job.records() == []

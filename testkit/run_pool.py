@@ -1,0 +1,120 @@
+"""Runs for the rows of the fault table: reused while they last, checked when they end."""
+
+import contextlib
+import itertools
+from pathlib import Path
+
+from localcluster import Cluster
+from localcluster.errors import ClusterError
+
+from testkit.faults.rows import Row
+from testkit.faults.table import ITERATIONS_PER_ROW, check_losses
+from testkit.installation import DATA_CLAIM
+from testkit.kubectl import Kubectl
+from testkit.waiting import DEADLINE, wait_until
+from testkit.watched_run import KEEP, WatchedRun
+
+NAMESPACE = "megatron-faults"
+ITERATIONS = 240
+ITERATIONS_OF_ALL = 1200
+"""For the whole table: some of its faults last for minutes, in which the run goes on training."""
+DISK_MEBIBYTES = 128
+
+
+def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, float]:
+    """Wait for the end of a run, check what every run must leave behind, and delete it.
+
+    Args:
+        run: A run that trains.
+        expected: Loss by iteration of an undisturbed run; None for the undisturbed run itself.
+
+    Returns:
+        Loss by iteration.
+
+    Raises:
+        AssertionError: The run failed, or its losses or checkpoints are wrong.
+        TimeoutError: The run did not end.
+    """
+    status = run.wait(lambda status: status.phase in ("Succeeded", "Failed"), 2 * DEADLINE)
+    assert status.phase == "Succeeded", status.message
+    records = run.records()
+    losses = {record.iteration: record.loss for record in records}
+    check_losses(run, losses if expected is None else expected)
+    assert records[-1].iteration == run.train_iters
+    saved = run.saved()
+    assert saved[-1] == run.train_iters
+    assert len(saved) >= KEEP, f"found the checkpoints {saved}, expected at least {KEEP}"
+    run.delete()
+    assert run.pods() == []
+    return losses
+
+
+class RunPool:
+    """Gives each row a run with enough iterations left; ends the previous run where it cannot be reused."""
+
+    def __init__(self, kubectl: Kubectl, cluster: Cluster, iterations: int) -> None:
+        """`iterations` of each run."""
+        self._kubectl = kubectl
+        self._cluster = cluster
+        self._disks = contextlib.ExitStack()
+        self._iterations = iterations
+        self._numbers = itertools.count()
+        self._run: WatchedRun | None = None
+        self._has_own_spec = False
+        """Whether the current run's recipe differs from that of the others."""
+        self.expected: dict[int, float] = {}
+        """Loss by iteration of the undisturbed run."""
+
+    def record_reference(self) -> None:
+        """Run once without a fault and keep the losses. Raises as finish() does."""
+        self.expected = finish(self._start(), None)
+
+    def run_for(self, row: Row) -> WatchedRun:
+        """A run that suits the row, trains, and has ITERATIONS_PER_ROW iterations left."""
+        current = self._run
+        if current is not None and (row.needs_own_run or self._has_own_spec or self._nearly_done(current)):
+            self.finish()
+        if self._run is None:
+            self._run, self._has_own_spec = self._start(row), bool(row.spec)
+        return self._run
+
+    def finish(self) -> None:
+        """Let the current run finish and check it. Raises as finish() does."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            with self._disks:
+                finish(run, self.expected)
+
+    def discard(self) -> None:
+        """Delete a run that a row has broken, so that the next row starts with a healthy one."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            with self._disks:
+                run.delete()
+
+    def _start(self, row: Row | None = None) -> WatchedRun:
+        run = WatchedRun(self._kubectl, f"run-{next(self._numbers)}", self._iterations)
+        if row is not None:
+            run.change(row.spec)
+            if row.small_disk:
+                self._give_small_disk(run)
+        run.apply()
+        wait_until(f"{run.name} to train", run.is_training)
+        return run
+
+    def _nearly_done(self, run: WatchedRun) -> bool:
+        return run.records()[-1].iteration + ITERATIONS_PER_ROW > self._iterations
+
+    def _give_small_disk(self, run: WatchedRun) -> None:
+        """Put the run's checkpoints on a disk that can be filled."""
+        name = f"{run.name}-small-disk"
+        run.manifest["spec"]["checkpoint"]["volume"] = {"claimName": name}
+        self._kubectl.apply({**DATA_CLAIM, "metadata": {"name": name}})
+
+        def bound() -> Path | None:
+            with contextlib.suppress(ClusterError, FileNotFoundError):
+                return run.folder.parent if run.folder.parent.is_dir() else None
+            return None
+
+        folder = wait_until(f"the volume of {name}", bound)
+        self._disks.enter_context(self._cluster.small_disk(folder, DISK_MEBIBYTES))

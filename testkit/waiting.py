@@ -1,0 +1,45 @@
+"""Waits for a state. The deadlines of all waits are set here.
+
+A deadline is no measurement: a wait returns as soon as the state is reached, so only a failure takes that
+long. On a busy machine every deadline is stretched by the load.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+DEADLINE = 180.0
+"""Seconds for anything that needs pods to start."""
+LONG_DEADLINE = 360.0
+"""Seconds for what includes a lost node: 20 s until it is found silent, and the eviction of its pods."""
+POLL_INTERVAL = 0.1
+MAX_LOAD_FACTOR = 5.0
+
+
+def load_factor() -> float:
+    """Runnable processes per core over the last minute: at least 1, at most MAX_LOAD_FACTOR."""
+    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), MAX_LOAD_FACTOR)
+
+
+def wait_until[T](
+    what: str | Callable[[], str], probe: Callable[[], T | None], seconds: float = DEADLINE
+) -> T:
+    """The first result of `probe` that is neither None nor False.
+
+    Args:
+        what: Completes "timed out waiting for"; a function is called only when the wait runs out.
+        probe: Called every POLL_INTERVAL seconds.
+        seconds: Deadline on an idle machine; multiplied by load_factor().
+
+    Raises:
+        TimeoutError: No such result before the deadline.
+    """
+    began = time.monotonic()
+    while True:
+        found = probe()
+        if found is not None and found is not False:
+            return found
+        if time.monotonic() - began > seconds * load_factor():
+            text = what if isinstance(what, str) else what()
+            raise TimeoutError(f"timed out after {time.monotonic() - began:.0f} s waiting for {text}")
+        time.sleep(POLL_INTERVAL)
