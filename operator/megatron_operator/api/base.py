@@ -1,6 +1,6 @@
-"""The one base of all API models: frozen, camelCase on the outside, unknown fields refused.
+"""The base class of all API models: frozen, camelCase in YAML, unknown fields rejected.
 
-The text under a field becomes its description in the CRD (`schema` reads it from the source).
+The string under a field is its description in the CRD and in docs/recipe.md.
 """
 
 from pydantic import BaseModel, ConfigDict
@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_camel
 
 
 class ApiModel(BaseModel):
-    """A piece of the resource. Python names are snake_case, the wire names camelCase."""
+    """A section of the resource. Python names are snake_case, names in YAML and JSON camelCase."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -17,8 +17,9 @@ class ApiModel(BaseModel):
         frozen=True,
         defer_build=True,
         protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     def wire(self) -> dict[str, object]:
-        """The model as it stands in YAML: camelCase, nothing that was not said."""
+        """The model as JSON-compatible values with camelCase keys, without fields that are None."""
         return self.model_dump(by_alias=True, exclude_none=True, mode="json")

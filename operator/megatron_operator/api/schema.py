@@ -1,9 +1,5 @@
 """From a pydantic model to the structural OpenAPI schema that a CRD takes."""
 
-import ast
-import inspect
-import textwrap
-from functools import cache
 from typing import Any
 
 from megatron_operator.api.base import ApiModel
@@ -28,44 +24,7 @@ _KEPT = (
 def structural(model: type[ApiModel]) -> Schema:
     """The model's schema with references inlined, null branches dropped and OpenAPI 3.0 spelling."""
     whole = model.model_json_schema(by_alias=True, mode="validation")
-    for name, definition in [(model.__name__, whole), *whole.get("$defs", {}).items()]:
-        _describe(_model_named(name), definition)
     return _convert(whole, whole.get("$defs", {}))
-
-
-def _model_named(name: str) -> type[ApiModel]:
-    return next(model for model in _models(ApiModel) if model.__name__ == name)
-
-
-def _models(base: type[ApiModel]) -> list[type[ApiModel]]:
-    return [found for child in base.__subclasses__() for found in (child, *_models(child))]
-
-
-def _describe(model: type[ApiModel], definition: Schema) -> None:
-    """Give the model's properties the texts that stand under its fields."""
-    texts = _texts(model)
-    for name, info in model.model_fields.items():
-        if name in texts:
-            definition["properties"][info.alias]["description"] = texts[name]
-
-
-@cache
-def _texts(model: type[ApiModel]) -> dict[str, str]:
-    """The string under each annotated field of a class, from its source."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
-    assert isinstance(tree, ast.ClassDef), "the source of a class is a class"
-    texts: dict[str, str] = {}
-    field = None
-    for statement in tree.body:
-        match statement:
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                field = name
-            case ast.Expr(value=ast.Constant(value=str(text))) if field is not None:
-                texts[field] = text
-                field = None
-            case _:
-                field = None
-    return texts
 
 
 def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
