@@ -62,7 +62,7 @@ def summary(of: list[Figure]) -> list[str]:
     lines = []
     for part in sorted({figure.part for figure in of}):
         for kind, moe in (("dense", False), ("with experts", True)):
-            if chosen := [f for f in of if f.part == part and f.workload.a.is_moe is moe]:
+            if chosen := [f for f in of if f.part == part and f.workload.shape.is_moe is moe]:
                 mean, worst = mean_and_worst(chosen)
                 lines.append(
                     f"{part}, {kind}: {len(chosen)} figures, mean error {mean:.1%}, "

@@ -11,7 +11,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import Accelerator
-from megatron_operator.planner.estimate.model_shape import Architecture, architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.parameters import flops_per_token
 from megatron_operator.planner.estimate.workload import Execution, Numerics, Recomputation, Workload
 from megatron_operator.planner.search.pipeline_split import automatic_split
@@ -58,20 +58,20 @@ def figures() -> list[Figure]:
     return [_figure(entry, models[entry["model"]]) for entry in read["figures"]]
 
 
-def _architecture(name: str, sizes: Mapping[str, Any]) -> Architecture:
+def _architecture(name: str, sizes: Mapping[str, Any]) -> ModelShape:
     family = _GPT if name.startswith("gpt-") and "numExperts" not in sizes else _OTHERS
     errors: list[FieldError] = []
-    built = architecture(ModelSpec.model_validate({**family, **sizes}), errors)
+    built = model_shape(ModelSpec.model_validate({**family, **sizes}), errors)
     if built is None:
         raise ValueError(f"{FILE}: model {name}: {'; '.join(map(str, errors))}")
     return built
 
 
-def _figure(entry: Mapping[str, Any], a: Architecture) -> Figure:
+def _figure(entry: Mapping[str, Any], shape: ModelShape) -> Figure:
     accelerator = hardware.get(entry["accelerator"])
     if accelerator is None:
         raise ValueError(f"{FILE}: {entry['accelerator']} is not in the table of accelerators")
-    w = _workload(entry, a)
+    w = _workload(entry, shape)
     tokens = w.seq_length * entry["gbs"] / entry["count"]
     if "tokens" in entry:
         published = float(entry["tokens"])
@@ -91,24 +91,24 @@ def _figure(entry: Mapping[str, Any], a: Architecture) -> Figure:
 
 def _flops(w: Workload, counted: str) -> float:
     """FLOPs of a token; `full` counts attention's masked half, as Megatron did before 0.13."""
-    vocabulary = w.a.padded_vocab(w.tp)
-    causal = flops_per_token(w.a, w.seq_length, vocabulary)
+    vocabulary = w.shape.padded_vocab(w.tp)
+    causal = flops_per_token(w.shape, w.seq_length, vocabulary)
     if counted == "causal":
         return causal
-    return 2 * causal - flops_per_token(w.a, 0, vocabulary)
+    return 2 * causal - flops_per_token(w.shape, 0, vocabulary)
 
 
-def _workload(entry: Mapping[str, Any], a: Architecture) -> Workload:
+def _workload(entry: Mapping[str, Any], shape: ModelShape) -> Workload:
     tp, pp, cp, ep = (entry.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
     dp = entry["count"] // (tp * pp * cp)
-    split = automatic_split(a.layers, pp)
+    split = automatic_split(shape.layers, pp)
     layers = entry.get("layers") or (split.layers if split else None)
     if layers is None or entry["gbs"] % (entry["mbs"] * dp):
         raise ValueError(f"{FILE}: {_name(entry)}: layers or batch do not divide")
     flags = set(entry.get("with", ()))
     full, modules = entry.get("full"), entry.get("selective")
     return Workload(
-        a=a,
+        shape=shape,
         seq_length=entry["seq"],
         micro_batch=entry["mbs"],
         micro_batches=entry["gbs"] // (entry["mbs"] * dp),

@@ -14,10 +14,10 @@ from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
-from megatron_operator.catalog import Entry, Layout
+from megatron_operator.catalog import Entry, PublishedLayout
 from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import hardware
-from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import parameters
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "catalog"
@@ -116,12 +116,12 @@ def _of_bridge(entry: Entry) -> Iterator[str]:
     yield from _corrections(entry)
 
 
-def _functions(layouts: Iterable[Layout]) -> list[str]:
+def _functions(layouts: Iterable[PublishedLayout]) -> list[str]:
     head = ("Function", "Accelerators", "Precision", "TP", "PP", "VP", "CP", "EP", "ETP", "SP")
     return _table((*head, "Batch", "Sequence", "lr", "Warm-up", "Steps"), map(_function, layouts))
 
 
-def _function(layout: Layout) -> Iterator[str]:
+def _function(layout: PublishedLayout) -> Iterator[str]:
     p, t = layout.parallelism, layout.training
     also = "".join(f"<br>`{name}`" for name in layout.also_named or ())
     yield f"`{layout.function}`{also}" + (" (benchmark)" if layout.benchmark else "")
@@ -148,7 +148,7 @@ def _corrections(entry: Entry) -> Iterator[str]:
         yield ""
 
 
-def _row(entry: Entry, layout: Layout) -> Iterator[str]:
+def _row(entry: Entry, layout: PublishedLayout) -> Iterator[str]:
     made = _plan(entry, layout)
     yield layout.title
     yield from (str(made.tensor_model_parallel_size), str(made.pipeline_model_parallel_size))
@@ -161,7 +161,7 @@ def _row(entry: Entry, layout: Layout) -> Iterator[str]:
     yield layout.source
 
 
-def _plan(entry: Entry, layout: Layout | None) -> Plan:
+def _plan(entry: Entry, layout: PublishedLayout | None) -> Plan:
     """The plan of a layout, or of the entry's first one; of eight H100 where none is published."""
     layout = layout or next(iter(entry.layouts), None)
     asked = (
@@ -178,7 +178,7 @@ def _plan(entry: Entry, layout: Layout | None) -> Plan:
 @cache
 def _parameters(name: str) -> int:
     entry = catalog.load().get(name)
-    a = architecture(entry.model, [])
+    a = model_shape(entry.model, [])
     return parameters(a, a.vocab) if a else 0
 
 

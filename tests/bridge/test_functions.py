@@ -9,7 +9,7 @@ import pytest
 import yaml
 from answers import Wheel
 from megatron_operator import catalog
-from megatron_operator.catalog import Layout, bridge_tables
+from megatron_operator.catalog import PublishedLayout, bridge_tables
 
 pytestmark = pytest.mark.skipif(
     sys.version_info >= (3, 13), reason=f"megatron-bridge {bridge_tables.RELEASE} is for Python 3.12"
@@ -20,7 +20,7 @@ REASONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("no
 NOT_CALLABLE = {name: reason for reason, group in REASONS.items() for name in group["functions"]}
 
 
-def layout(name: str) -> Layout:
+def layout(name: str) -> PublishedLayout:
     """What the catalog says of a function."""
     found = CATALOG.function(name)
     assert found is not None
@@ -31,7 +31,7 @@ LATER = {name for name in CATALOG.functions() if f"after {bridge_tables.RELEASE}
 NAMES = sorted(CATALOG.functions().keys() - LATER)
 
 
-def expected(said: Layout) -> dict[str, Any]:
+def expected(said: PublishedLayout) -> dict[str, Any]:
     """The catalog's settings in the words of `wheel.settings`; defaults filled in."""
     sizes, training = said.parallelism, said.training
     return {

@@ -113,8 +113,8 @@ def case(name: str) -> cases.Case:
 def workload(name: str) -> Workload:
     """The plan's workload with the bytes per parameter and the products that Megatron's estimate assumes."""
     w = Workload.of(case(name).resolved, case(name).plan)
-    a = dataclasses.replace(w.a, gated=w.a.gated and not w.a.quick_geglu)
-    return dataclasses.replace(w, a=a, numerics=Numerics())
+    shape = dataclasses.replace(w.shape, gated=w.shape.gated and not w.shape.quick_geglu)
+    return dataclasses.replace(w, shape=shape, numerics=Numerics())
 
 
 def arguments(megatron: Megatron, name: str) -> argparse.Namespace:
@@ -133,7 +133,10 @@ def of_equal_stages(name: str) -> bool:
 def kept_as_megatron_counts(name: str) -> bool:
     w = workload(name)
     return (
-        of_equal_stages(name) and not w.a.is_moe and w.a.latent is None and w.recompute.granularity != "full"
+        of_equal_stages(name)
+        and not w.shape.is_moe
+        and w.shape.latent is None
+        and w.recompute.granularity != "full"
     )
 
 
@@ -164,7 +167,7 @@ def test_the_comparison_covers_layouts_of_every_kind() -> None:
         "interleaved": any(w.virtual > 1 for w in compared),
         "context parallel": any(w.cp > 1 for w in compared),
         "experts": any(w.ep > 1 and w.etp > 1 for w in compared),
-        "latent attention": any(w.a.latent for w in compared),
+        "latent attention": any(w.shape.latent for w in compared),
         "whole optimizer": any(not w.distributed_optimizer for w in compared),
     }.items():
         assert there, f"no case is {kind}"

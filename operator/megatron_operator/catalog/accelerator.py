@@ -6,7 +6,9 @@ from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec
 
 
-def pick(asked: AcceleratorSpec, platform: PlatformConfig) -> tuple[str, AcceleratorProfile] | FieldError:
+def select_accelerator(
+    asked: AcceleratorSpec, platform: PlatformConfig
+) -> tuple[str, AcceleratorProfile] | FieldError:
     """Name and profile of the accelerator asked for; without a type the default or the only one."""
     profiles = platform.accelerators
     there = ", ".join(sorted(profiles)) or "none"
@@ -33,7 +35,7 @@ def pick(asked: AcceleratorSpec, platform: PlatformConfig) -> tuple[str, Acceler
     return name, profiles[name]
 
 
-def within_limits(
+def limit_errors(
     asked: AcceleratorSpec, name: str, platform: PlatformConfig, namespace: str | None
 ) -> list[FieldError]:
     """What the platform's limits for this namespace forbid; without a namespace nothing."""

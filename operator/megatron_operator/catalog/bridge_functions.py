@@ -5,7 +5,7 @@ from typing import Final
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog.entry import Entry, Layout
+from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings
 
 TRAINING: Final = frozenset(
@@ -33,7 +33,9 @@ PARALLELISM: Final = frozenset(
 """Settings of `parallelism` that the command carries."""
 
 
-def function_for(entry: Entry, named: Layout | None, hardware: str, spec: MegatronRecipeSpec) -> Layout:
+def select_function(
+    entry: Entry, named: PublishedLayout | None, hardware: str, spec: MegatronRecipeSpec
+) -> PublishedLayout:
     """The function that starts an entry of engine `bridge`: the one named, or the nearest to what is there.
 
     Nearest: no benchmark where there is another (they run on random data), of the asked precision, of the
@@ -47,7 +49,7 @@ def function_for(entry: Entry, named: Layout | None, hardware: str, spec: Megatr
     count = spec.accelerator.count
     fp8 = spec.training is not None and spec.training.fp8_format is not None
 
-    def distance(layout: Layout) -> tuple[bool, bool, bool, float, bool]:
+    def distance(layout: PublishedLayout) -> tuple[bool, bool, bool, float, bool]:
         return (
             bool(layout.benchmark),
             (layout.training.fp8_format is not None) != fp8,
@@ -59,7 +61,7 @@ def function_for(entry: Entry, named: Layout | None, hardware: str, spec: Megatr
     return named or min(entry.layouts, key=distance)
 
 
-def not_carried(spec: MegatronRecipeSpec, function: Layout) -> list[FieldError]:
+def unsupported_setting_errors(spec: MegatronRecipeSpec, function: PublishedLayout) -> list[FieldError]:
     """Settings of a recipe that the command of the function cannot take."""
     sections: list[tuple[str, ApiModel | None, frozenset[str]]] = [
         ("training", spec.training, TRAINING),
@@ -80,7 +82,7 @@ def not_carried(spec: MegatronRecipeSpec, function: Layout) -> list[FieldError]:
     return errors
 
 
-def settings_of(function: Layout, entry: Entry, notes: list[str]) -> Settings:
+def function_settings(function: PublishedLayout, entry: Entry, notes: list[str]) -> Settings:
     """Batch, sequence, rates and length of a function, without its layout.
 
     What Megatron Core's loop cannot take from one that is named stays as the catalog has it, with a note.

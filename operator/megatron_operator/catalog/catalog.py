@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.catalog import bridge_tables, loader
-from megatron_operator.catalog.entry import Entry, Layout
-from megatron_operator.catalog.loader import Found, Source
+from megatron_operator.catalog.entry import Entry, PublishedLayout
+from megatron_operator.catalog.loader import CatalogFiles, EntrySource
 from megatron_operator.catalog.merge import SECTIONS, overlay
 
 DATA_DIR: Final = Path(__file__).with_name("data")
@@ -32,7 +32,7 @@ class Catalog:
     broken entry, `check` goes through everything.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: CatalogFiles) -> None:
         self._sources = found.sources
         self._tables = found.tables
         self._entries: dict[str, Entry] = {}
@@ -83,19 +83,19 @@ class Catalog:
         source = self._sources.get(name)
         if source is None or source.template:
             raise InvalidRecipeError([self._unknown(name)])
-        body = self._with_functions(source, self._inherit(source, ()))
+        body = self._add_functions(source, self._inherit(source, ()))
         try:
             entry = Entry.model_validate(body | {"name": name, "family": source.family})
         except ValidationError as error:
             raise InvalidRecipeError(
                 [
-                    source.problem(".".join(map(str, e["loc"])), e["msg"], _mend(e["type"]))
+                    source.problem(".".join(map(str, e["loc"])), e["msg"], _fix_for(e["type"]))
                     for e in error.errors()
                 ]
             ) from None
         return self._entries.setdefault(name, entry)
 
-    def function(self, name: str) -> Layout | None:
+    def function(self, name: str) -> PublishedLayout | None:
         """Layout that the function of this name sets, or None. Raises InvalidRecipeError as `get` does."""
         return self.get(name).function(name) if name in self._functions else None
 
@@ -109,7 +109,7 @@ class Catalog:
                 found += refused.errors
         return found
 
-    def _with_functions(self, source: Source, body: dict[str, Any]) -> dict[str, Any]:
+    def _add_functions(self, source: EntrySource, body: dict[str, Any]) -> dict[str, Any]:
         """The body with its table: published layouts of a Bridge entry, further ones of another."""
         table = self._tables.get(source.name)
         if table is None:
@@ -126,7 +126,7 @@ class Catalog:
         training = overlay("training", body.get("training") or {}, made[0]["training"])
         return body | {"layouts": made, "training": training}
 
-    def _inherit(self, source: Source, below: tuple[str, ...]) -> dict[str, Any]:
+    def _inherit(self, source: EntrySource, below: tuple[str, ...]) -> dict[str, Any]:
         """The body with what it extends below it; `below` are the names that led here."""
         own = {leaf: value for leaf, value in source.body.items() if leaf != "extends"}
         parent_name = source.body.get("extends")
@@ -180,7 +180,7 @@ def load(extra_dir: Path | None = None) -> Catalog:
     shipped = _shipped()
     if extra_dir is None:
         return Catalog(shipped)
-    found = Found(dict(shipped.sources), dict(shipped.tables), list(shipped.problems))
+    found = CatalogFiles(dict(shipped.sources), dict(shipped.tables), list(shipped.problems))
     extra = loader.parse(extra_dir)
     found.problems += extra.problems
     for source in extra.sources.values():
@@ -196,11 +196,11 @@ def load(extra_dir: Path | None = None) -> Catalog:
 
 
 @cache
-def _shipped() -> Found:
+def _shipped() -> CatalogFiles:
     return loader.scan(DATA_DIR)
 
 
-def _mend(kind: str) -> str:
+def _fix_for(kind: str) -> str:
     if kind == "extra_forbidden":
         return "use Megatron's setting name in camelCase, or megatronArgs for one that is not typed"
     return "give the field" if kind == "missing" else "mend the value"

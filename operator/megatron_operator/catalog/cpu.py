@@ -6,7 +6,7 @@ from megatron_operator.api.errors import FieldError
 
 Sections = dict[str, dict[str, Any]]
 
-_IMPOSSIBLE: Final = {
+_UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
     "training.usePrecisionAwareOptimizer": "it needs Transformer Engine's optimizer",
     "parallelism.sequenceParallel": "Megatron's own LayerNorm refuses it without Transformer Engine",
@@ -14,10 +14,10 @@ _IMPOSSIBLE: Final = {
     "model.multiLatentAttention": "Megatron builds it with Transformer Engine only",
     "model.applyLayernorm1p": "it needs Apex or Transformer Engine",
 }
-_ONE_ONLY: Final = {
+_MUST_BE_ONE: Final = {
     "parallelism.contextParallelSize": "context parallelism needs Transformer Engine",
 }
-_SPEED_ONLY: Final = {
+_REPLACED_KERNELS: Final = {
     "model.moeGroupedGemm": False,
     "model.moePermuteFusion": False,
     "model.moeTokenDispatcherType": "allgather",
@@ -27,20 +27,20 @@ _SPEED_ONLY: Final = {
 """Same mathematics, other kernels: what is used instead (None: nothing said)."""
 
 
-def fit(merged: Sections, origins: dict[str, str], notes: list[str]) -> list[FieldError]:
+def adapt_to_cpu(merged: Sections, origins: dict[str, str], notes: list[str]) -> list[FieldError]:
     """Swap GPU kernels of the catalog for plain ones, each with a note; return what cannot be had at all."""
     errors = []
-    for path, why in _IMPOSSIBLE.items():
+    for path, why in _UNSUPPORTED.items():
         if _at(merged, path):
             errors.append(
                 FieldError(f"spec.{path}", f"accelerators of platform cpu cannot do it: {why}", _LEAVE)
             )
-    for path, why in _ONE_ONLY.items():
+    for path, why in _MUST_BE_ONE.items():
         size = _at(merged, path) or 1
         if size > 1:
             message = f"{size} is more than accelerators of platform cpu can do: {why}"
             errors.append(FieldError(f"spec.{path}", message, "set 1, or use GPUs"))
-    for path, instead in _SPEED_ONLY.items():
+    for path, instead in _REPLACED_KERNELS.items():
         asked = _at(merged, path)
         if not asked or asked == instead:
             continue

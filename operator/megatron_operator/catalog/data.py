@@ -14,7 +14,7 @@ PREPARED_TOKENIZER: Final = {
 }
 
 
-def complete(
+def complete_data(
     data: dict[str, Any], model: dict[str, Any], origins: dict[str, str], notes: list[str]
 ) -> list[FieldError]:
     """Fill in what `prepare` or `mockData` decide (blend, tokenizer, vocabulary); return what is missing.
@@ -24,13 +24,13 @@ def complete(
     prepare = data.get("prepare")
     if prepare is not None:
         origin = origins["data.prepare"]
-        if _below("data.blend", origin, origins):
+        if _is_overridden("data.blend", origin, origins):
             data["blend"] = [{"path": f"{prepare.get('name', 'corpus')}_text_document", "weight": 1.0}]
             origins["data.blend"] = "data.prepare"
-        if _below("data.tokenizer", origin, origins):
+        if _is_overridden("data.tokenizer", origin, origins):
             data["tokenizer"] = dict(PREPARED_TOKENIZER)
             origins["data.tokenizer"] = "data.prepare"
-            if _below("model.vocabSize", origin, origins):
+            if _is_overridden("model.vocabSize", origin, origins):
                 before, after = model.get("vocabSize"), prepare["tokenizerVocabSize"]
                 model["vocabSize"] = after
                 origins["model.vocabSize"] = "data.prepare"
@@ -38,7 +38,7 @@ def complete(
                     notes.append(
                         f"vocabSize {before:,} becomes {after:,}: the tokenizer that data.prepare trains"
                     )
-    if data.get("mockData") and _below("data.tokenizer", origins["data.mockData"], origins):
+    if data.get("mockData") and _is_overridden("data.tokenizer", origins["data.mockData"], origins):
         data["tokenizer"] = {"tokenizerType": "NullTokenizer"}
         origins["data.tokenizer"] = "data.mockData"
     if data.get("tokenizer", {}).get("tokenizerType") == "GPT2BPETokenizer":
@@ -52,7 +52,7 @@ def complete(
     return _missing(data)
 
 
-def _below(path: str, origin: str, origins: Mapping[str, str]) -> bool:
+def _is_overridden(path: str, origin: str, origins: Mapping[str, str]) -> bool:
     """Whether nothing of `origin`'s own layer is at `path`."""
     return origins.get(path) != origin
 

@@ -28,7 +28,7 @@ class Correction(ApiModel):
     """Why it has to be so."""
 
 
-class Layout(ApiModel):
+class PublishedLayout(ApiModel):
     """Settings published for one kind and number of accelerators."""
 
     accelerators: Annotated[list[Text], Field(min_length=1)]
@@ -77,8 +77,8 @@ class Entry(ApiModel):
     data: DataSpec = DataSpec()
     """Tokenizer, split and, where published, the mix."""
     megatron_args: MegatronArgs = Field(default_factory=dict)
-    layouts: list[Layout] = Field(default_factory=list)
-    functions: list[Layout] = Field(default_factory=list)
+    layouts: list[PublishedLayout] = Field(default_factory=list)
+    functions: list[PublishedLayout] = Field(default_factory=list)
     """Engine `megatron`: what Megatron-Bridge's functions for this model set, for recipes that name one.
     With engine `bridge` the functions are the layouts."""
     source: Text
@@ -95,7 +95,7 @@ class Entry(ApiModel):
                 seen.add((accelerator, layout.count))
         return self
 
-    def layout_for(self, hardware: str, count: int, *, fp8: bool | None = None) -> Layout | None:
+    def layout_for(self, hardware: str, count: int, *, fp8: bool | None = None) -> PublishedLayout | None:
         """The published layout for exactly this hardware and count, if there is one.
 
         Of several functions that of the precision asked for (default the entry's), one that is no benchmark.
@@ -103,13 +103,13 @@ class Entry(ApiModel):
         there = [x for x in self.layouts if x.count == count and hardware in x.accelerators]
         wanted = self.training.fp8_format is not None if fp8 is None else fp8
 
-        def order(layout: Layout) -> tuple[bool, bool, bool]:
+        def order(layout: PublishedLayout) -> tuple[bool, bool, bool]:
             precise = layout.training.fp8_format is not None
             return (precise != wanted, layout.precision == "nvfp4", bool(layout.benchmark))
 
         return min(there, key=order, default=None)
 
-    def function(self, name: str) -> Layout | None:
+    def function(self, name: str) -> PublishedLayout | None:
         """What the function of this name sets, if it is one of this entry's."""
         there = (*self.functions, *(x for x in self.layouts if x.function))
         return next((x for x in there if name == x.function or name in (x.also_named or ())), None)

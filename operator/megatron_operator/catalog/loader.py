@@ -34,7 +34,7 @@ _LINE: Final = re.compile(
 )
 
 
-class File:
+class CatalogFile:
     """One YAML file, parsed when its content is first asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -52,11 +52,11 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EntrySource:
     """An entry or template as its file has it."""
 
     name: str
-    file: File
+    file: CatalogFile
     template: bool
     aliases: tuple[str, ...] = ()
 
@@ -77,11 +77,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FunctionTable:
     """The functions of one entry."""
 
     entry: str
-    file: File
+    file: CatalogFile
     functions: tuple[str, ...]
     """All names, other names included."""
 
@@ -94,21 +94,21 @@ class Table:
 
 
 @dataclass(slots=True)
-class Found:
+class CatalogFiles:
     """Everything that a directory's files have."""
 
-    sources: dict[str, Source] = field(default_factory=dict)
-    tables: dict[str, Table] = field(default_factory=dict)
+    sources: dict[str, EntrySource] = field(default_factory=dict)
+    tables: dict[str, FunctionTable] = field(default_factory=dict)
     problems: list[FieldError] = field(default_factory=list)
 
-    def add(self, source: Source) -> None:
+    def add(self, source: EntrySource) -> None:
         if source.name in self.sources:
             there = self.sources[source.name].file.path.name
             self.problems.append(source.problem("", f"is in {there} already", "rename one of them"))
         else:
             self.sources[source.name] = source
 
-    def add_table(self, table: Table) -> None:
+    def add_table(self, table: FunctionTable) -> None:
         if table.entry in self.tables:
             there = self.tables[table.entry].file.path.name
             self.problems.append(table.problem(f"has a table in {there} already", "make one of the two"))
@@ -116,11 +116,11 @@ class Found:
             self.tables[table.entry] = table
 
 
-def scan(directory: Path) -> Found:
+def scan(directory: Path) -> CatalogFiles:
     """The names that the operator's own files have; nothing is parsed yet."""
-    found = Found()
+    found = CatalogFiles()
     for path in sorted(directory.glob("*.yaml")):
-        file, section, name = File(path), "", ""
+        file, section, name = CatalogFile(path), "", ""
         aliases: dict[str, tuple[str, ...]] = {}
         functions: dict[str, list[str]] = {}
         names: list[tuple[str, str]] = []
@@ -136,15 +136,15 @@ def scan(directory: Path) -> Found:
                 functions.setdefault(name, []).extend([line["function"], *_split(line["also"])])
         for section, name in names:
             if section == "functions":
-                found.add_table(Table(name, file, tuple(functions.get(name, ()))))
+                found.add_table(FunctionTable(name, file, tuple(functions.get(name, ()))))
             elif section:
-                found.add(Source(name, file, section == "templates", aliases.get(name, ())))
+                found.add(EntrySource(name, file, section == "templates", aliases.get(name, ())))
     return found
 
 
-def parse(directory: Path) -> Found:
+def parse(directory: Path) -> CatalogFiles:
     """Everything of a directory's YAML files; `problems` tells what cannot be read."""
-    found = Found()
+    found = CatalogFiles()
     if not directory.is_dir():
         found.problems.append(
             FieldError(str(directory), "is not a directory", "name one that has YAML files")
@@ -152,11 +152,11 @@ def parse(directory: Path) -> Found:
         return found
     for path in sorted(directory.iterdir()):
         if path.suffix in (".yaml", ".yml") and not path.name.startswith(".") and path.is_file():
-            _parse(File(path), found)
+            _parse(CatalogFile(path), found)
     return found
 
 
-def _parse(file: File, found: Found) -> None:
+def _parse(file: CatalogFile, found: CatalogFiles) -> None:
     path = file.path
     try:
         content = file.content
@@ -176,16 +176,16 @@ def _parse(file: File, found: Found) -> None:
     for entry, text in file.section("functions").items():
         lines = [line.split() for line in str(text).splitlines() if line.strip()]
         named = [name for words in lines[1:] for name in (words[0], *_also(words))]
-        found.add_table(Table(str(entry), file, tuple(named)))
+        found.add_table(FunctionTable(str(entry), file, tuple(named)))
 
 
-def _sources(file: File) -> Iterator[Source]:
+def _sources(file: CatalogFile) -> Iterator[EntrySource]:
     for kind in ("templates", "entries"):
         for name, body in file.section(kind).items():
             aliases = body.get("aliases") if isinstance(body, dict) and kind == "entries" else None
             # Those of the right form; the entry's own check tells of the others.
             kept = [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
-            yield Source(str(name), file, kind == "templates", tuple(kept))
+            yield EntrySource(str(name), file, kind == "templates", tuple(kept))
 
 
 def _also(words: list[str]) -> list[str]:

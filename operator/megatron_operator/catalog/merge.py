@@ -11,7 +11,7 @@ Settings = Mapping[str, Any]
 
 SECTIONS: Final = ("model", "training", "parallelism", "data", "megatronArgs")
 
-_TOGETHER: Final[dict[str, tuple[frozenset[str], ...]]] = {
+_EXCLUSIVE_GROUPS: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "training": (
         frozenset({"trainIters", "trainSamples", "trainTokens"}),
         frozenset({"lrWarmupIters", "lrWarmupSamples", "lrWarmupFraction"}),
@@ -32,7 +32,7 @@ _NESTED: Final = {"data": frozenset({"tokenizer", "volume"})}
 def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
     """`base` with `top` over it. A null in `top` takes the leaf away."""
     merged = dict(base)
-    for group in _TOGETHER.get(section, ()):
+    for group in _EXCLUSIVE_GROUPS.get(section, ()):
         if group & top.keys():
             for leaf in group - top.keys():
                 merged.pop(leaf, None)
@@ -47,7 +47,7 @@ def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
     return merged
 
 
-def fold(layers: Iterable[tuple[str, Settings]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def merge_layers(layers: Iterable[tuple[str, Settings]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """All layers, lowest first, as one, with the layer that each `section.leaf` came from."""
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}

@@ -4,10 +4,10 @@ from typing import Final
 
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import schedule
-from megatron_operator.catalog.entry import Entry, Layout
-from megatron_operator.catalog.merge import Settings, fold
+from megatron_operator.catalog.entry import Entry, PublishedLayout
+from megatron_operator.catalog.merge import Settings, merge_layers
 
-_DECIDING: Final = {
+_LAYOUT_DEPENDS_ON: Final = {
     "model": frozenset(
         {
             "numLayers",
@@ -55,9 +55,13 @@ _STAGE_SPLIT: Final = (
 )
 
 
-def fitting_layout(
-    entry: Entry, hardware: str, spec: MegatronRecipeSpec, notes: list[str], function: Layout | None = None
-) -> Layout | None:
+def select_layout(
+    entry: Entry,
+    hardware: str,
+    spec: MegatronRecipeSpec,
+    notes: list[str],
+    function: PublishedLayout | None = None,
+) -> PublishedLayout | None:
     """The entry's layout for this hardware and count, unless the recipe changes what it was made for.
 
     With a `function` that the recipe names, only that one's will do. Says in `notes` why there is none.
@@ -74,7 +78,7 @@ def fitting_layout(
             f"{entry.name} has no published layout for {count} x {hardware} (published: {there}): planned"
         )
         return None
-    reason = _changed(entry, layout, spec) or _indivisible(entry, layout, spec)
+    reason = _changed_setting(entry, layout, spec) or _indivisible(entry, layout, spec)
     if reason is not None:
         notes.append(f"the published layout for {count} x {hardware} is not used: {reason}; planned")
         return None
@@ -82,7 +86,7 @@ def fitting_layout(
     return layout
 
 
-def sizes_of(layout: Layout) -> Settings:
+def layout_settings(layout: PublishedLayout) -> Settings:
     """What a layout lays over a recipe; of a function's settings only those that make it a layout."""
     wire = layout.wire()
     if layout.function is None:
@@ -99,10 +103,10 @@ def sizes_of(layout: Layout) -> Settings:
     return {"parallelism": sizes, "training": kept}
 
 
-def _changed(entry: Entry, layout: Layout, spec: MegatronRecipeSpec) -> str | None:
-    published, _ = fold([("", entry.wire()), ("", layout.wire())])
-    asked, _ = fold([("", spec.wire())])
-    for section, leaves in _DECIDING.items():
+def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:
+    published, _ = merge_layers([("", entry.wire()), ("", layout.wire())])
+    asked, _ = merge_layers([("", spec.wire())])
+    for section, leaves in _LAYOUT_DEPENDS_ON.items():
         for leaf in sorted(leaves & asked[section].keys()):
             before, after = published[section].get(leaf), asked[section][leaf]
             if after != before and not (before is None and after in (False, 1)):
@@ -110,8 +114,8 @@ def _changed(entry: Entry, layout: Layout, spec: MegatronRecipeSpec) -> str | No
     return None
 
 
-def _indivisible(entry: Entry, layout: Layout, spec: MegatronRecipeSpec) -> str | None:
-    merged, _ = fold([("", entry.wire()), ("", layout.wire()), ("", spec.wire())])
+def _indivisible(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:
+    merged, _ = merge_layers([("", entry.wire()), ("", layout.wire()), ("", spec.wire())])
     sizes, training = merged["parallelism"], merged["training"]
     tp, pp, cp, ep = (
         sizes.get(f"{kind}Size", 1)

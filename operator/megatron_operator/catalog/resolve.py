@@ -13,16 +13,16 @@ from megatron_operator.api.recipe import (
     VolumeSpec,
 )
 from megatron_operator.catalog import bridge_functions, cpu, data, schedule
-from megatron_operator.catalog.accelerator import pick, within_limits
+from megatron_operator.catalog.accelerator import limit_errors, select_accelerator
 from megatron_operator.catalog.catalog import LIST_COMMAND, Catalog
 from megatron_operator.catalog.entry import Entry
-from megatron_operator.catalog.merge import Settings, fold
-from megatron_operator.catalog.published_layouts import fitting_layout, sizes_of
+from megatron_operator.catalog.merge import Settings, merge_layers
+from megatron_operator.catalog.published_layouts import layout_settings, select_layout
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 _DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
 _SAVE_INTERVAL: Final = 500
-_NEEDED: Final = {
+_REQUIRED: Final = {
     "model": ("numLayers", "hiddenSize", "numAttentionHeads", "vocabSize"),
     "training": ("seqLength", "lr"),
 }
@@ -56,11 +56,11 @@ def resolve_for_planning(
     """
     notes: list[str] = []
     entry = _entry(spec, catalog, errors)
-    picked = pick(spec.accelerator, platform)
+    picked = select_accelerator(spec.accelerator, platform)
     if isinstance(picked, FieldError):
         raise InvalidRecipeError([*errors, picked])
     accelerator, profile = picked
-    errors += within_limits(spec.accelerator, accelerator, platform, namespace)
+    errors += limit_errors(spec.accelerator, accelerator, platform, namespace)
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(errors)
 
@@ -73,30 +73,30 @@ def resolve_for_planning(
         hardware = profile.known_as(accelerator)
         function = named = catalog.function(spec.recipe or "")
         if entry.engine == "bridge":
-            function = bridge_functions.function_for(entry, named, hardware, spec)
-            errors += bridge_functions.not_carried(spec, function)
-        layout = fitting_layout(entry, hardware, spec, notes, named)
+            function = bridge_functions.select_function(entry, named, hardware, spec)
+            errors += bridge_functions.unsupported_setting_errors(spec, function)
+        layout = select_layout(entry, hardware, spec, notes, named)
         if function is not None:
-            settings = bridge_functions.settings_of(function, entry, notes)
+            settings = bridge_functions.function_settings(function, entry, notes)
             layers.append((f"{label}, {function.function}", settings))
             if layout is None and entry.engine == "bridge":
-                layers.append((f"{label}, {function.function}", sizes_of(function)))
+                layers.append((f"{label}, {function.function}", layout_settings(function)))
         if layout is not None:
-            layers.append((f"{label}, layout {layout.title}", sizes_of(layout)))
-        entry_batch = schedule.largest_batch(fold(layers)[0]["training"])
+            layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
+        entry_batch = schedule.largest_batch(merge_layers(layers)[0]["training"])
     layers.append(("recipe", spec.wire()))
-    merged, origins = fold(layers)
+    merged, origins = merge_layers(layers)
     model, training = merged["model"], merged["training"]
 
     if entry is None or entry.engine == "megatron":
-        errors += data.complete(merged["data"], model, origins, notes)
+        errors += data.complete_data(merged["data"], model, origins, notes)
         errors += _positions(model, training, origins)
     missing = _missing(merged, entry)
     errors += missing
-    errors += schedule.settle_length(training, origins, notes)
+    errors += schedule.resolve_length(training, origins, notes)
     errors += schedule.scale_learning_rate(training, origins, entry_batch, notes)
     if profile.platform == "cpu":
-        errors += cpu.fit(merged, origins, notes)
+        errors += cpu.adapt_to_cpu(merged, origins, notes)
     if missing:
         raise InvalidRecipeError(errors)
     return ResolvedRecipe.model_validate(
@@ -139,7 +139,7 @@ def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> li
     fix = "set it" if entry else f"set it, or name a recipe of the catalog (`{LIST_COMMAND}`)"
     errors = [
         FieldError(f"spec.{section}.{leaf}", "is not set", fix)
-        for section, leaves in _NEEDED.items()
+        for section, leaves in _REQUIRED.items()
         for leaf in leaves
         if leaf not in merged[section] and (section != "model" or entry is None or entry.engine == "megatron")
     ]

@@ -7,7 +7,7 @@ from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
-from megatron_operator.catalog.entry import Engine, Layout, Mode
+from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout
 
 
 class ResolvedRecipe(ApiModel):
@@ -19,10 +19,10 @@ class ResolvedRecipe(ApiModel):
     """Whose training loop runs it."""
     mode: Mode = "pretrain"
     """What is trained: all weights from nothing, all weights of a model that is there, or adapters of it."""
-    function: Layout | None = None
+    function: PublishedLayout | None = None
     """What Megatron-Bridge's function sets: the one that the recipe names, or with engine `bridge` the one
     that starts it."""
-    layout: Layout | None = None
+    layout: PublishedLayout | None = None
     """The published layout that is used; none where none is for exactly these accelerators."""
     model: ModelSpec
     training: TrainingSpec

@@ -33,7 +33,7 @@ def largest_batch(training: Mapping[str, Any]) -> int | None:
     return int(batch) if batch is not None else None
 
 
-def settle_length(training: Training, origins: Mapping[str, str], notes: list[str]) -> list[FieldError]:
+def resolve_length(training: Training, origins: Mapping[str, str], notes: list[str]) -> list[FieldError]:
     """Leave exactly one of trainIters and trainSamples in `training`, warm-up and decay in the same unit.
 
     What came from below the length's own layer follows it: a warm-up is carried into its unit, a decay is
@@ -62,7 +62,7 @@ def settle_length(training: Training, origins: Mapping[str, str], notes: list[st
                 "give trainTokens or trainSamples instead",
             )
         ]
-    return _follow_length(training, unit, given[0], batch, origins, notes) or _warmup_errors(
+    return _convert_warmup_and_decay(training, unit, given[0], batch, origins, notes) or _warmup_errors(
         training, unit, origins
     )
 
@@ -103,7 +103,7 @@ def scale_learning_rate(
     return []
 
 
-def _follow_length(
+def _convert_warmup_and_decay(
     training: Training, unit: str, given: str, batch: int, origins: Mapping[str, str], notes: list[str]
 ) -> list[FieldError]:
     other = _OTHER[unit]

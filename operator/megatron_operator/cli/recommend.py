@@ -9,7 +9,7 @@ from megatron_operator.cli import output as printing
 from megatron_operator.cli.inputs import complete_accelerator, complete_recipe
 
 if TYPE_CHECKING:
-    from megatron_operator.planner.recommend import Choice, Wish
+    from megatron_operator.planner.recommend import Query, Recommendation
 
 
 @click.command("recommend")
@@ -58,14 +58,14 @@ def command(
     """
     from megatron_operator import catalog as library
     from megatron_operator.cli.stages import platform_of
-    from megatron_operator.planner.recommend import Wish, recommend
+    from megatron_operator.planner.recommend import Query, recommend
 
-    wish = Wish(model, gpus, accelerator, mode, seq_length)
-    choices = recommend(wish, platform_of(platform), library.load(catalog))
+    query = Query(model, gpus, accelerator, mode, seq_length)
+    found = recommend(query, platform_of(platform), library.load(catalog))
     if output != "table":
-        printing.data([_document(choice, wish) for choice in choices], output)
+        printing.data([_document(recommendation, query) for recommendation in found], output)
         return
-    best, *others = choices
+    best, *others = found
     if best.plan is None:
         click.secho(f"None fits. Nearest: {best.entry.name}", bold=True)
     else:
@@ -74,7 +74,7 @@ def command(
     for reason in best.reasons:
         click.echo(f"  - {reason}")
     if best.plan is not None:
-        click.echo(f"\nNext: {_next_command(best, wish)}")
+        click.echo(f"\nNext: {_next_command(best, query)}")
     if others:
         click.echo()
         printing.table(
@@ -82,39 +82,39 @@ def command(
         )
 
 
-def _next_command(choice: "Choice", wish: "Wish") -> str:
-    verb = "plan" if choice.entry.engine == "megatron" else "args"
-    words = f"megatron {verb} --recipe {choice.entry.name} --gpus {wish.gpus}"
-    words += f" --accelerator {wish.accelerator}" if wish.accelerator else ""
-    if wish.seq_length is not None and wish.seq_length != choice.entry.training.seq_length:
-        words += f" --set training.seqLength={wish.seq_length}"
-        if choice.entry.engine == "megatron":
-            words += f" --set model.maxPositionEmbeddings={wish.seq_length}"
+def _next_command(recommendation: "Recommendation", query: "Query") -> str:
+    verb = "plan" if recommendation.entry.engine == "megatron" else "args"
+    words = f"megatron {verb} --recipe {recommendation.entry.name} --gpus {query.gpus}"
+    words += f" --accelerator {query.accelerator}" if query.accelerator else ""
+    if query.seq_length is not None and query.seq_length != recommendation.entry.training.seq_length:
+        words += f" --set training.seqLength={query.seq_length}"
+        if recommendation.entry.engine == "megatron":
+            words += f" --set model.maxPositionEmbeddings={query.seq_length}"
     return words
 
 
-def _row(choice: "Choice") -> tuple[str, ...]:
-    p = choice.plan
-    size = printing.billions(choice.parameters) if choice.parameters else "-"
+def _row(recommendation: "Recommendation") -> tuple[str, ...]:
+    p = recommendation.plan
+    size = printing.billions(recommendation.parameters) if recommendation.parameters else "-"
     if p is None:
-        return choice.entry.name, size, "-", "-", choice.reasons[0]
+        return recommendation.entry.name, size, "-", "-", recommendation.reasons[0]
     layout = (
         f"TP {p.tensor_model_parallel_size} PP {p.pipeline_model_parallel_size} CP {p.context_parallel_size} "
         f"EP {p.expert_model_parallel_size} DP {p.data_parallel_size}"
     )
     speed = f"{p.expected.tokens_per_second_per_gpu:,.0f}" if p.expected else "-"
-    return choice.entry.name, size, layout, speed, choice.reasons[0]
+    return recommendation.entry.name, size, layout, speed, recommendation.reasons[0]
 
 
-def _document(choice: "Choice", wish: "Wish") -> dict[str, Any]:
+def _document(recommendation: "Recommendation", query: "Query") -> dict[str, Any]:
     return {
-        "name": choice.entry.name,
-        "family": choice.entry.family,
-        "engine": choice.entry.engine,
-        "parameters": choice.parameters,
-        "runs": choice.plan is not None,
-        "published": choice.published,
-        "reasons": list(choice.reasons),
-        "plan": choice.plan.model_dump(by_alias=True, mode="json") if choice.plan else None,
-        "next": _next_command(choice, wish) if choice.plan else None,
+        "name": recommendation.entry.name,
+        "family": recommendation.entry.family,
+        "engine": recommendation.entry.engine,
+        "parameters": recommendation.parameters,
+        "runs": recommendation.plan is not None,
+        "published": recommendation.published,
+        "reasons": list(recommendation.reasons),
+        "plan": recommendation.plan.model_dump(by_alias=True, mode="json") if recommendation.plan else None,
+        "next": _next_command(recommendation, query) if recommendation.plan else None,
     }

@@ -47,7 +47,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     """
     resolved, plan = run.resolved, run.plan
     if resolved.engine == "bridge":
-        raise InvalidRecipeError([bridge.not_started(resolved)])
+        raise InvalidRecipeError([bridge.not_supported_error(resolved)])
     owner = Owner(run.name, run.namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
     queue = resolved.scheduling.queue

@@ -10,9 +10,9 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Catalog, ResolvedRecipe, resolve_for_planning
 from megatron_operator.planner.alternatives import Alternative
-from megatron_operator.planner.checks.lint import pitfall_notes
+from megatron_operator.planner.checks.lint import lint_warnings
 from megatron_operator.planner.megatron_args import megatron_arguments
-from megatron_operator.planner.notes import tight
+from megatron_operator.planner.notes import memory_warnings
 from megatron_operator.planner.plan import plan, plan_and_alternatives
 
 DEFAULT_NAMESPACE = "default"
@@ -69,7 +69,7 @@ def admit_and_compare(
 
 def warnings_of(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """Notes of a plan that point at a probable mistake."""
-    return [*tight(plan.memory_per_gpu), *pitfall_notes(resolved, plan)]
+    return [*memory_warnings(plan.memory_per_gpu), *lint_warnings(resolved, plan)]
 
 
 def _admit[T](

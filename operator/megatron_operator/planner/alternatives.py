@@ -69,7 +69,7 @@ def _comparison(plan: Plan, candidate: Candidate, published: bool) -> str:
     speed = f"{-part:.0%} faster as estimated" if part < -0.005 else "as fast"
     if published:
         return f"{speed}, but not the published layout"
-    if not candidate.is_roomy and candidate.memory.capacity:
+    if not candidate.is_comfortable and candidate.memory.capacity:
         return f"{speed}, but fills {candidate.memory.total / candidate.memory.capacity:.0%} of the memory"
     return f"{speed}, but less simple"
 

@@ -51,8 +51,8 @@ def global_batches(training: TrainingSpec, errors: list[FieldError]) -> list[int
         return []
     try:
         return [batch for _, batch in ramp_up(text)]
-    except ValueError as problem:
-        errors.append(FieldError(path, f"{text!r}: {problem}", "write pairs such as 0:384 200B:768"))
+    except ValueError as error:
+        errors.append(FieldError(path, f"{text!r}: {error}", "write pairs such as 0:384 200B:768"))
         return []
 
 

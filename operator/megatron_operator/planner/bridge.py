@@ -16,7 +16,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
-from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import flops_per_token, parameters
 
 SCRIPT: Final = "scripts/training/run_recipe.py"
@@ -55,10 +55,10 @@ _FURTHER: Final = {
 
 def is_modelled(resolved: ResolvedRecipe) -> bool:
     """Whether the planner's estimates hold: the whole model is known, and all of it is trained."""
-    return resolved.mode != "lora" and architecture(resolved.model, []) is not None
+    return resolved.mode != "lora" and model_shape(resolved.model, []) is not None
 
 
-def left_to_the_planner(resolved: ResolvedRecipe) -> ResolvedRecipe:
+def without_published_layout(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """The recipe without the layout of a function that was published for other accelerators."""
     if resolved.layout is not None:
         return resolved
@@ -76,7 +76,7 @@ def left_to_the_planner(resolved: ResolvedRecipe) -> ResolvedRecipe:
     return resolved.model_copy(update=update)
 
 
-def as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
+def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
     """The function's own layout, with as much data parallelism as the accelerators give.
 
     Raises InvalidRecipeError where the sizes or the batch do not go with the number of accelerators.
@@ -115,12 +115,12 @@ def as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
     if resolved.layout is None and resolved.function is not None:
         copies = f"{_name(resolved)} is laid out for {resolved.function.title}: its sizes, and DP {dp}"
         notes = [*notes, copies]
-    a = architecture(resolved.model, [])
-    if a is None:
+    shape = model_shape(resolved.model, [])
+    if shape is None:
         notes = [*notes, "parameters, memory and speed of this model are not modelled"]
     elif resolved.mode == "lora":
         notes = [*notes, "memory and speed with LoRA are not modelled"]
-    padded = a.padded_vocab(tp) if a else 0
+    padded = shape.padded_vocab(tp) if shape else 0
     return Plan(
         world_size=world,
         nodes=-(-world // pod),
@@ -151,15 +151,15 @@ def as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
         gradient_accumulation=batch // (micro * dp),
         train_iters=iterations(t),
         train_samples=t.train_samples,
-        parameters=parameters(a, a.vocab) if a else None,
-        parameters_padded=parameters(a, padded) if a else None,
-        active_parameters=parameters(a, a.vocab, active=True) if a else None,
-        flops_per_token=flops_per_token(a, t.seq_length or 1, padded) if a else None,
+        parameters=parameters(shape, shape.vocab) if shape else None,
+        parameters_padded=parameters(shape, padded) if shape else None,
+        active_parameters=parameters(shape, shape.vocab, active=True) if shape else None,
+        flops_per_token=flops_per_token(shape, t.seq_length or 1, padded) if shape else None,
         notes=notes,
     )
 
 
-def with_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
+def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     """The plan, saying who would run it."""
     note = (
         f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
@@ -168,7 +168,7 @@ def with_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     return plan.model_copy(update={"notes": [*plan.notes, note]})
 
 
-def not_started(resolved: ResolvedRecipe) -> FieldError:
+def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
     """Why there is no job for it."""
     return FieldError(
         "spec.recipe",

@@ -5,12 +5,12 @@ import re
 from typing import NamedTuple
 
 from megatron_operator.catalog import Entry
-from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import parameters
 
-NEAR = 1.6
+MAX_SIZE_RATIO = 1.6
 """A model of another size is like the one asked for when it is no more than this factor away."""
-FARTHEST = 4.0
+MAX_FAMILY_SIZE_RATIO = 4.0
 """The closest size is taken up to this factor."""
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _SIZE = re.compile(r"(?:^|[-_ ]|(?<=[a-z]))(\d+(?:\.\d+)?)([bmt])(?![a-z0-9])")
@@ -28,8 +28,8 @@ class Match(NamedTuple):
 
 def size_of(entry: Entry) -> int | None:
     """Parameters, by the architecture, else by the name."""
-    a = architecture(entry.model, [])
-    return parameters(a, a.vocab) if a else _billions(entry.name)
+    shape = model_shape(entry.model, [])
+    return parameters(shape, shape.vocab) if shape else _billions(entry.name)
 
 
 def generation(name: str) -> tuple[str, int]:
@@ -55,18 +55,20 @@ def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
     factor = max(asked / size, size / asked)
     distance = round(math.log2(factor), 1)
     stem = _SIZE.split(text, maxsplit=1)[0].rstrip("-")
-    if stem and (_begins(entry.name, stem) or entry.family == stem) and factor <= FARTHEST:
+    if stem and (_begins(entry.name, stem) or entry.family == stem) and factor <= MAX_FAMILY_SIZE_RATIO:
         return Match(2, distance, "size")
-    if factor <= (FARTHEST if stem else NEAR):
+    if factor <= (MAX_FAMILY_SIZE_RATIO if stem else MAX_SIZE_RATIO):
         return Match(3, distance, "size")
     return None
 
 
-def is_of_another_size(model: str, name: str) -> bool:
+def has_other_size(model: str, name: str) -> bool:
     """Whether the very name of an entry says that `match` would find none: saves putting it together."""
     asked, own = _billions(model.lower()), _billions(name)
     # Names round: a 7B may have 6.7 or 8.2 billion parameters.
-    return asked is not None and own is not None and max(asked / own, own / asked) > 1.5 * FARTHEST
+    return (
+        asked is not None and own is not None and max(asked / own, own / asked) > 1.5 * MAX_FAMILY_SIZE_RATIO
+    )
 
 
 def _begins(name: str, text: str) -> bool:
@@ -76,7 +78,7 @@ def _begins(name: str, text: str) -> bool:
     )
 
 
-def reads_text_alone(entry: Entry) -> bool:
+def is_language_model(entry: Entry) -> bool:
     """Whether it is a plain language model; others are meant only where their kind or name is asked for."""
     return not _kinds(entry) & {"vlm", "audio", "diffusion"}
 

@@ -13,7 +13,7 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
-from megatron_operator.planner.checks.ineffective_flags import without_unused
+from megatron_operator.planner.checks.ineffective_flags import without_ineffective_settings
 from megatron_operator.planner.checks.passthrough import passthrough_arguments
 
 _SHAPE = (
@@ -65,7 +65,7 @@ def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[
     """
     if resolved.engine == "bridge":
         return bridge.command(resolved, plan, name)
-    resolved = without_unused(resolved)
+    resolved = without_ineffective_settings(resolved)
     words = [
         *_parallelism(resolved, plan),
         *_model(resolved, plan),

@@ -2,37 +2,37 @@
 
 from megatron_operator.api.status import MemoryPerGpu
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.search.problem import Candidate, Request
-from megatron_operator.planner.search.rank import EQUALLY_FAST, Ranking
+from megatron_operator.planner.search.problem import Candidate, PlanningProblem
+from megatron_operator.planner.search.rank import EQUAL_SPEED, Ranking
 
 
-def notes_of(request: Request, ranking: Ranking, chosen: Candidate) -> list[str]:
+def planning_notes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> list[str]:
     """The reason of every choice that the recipe left open."""
     return [
-        *_sizes(request, ranking, chosen),
-        *_experts(request, chosen),
-        *_stages(request, chosen),
-        *_batch(request, chosen),
-        *_memory(request, chosen),
+        *_sizes(problem, ranking, chosen),
+        *_experts(problem, chosen),
+        *_stages(problem, chosen),
+        *_batch(problem, chosen),
+        *_memory(problem, chosen),
     ]
 
 
-def _sizes(request: Request, ranking: Ranking, chosen: Candidate) -> list[str]:
-    asked = request.asked
+def _sizes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> list[str]:
+    asked = problem.asked
     free = [
         name
         for name, value in (
             ("TP", asked.tensor_model_parallel_size),
             ("PP", asked.pipeline_model_parallel_size),
             ("CP", asked.context_parallel_size),
-            ("EP", asked.expert_model_parallel_size if request.a.experts else 1),
+            ("EP", asked.expert_model_parallel_size if problem.shape.experts else 1),
         )
         if value is None
     ]
     if not free or ranking.valid == 1:
         return []
     planned = f"{chosen.words} ({', '.join(free)} planned)"
-    if request.accelerator is None:
+    if problem.accelerator is None:
         return [f"{planned}: the simplest of {ranking.valid} layouts; speed and memory are not known here"]
     reason = f"the fastest of {ranking.valid} layouts that the rules allow, as estimated"
     others = [
@@ -43,20 +43,20 @@ def _sizes(request: Request, ranking: Ranking, chosen: Candidate) -> list[str]:
     if not others or others[0].expected is None or chosen.expected is None:
         return [f"{planned}: {reason}"]
     slower = others[0].expected.step_seconds / chosen.expected.step_seconds - 1
-    if slower < EQUALLY_FAST:
+    if slower < EQUAL_SPEED:
         return [f"{planned}: {reason}; simpler than {others[0].words}, which is as fast"]
     return [f"{planned}: {reason}; {others[0].words} would be {slower:.0%} slower"]
 
 
-def _experts(request: Request, chosen: Candidate) -> list[str]:
-    asked, layout = request.asked, chosen.layout
-    if request.a.experts and asked.expert_tensor_parallel_size is None and layout.tp > 1:
+def _experts(problem: PlanningProblem, chosen: Candidate) -> list[str]:
+    asked, layout = problem.asked, chosen.layout
+    if problem.shape.experts and asked.expert_tensor_parallel_size is None and layout.tp > 1:
         return [f"expertTensorParallelSize 1: Megatron's default, TP {layout.tp}, would split each expert"]
     return []
 
 
-def _stages(request: Request, chosen: Candidate) -> list[str]:
-    asked, split, notes = request.asked, chosen.layout.split, []
+def _stages(problem: PlanningProblem, chosen: Candidate) -> list[str]:
+    asked, split, notes = problem.asked, chosen.layout.split, []
     if split is None or split.layout is not None:
         return []
     if split.virtual and not asked.num_virtual_stages_per_pipeline_rank:
@@ -78,23 +78,23 @@ def _runs(layers: tuple[int, ...]) -> str:
     return ", ".join(f"{count} x {times}" if times > 1 else f"{count}" for count, times in runs)
 
 
-def _batch(request: Request, chosen: Candidate) -> list[str]:
-    if request.micro_batch is not None:
+def _batch(problem: PlanningProblem, chosen: Candidate) -> list[str]:
+    if problem.micro_batch is not None:
         return []
-    reason = "the fastest that fits" if request.accelerator else "none was given"
+    reason = "the fastest that fits" if problem.accelerator else "none was given"
     return [f"microBatchSize {chosen.micro_batch}: {reason}"]
 
 
-def _memory(request: Request, chosen: Candidate) -> list[str]:
+def _memory(problem: PlanningProblem, chosen: Candidate) -> list[str]:
     notes = []
-    if request.asked.recompute_granularity is None and chosen.recompute == "full":
+    if problem.asked.recompute_granularity is None and chosen.recompute == "full":
         notes.append("recomputeGranularity full: activations do not fit otherwise")
-    if request.asked.recompute_granularity is None and chosen.recompute == "selective":
+    if problem.asked.recompute_granularity is None and chosen.recompute == "selective":
         notes.append(f"recomputeModules {', '.join(chosen.modules)}: activations do not fit otherwise")
-    return notes + tight(chosen.memory)
+    return notes + memory_warnings(chosen.memory)
 
 
-def tight(memory: MemoryPerGpu | None) -> list[str]:
+def memory_warnings(memory: MemoryPerGpu | None) -> list[str]:
     """Said where a layout that was asked for whole may not fit."""
     if memory is None or memory.capacity is None or memory.total <= memory.capacity:
         return []

@@ -7,8 +7,8 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.batch import global_batches, iterations
-from megatron_operator.planner.checks.ineffective_flags import unused_errors
-from megatron_operator.planner.checks.lint import pitfall_errors, pitfall_notes, proposals
+from megatron_operator.planner.checks.ineffective_flags import ineffective_setting_errors
+from megatron_operator.planner.checks.lint import lint_errors, lint_warnings, suggestions
 from megatron_operator.planner.checks.passthrough import passthrough_errors
 from megatron_operator.planner.checks.precision import (
     optimizer_errors,
@@ -17,12 +17,12 @@ from megatron_operator.planner.checks.precision import (
     training_errors,
 )
 from megatron_operator.planner.estimate import hardware
-from megatron_operator.planner.estimate.model_shape import architecture
+from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import flops_per_token, parameters
 from megatron_operator.planner.estimate.workload import execution, numerics
-from megatron_operator.planner.notes import notes_of
-from megatron_operator.planner.retention import asked_by, same_layout
-from megatron_operator.planner.search.problem import Candidate, Request
+from megatron_operator.planner.notes import planning_notes
+from megatron_operator.planner.retention import parallelism_of, same_layout
+from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.rank import Ranking, rank
 
 _OF_A_LAYOUT = (
@@ -54,17 +54,17 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     Raises InvalidRecipeError with all errors when the recipe cannot run as written on these accelerators.
     """
     if resolved.engine == "bridge":
-        return _for_bridge(resolved)
+        return _plan_bridge(resolved)
     if previous is None:
-        return _fresh(resolved)
+        return _plan_from_scratch(resolved)
     try:
-        fresh = _fresh(resolved)
+        fresh = _plan_from_scratch(resolved)
     except InvalidRecipeError:
-        return _kept(resolved, previous)
+        return _plan_with_layout_of(resolved, previous)
     if same_layout(fresh, previous):
         return fresh
     try:
-        kept = _kept(resolved, previous)
+        kept = _plan_with_layout_of(resolved, previous)
     except InvalidRecipeError:
         return fresh
     if same_layout(fresh, kept):
@@ -74,11 +74,11 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     return kept.model_copy(update={"notes": [*kept.notes, note]})
 
 
-def _fresh(resolved: ResolvedRecipe) -> Plan:
+def _plan_from_scratch(resolved: ResolvedRecipe) -> Plan:
     try:
-        return _laid_out(resolved)
+        return _plan_layout(resolved)
     except InvalidRecipeError as refused:
-        return _laid_out(_without_function(resolved, refused))
+        return _plan_layout(_without_function(resolved, refused))
 
 
 def _without_function(resolved: ResolvedRecipe, refused: InvalidRecipeError) -> ResolvedRecipe:
@@ -90,23 +90,25 @@ def _without_function(resolved: ResolvedRecipe, refused: InvalidRecipeError) -> 
     if resolved.function is None or resolved.layout is None or resolved.engine == "bridge":
         raise refused
     note = f"the layout of {resolved.function.function} is not used ({refused.errors[0]}): planned"
-    free = bridge.left_to_the_planner(resolved.model_copy(update={"layout": None}))
+    free = bridge.without_published_layout(resolved.model_copy(update={"layout": None}))
     return free.model_copy(update={"notes": [*free.notes, note]})
 
 
-def _laid_out(resolved: ResolvedRecipe) -> Plan:
-    published = not _said_by_recipe(resolved, "parallelism.pipelineModelParallelSize")
+def _plan_layout(resolved: ResolvedRecipe) -> Plan:
+    published = not _set_by_user(resolved, "parallelism.pipelineModelParallelSize")
     interleave = not published or resolved.parallelism.pipeline_model_parallel_size is None
     micro_batch = resolved.training.micro_batch_size
-    return _plan(*_answer(resolved, resolved.parallelism, micro_batch, interleave=interleave))
+    return _plan(*_solve(resolved, resolved.parallelism, micro_batch, interleave=interleave))
 
 
-def _for_bridge(resolved: ResolvedRecipe) -> Plan:
+def _plan_bridge(resolved: ResolvedRecipe) -> Plan:
     """By the planner's own rules where its estimates hold; else, or where they refuse it, as published."""
     notes = list(resolved.notes)
     if bridge.is_modelled(resolved):
         try:
-            return bridge.with_note(_fresh(bridge.left_to_the_planner(resolved)), resolved)
+            return bridge.with_bridge_note(
+                _plan_from_scratch(bridge.without_published_layout(resolved)), resolved
+            )
         except InvalidRecipeError as refused:
             if resolved.layout is None:
                 raise
@@ -115,16 +117,14 @@ def _for_bridge(resolved: ResolvedRecipe) -> Plan:
     pod = _pod(resolved, errors, notes)
     if errors:
         raise InvalidRecipeError(errors)
-    return bridge.with_note(bridge.as_published(resolved, pod, notes), resolved)
+    return bridge.with_bridge_note(bridge.plan_as_published(resolved, pod, notes), resolved)
 
 
-def _kept(resolved: ResolvedRecipe, previous: Plan) -> Plan:
+def _plan_with_layout_of(resolved: ResolvedRecipe, previous: Plan) -> Plan:
     """The plan with the layout of the previous one. Raises InvalidRecipeError if the recipe excludes it."""
-    asked = asked_by(previous, resolved)
-    said = (
-        resolved.training.micro_batch_size if _said_by_recipe(resolved, "training.microBatchSize") else None
-    )
-    return _plan(*_answer(resolved, asked, said or previous.micro_batch_size, interleave=False))
+    asked = parallelism_of(previous, resolved)
+    said = resolved.training.micro_batch_size if _set_by_user(resolved, "training.microBatchSize") else None
+    return _plan(*_solve(resolved, asked, said or previous.micro_batch_size, interleave=False))
 
 
 def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan, list[Alternative]]:
@@ -133,49 +133,49 @@ def plan_and_alternatives(resolved: ResolvedRecipe, most: int = 5) -> tuple[Plan
     Raises InvalidRecipeError as `plan` does.
     """
     if resolved.engine == "bridge":
-        return _for_bridge(resolved), []
+        return _plan_bridge(resolved), []
     try:
-        return _compared(resolved, most)
+        return _plan_and_compare(resolved, most)
     except InvalidRecipeError as refused:
-        return _compared(_without_function(resolved, refused), most)
+        return _plan_and_compare(_without_function(resolved, refused), most)
 
 
-def _compared(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternative]]:
-    published = not _said_by_recipe(resolved, "parallelism.pipelineModelParallelSize")
+def _plan_and_compare(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternative]]:
+    published = not _set_by_user(resolved, "parallelism.pipelineModelParallelSize")
     interleave = not published or resolved.parallelism.pipeline_model_parallel_size is None
     micro_batch = resolved.training.micro_batch_size
-    request, ranking, notes = _answer(resolved, resolved.parallelism, micro_batch, interleave=interleave)
-    chosen = _plan(request, ranking, notes)
+    problem, ranking, notes = _solve(resolved, resolved.parallelism, micro_batch, interleave=interleave)
+    chosen = _plan(problem, ranking, notes)
     free = resolved.parallelism.model_copy(
         update={
             name: None
             for name in _OF_A_LAYOUT
-            if not _said_by_recipe(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
+            if not _set_by_user(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
         }
     )
-    free_batch = micro_batch if _said_by_recipe(resolved, "training.microBatchSize") else None
+    free_batch = micro_batch if _set_by_user(resolved, "training.microBatchSize") else None
     if free != resolved.parallelism or free_batch != micro_batch:
         try:
-            _, ranking, _ = _answer(resolved, free, free_batch, interleave=True)
+            _, ranking, _ = _solve(resolved, free, free_batch, interleave=True)
         except InvalidRecipeError:
             return chosen, []
     return chosen, alternatives_to(chosen, ranking, most, published=published)
 
 
-def _said_by_recipe(resolved: ResolvedRecipe, path: str) -> bool:
+def _set_by_user(resolved: ResolvedRecipe, path: str) -> bool:
     return resolved.origins.get(path, "recipe") == "recipe"
 
 
-def _answer(
+def _solve(
     resolved: ResolvedRecipe, asked: ParallelismSpec, micro_batch: int | None, *, interleave: bool
-) -> tuple[Request, Ranking, list[str]]:
+) -> tuple[PlanningProblem, Ranking, list[str]]:
     """The question and its ranked answers. Raises InvalidRecipeError when there is none."""
     errors: list[FieldError] = []
     notes = list(resolved.notes)
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     on_cpu = resolved.profile.platform == "cpu"
     pod = _pod(resolved, errors, notes)
-    a = architecture(resolved.model, errors)
+    shape = model_shape(resolved.model, errors)
     distributed_optimizer = (
         True if asked.use_distributed_optimizer is None else asked.use_distributed_optimizer
     )
@@ -183,14 +183,14 @@ def _answer(
     errors += precision_errors(resolved, accelerator)
     errors += recompute_errors(asked, resolved)
     errors += optimizer_errors(asked, distributed_optimizer)
-    errors += unused_errors(resolved, notes)
+    errors += ineffective_setting_errors(resolved, notes)
     errors += passthrough_errors(resolved.megatron_args)
-    errors += pitfall_errors(resolved)
+    errors += lint_errors(resolved)
     batches = global_batches(resolved.training, errors)
-    if a is None or resolved.training.seq_length is None or not batches:
+    if shape is None or resolved.training.seq_length is None or not batches:
         raise InvalidRecipeError(errors)
-    request = Request(
-        a=a,
+    problem = PlanningProblem(
+        shape=shape,
         resolved=resolved,
         asked=asked,
         micro_batch=micro_batch,
@@ -212,12 +212,12 @@ def _answer(
             parameter_overlap=not on_cpu,
         ),
     )
-    ranking = rank(request, errors)
+    ranking = rank(problem, errors)
     if ranking.best is not None:
-        _sequence_parallel(request, ranking.best, notes, errors)
+        _sequence_parallel(problem, ranking.best, notes, errors)
     if errors or ranking.best is None:
         raise InvalidRecipeError(errors)
-    return request, ranking, notes
+    return problem, ranking, notes
 
 
 def _pod(resolved: ResolvedRecipe, errors: list[FieldError], notes: list[str]) -> int:
@@ -241,16 +241,16 @@ def _pod(resolved: ResolvedRecipe, errors: list[FieldError], notes: list[str]) -
 
 
 def _sequence_parallel(
-    request: Request, chosen: Candidate, notes: list[str], errors: list[FieldError]
+    problem: PlanningProblem, chosen: Candidate, notes: list[str], errors: list[FieldError]
 ) -> None:
-    asked, tp = request.asked.sequence_parallel, chosen.layout.tp
-    if tp > 1 and request.on_cpu:
+    asked, tp = problem.asked.sequence_parallel, chosen.layout.tp
+    if tp > 1 and problem.on_cpu:
         notes.append(f"sequenceParallel off: TP is {tp}, but local layers have none on the cpu platform")
     elif tp > 1 and asked is None:
         notes.append(f"sequenceParallel on: TP is {tp}, and it costs nothing")
     elif tp > 1 and asked is False:
         notes.append(f"sequenceParallel off as asked; on would keep 1/{tp} of the norms' activations")
-    elif tp == 1 and asked and _said_by_recipe(request.resolved, "parallelism.sequenceParallel"):
+    elif tp == 1 and asked and _set_by_user(problem.resolved, "parallelism.sequenceParallel"):
         errors.append(
             FieldError(
                 "spec.parallelism.sequenceParallel",
@@ -260,14 +260,14 @@ def _sequence_parallel(
         )
 
 
-def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
+def _plan(problem: PlanningProblem, ranking: Ranking, notes: list[str]) -> Plan:
     chosen = ranking.best
     assert chosen is not None, "a refused request has no plan"
-    a, resolved, layout = request.a, request.resolved, chosen.layout
+    shape, resolved, layout = problem.shape, problem.resolved, chosen.layout
     split = layout.split
     assert split is not None, "a chosen layout has stages"
-    padded = a.padded_vocab(layout.tp)
-    asked = request.asked
+    padded = shape.padded_vocab(layout.tp)
+    asked = problem.asked
     overlap = resolved.profile.platform == "gpu"
     if not overlap and resolved.origins.get("parallelism.overlapGradReduce") != "recipe":
         asked = asked.model_copy(update={"overlap_grad_reduce": None, "overlap_param_gather": None})
@@ -276,19 +276,20 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
     param_gather = (
         asked.overlap_param_gather
         if asked.overlap_param_gather is not None
-        else grad_reduce and overlap and request.distributed_optimizer
+        else grad_reduce and overlap and problem.distributed_optimizer
     )
-    if layout.cp == 1 and asked.cp_comm_type and _said_by_recipe(resolved, "parallelism.cpCommType"):
+    if layout.cp == 1 and asked.cp_comm_type and _set_by_user(resolved, "parallelism.cpCommType"):
         notes.append(f"cpCommType {asked.cp_comm_type} is not used: CP is 1")
-    if padded != a.vocab:
+    if padded != shape.vocab:
         notes.append(
-            f"vocabulary padded from {a.vocab} to {padded}, a multiple of {a.vocab_multiple} x TP {layout.tp}"
+            f"vocabulary padded from {shape.vocab} to {padded}, a multiple of {shape.vocab_multiple} x TP"
+            f" {layout.tp}"
         )
-    largest = max(request.batches)
+    largest = max(problem.batches)
     made = Plan(
-        world_size=request.world,
-        nodes=-(-request.world // request.pod),
-        per_node=request.pod,
+        world_size=problem.world,
+        nodes=-(-problem.world // problem.pod),
+        per_node=problem.pod,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=split.virtual,
@@ -297,14 +298,14 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
         expert_tensor_parallel_size=layout.etp,
         data_parallel_size=chosen.dp,
         expert_data_parallel_size=chosen.expert_dp,
-        sequence_parallel=request.sequence_parallel and layout.tp > 1,
+        sequence_parallel=problem.sequence_parallel and layout.tp > 1,
         decoder_first_pipeline_num_layers=split.first,
         decoder_last_pipeline_num_layers=split.last,
         account_for_embedding_in_pipeline_split=split.count_embedding,
         account_for_loss_in_pipeline_split=split.count_loss,
         pipeline_model_parallel_layout=split.layout,
         stage_layers=list(split.layers),
-        use_distributed_optimizer=request.distributed_optimizer,
+        use_distributed_optimizer=problem.distributed_optimizer,
         overlap_grad_reduce=grad_reduce,
         overlap_param_gather=param_gather,
         recompute_granularity=chosen.recompute,
@@ -316,13 +317,13 @@ def _plan(request: Request, ranking: Ranking, notes: list[str]) -> Plan:
         gradient_accumulation=largest // (chosen.micro_batch * chosen.dp),
         train_iters=iterations(resolved.training),
         train_samples=resolved.training.train_samples,
-        parameters=parameters(a, a.vocab),
-        parameters_padded=parameters(a, padded),
-        active_parameters=parameters(a, a.vocab, active=True),
-        flops_per_token=flops_per_token(a, request.seq_length, padded),
+        parameters=parameters(shape, shape.vocab),
+        parameters_padded=parameters(shape, padded),
+        active_parameters=parameters(shape, shape.vocab, active=True),
+        flops_per_token=flops_per_token(shape, problem.seq_length, padded),
         memory_per_gpu=chosen.memory,
         expected=chosen.expected,
-        notes=notes + notes_of(request, ranking, chosen),
+        notes=notes + planning_notes(problem, ranking, chosen),
     )
-    said = [*made.notes, *pitfall_notes(resolved, made), *proposals(resolved)]
+    said = [*made.notes, *lint_warnings(resolved, made), *suggestions(resolved)]
     return made.model_copy(update={"notes": said})

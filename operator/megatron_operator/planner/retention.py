@@ -32,7 +32,7 @@ def same_layout(one: Plan, other: Plan) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
-def asked_by(previous: Plan, resolved: ResolvedRecipe) -> ParallelismSpec:
+def parallelism_of(previous: Plan, resolved: ResolvedRecipe) -> ParallelismSpec:
     """The recipe's own wishes, and of the layout that the run has what they leave open."""
     said = {
         name: value

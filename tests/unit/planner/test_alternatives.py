@@ -8,7 +8,7 @@ from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.search import rank
 from megatron_operator.planner.search.constraints import Layout
 from megatron_operator.planner.search.enumerate import valid_layouts
-from megatron_operator.planner.search.problem import Request
+from megatron_operator.planner.search.problem import PlanningProblem
 
 
 def sizes(x: Any) -> tuple[int, int, int, int]:
@@ -70,7 +70,7 @@ def test_layouts_are_ranked_once_where_the_catalog_fixes_none(
 ) -> None:
     rankings = []
 
-    def counted(request: Request) -> list[Layout]:
+    def counted(request: PlanningProblem) -> list[Layout]:
         rankings.append(request)
         return valid_layouts(request)
 

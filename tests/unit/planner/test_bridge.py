@@ -9,7 +9,7 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe, load, resolve
 from megatron_operator.cli import generic
-from megatron_operator.planner import megatron_arguments, plan, plan_and_alternatives
+from megatron_operator.planner import PlannedRun, megatron_arguments, plan, plan_and_alternatives
 
 NOT_STARTED = "this operator does not start its loop yet, and the command was not tried on hardware"
 
@@ -146,7 +146,7 @@ def test_what_the_command_cannot_carry_is_refused(asked: dict[str, Any], field: 
 def test_no_job_is_made() -> None:
     r = resolved("qwen3-vl-8b-sft", 8)
     with pytest.raises(InvalidRecipeError) as refused:
-        manifests.build("run", "default", "", r, plan(r))
+        manifests.build(PlannedRun("run", "default", r, plan(r)), "")
     (error,) = refused.value.errors
     assert error.field == "spec.recipe"
     assert "whose loop the trainer image does not start yet" in error.message

@@ -11,7 +11,7 @@ from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import memory
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.memory import activations, memory_per_gpu, states
-from megatron_operator.planner.estimate.model_shape import Architecture, architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.workload import (
     Numerics,
     Recomputation,
@@ -35,9 +35,9 @@ LATENT = LLAMA | {
 }  # fmt: skip
 
 
-def model(sizes: dict[str, Any]) -> Architecture:
+def model(sizes: dict[str, Any]) -> ModelShape:
     errors: list[FieldError] = []
-    built = architecture(ModelSpec.model_validate(sizes), errors)
+    built = model_shape(ModelSpec.model_validate(sizes), errors)
     assert built is not None, errors
     return built
 
@@ -45,7 +45,7 @@ def model(sizes: dict[str, Any]) -> Architecture:
 def workload(sizes: dict[str, Any] | None = None, **changes: Any) -> Workload:
     """Llama 3 70B on TP 4, PP 4, DP 2, but for the changes."""
     whole: dict[str, Any] = {
-        "a": model(sizes or LLAMA), "seq_length": 4096, "micro_batch": 1, "micro_batches": 16,
+        "shape": model(sizes or LLAMA), "seq_length": 4096, "micro_batch": 1, "micro_batches": 16,
         "tp": 4, "cp": 1, "dp": 2, "stage_layers": (20,) * 4,
     }  # fmt: skip
     return Workload(**(whole | changes))
@@ -101,7 +101,7 @@ def test_interleaving_holds_more_by_megatrons_factor() -> None:
 
 def test_the_last_stage_alone_has_the_logits() -> None:
     w = workload(stage_layers=(80,), dp=8)
-    bigger = dataclasses.replace(w, a=dataclasses.replace(w.a, vocab=2 * w.a.vocab))
+    bigger = dataclasses.replace(w, shape=dataclasses.replace(w.shape, vocab=2 * w.shape.vocab))
     logits = activations(bigger, 0) - activations(w, 0)
     assert logits == pytest.approx(4 * 4096 * 128256 / 4, rel=0.01)
 
@@ -133,7 +133,7 @@ def test_recomputed_modules_are_not_kept() -> None:
 
 def test_experts_activations_come_with_the_experts_of_a_token() -> None:
     two, four = mixtral(), mixtral()
-    four = dataclasses.replace(four, a=dataclasses.replace(four.a, topk=4))
+    four = dataclasses.replace(four, shape=dataclasses.replace(four.shape, topk=4))
     assert activations(four, 0) > 1.5 * activations(two, 0)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.planner.estimate.model_shape import Architecture, architecture, moe_pattern
+from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape, moe_pattern
 from megatron_operator.planner.estimate.parameters import flops_per_token, mtp_parameters, parameters
 
 LLAMA = {
@@ -51,9 +51,9 @@ DEEPSEEK_V3 = (
 )
 
 
-def built(model: dict[str, Any]) -> Architecture:
+def built(model: dict[str, Any]) -> ModelShape:
     errors: list[Any] = []
-    found = architecture(ModelSpec.model_validate(model), errors)
+    found = model_shape(ModelSpec.model_validate(model), errors)
     assert found is not None, errors
     return found
 
@@ -143,7 +143,7 @@ def test_moe_layers_are_read_as_megatron_reads_them(freq: str | None, pattern: s
 def test_a_wrong_moe_pattern_is_refused_and_nothing_is_run(freq: str) -> None:
     errors: list[Any] = []
     model = MIXTRAL | shape(4, 64, 8, 256, 128) | {"moeLayerFreq": freq}
-    assert architecture(ModelSpec.model_validate(model), errors) is None
+    assert model_shape(ModelSpec.model_validate(model), errors) is None
     assert [error.field for error in errors] == ["spec.model.moeLayerFreq"]
 
 

@@ -25,7 +25,7 @@ _SECTIONS: dict[str, type[ApiModel]] = {
 }
 
 
-def unused(resolved: ResolvedRecipe) -> dict[tuple[str, str], str]:
+def ineffective_settings(resolved: ResolvedRecipe) -> dict[tuple[str, str], str]:
     """Section and field of every setting without effect -> what it would need."""
     return {
         (section, name): need
@@ -81,10 +81,10 @@ def alias(section: str, name: str) -> str:
     return f"{section}.{_SECTIONS[section].model_fields[name].alias}"
 
 
-def unused_errors(resolved: ResolvedRecipe, notes: list[str]) -> list[FieldError]:
+def ineffective_setting_errors(resolved: ResolvedRecipe, notes: list[str]) -> list[FieldError]:
     """A refusal for each that the recipe itself says; the catalog's leave a note."""
     errors = []
-    for (section, name), need in unused(resolved).items():
+    for (section, name), need in ineffective_settings(resolved).items():
         path = alias(section, name)
         value = getattr(getattr(resolved, section), name)
         if resolved.origins.get(path, "recipe") == "recipe":
@@ -98,10 +98,10 @@ def unused_errors(resolved: ResolvedRecipe, notes: list[str]) -> list[FieldError
     return errors
 
 
-def without_unused(resolved: ResolvedRecipe) -> ResolvedRecipe:
+def without_ineffective_settings(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """The recipe with every such setting taken out."""
     sections: dict[str, dict[str, None]] = {}
-    for section, name in unused(resolved):
+    for section, name in ineffective_settings(resolved):
         sections.setdefault(section, {})[name] = None
     return resolved.model_copy(
         update={

@@ -15,11 +15,11 @@ from megatron_operator.planner.search.problem import Candidate
 _ARGS = "spec.megatronArgs."
 
 EXPERT_OVERLAP = "overlap-moe-expert-parallel-comm"
-LOW_USE = 0.1
+LOW_MFU = 0.1
 """Part of the peak below which a run is hardly worth its accelerators."""
 
 
-def pitfall_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Combinations with flags of `megatronArgs` that end in an assertion of Megatron."""
     args, errors = resolved.megatron_args, _local_errors(resolved)
     for flag in ("use-megatron-fsdp", "use-torch-fsdp2"):
@@ -118,7 +118,7 @@ def overlaps_experts(candidate: Candidate) -> bool:
     return layout.ep > 1 and interleaved and candidate.recompute != "full"
 
 
-def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """What works, but is probably not what is wanted."""
     notes, model = [], resolved.model
     if plan.pipeline_model_parallel_size > 1 and plan.expected is not None and plan.expected.bubble > 0.1:
@@ -148,7 +148,7 @@ def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             f"{EXPERT_OVERLAP} may cost more than it hides on Hopper, where most published presets leave it "
             "out: measure both"
         )
-    if plan.expected is not None and plan.expected.mfu < LOW_USE and plan.global_batch_size < plan.world_size:
+    if plan.expected is not None and plan.expected.mfu < LOW_MFU and plan.global_batch_size < plan.world_size:
         notes.append(
             f"{plan.expected.mfu:.1%} of the peak: globalBatchSize {plan.global_batch_size} is less than a "
             f"sample for each of {plan.world_size} accelerators; a larger one (lrScaling adjusts lr) or "
@@ -163,7 +163,7 @@ def pitfall_notes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return notes + _across_nodes(resolved, plan)
 
 
-def proposals(resolved: ResolvedRecipe) -> list[str]:
+def suggestions(resolved: ResolvedRecipe) -> list[str]:
     """What is no mistake, but might be tried."""
     if resolved.training.fp8_format is None and _has_fp8(resolved):
         return ["the accelerator has FP8 matrix products: training.fp8Format hybrid would use them"]
@@ -174,7 +174,7 @@ def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     """Groups that should talk over NVLink and leave a node."""
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     pod, notes = plan.per_node, []
-    domain = hardware.joined(accelerator, pod)
+    domain = hardware.nvlink_ranks(accelerator, pod)
     tp, ep = plan.tensor_model_parallel_size, plan.expert_model_parallel_size
     if tp > pod:
         notes.append(

@@ -93,8 +93,8 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
         elif flag in TYPED:
             errors.append(FieldError(field, f"is said by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
-        elif problem := _wrong(flag, value):
-            errors.append(FieldError(field, *problem))
+        elif reason := _invalid(flag, value):
+            errors.append(FieldError(field, *reason))
     return errors
 
 
@@ -105,7 +105,7 @@ def megatron_flags() -> dict[str, str]:
     return dict(line.split() for line in text.splitlines())
 
 
-def _wrong(flag: str, value: Value) -> tuple[str, str] | None:
+def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
     """What is wrong with a flag by Megatron's own parser, and the mend."""
     known = megatron_flags()
     match known.get(flag):

@@ -4,7 +4,7 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.hardware import Accelerator
-from megatron_operator.planner.estimate.model_shape import Architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape
 
 
 def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
@@ -54,14 +54,14 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
     return errors
 
 
-def cheap_modules(a: Architecture, resolved: ResolvedRecipe) -> tuple[str, ...]:
+def cheap_modules(shape: ModelShape, resolved: ResolvedRecipe) -> tuple[str, ...]:
     """What selective recomputation may do again at little cost, as Megatron names it (`recompute_modules`).
 
     Norms, activations of experts, and projections up from the latent space; empty for other models.
     """
     delayed = resolved.training.fp8_format is not None and resolved.training.fp8_recipe in (None, "delayed")
-    modules = ("mla_up_proj",) if a.latent is not None else ()
-    if a.is_moe and not delayed:
+    modules = ("mla_up_proj",) if shape.latent is not None else ()
+    if shape.is_moe and not delayed:
         modules += ("layernorm", *(("moe_act",) if resolved.model.moe_grouped_gemm else ()))
     return modules
 

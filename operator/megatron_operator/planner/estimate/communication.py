@@ -5,7 +5,7 @@ from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.workload import Workload
 
 
-class Exchange:
+class CommunicationModel:
     """Communication of one workload on one accelerator.
 
     Ranks lie as Megatron orders them, tensor inside context inside data inside pipeline (`tp-cp-ep-dp-pp`),
@@ -33,8 +33,8 @@ class Exchange:
         w = self._w
         if w.tp == 1:
             return 0.0
-        pairs = 4 if moe and not w.a.shared_ffn else 8
-        seconds = self._seconds(pairs * (w.tp - 1) / w.tp * 2 * w.tokens * w.a.hidden, w.tp)
+        pairs = 4 if moe and not w.shape.shared_ffn else 8
+        seconds = self._seconds(pairs * (w.tp - 1) / w.tp * 2 * w.tokens * w.shape.hidden, w.tp)
         return seconds * (1 - self._c.hidden if w.execution.tensor_overlap else 1)
 
     def context(self, attention: float) -> float:
@@ -43,13 +43,13 @@ class Exchange:
         Forward (c - 1) blocks of keys and values, backward the same and their gradients (arXiv:2310.01889,
         3); a block's transfer hides behind the attention of the block before.
         """
-        w, a = self._w, self._w.a
+        w, shape = self._w, self._w.shape
         if w.cp == 1:
             return 0.0
-        width = 2 * a.groups * a.head_dim
-        if a.latent is not None:
-            width = a.heads * (a.latent.qk_dim + a.latent.rope_dim + a.latent.v_dim)
-        block = 2 * w.tokens * max(width / w.tp, 2 * a.head_dim)
+        width = 2 * shape.groups * shape.head_dim
+        if shape.latent is not None:
+            width = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
+        block = 2 * w.tokens * max(width / w.tp, 2 * shape.head_dim)
         seconds = self._seconds(3 * (w.cp - 1) * block, w.tp * w.cp)
         return max(seconds - self._c.hidden * attention, seconds * (1 - self._c.hidden))
 
@@ -61,17 +61,19 @@ class Exchange:
         sends a token once to each domain that has some of its experts, k experts being evenly spread over
         them.
         """
-        w, a = self._w, self._w.a
+        w, shape = self._w, self._w.shape
         if w.ep == 1:
             return 0.0
         span = w.ep * w.etp
-        moved = 4 * 2 * w.tokens / w.tp * a.hidden * a.topk * w.etp * (w.ep - 1) / w.ep
+        moved = 4 * 2 * w.tokens / w.tp * shape.hidden * shape.topk * w.etp * (w.ep - 1) / w.ep
         if span <= self._domain:
             seconds = moved / self._link
         else:
             domains = span / self._domain
             away = 1 - 1 / domains
-            copies = domains * (1 - away**a.topk) / a.topk if w.execution.deduplicated_dispatch else 1.0
+            copies = (
+                domains * (1 - away**shape.topk) / shape.topk if w.execution.deduplicated_dispatch else 1.0
+            )
             seconds = max(moved * away * copies / self._network, moved / self._link)
         return seconds * (1 - self._c.hidden if w.execution.expert_overlap else 1)
 
@@ -84,7 +86,7 @@ class Exchange:
         w = self._w
         if w.pp == 1:
             return 0.0
-        moved = 4 * w.tokens * w.a.hidden / (w.tp if w.split_sequence else 1) * w.virtual
+        moved = 4 * w.tokens * w.shape.hidden / (w.tp if w.split_sequence else 1) * w.virtual
         seconds = self._seconds(moved, w.world)
         return seconds * (1 - self._c.hidden if w.virtual > 1 else 1)
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
-from megatron_operator.planner.estimate.model_shape import Architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Workload
 
 _EXPERT_BIAS_BYTES = 64
@@ -32,7 +32,7 @@ _NOTHING = ComputeTime(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatMul:
     """A matrix product of `rows` x `inner` by `inner` x `columns`, `count` of them in one launch."""
 
     rows: float
@@ -51,7 +51,7 @@ class Product:
         return rows * inner, self.count * inner * columns, rows * columns
 
 
-class Kernels:
+class ComputeModel:
     """Computation of one workload on one accelerator."""
 
     def __init__(self, w: Workload, on: Accelerator, constants: Calibration) -> None:
@@ -65,22 +65,22 @@ class Kernels:
         w = self._w
         moe = w.moe_of_stage[stage]
         dense = w.stage_layers[stage] - moe
-        if stage == w.pp - 1 and w.a.mtp_layers:
-            if w.a.moe_layers[-1]:
-                moe += w.a.mtp_layers
+        if stage == w.pp - 1 and w.shape.mtp_layers:
+            if w.shape.moe_layers[-1]:
+                moe += w.shape.mtp_layers
             else:
-                dense += w.a.mtp_layers
+                dense += w.shape.mtp_layers
         return dense, moe
 
     def _output(self, stage: int) -> float:
         """Output layer and loss of the last stage, for each multi-token prediction again; BF16 always."""
-        w, a = self._w, self._w.a
+        w, shape = self._w, self._w.shape
         if stage != w.pp - 1:
             return 0.0
-        columns = a.padded_vocab(w.tp) / w.tp
-        product = self._product(Product(w.tokens, a.hidden, columns), fp8=False)
+        columns = shape.padded_vocab(w.tp) / w.tp
+        product = self._product(MatMul(w.tokens, shape.hidden, columns), fp8=False)
         loss = 4 * 6 * w.tokens * columns / (self._on.memory_bandwidth * self._c.memory)
-        return (1 + a.mtp_layers) * (product + loss)
+        return (1 + shape.mtp_layers) * (product + loss)
 
     def stage(self, stage: int) -> ComputeTime:
         """One micro batch in all layers of a stage; the output layer counts as a matrix product."""
@@ -149,7 +149,7 @@ class Kernels:
             return 1.0
         return min(1.0, w.recompute.layers / max(w.stage_layers))
 
-    def _product(self, product: Product, fp8: bool = True, passes: float = 3) -> float:
+    def _product(self, product: MatMul, fp8: bool = True, passes: float = 3) -> float:
         """Roofline of a product and, for three passes, of its two gradients, each with a start.
 
         Each pass takes the longer of arithmetic and operands (Williams et al. 2009): two operands in the
@@ -159,13 +159,13 @@ class Kernels:
         in_fp8 = fp8 and w.numerics.fp8 and on.fp8 is not None
         peak = self._fp8 * c.fp8 if in_fp8 else self._bf16 * c.bf16
         size = 1 if in_fp8 else 2
-        a, b, out = product.operands
+        first, second, out = product.operands
         arithmetic, bandwidth = product.work(c.edge) / peak, on.memory_bandwidth * c.memory
-        forward = max(arithmetic, (size * (a + b) + 2 * out) / bandwidth)
+        forward = max(arithmetic, (size * (first + second) + 2 * out) / bandwidth)
         if passes == 1:
             return forward + c.product_seconds
-        inputs = max(arithmetic, (size * (out + b) + 2 * a) / bandwidth)
-        weights = max(arithmetic, (size * (out + a) + 2 * w.numerics.gradient * b) / bandwidth)
+        inputs = max(arithmetic, (size * (out + second) + 2 * first) / bandwidth)
+        weights = max(arithmetic, (size * (out + first) + 2 * w.numerics.gradient * second) / bandwidth)
         return forward * (passes - 2) + inputs + weights + passes * c.product_seconds
 
     def _attention(self) -> float:
@@ -178,18 +178,18 @@ class Kernels:
         the forward pass. Unfused attention does the masked half too and writes its probabilities: 12 bytes a
         score and pass.
         """
-        w, a, c = self._w, self._w.a, self._c
-        core = 2 * a.heads * a.head_dim
-        if a.latent is not None:
-            core = a.heads * (a.latent.qk_dim + a.latent.rope_dim + a.latent.v_dim)
+        w, shape, c = self._w, self._w.shape, self._c
+        core = 2 * shape.heads * shape.head_dim
+        if shape.latent is not None:
+            core = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
         forward = w.tokens * 2 * _keys(w) * core / w.tp
         repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
         passes = 3.5 + repeats
         if not w.execution.unfused_attention:
-            width = core / (2 * a.heads)
+            width = core / (2 * shape.heads)
             reached = c.attention * min(1.0, 1.5 * width / (width + 64))
             return forward * passes / (self._on.bf16 * reached)
-        scores = w.tokens * w.seq_length * a.heads / w.tp
+        scores = w.tokens * w.seq_length * shape.heads / w.tp
         products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
         return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
 
@@ -208,20 +208,20 @@ class Kernels:
         for each block once for rows and once for columns. Experts permute their tokens and back, 8 h; a bias
         of their output is added unfused. The backward pass moves twice as much.
         """
-        w, a = self._w, self._w.a
-        rotated = a.heads * a.head_dim + a.groups * a.head_dim
-        moved = 20.0 * a.hidden + 4 * rotated
-        inputs = 2 * a.hidden + a.heads * a.head_dim
-        activation = 6 if a.gated else 4
+        w, shape = self._w, self._w.shape
+        rotated = shape.heads * shape.head_dim + shape.groups * shape.head_dim
+        moved = 20.0 * shape.hidden + 4 * rotated
+        inputs = 2 * shape.hidden + shape.heads * shape.head_dim
+        activation = 6 if shape.gated else 4
         if moe:
-            width = a.topk * a.expert_ffn + a.shared_ffn
-            moved += 8 * a.topk * a.hidden + activation * width
-            if a.bias:
-                moved += _EXPERT_BIAS_BYTES / _FORWARD_AND_BACKWARD * a.topk * a.hidden
-            inputs += a.topk * a.hidden + width
+            width = shape.topk * shape.expert_ffn + shape.shared_ffn
+            moved += 8 * shape.topk * shape.hidden + activation * width
+            if shape.bias:
+                moved += _EXPERT_BIAS_BYTES / _FORWARD_AND_BACKWARD * shape.topk * shape.hidden
+            inputs += shape.topk * shape.hidden + width
         else:
-            moved += activation * a.ffn
-            inputs += a.ffn
+            moved += activation * shape.ffn
+            inputs += shape.ffn
         if w.numerics.fp8:
             moved += (8 if w.numerics.block_scaled else 4) * inputs
         return (
@@ -236,60 +236,62 @@ class Kernels:
 def _keys(w: Workload) -> float:
     """Keys that a query meets, over all layers; a window is met in whole tiles of 128 keys."""
     every = w.seq_length / 2
-    if w.a.window is None:
+    if w.shape.window is None:
         return every
-    return w.a.windowed * min(every, w.a.window + 128) + (1 - w.a.windowed) * every
+    return w.shape.windowed * min(every, w.shape.window + 128) + (1 - w.shape.windowed) * every
 
 
-def _attention_products(w: Workload) -> list[Product]:
+def _attention_products(w: Workload) -> list[MatMul]:
     """Linear layers of attention on one tensor-parallel rank."""
-    a, rows = w.a, w.tokens
-    if a.latent is None:
-        width = a.heads * a.head_dim
+    shape, rows = w.shape, w.tokens
+    if shape.latent is None:
+        width = shape.heads * shape.head_dim
         return [
-            Product(rows, a.hidden, (width + 2 * a.groups * a.head_dim) / w.tp),
-            Product(rows, width / w.tp, a.hidden),
+            MatMul(rows, shape.hidden, (width + 2 * shape.groups * shape.head_dim) / w.tp),
+            MatMul(rows, width / w.tp, shape.hidden),
         ]
-    m = a.latent
+    m = shape.latent
     split = w.tp if w.split_sequence else 1
-    query, value = a.heads * (m.qk_dim + m.rope_dim), a.heads * m.v_dim
+    query, value = shape.heads * (m.qk_dim + m.rope_dim), shape.heads * m.v_dim
     products = [
-        Product(rows / split, a.hidden, m.kv_rank + m.rope_dim),
-        Product(rows, m.kv_rank, a.heads * (m.qk_dim + m.v_dim) / w.tp),
-        Product(rows, value / w.tp, a.hidden),
+        MatMul(rows / split, shape.hidden, m.kv_rank + m.rope_dim),
+        MatMul(rows, m.kv_rank, shape.heads * (m.qk_dim + m.v_dim) / w.tp),
+        MatMul(rows, value / w.tp, shape.hidden),
     ]
     if m.q_rank is None:
-        return [*products, Product(rows, a.hidden, query / w.tp)]
-    return [*products, Product(rows / split, a.hidden, m.q_rank), Product(rows, m.q_rank, query / w.tp)]
+        return [*products, MatMul(rows, shape.hidden, query / w.tp)]
+    return [*products, MatMul(rows / split, shape.hidden, m.q_rank), MatMul(rows, m.q_rank, query / w.tp)]
 
 
-def _feed_forward(a: Architecture, rows: float, width: float) -> list[Product]:
-    return [Product(rows, a.hidden, (2 if a.gated else 1) * width), Product(rows, width, a.hidden)]
+def _feed_forward(shape: ModelShape, rows: float, width: float) -> list[MatMul]:
+    return [MatMul(rows, shape.hidden, (2 if shape.gated else 1) * width), MatMul(rows, width, shape.hidden)]
 
 
-def _dense_products(w: Workload) -> list[Product]:
-    return _feed_forward(w.a, w.tokens, w.a.ffn / w.tp)
+def _dense_products(w: Workload) -> list[MatMul]:
+    return _feed_forward(w.shape, w.tokens, w.shape.ffn / w.tp)
 
 
-def _expert_products(w: Workload) -> list[Product]:
+def _expert_products(w: Workload) -> list[MatMul]:
     """A rank's experts, with tokens evenly routed, and its part of the shared experts."""
-    a = w.a
-    local = a.experts / w.ep
-    rows = w.tokens * a.topk * w.etp / w.tp / local
-    width = a.expert_ffn / w.etp
+    shape = w.shape
+    local = shape.experts / w.ep
+    rows = w.tokens * shape.topk * w.etp / w.tp / local
+    width = shape.expert_ffn / w.etp
     products = [
-        Product(rows, a.hidden, (2 if a.gated else 1) * width, count=local),
-        Product(rows, width, a.hidden, count=local),
+        MatMul(rows, shape.hidden, (2 if shape.gated else 1) * width, count=local),
+        MatMul(rows, width, shape.hidden, count=local),
     ]
-    return products + (_feed_forward(a, w.tokens, a.shared_ffn / w.tp) if a.shared_ffn else [])
+    return products + (_feed_forward(shape, w.tokens, shape.shared_ffn / w.tp) if shape.shared_ffn else [])
 
 
-def _recomputed_products(w: Workload, *, moe: bool) -> list[Product]:
+def _recomputed_products(w: Workload, *, moe: bool) -> list[MatMul]:
     """Products that selective recomputation does a second time."""
     modules = w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
-    again: list[Product] = []
-    if "mla_up_proj" in modules and w.a.latent is not None:
-        again += [p for p in _attention_products(w) if p.inner in (w.a.latent.q_rank, w.a.latent.kv_rank)]
+    again: list[MatMul] = []
+    if "mla_up_proj" in modules and w.shape.latent is not None:
+        again += [
+            p for p in _attention_products(w) if p.inner in (w.shape.latent.q_rank, w.shape.latent.kv_rank)
+        ]
     if "mlp" in modules and not moe:
         again += _dense_products(w)
     if "moe" in modules and moe:

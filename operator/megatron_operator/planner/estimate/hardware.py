@@ -75,6 +75,6 @@ def of_profile(name: str, profile: AcceleratorProfile) -> Accelerator | None:
     return None if profile.platform == "cpu" else get(profile.known_as(name))
 
 
-def joined(accelerator: Accelerator | None, pod: int) -> int:
+def nvlink_ranks(accelerator: Accelerator | None, pod: int) -> int:
     """Ranks that one NVLink domain joins: a pod's, or those of several pods."""
     return max(accelerator.domain, pod) if accelerator and accelerator.across_nodes else pod

@@ -12,7 +12,7 @@ from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.estimate.model_shape import Architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.parameters import LayerParameters, layer_parameters, mtp_parameters
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -63,9 +63,9 @@ def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
 
 
 @lru_cache(maxsize=64)
-def _layers(a: Architecture) -> tuple[LayerParameters, LayerParameters, LayerParameters]:
+def _layers(shape: ModelShape) -> tuple[LayerParameters, LayerParameters, LayerParameters]:
     """Parameters of a dense layer, of a layer with experts and of a multi-token-prediction layer."""
-    return layer_parameters(a, moe=False), layer_parameters(a, moe=True), mtp_parameters(a)
+    return layer_parameters(shape, moe=False), layer_parameters(shape, moe=True), mtp_parameters(shape)
 
 
 def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
@@ -75,22 +75,22 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     nothing. The last stage has the output weights and, for multi-token prediction or tied weights, a copy of
     the embedding.
     """
-    a = w.a
-    dense, moe, mtp = _layers(a)
+    shape = w.shape
+    dense, moe, mtp = _layers(shape)
     moe_count = w.moe_of_stage[stage]
     dense_count, last = w.stage_layers[stage] - moe_count, stage == w.pp - 1
-    mtp_count = a.mtp_layers if last else 0
+    mtp_count = shape.mtp_layers if last else 0
     tensor = dense_count * dense.tensor + moe_count * moe.tensor + mtp_count * mtp.tensor
     replicated = dense_count * dense.replicated + moe_count * moe.replicated + mtp_count * mtp.replicated
     layers = tensor / w.tp + replicated
     experts = (moe_count * moe.experts + mtp_count * mtp.experts) / (w.etp * w.ep)
-    table = a.padded_vocab(w.tp) * a.hidden / w.tp
+    table = shape.padded_vocab(w.tp) * shape.hidden / w.tp
     vocabulary = 0.0
     if stage == 0:
-        vocabulary += table + (a.max_positions * a.hidden if a.learned_positions else 0)
+        vocabulary += table + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
     if last:
-        layers += a.hidden * a.norm_size
-        copies = (not a.tied or stage > 0) + (stage > 0 and a.mtp_layers > 0 and not a.tied)
+        layers += shape.hidden * shape.norm_size
+        copies = (not shape.tied or stage > 0) + (stage > 0 and shape.mtp_layers > 0 and not shape.tied)
         vocabulary += copies * table
     return layers, experts, vocabulary
 
@@ -126,7 +126,7 @@ def micro_batches_kept(w: Workload, stage: int) -> float:
 
 def activations(w: Workload, stage: int) -> float:
     """Bytes that the forward passes leave for the backward passes on one rank of a stage."""
-    a, tokens, kept = w.a, w.tokens, micro_batches_kept(w, stage)
+    shape, tokens, kept = w.shape, w.tokens, micro_batches_kept(w, stage)
     moe = w.moe_of_stage[stage]
     dense = w.stage_layers[stage] - moe
     each = (layer_bytes(w, moe=False) if dense else 0.0, layer_bytes(w, moe=True) if moe else 0.0)
@@ -138,11 +138,11 @@ def activations(w: Workload, stage: int) -> float:
     else:
         total = (dense * each[0] + moe * each[1]) * kept
     if stage == 0:
-        embedding = tokens * (8 + a.hidden) * kept
+        embedding = tokens * (8 + shape.hidden) * kept
         total += embedding / w.tp if w.split_sequence else embedding
     if last:
-        total += a.mtp_layers * layer_bytes(w, moe=bool(a.moe_layers[-1]))
-        total += _output_bytes(w) * (1 + a.mtp_layers)
+        total += shape.mtp_layers * layer_bytes(w, moe=bool(shape.moe_layers[-1]))
+        total += _output_bytes(w) * (1 + shape.mtp_layers)
     return total if w.split_sequence else total * _WITHOUT_SP
 
 
@@ -153,7 +153,7 @@ _WITHOUT_SP = 1.05
 def _output_bytes(w: Workload) -> float:
     """Input of the output layer and logits in FP32; Megatron counts 2 bytes each without sequence
     parallelism."""
-    vocabulary, hidden = w.a.padded_vocab(w.tp), w.a.hidden
+    vocabulary, hidden = w.shape.padded_vocab(w.tp), w.shape.hidden
     if w.split_sequence:
         return 4 * w.tokens * (hidden + vocabulary) / w.tp
     return 2 * w.tokens * (vocabulary / w.tp + hidden)
@@ -162,7 +162,7 @@ def _output_bytes(w: Workload) -> float:
 def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: float) -> float:
     """Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198).
     Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198)."""
-    boundary = 2 * w.tokens * w.a.hidden / (w.tp if w.split_sequence else 1)
+    boundary = 2 * w.tokens * w.shape.hidden / (w.tp if w.split_sequence else 1)
     unit = w.recompute.layers
     if w.recompute.method == "block":
         recomputed = min(unit, layers)
@@ -180,19 +180,19 @@ def layer_bytes(w: Workload, *, moe: bool) -> float:
     of the k experts of a token, its input and three widths of 2 bytes if gated (two products, one
     activation), else two. FP8 keeps inputs of linear layers in one byte and the attention's output twice.
     """
-    a, tokens, modules = w.a, w.tokens, _modules(w)
-    h, fp8 = a.hidden, w.numerics.fp8
+    shape, tokens, modules = w.shape, w.tokens, _modules(w)
+    h, fp8 = shape.hidden, w.numerics.fp8
     attention = 18.0 * h - (h if fp8 else 0)
-    if a.latent is not None:
-        attention += _latent_width(a, "mla_up_proj" in modules) - 8 * h
+    if shape.latent is not None:
+        attention += _latent_width(shape, "mla_up_proj" in modules) - 8 * h
     if "layernorm" in modules:
         attention -= 4 * h - (2 * h if fp8 else 0)
     if w.execution.unfused_attention and w.recompute.granularity is None:
-        attention += 5 * a.heads * w.seq_length / w.cp
+        attention += 5 * shape.heads * w.seq_length / w.cp
     if not moe:
         if not w.split_sequence:
             return tokens * (10 * h + (24 * h + attention - 18 * h) / w.tp)
-        width = 0 if "mlp" in modules else (3 if fp8 else 4) * a.ffn
+        width = 0 if "mlp" in modules else (3 if fp8 else 4) * shape.ffn
         return tokens * (attention + width) / w.tp
     feed_forward = _expert_width(w, modules)
     if not w.split_sequence:
@@ -204,11 +204,13 @@ def _modules(w: Workload) -> frozenset[str]:
     return w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
 
 
-def _latent_width(a: Architecture, recomputed: bool) -> float:
+def _latent_width(shape: ModelShape, recomputed: bool) -> float:
     """Bytes per token of latent attention's tensors: compressed, normalized, projected up, and the output."""
-    m = a.latent
+    m = shape.latent
     assert m is not None, "only for latent attention"
-    query, key, value = (a.heads * width for width in (m.qk_dim + m.rope_dim, m.qk_dim + m.rope_dim, m.v_dim))
+    query, key, value = (
+        shape.heads * width for width in (m.qk_dim + m.rope_dim, m.qk_dim + m.rope_dim, m.v_dim)
+    )
     compressed = 2 * (m.q_rank or 0) + 2 * m.kv_rank + m.rope_dim
     projected = 0 if recomputed else query + key + value
     return 2.0 * (compressed + projected + value)
@@ -216,23 +218,23 @@ def _latent_width(a: Architecture, recomputed: bool) -> float:
 
 def _expert_width(w: Workload, modules: frozenset[str]) -> float:
     """Bytes per token of router, experts and shared experts."""
-    a, fp8 = w.a, w.numerics.fp8
-    product = 4 if a.gated else 2
+    shape, fp8 = w.shape, w.numerics.fp8
+    product = 4 if shape.gated else 2
     result = 1 if fp8 else 2
-    router = 8.0 * a.experts
-    shared = 0.0 if modules & {"shared_experts", "moe"} else (product + result) * a.shared_ffn
+    router = 8.0 * shape.experts
+    shared = 0.0 if modules & {"shared_experts", "moe"} else (product + result) * shape.shared_ffn
     if "moe" in modules:
         return router
-    activated = 0 if "moe_act" in modules else result * a.expert_ffn
-    routed = a.topk * (result * a.hidden * w.etp + product * a.expert_ffn + activated)
+    activated = 0 if "moe_act" in modules else result * shape.expert_ffn
+    routed = shape.topk * (result * shape.hidden * w.etp + product * shape.expert_ffn + activated)
     return router + shared + routed
 
 
 def _runtime(w: Workload) -> int:
     """What is neither states nor activations: runtime, communicators, buffers of exchanges."""
-    a, tokens = w.a, w.tokens
-    groups = (w.tp, w.cp, w.pp, w.dp * w.cp, w.ep, w.expert_dp if a.is_moe else 1)
+    shape, tokens = w.shape, w.tokens
+    groups = (w.tp, w.cp, w.pp, w.dp * w.cp, w.ep, w.expert_dp if shape.is_moe else 1)
     communicators = sum(size > 1 for size in groups) * COMMUNICATOR_BYTES
-    gathered = 2 * tokens * a.hidden if w.tp > 1 else 0
-    dispatched = 4 * tokens * a.topk * a.hidden * w.etp / w.tp if a.is_moe and w.ep > 1 else 0
+    gathered = 2 * tokens * shape.hidden if w.tp > 1 else 0
+    dispatched = 4 * tokens * shape.topk * shape.hidden * w.etp / w.tp if shape.is_moe and w.ep > 1 else 0
     return int(CONTEXT_BYTES + communicators + gathered + dispatched)

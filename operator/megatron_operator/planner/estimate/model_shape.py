@@ -20,7 +20,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Architecture:
+class ModelShape:
     """What decides parameters, FLOPs and memory. Sizes in elements, counts in pieces.
 
     Compared by identity: thousands of layouts of one model are weighed, and its numbers are worked out once.
@@ -131,7 +131,7 @@ def _evaluate(node: ast.expr) -> int | list[int]:
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
 
 
-def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | None:
+def model_shape(model: ModelSpec, errors: list[FieldError]) -> ModelShape | None:
     """The model's numbers; none, with the reasons added to `errors`, when it is not whole."""
     before = len(errors)
     for name in _REQUIRED:
@@ -188,7 +188,7 @@ def architecture(model: ModelSpec, errors: list[FieldError]) -> Architecture | N
     default_ffn = int(4 * hidden * 2 / 3 / 64) * 64 if model.swiglu else 4 * hidden
     ffn = model.ffn_hidden_size or default_ffn
     bias = not model.disable_bias_linear
-    return Architecture(
+    return ModelShape(
         layers=layers,
         hidden=hidden,
         ffn=ffn,
@@ -231,8 +231,8 @@ def _checked(
     text = getattr(model, name)
     try:
         return read(text, layers)
-    except (ValueError, SyntaxError) as problem:
-        reason = "it is no Python expression" if isinstance(problem, SyntaxError) else str(problem)
+    except (ValueError, SyntaxError) as error:
+        reason = "it is no Python expression" if isinstance(error, SyntaxError) else str(error)
         meaning = "0 (dense) or 1 (experts)" if name == "moe_layer_freq" else "0 (all keys) or 1 (window)"
         errors.append(
             FieldError(

@@ -12,8 +12,8 @@ from megatron_operator.api.status import Expected, Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.calibration import FITTED, Calibration
-from megatron_operator.planner.estimate.communication import Exchange
-from megatron_operator.planner.estimate.compute import Kernels
+from megatron_operator.planner.estimate.communication import CommunicationModel
+from megatron_operator.planner.estimate.compute import ComputeModel
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.memory import held_parameters
 from megatron_operator.planner.estimate.parameters import flops_per_token
@@ -64,7 +64,7 @@ def expected(w: Workload, on: Accelerator) -> Expected:
     step = step_time(w, on)
     seconds = step.total
     tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dp / w.world
-    flops = tokens * flops_per_token(w.a, w.seq_length, w.a.padded_vocab(w.tp)) / seconds
+    flops = tokens * flops_per_token(w.shape, w.seq_length, w.shape.padded_vocab(w.tp)) / seconds
     peak = on.fp8 if w.numerics.fp8 and on.fp8 else on.bf16
     return Expected(
         step_seconds=seconds,
@@ -81,7 +81,7 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     A stage computes its `m` micro batches one after the other and waits (p - 1) / v micro batches, v being
     its interleaved chunks (arXiv:2104.04473, 2.2.2).
     """
-    kernels, exchange = Kernels(w, on, constants), Exchange(w, on, constants)
+    kernels, exchange = ComputeModel(w, on, constants), CommunicationModel(w, on, constants)
     stages = {
         stage: kernels.stage(stage) for stage in {0, w.pp - 1, w.stage_layers.index(max(w.stage_layers))}
     }

@@ -9,7 +9,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.estimate.model_shape import Architecture, architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 
 MegatronArgs = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ class Execution:
 class Workload:
     """Sizes of the model, of every parallel group and of the batch."""
 
-    a: Architecture
+    shape: ModelShape
     seq_length: int
     micro_batch: int
     micro_batches: int
@@ -105,25 +105,25 @@ class Workload:
         """Ranks that share the optimizer's states of everything but experts, and of experts."""
         if not self.distributed_optimizer:
             return 1, 1
-        return self.dp * self.cp, self.expert_dp if self.a.is_moe else 1
+        return self.dp * self.cp, self.expert_dp if self.shape.is_moe else 1
 
     @cached_property
     def moe_of_stage(self) -> tuple[int, ...]:
         """Mixture-of-experts layers of each pipeline stage."""
-        return moe_of_stages(self.a.moe_layers, self.stage_layers, self.virtual)
+        return moe_of_stages(self.shape.moe_layers, self.stage_layers, self.virtual)
 
     @classmethod
     def of(cls, resolved: ResolvedRecipe, plan: Plan) -> "Workload":
         """The workload of a plan. Raises InvalidRecipeError when the model is not whole."""
         errors: list[FieldError] = []
-        a = architecture(resolved.model, errors)
-        if a is None or resolved.training.seq_length is None:
+        shape = model_shape(resolved.model, errors)
+        if shape is None or resolved.training.seq_length is None:
             raise InvalidRecipeError(
                 errors or [FieldError("spec.training.seqLength", "is missing", "set it")]
             )
         args = resolved.megatron_args
         return cls(
-            a=a,
+            shape=shape,
             seq_length=resolved.training.seq_length,
             micro_batch=plan.micro_batch_size,
             micro_batches=plan.gradient_accumulation,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron_operator.api.errors import FieldError
-from megatron_operator.planner.estimate.model_shape import Architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.search.pipeline_split import StageSplit
 
 Recompute = Literal["full", "selective"]
@@ -26,14 +26,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConstraintContext:
     """What a layout has to agree with."""
 
-    a: Architecture
+    shape: ModelShape
     world: int
     pod: int
     """Ranks of one pod."""
-    joined: int
+    nvlink_ranks: int
     """Ranks of one NVLink domain: those of a pod, or of several."""
     seq_length: int
     sequence_parallel: bool
@@ -46,7 +46,7 @@ class Setting:
 _P = "spec.parallelism."
 
 
-def layout_errors(layout: Layout, on: Setting) -> list[FieldError]:
+def layout_errors(layout: Layout, on: ConstraintContext) -> list[FieldError]:
     """Everything that is wrong with the layout, each with its numbers and what to set instead."""
     errors: list[FieldError] = []
     _check_world(layout, on, errors)
@@ -60,26 +60,26 @@ def _divisors(number: int) -> str:
     return ", ".join([str(d) for d in range(1, number + 1) if number % d == 0][:12])
 
 
-def _in_one_domain(on: Setting) -> bool:
+def _in_one_domain(on: ConstraintContext) -> bool:
     """Whether the run's pods all lie in one NVLink domain: a worker's affinity cannot say which pods belong
     together, only that all do."""
-    return on.pod < on.world <= on.joined
+    return on.pod < on.world <= on.nvlink_ranks
 
 
-def _tensor_sizes(on: Setting) -> str:
+def _tensor_sizes(on: ConstraintContext) -> str:
     """Sizes of TP that pod, NVLink domain, heads and groups all take."""
-    a = on.a
+    shape = on.shape
     sizes = [
         tp
         for tp in range(1, (on.world if _in_one_domain(on) else on.pod) + 1)
         if (on.pod % tp == 0 or tp % on.pod == on.world % tp == 0)
-        and a.heads % tp == 0
-        and (a.latent is not None or a.groups % tp == 0 or tp % a.groups == 0)
+        and shape.heads % tp == 0
+        and (shape.latent is not None or shape.groups % tp == 0 or tp % shape.groups == 0)
     ]
     return ", ".join(map(str, sizes))
 
 
-def _check_world(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
+def _check_world(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
     model_parallel = layout.tp * layout.pp * layout.cp
     if on.world % model_parallel == 0:
         return
@@ -101,16 +101,16 @@ def _check_world(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
     )
 
 
-def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
-    a, tp = on.a, layout.tp
+def _check_tensor(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
+    shape, tp = on.shape, layout.tp
     field = f"{_P}tensorModelParallelSize"
-    if on.pod % tp and tp % on.pod == 0 and tp <= on.joined < on.world:
+    if on.pod % tp and tp % on.pod == 0 and tp <= on.nvlink_ranks < on.world:
         errors.append(
             FieldError(
                 field,
                 f"{tp} spans {tp // on.pod} pods, and {on.world} accelerators are more than an NVLink "
-                f"domain's {on.joined}: nothing holds each TP group within one",
-                f"set one of {_tensor_sizes(on)}, or accelerator.count to at most {on.joined}",
+                f"domain's {on.nvlink_ranks}: nothing holds each TP group within one",
+                f"set one of {_tensor_sizes(on)}, or accelerator.count to at most {on.nvlink_ranks}",
             )
         )
     elif on.pod % tp and not (_in_one_domain(on) and tp % on.pod == 0):
@@ -121,24 +121,24 @@ def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None
                 f"set one of {_tensor_sizes(on)}",
             )
         )
-    if a.heads % tp:
+    if shape.heads % tp:
         errors.append(
             FieldError(
                 field,
-                f"{tp} does not divide numAttentionHeads {a.heads}",
+                f"{tp} does not divide numAttentionHeads {shape.heads}",
                 f"set one of {_tensor_sizes(on)}",
             )
         )
-    if a.latent is None and a.groups % tp and tp % a.groups:
+    if shape.latent is None and shape.groups % tp and tp % shape.groups:
         errors.append(
             FieldError(
                 field,
-                f"{tp} is neither a divisor nor a multiple of numQueryGroups {a.groups}",
+                f"{tp} is neither a divisor nor a multiple of numQueryGroups {shape.groups}",
                 f"set one of {_tensor_sizes(on)}",
             )
         )
-    widths = {"ffnHiddenSize": a.ffn if not all(a.moe_layers) else 0}
-    widths["moeSharedExpertIntermediateSize"] = a.shared_ffn
+    widths = {"ffnHiddenSize": shape.ffn if not all(shape.moe_layers) else 0}
+    widths["moeSharedExpertIntermediateSize"] = shape.shared_ffn
     for name, width in widths.items():
         if width % tp:
             errors.append(
@@ -146,20 +146,22 @@ def _check_tensor(layout: Layout, on: Setting, errors: list[FieldError]) -> None
             )
 
 
-def stages_error(layout: Layout, a: Architecture) -> FieldError:
+def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
     field = f"{_P}pipelineModelParallelSize"
-    if layout.pp > a.layers:
-        return FieldError(field, f"PP {layout.pp} is above numLayers {a.layers}", f"set at most {a.layers}")
+    if layout.pp > shape.layers:
+        return FieldError(
+            field, f"PP {layout.pp} is above numLayers {shape.layers}", f"set at most {shape.layers}"
+        )
     return FieldError(
         field,
-        f"numLayers {a.layers} is not divisible by PP {layout.pp}",
-        f"set one of {_divisors(a.layers)}, or say the split with decoderFirst/LastPipelineNumLayers, "
+        f"numLayers {shape.layers} is not divisible by PP {layout.pp}",
+        f"set one of {_divisors(shape.layers)}, or say the split with decoderFirst/LastPipelineNumLayers, "
         "accountForEmbedding/LossInPipelineSplit or pipelineModelParallelLayout",
     )
 
 
-def _check_sequence(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
-    a, cp, tp, seq = on.a, layout.cp, layout.tp, on.seq_length
+def _check_sequence(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
+    shape, cp, tp, seq = on.shape, layout.cp, layout.tp, on.seq_length
     field = f"{_P}contextParallelSize"
     if cp > 1:
         if on.local_layers:
@@ -174,8 +176,8 @@ def _check_sequence(layout: Layout, on: Setting, errors: list[FieldError]) -> No
                     f"set a CP of which twice divides {seq}",
                 )
             )
-        if (a.sinks or a.window) and on.cp_comm_type != "a2a":
-            what = "attention sinks" if a.sinks else "windowed attention"
+        if (shape.sinks or shape.window) and on.cp_comm_type != "a2a":
+            what = "attention sinks" if shape.sinks else "windowed attention"
             errors.append(
                 FieldError(
                     f"{_P}cpCommType",
@@ -184,7 +186,7 @@ def _check_sequence(layout: Layout, on: Setting, errors: list[FieldError]) -> No
                     "set a2a, or contextParallelSize 1",
                 )
             )
-        local_heads, local_groups = a.heads // tp, max(a.groups // tp, 1)
+        local_heads, local_groups = shape.heads // tp, max(shape.groups // tp, 1)
         if on.cp_comm_type == "a2a" and (local_heads % cp or local_groups % cp):
             errors.append(
                 FieldError(
@@ -203,10 +205,10 @@ def _check_sequence(layout: Layout, on: Setting, errors: list[FieldError]) -> No
         )
 
 
-def _check_experts(layout: Layout, on: Setting, errors: list[FieldError]) -> None:
-    a, ep, etp = on.a, layout.ep, layout.etp
+def _check_experts(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
+    shape, ep, etp = on.shape, layout.ep, layout.etp
     field = f"{_P}expertModelParallelSize"
-    if not a.experts:
+    if not shape.experts:
         if ep > 1:
             errors.append(FieldError(field, f"EP {ep}, but the model has no experts", "leave it out"))
         if etp != layout.tp:  # what it is for a model without experts, in Megatron as here
@@ -218,10 +220,12 @@ def _check_experts(layout: Layout, on: Setting, errors: list[FieldError]) -> Non
                 )
             )
         return
-    if a.experts % ep:
+    if shape.experts % ep:
         errors.append(
             FieldError(
-                field, f"EP {ep} does not divide numExperts {a.experts}", f"set one of {_divisors(a.experts)}"
+                field,
+                f"EP {ep} does not divide numExperts {shape.experts}",
+                f"set one of {_divisors(shape.experts)}",
             )
         )
     if on.world % (etp * ep * layout.pp):
@@ -234,15 +238,15 @@ def _check_experts(layout: Layout, on: Setting, errors: list[FieldError]) -> Non
                 + (", or expertTensorParallelSize 1" if etp > 1 else ""),
             )
         )
-    if a.expert_ffn % etp:
+    if shape.expert_ffn % etp:
         errors.append(
             FieldError(
                 f"{_P}expertTensorParallelSize",
-                f"ETP {etp} does not divide moeFfnHiddenSize {a.expert_ffn}",
+                f"ETP {etp} does not divide moeFfnHiddenSize {shape.expert_ffn}",
                 "set 1",
             )
         )
-    if etp > 1 and a.bias:
+    if etp > 1 and shape.bias:
         errors.append(
             FieldError(
                 f"{_P}expertTensorParallelSize",

@@ -35,7 +35,7 @@ def parse_layout(layout: str) -> list[str]:
     return text.split("|")
 
 
-def asked_split(
+def requested_split(
     layers: int, mtp: int, pp: int, asked: ParallelismSpec, errors: list[FieldError]
 ) -> StageSplit | None:
     """The split that the recipe asks for at this PP; none when it says nothing about it or is wrong."""
@@ -94,8 +94,8 @@ def _layout_split(
         return None
     try:
         chunks = parse_layout(layout)
-    except ValueError as problem:
-        refuse(f"{layout!r}: {problem}", "write chunks such as Et*4|t*4|t*4|tmL")
+    except ValueError as error:
+        refuse(f"{layout!r}: {error}", "write chunks such as Et*4|t*4|t*4|tmL")
         return None
     text = "".join(chunks)
     if len(chunks) % pp:
@@ -194,7 +194,7 @@ def _layers(count: int) -> str:
     return "t" if count == 1 else f"t*{count}"
 
 
-def check_virtual(split: StageSplit, pp: int, overlap: bool) -> FieldError | None:
+def interleaving_error(split: StageSplit, pp: int, overlap: bool) -> FieldError | None:
     """Interleaving needs more than one stage and chunks of whole layers."""
     virtual, field = split.virtual, "spec.parallelism.numVirtualStagesPerPipelineRank"
     if virtual is None or virtual == 1 or split.layout is not None:

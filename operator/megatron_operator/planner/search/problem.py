@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 from megatron_operator.api.status import Expected, MemoryPerGpu
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.estimate.hardware import Accelerator, joined
-from megatron_operator.planner.estimate.model_shape import Architecture
+from megatron_operator.planner.estimate.hardware import Accelerator, nvlink_ranks
+from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Execution, Numerics, Workload
-from megatron_operator.planner.search.constraints import Layout, Recompute, Setting
+from megatron_operator.planner.search.constraints import ConstraintContext, Layout, Recompute
 
-ROOMY = 0.95
+COMFORTABLE_SHARE = 0.95
 """Part of the memory up to which layouts come before tighter ones: published runs fill at most 94 %."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlanningProblem:
     """A whole model, its batches and the accelerators that it is to lie on."""
 
-    a: Architecture
+    shape: ModelShape
     resolved: ResolvedRecipe
     asked: ParallelismSpec
     """What the layout has to keep."""
@@ -49,20 +49,20 @@ class Request:
         return self.resolved.profile.platform == "cpu"
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> ConstraintContext:
         """What single layouts are checked against."""
-        return Setting(
-            a=self.a,
+        return ConstraintContext(
+            shape=self.shape,
             world=self.world,
             pod=self.pod,
-            joined=joined(self.accelerator, self.pod),
+            nvlink_ranks=nvlink_ranks(self.accelerator, self.pod),
             seq_length=self.seq_length,
             sequence_parallel=self.sequence_parallel,
             cp_comm_type=self.asked.cp_comm_type,
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
         )
 
-    def on(self, world: int) -> "Request":
+    def on(self, world: int) -> "PlanningProblem":
         """The same question on another number of accelerators."""
         return replace(self, world=world, pod=min(world, self.resolved.per_node))
 
@@ -87,9 +87,9 @@ class Candidate:
         return self.memory.capacity is None or self.memory.total <= self.memory.capacity
 
     @property
-    def is_roomy(self) -> bool:
+    def is_comfortable(self) -> bool:
         """Whether the estimate may be somewhat wrong and the layout still fits."""
-        return self.memory.capacity is None or self.memory.total <= ROOMY * self.memory.capacity
+        return self.memory.capacity is None or self.memory.total <= COMFORTABLE_SHARE * self.memory.capacity
 
     @property
     def simplicity(self) -> tuple[bool, int, int, int, int, int]:

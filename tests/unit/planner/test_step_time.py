@@ -66,13 +66,13 @@ def test_the_page_shows_the_table_as_it_is_now() -> None:
 
 
 def test_a_window_takes_attention_off() -> None:
-    windowed = dataclasses.replace(DENSE.a, window=128, windowed=0.5)
-    assert on_h100(DENSE, a=windowed).attention < 0.6 * on_h100(DENSE).attention
+    windowed = dataclasses.replace(DENSE.shape, window=128, windowed=0.5)
+    assert on_h100(DENSE, shape=windowed).attention < 0.6 * on_h100(DENSE).attention
 
 
 def test_biases_of_experts_cost_memory_traffic() -> None:
-    biased = dataclasses.replace(EXPERTS.a, bias=True)
-    assert on_h100(EXPERTS, a=biased).elementwise > on_h100(EXPERTS).elementwise
+    biased = dataclasses.replace(EXPERTS.shape, bias=True)
+    assert on_h100(EXPERTS, shape=biased).elementwise > on_h100(EXPERTS).elementwise
 
 
 def test_launches_of_experts_are_hidden_in_part_only() -> None:
@@ -135,8 +135,8 @@ def test_no_layer_is_faster_than_its_launches() -> None:
 
 
 def test_the_same_flops_in_experts_an_eighth_as_wide_take_longer() -> None:
-    eighth = dataclasses.replace(EXPERTS.a, experts=2048, topk=64, expert_ffn=256)
-    assert on_h100(EXPERTS, a=eighth).products > 1.1 * on_h100(EXPERTS).products
+    eighth = dataclasses.replace(EXPERTS.shape, experts=2048, topk=64, expert_ffn=256)
+    assert on_h100(EXPERTS, shape=eighth).products > 1.1 * on_h100(EXPERTS).products
 
 
 def test_gradients_that_are_not_overlapped_cost_more() -> None:

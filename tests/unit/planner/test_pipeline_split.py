@@ -5,11 +5,11 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.planner.search.pipeline_split import (
     StageSplit,
-    asked_split,
     automatic_split,
-    check_virtual,
     interleaved_layout,
+    interleaving_error,
     parse_layout,
+    requested_split,
 )
 
 
@@ -43,7 +43,7 @@ def asked(
     layers: int, pp: int, mtp: int = 0, **settings: object
 ) -> tuple[StageSplit | None, list[FieldError]]:
     errors: list[FieldError] = []
-    return asked_split(layers, mtp, pp, ParallelismSpec.model_validate(settings), errors), errors
+    return requested_split(layers, mtp, pp, ParallelismSpec.model_validate(settings), errors), errors
 
 
 def test_the_last_stage_may_be_asked_for() -> None:
@@ -102,12 +102,12 @@ def test_a_layout_unrolls_groups_as_megatron_does() -> None:
 def test_interleaving_needs_whole_chunks_on_several_stages(
     layers: tuple[int, ...], virtual: int, pp: int, refused: bool
 ) -> None:
-    assert (check_virtual(StageSplit(layers, virtual=virtual), pp, overlap=True) is not None) == refused
+    assert (interleaving_error(StageSplit(layers, virtual=virtual), pp, overlap=True) is not None) == refused
 
 
 def test_embedding_and_loss_count_as_layers_for_interleaving() -> None:
     split = StageSplit((15, 16, 16, 15), count_embedding=True, count_loss=True, virtual=4)
-    assert check_virtual(split, 4, overlap=True) is None
+    assert interleaving_error(split, 4, overlap=True) is None
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.planner.matching import reads_text_alone
-from megatron_operator.planner.recommend import Choice, Wish, recommend
+from megatron_operator.planner.matching import is_language_model
+from megatron_operator.planner.recommend import Query, Recommendation, recommend
 
 PLATFORM = PlatformConfig.model_validate(
     {"accelerators": {"h100-sxm": {}, "a100-80": {}}, "image": "trainer"}
@@ -18,8 +18,8 @@ def choices(
     accelerator: str | None = "h100-sxm",
     mode: str = "pretrain",
     seq: int | None = None,
-) -> list[Choice]:
-    return recommend(Wish(model, gpus, accelerator, mode, seq), PLATFORM, catalog.load())
+) -> list[Recommendation]:
+    return recommend(Query(model, gpus, accelerator, mode, seq), PLATFORM, catalog.load())
 
 
 def test_the_name_that_is_asked_for_comes_first() -> None:
@@ -32,7 +32,7 @@ def test_the_name_that_is_asked_for_comes_first() -> None:
 def test_a_size_finds_models_of_like_size() -> None:
     found = choices("8b", 8)
     assert found[0].entry.name == "llama3-8b"
-    assert all(5e9 <= (choice.parameters or 0) <= 13e9 for choice in found)
+    assert all(5e9 <= (recommendation.parameters or 0) <= 13e9 for recommendation in found)
 
 
 def test_of_a_family_one_that_runs_comes_first() -> None:
@@ -73,7 +73,7 @@ def test_every_row_of_the_quick_reference_finds_its_recipe(
     found = choices(model, gpus, seq=seq)
     assert found[0].entry.name == best
     assert found[0].plan is not None
-    assert all(choice.reasons for choice in found)
+    assert all(recommendation.reasons for recommendation in found)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_fine_tuning_finds_its_recipe(model: str, gpus: int, mode: str, best: st
 def test_without_a_name_a_language_model_is_recommended(gpus: int, mode: str) -> None:
     best = choices(None, gpus, mode=mode)[0]
     assert best.plan is not None
-    assert reads_text_alone(best.entry)
+    assert is_language_model(best.entry)
 
 
 def test_one_accelerator_takes_lora_alone() -> None:
