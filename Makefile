@@ -1,23 +1,27 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# `make demo` and `make test` set up everything on a fresh machine; `make check` is the everyday command.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
 .PHONY: help
-help: ## Show what there is
+help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s'|'
 
 .PHONY: demo
-demo: setup ## Start a cluster, train a tiny GPT on it, kill a pod, watch it come back
+demo: setup ## Start a cluster, train a tiny GPT on it, kill a pod, watch the run recover (root)
 	@$(PY) -m demo
 
+.PHONY: check
+check: setup-trainer ## Lint, unit tests, refusals, Megatron's argument gate: the everyday command, without root
+	@scripts/check.sh
+
 .PHONY: test
-test: setup-trainer ## All tests: lint, unit, Megatron's own checks, real ranks, control plane, faults
+test: setup-trainer ## All layers: check, Bridge, real ranks, control plane, faults on the cluster (root)
 	@scripts/test.sh
 
 .PHONY: setup
-setup: ## Make .venv (operator, CLI, local cluster, test tools)
+setup: ## Create .venv: operator, CLI, local cluster, test tools
 	@scripts/setup.sh
 
 .PHONY: setup-trainer
@@ -25,12 +29,12 @@ setup-trainer: ## The same, with torch and megatron-core for the trainer's tests
 	@scripts/setup.sh trainer
 
 .PHONY: cluster-up
-cluster-up: setup ## Start the local two-node cluster with images, without the demo
+cluster-up: setup ## Start the local two-node cluster with both images, without the demo (root)
 	@$(PY) -m localcluster up
 	@$(PY) -m localcluster images
 
 .PHONY: cluster-down
-cluster-down: ## Stop everything that was started; leaves no process, mount, cgroup, interface or rule
+cluster-down: ## Stop the local cluster; leaves no process, mount, cgroup, interface or iptables rule
 	@if [ -x $(PY) ]; then \
 	  for profile in full control-plane; do $(PY) -m localcluster down --profile $$profile; done; fi
 
@@ -41,37 +45,37 @@ lint: setup ## ruff and mypy --strict
 	@$(PY) -m mypy
 
 .PHONY: crds
-crds: setup ## Generate the CRD from the pydantic models
+crds: setup ## Regenerate the CRD and docs/recipe.md from the pydantic models
 	@$(PY) -m megatron_operator.api.crd crds/megatronrecipes.yaml
 	@cp crds/megatronrecipes.yaml charts/megatron-operator/files/
 	@$(PY) -m megatron_operator.api.reference docs/recipe.md docs/operations.md
 
 .PHONY: catalog-pages
-catalog-pages: setup ## Write docs/catalog anew from the catalog's data
+catalog-pages: setup ## Regenerate docs/catalog from the catalog's data
 	@$(PY) scripts/catalog_pages.py
 
 .PHONY: golden
-golden: setup-trainer ## Rewrite golden files and public surfaces; review the diff
-	@$(PY) -m pytest -q tests/unit --update-golden
+golden: setup-trainer ## Regenerate golden files and public surfaces; review the diff
+	@$(PY) -m pytest -q -n auto --maxprocesses 8 tests/unit --update-golden
 
 .PHONY: bench-planner
-bench-planner: setup ## Print the planner's step times against published ones, with their errors
+bench-planner: setup ## Compare the planner's step times with published ones
 	@$(PY) -m bench.planner
 
 .PHONY: bench-goodput
-bench-goodput: setup ## Print the goodput of a simulated run of 16,384 GPUs through 466 interruptions
+bench-goodput: setup ## Simulate the goodput of 16,384 GPUs through 466 interruptions
 	@$(PY) -m bench.goodput
 
 .PHONY: bench-recovery
-bench-recovery: setup ## Print seconds from fault to new iteration, beside plain PyTorchJob and torchrun; BENCH="--keep" for what is missing
+bench-recovery: setup ## Measure recovery beside plain PyTorchJob and torchrun; BENCH="--keep" adds missing trials
 	@$(PY) -m bench.recovery $(BENCH)
 
 .PHONY: bench-plain
-bench-plain: setup ## Do the fault table's rows to a PyTorchJob without this operator, and write what it did; BENCH="--keep"
+bench-plain: setup ## Inject the fault table into a plain PyTorchJob and record the outcome; BENCH="--keep"
 	@$(PY) -m bench.plain_rows $(BENCH)
 
 .PHONY: faults
-faults: setup-trainer ## The whole fault table on the local cluster, with what takes minutes
+faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults
 
 .PHONY: soak
@@ -79,7 +83,7 @@ soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 3
 	@$(PY) -m bench.soak $(SOAK)
 
 .PHONY: lock
-lock: setup ## Compile the pinned requirements anew
+lock: setup ## Recompile the pinned requirements
 	@for name in operator dev; do \
 	  $(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	    -o requirements/$$name.txt requirements/$$name.in; done
