@@ -22,7 +22,7 @@ REFUSALS = sorted((Path(__file__).parents[1] / "refusals").glob("*.yaml"))
 SEEN_BY_THE_PLANNER = (
     "batch-not-divisible",
     "count-not-a-multiple-of-the-node",
-    "flag-that-a-field-says",
+    "flag-set-by-a-field",
     "layers-not-divisible",
     "several-at-once",
     "unknown-accelerator",

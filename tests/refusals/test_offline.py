@@ -1,4 +1,4 @@
-"""Every recipe of tests/refusals is refused offline, with exactly the words beside it."""
+"""Every recipe of tests/refusals is rejected offline, with exactly the messages in the file."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def expected_lines(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
-def test_validate_says_what_is_wrong_and_how_to_mend_it(path: Path) -> None:
+def test_validate_prints_every_error_with_its_fix(path: Path) -> None:
     result = CliRunner().invoke(cli, ["validate", "-f", str(path)])
     assert result.exit_code == 2
     assert result.stderr.splitlines() == expected_lines(path)
@@ -27,7 +27,7 @@ def test_validate_says_what_is_wrong_and_how_to_mend_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
-def test_validate_says_the_same_as_json(path: Path) -> None:
+def test_validate_prints_the_same_errors_as_json(path: Path) -> None:
     result = CliRunner().invoke(cli, ["validate", "-f", str(path), "-o", "json"])
     assert result.exit_code == 2
     errors = json.loads(result.stdout)["errors"]
@@ -35,9 +35,9 @@ def test_validate_says_the_same_as_json(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
-def test_a_refused_recipe_says_who_refuses_it(path: Path) -> None:
+def test_the_file_names_the_stage_that_rejects_it(path: Path) -> None:
     assert re.match(r"# refused by: (schema|rule|planner)\n", path.read_text())
 
 
-def test_there_are_at_least_25() -> None:
+def test_there_are_at_least_25_recipes() -> None:
     assert len(REFUSALS) >= 25

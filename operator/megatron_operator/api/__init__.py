@@ -1,1 +1,1 @@
-"""What can be asked for and what is reported back: models of `MegatronRecipe` and of the platform file."""
+"""Models of MegatronRecipe and of the platform file, and the names and errors that all packages share."""

@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The whole CRD as a plain dict."""
+    """The whole CRD as plain values."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -69,8 +69,11 @@ def _schema() -> Schema:
         for name in rule.at.split(".")[1:]:
             target = target["properties"][name]
         validation = {"rule": rule.holds.cel, "fieldPath": f".{rule.field}"}
-        words = {"messageExpression": rule.text.cel} if rule.message.numbers else {"message": rule.text.words}
-        target.setdefault("x-kubernetes-validations", []).append(validation | words)
+        if rule.message.values:
+            validation["messageExpression"] = rule.text.cel
+        else:
+            validation["message"] = rule.text.template
+        target.setdefault("x-kubernetes-validations", []).append(validation)
     return {
         "type": "object",
         "description": "One training run of Megatron Core.",
@@ -86,7 +89,7 @@ def _schema() -> Schema:
 
 
 def _relax(schema: Schema) -> None:
-    """A status is written by the operator alone: no field is required, none has a default."""
+    """Drop `required` and defaults: only the operator writes the status, and a default would change it."""
     schema.pop("required", None)
     schema.pop("default", None)
     for child in schema.get("properties", {}).values():
@@ -100,7 +103,7 @@ _HEADER = "# Generated from megatron_operator.api by `make crds`. Do not edit.\n
 
 
 def render() -> str:
-    """The CRD as the file in crds/ has it."""
+    """The text of the file in crds/."""
     text = yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110, allow_unicode=True)
     return _HEADER + text
 

@@ -1,4 +1,4 @@
-"""Names of accelerators: catalog, platform file and planner call each by one name, users by several."""
+"""Names of accelerators: users have several for each, catalog and planner one."""
 
 from typing import Final
 
@@ -12,9 +12,9 @@ ALIASES: Final = {
     "gb200-nvl72": "gb200",
     "gb300-nvl72": "gb300",
 }
-"""Another name -> that of published layouts and of the planner's table."""
+"""Alternative name -> canonical name."""
 
 
 def canonical(name: str) -> str:
-    """The name in published layouts and in the planner's table."""
+    """The name that published layouts and the planner's table use."""
     return ALIASES.get(name, name)

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
 
+WINDOW_PATTERN = r"^-?[0-9]+,-?[0-9]+$"
+
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -71,7 +73,7 @@ class ModelSpec(ApiModel):
     """Normalization of queries and keys."""
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] | None = None
     """Attention sinks: a term of the softmax beside the keys, 1 or learnt for each head."""
-    window_size: Annotated[str, Field(pattern=r"^-?[0-9]+,-?[0-9]+$")] | None = None
+    window_size: Annotated[str, Field(pattern=WINDOW_PATTERN)] | None = None
     """Sliding-window attention: keys before and after a query that it sees, such as `128,0`."""
     window_attn_skip_freq: str | None = None
     """Which layers have the window: a number n (all but every n-th) or a Python list such as `[1,1,0]*12`."""

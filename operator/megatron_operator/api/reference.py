@@ -14,19 +14,20 @@ from megatron_operator.api.schema import Schema, structural
 from megatron_operator.api.status import MegatronRecipeStatus
 
 _INTRODUCTION = """\
-# The recipe, field by field
+# Recipe reference
 
-Generated from the models by `make crds`; `kubectl explain megatronrecipe.spec` shows the same.
+Every field of a MegatronRecipe, generated from the models by `make crds`.
+`kubectl explain megatronrecipe.spec` prints the same.
 
-A leaf of `model`, `training` and `parallelism` is Megatron's flag in camelCase: `tensorModelParallelSize` is
-`--tensor-model-parallel-size`, so Megatron's documentation holds for it. What a recipe leaves out comes
-from the catalog's entry, then from the platform, then from the planner; `megatron plan` and
-`status.plan.notes` say which.
+A field of `model`, `training` and `parallelism` is Megatron's flag in camelCase: `tensorModelParallelSize` is
+`--tensor-model-parallel-size`, so Megatron's documentation applies. A field that a recipe does not set comes
+from the catalog entry, then from the platform, then from the planner; `megatron plan` and `status.plan.notes`
+show which.
 """
 
 
 def render() -> str:
-    """The page as Markdown."""
+    """The recipe reference as Markdown."""
     parts = [_INTRODUCTION]
     for title, schema in (
         ("spec", structural(MegatronRecipeSpec)),
@@ -42,7 +43,7 @@ def render() -> str:
 
 
 def _sections(path: str, schema: Schema) -> Iterator[tuple[str, str, list[str]]]:
-    """An object's fields as table rows, then those of every object in it."""
+    """Path, description and table rows of an object, then those of the objects in it."""
     with_default = path.startswith("spec")
     rows, deeper = [], []
     for name, field in schema["properties"].items():
@@ -70,13 +71,13 @@ def _type(field: Schema) -> str:
         case "object" if "additionalProperties" in field:
             return f"map to {_type(field['additionalProperties'])}"
         case "object":
-            return "section"
+            return "object"
         case "string":
-            return "text"
+            return "string"
         case "integer":
-            return "whole number"
+            return "integer"
         case "boolean":
-            return "true, false"
+            return "boolean"
         case "number":
             return "number"
         case _:
@@ -85,13 +86,14 @@ def _type(field: Schema) -> str:
 
 def _rules() -> str:
     lines = [
-        "## Rules between fields\n",
-        "The API server refuses an object that breaks one; `megatron validate` says the same words.",
-        "`N` stands for a number.\n",
-        "| Field | Refused when it | Mend |",
+        "## Validation rules across fields\n",
+        "The API server rejects an object that breaks one of these rules, and `megatron validate` prints the",
+        "same message. `N` stands for a number.\n",
+        "| Field | Message | Fix |",
         "|---|---|---|",
     ]
-    lines += [f"| `{rule.path}` | {rule.message.words.replace('{}', 'N')} | {rule.fix} |" for rule in RULES]
+    for rule in RULES:
+        lines.append(f"| `{rule.path}` | {rule.message.template.replace('{}', 'N')} | {rule.fix} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,37 +1,37 @@
-"""Rules between fields that the API server itself can hold a recipe to.
+"""Validation rules across fields that the API server itself enforces.
 
-Each is defined once: `crd` writes it as CEL into the CRD, `validation` evaluates it offline. What needs the
-catalog, the platform or the planner is not here.
+Each is defined once: `crd` writes it into the CRD as CEL, `validation` evaluates it offline. Rules that need
+the catalog, the platform or the planner are not here.
 """
 
 from dataclasses import dataclass
 
-from megatron_operator.api.cel import Expression, Text, at_most_one, field, off, on, said
+from megatron_operator.api.cel import Expression, Message, at_most_one, field, is_false, is_set, is_true
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`holds` must be true of the object at `at`; else `field` below it is reported."""
+    """`holds` must be true of the object at `at`; otherwise `field` below it is reported."""
 
     at: str
     field: str
     holds: Expression
-    message: Text
+    message: Message
     fix: str
 
     @property
     def path(self) -> str:
-        """Whole path of the reported field."""
+        """Path of the reported field from the root of the object."""
         return f"{self.at}.{self.field}" if self.field else self.at
 
     @property
-    def text(self) -> Text:
-        """Message and mend as one text."""
-        return Text(f"{self.message.words}; {self.fix}", self.message.numbers)
+    def text(self) -> Message:
+        """Message and fix in one."""
+        return Message(f"{self.message.template}; {self.fix}", self.message.values)
 
 
-def _rule(at: str, name: str, holds: Expression, message: str, fix: str, *numbers: Expression) -> Rule:
-    return Rule(at, name, holds, Text(message, numbers), fix)
+def _rule(at: str, name: str, holds: Expression, message: str, fix: str, *values: Expression) -> Rule:
+    return Rule(at, name, holds, Message(message, values), fix)
 
 
 def _exclusive(at: str, first: str, second: str, fix: str) -> Rule:
@@ -53,16 +53,16 @@ _SPEC = (
     _rule(
         "spec",
         "recipe",
-        said("recipe") | (said("model") & said("training")),
-        "is missing, and so is model or training",
-        "name a catalog entry (megatron recipes list), or give model and training in full",
+        is_set("recipe") | (is_set("model") & is_set("training")),
+        "is required unless model and training are both set",
+        "name a catalog entry (megatron recipes list), or set model and training in full",
     ),
     _rule(
         "spec",
         "data",
-        said("data"),
-        "there is nothing to train on",
-        "give data.blend with data.volume, data.prepare for text to be tokenized, or data.mockData: true",
+        is_set("data"),
+        "is required",
+        "set data.blend with data.volume, data.prepare for text to tokenize, or data.mockData: true",
     ),
     _rule(
         "spec",
@@ -78,8 +78,8 @@ _SPEC = (
     _rule(
         "spec",
         "parallelism.tensorModelParallelSize",
-        ~said("accelerator.perNode") | (_PER_NODE >= _TP) | (_TP % _PER_NODE).equals(0),
-        "{} is above accelerator.perNode {} and no multiple of it: a TP group would take a part of a node",
+        ~is_set("accelerator.perNode") | (_PER_NODE >= _TP) | (_TP % _PER_NODE).equals(0),
+        "{} is above accelerator.perNode {} and not a multiple of it: a TP group would use part of a node",
         "set at most perNode",
         _TP,
         _PER_NODE,
@@ -89,7 +89,7 @@ _SPEC = (
         "parallelism.tensorModelParallelSize",
         (_HEADS % _TP).equals(0),
         "{} does not divide model.numAttentionHeads {}",
-        "set a divisor of the heads",
+        "set a divisor of the number of heads",
         _TP,
         _HEADS,
     ),
@@ -98,7 +98,7 @@ _SPEC = (
         "parallelism.expertModelParallelSize",
         (field("model.numExperts", 0) % _EP).equals(0),
         "{} does not divide model.numExperts {}",
-        "set a divisor of the experts",
+        "set a divisor of the number of experts",
         _EP,
         field("model.numExperts", 0),
     ),
@@ -107,16 +107,16 @@ _SPEC = (
         "parallelism.contextParallelSize",
         _CP.equals(1) | (_SEQ % (_CP * 2)).equals(0),
         "training.seqLength {} is not divisible by 2 x CP {}",
-        "set a CP of which twice divides the sequence",
+        "set a CP so that 2 x CP divides seqLength",
         _SEQ,
         _CP,
     ),
     _rule(
         "spec",
         "training.seqLength",
-        ~said("model.maxPositionEmbeddings") | (field("model.maxPositionEmbeddings", 1) >= _SEQ),
-        "{} is more than model.maxPositionEmbeddings {}",
-        "set it to at most that, or raise maxPositionEmbeddings",
+        ~is_set("model.maxPositionEmbeddings") | (field("model.maxPositionEmbeddings", 1) >= _SEQ),
+        "{} is above model.maxPositionEmbeddings {}",
+        "set at most that, or raise maxPositionEmbeddings",
         _SEQ,
         field("model.maxPositionEmbeddings", 1),
     ),
@@ -133,7 +133,7 @@ _SPEC = (
         "spec",
         "recovery.elastic.minCount",
         (_MIN_COUNT <= _PER_NODE) | (_MIN_COUNT % _PER_NODE).equals(0),
-        "{} is not a multiple of accelerator.perNode {}: a run takes whole nodes",
+        "{} is not a multiple of accelerator.perNode {}: a run uses whole nodes",
         "set a multiple of it",
         _MIN_COUNT,
         _PER_NODE,
@@ -156,17 +156,17 @@ _MODEL = (
     _rule(
         "spec.model",
         "numQueryGroups",
-        ~said("numAttentionHeads") | (field("numAttentionHeads", 1) % field("numQueryGroups", 1)).equals(0),
+        ~is_set("numAttentionHeads") | (field("numAttentionHeads", 1) % field("numQueryGroups", 1)).equals(0),
         "{} does not divide numAttentionHeads {}",
-        "set a divisor of the heads",
+        "set a divisor of the number of heads",
         field("numQueryGroups", 1),
         field("numAttentionHeads", 1),
     ),
     _rule(
         "spec.model",
         "hiddenSize",
-        said("kvChannels")
-        | ~said("hiddenSize")
+        is_set("kvChannels")
+        | ~is_set("hiddenSize")
         | (field("hiddenSize", 0) % field("numAttentionHeads", 1)).equals(0),
         "{} is not divisible by numAttentionHeads {}",
         "set kvChannels, or a multiple of the heads",
@@ -176,14 +176,14 @@ _MODEL = (
     _rule(
         "spec.model",
         "squaredRelu",
-        ~(on("squaredRelu") & on("swiglu")),
+        ~(is_true("squaredRelu") & is_true("swiglu")),
         "is set together with swiglu",
         "set one of the two",
     ),
     _rule(
         "spec.model",
         "moeRouterTopk",
-        ~said("numExperts") | (field("moeRouterTopk", 1) <= field("numExperts", 1)),
+        ~is_set("numExperts") | (field("moeRouterTopk", 1) <= field("numExperts", 1)),
         "{} is above numExperts {}",
         "set at most that",
         field("moeRouterTopk", 1),
@@ -192,7 +192,7 @@ _MODEL = (
     _rule(
         "spec.model",
         "moeRouterGroupTopk",
-        ~said("moeRouterNumGroups") | (field("moeRouterGroupTopk", 1) <= field("moeRouterNumGroups", 1)),
+        ~is_set("moeRouterNumGroups") | (field("moeRouterGroupTopk", 1) <= field("moeRouterNumGroups", 1)),
         "{} is above moeRouterNumGroups {}",
         "set at most that",
         field("moeRouterGroupTopk", 1),
@@ -201,7 +201,7 @@ _MODEL = (
     _rule(
         "spec.model",
         "ropeScalingFactor",
-        ~said("ropeScalingFactor") | ~off("useRopeScaling"),
+        ~is_set("ropeScalingFactor") | ~is_false("useRopeScaling"),
         "is set, but useRopeScaling is false",
         "set useRopeScaling: true, or leave it out",
     ),
@@ -212,17 +212,21 @@ _TRAINING = (
         "spec.training",
         "trainTokens",
         at_most_one("trainIters", "trainSamples", "trainTokens"),
-        "the run's length is said more than once",
+        "the length of the run is set more than once",
         "keep one of trainTokens, trainIters and trainSamples",
     ),
     _exclusive("spec.training", "globalBatchSize", "stepBatchSizeSchedule", "set one of the two"),
     _rule(
-        "spec.training", "fp16", ~(on("bf16") & on("fp16")), "is set together with bf16", "set one of the two"
+        "spec.training",
+        "fp16",
+        ~(is_true("bf16") & is_true("fp16")),
+        "is set together with bf16",
+        "set one of the two",
     ),
     _rule(
         "spec.training",
         "fp8Format",
-        ~said("fp8Format") | ~off("bf16"),
+        ~is_set("fp8Format") | ~is_false("bf16"),
         "is set, but bf16 is false: parameters would be FP32",
         "set bf16: true",
     ),
@@ -230,43 +234,43 @@ _TRAINING = (
         "spec.training",
         "lrWarmupFraction",
         at_most_one("lrWarmupFraction", "lrWarmupIters", "lrWarmupSamples"),
-        "the warm-up is said more than once",
+        "the warm-up is set more than once",
         "keep one of lrWarmupFraction, lrWarmupIters and lrWarmupSamples",
     ),
     _rule(
         "spec.training",
         "lrWarmupSamples",
-        ~(said("trainIters") & (said("lrWarmupSamples") | said("lrDecaySamples"))),
-        "samples are mixed with trainIters",
+        ~(is_set("trainIters") & (is_set("lrWarmupSamples") | is_set("lrDecaySamples"))),
+        "warm-up or decay is in samples, but trainIters sets the length in iterations",
         "set lrWarmupIters and lrDecayIters, or trainSamples",
     ),
     _rule(
         "spec.training",
         "lrWarmupIters",
-        ~(said("trainSamples") & (said("lrWarmupIters") | said("lrDecayIters"))),
-        "iterations are mixed with trainSamples",
+        ~(is_set("trainSamples") & (is_set("lrWarmupIters") | is_set("lrDecayIters"))),
+        "warm-up or decay is in iterations, but trainSamples sets the length in samples",
         "set lrWarmupSamples and lrDecaySamples, or trainIters",
     ),
     _rule(
         "spec.training",
         "lrWarmupIters",
-        ~said("trainIters") | said("lrDecayIters") | (field("lrWarmupIters", 0) < field("trainIters", 1)),
+        ~is_set("trainIters") | is_set("lrDecayIters") | (field("lrWarmupIters", 0) < field("trainIters", 1)),
         "{} is not below trainIters {}",
-        "set less, or a longer run",
+        "set a smaller value, or a longer run",
         field("lrWarmupIters", 0),
         field("trainIters", 1),
     ),
     _rule(
         "spec.training",
         "minLr",
-        ~said("lr") | ~said("minLr") | (field("minLr", 0.0) <= field("lr", 0.0)),
+        ~is_set("lr") | ~is_set("minLr") | (field("minLr", 0.0) <= field("lr", 0.0)),
         "is above lr",
         "set at most lr",
     ),
     _rule(
         "spec.training",
         "globalBatchSize",
-        ~said("globalBatchSize") | (field("globalBatchSize", 1) % field("microBatchSize", 1)).equals(0),
+        ~is_set("globalBatchSize") | (field("globalBatchSize", 1) % field("microBatchSize", 1)).equals(0),
         "{} is not divisible by microBatchSize {}",
         "set a multiple of microBatchSize x DP",
         field("globalBatchSize", 1),
@@ -276,49 +280,49 @@ _TRAINING = (
 
 _FULL = field("recomputeGranularity", "").equals("full")
 _SPLIT = ("decoderFirstPipelineNumLayers", "decoderLastPipelineNumLayers")
-_ACCOUNT = on("accountForEmbeddingInPipelineSplit") | on("accountForLossInPipelineSplit")
+_ACCOUNT = is_true("accountForEmbeddingInPipelineSplit") | is_true("accountForLossInPipelineSplit")
 
 _PARALLELISM = (
     _rule(
         "spec.parallelism",
         "recomputeMethod",
-        ~_FULL | (said("recomputeMethod") & said("recomputeNumLayers")),
+        ~_FULL | (is_set("recomputeMethod") & is_set("recomputeNumLayers")),
         "recomputeGranularity full needs recomputeMethod and recomputeNumLayers",
         "set both, for example uniform and 1",
     ),
     _rule(
         "spec.parallelism",
         "recomputeMethod",
-        _FULL | ~(said("recomputeMethod") | said("recomputeNumLayers")),
-        "recomputeMethod and recomputeNumLayers go with recomputeGranularity full alone",
+        _FULL | ~(is_set("recomputeMethod") | is_set("recomputeNumLayers")),
+        "recomputeMethod and recomputeNumLayers apply only to recomputeGranularity full",
         "set recomputeGranularity: full, or leave both out",
     ),
     _rule(
         "spec.parallelism",
         "overlapParamGather",
-        ~on("overlapParamGather") | ~off("useDistributedOptimizer"),
+        ~is_true("overlapParamGather") | ~is_false("useDistributedOptimizer"),
         "needs useDistributedOptimizer, which is false",
         "set useDistributedOptimizer: true, or leave it out",
     ),
     _rule(
         "spec.parallelism",
         "overlapParamGather",
-        ~on("overlapParamGather") | ~off("overlapGradReduce"),
+        ~is_true("overlapParamGather") | ~is_false("overlapGradReduce"),
         "needs overlapGradReduce, which is false",
         "set both or none",
     ),
     _rule(
         "spec.parallelism",
         "tpCommOverlap",
-        ~on("tpCommOverlap") | ~off("sequenceParallel"),
+        ~is_true("tpCommOverlap") | ~is_false("sequenceParallel"),
         "needs sequenceParallel, which is false",
         "set both or none",
     ),
     _rule(
         "spec.parallelism",
         "sequenceParallel",
-        ~on("sequenceParallel") | ~field("tensorModelParallelSize", 2).equals(1),
-        "true at TP 1, where Megatron switches it off silently",
+        ~is_true("sequenceParallel") | ~field("tensorModelParallelSize", 2).equals(1),
+        "is true at TP 1, where Megatron silently disables it",
         "leave it out, or set tensorModelParallelSize above 1",
     ),
     _rule(
@@ -326,23 +330,23 @@ _PARALLELISM = (
         "numVirtualStagesPerPipelineRank",
         field("numVirtualStagesPerPipelineRank", 1).equals(1)
         | ~field("pipelineModelParallelSize", 2).equals(1),
-        "{} at PP 1: there are no stages to interleave",
+        "{} at PP 1: there are no pipeline stages to interleave",
         "leave it out, or set pipelineModelParallelSize above 1",
         field("numVirtualStagesPerPipelineRank", 1),
     ),
     _rule(
         "spec.parallelism",
         "pipelineModelParallelLayout",
-        ~said("pipelineModelParallelLayout")
-        | ~(said(_SPLIT[0]) | said(_SPLIT[1]) | _ACCOUNT | said("numVirtualStagesPerPipelineRank")),
-        "is set together with another setting of the stage split",
+        ~is_set("pipelineModelParallelLayout")
+        | ~(is_set(_SPLIT[0]) | is_set(_SPLIT[1]) | _ACCOUNT | is_set("numVirtualStagesPerPipelineRank")),
+        "is set together with another setting of the pipeline split",
         "leave the others out",
     ),
     _rule(
         "spec.parallelism",
         "accountForEmbeddingInPipelineSplit",
-        ~_ACCOUNT | ~(said(_SPLIT[0]) | said(_SPLIT[1])),
-        "embedding or loss is counted in the split together with layers of the first or last stage",
+        ~_ACCOUNT | ~(is_set(_SPLIT[0]) | is_set(_SPLIT[1])),
+        "the embedding or loss counts as a layer, but the layers of the first or last stage are set",
         "set either accountForEmbedding/LossInPipelineSplit or decoderFirst/LastPipelineNumLayers",
     ),
 )
@@ -351,7 +355,7 @@ _PARALLELISM = (
 def _volume(at: str) -> tuple[Rule, ...]:
     return (
         _exclusive(at, "claimName", "size", "set claimName for an existing claim, or size for a new one"),
-        _exclusive(at, "claimName", "storageClassName", "leave it out: the existing claim has its class"),
+        _exclusive(at, "claimName", "storageClassName", "leave it out: an existing claim keeps its class"),
     )
 
 
@@ -360,15 +364,15 @@ _DATA = (
         "spec.data",
         "blend",
         at_most_one("blend", "prepare", "mockData"),
-        "the data is said more than once",
+        "the data source is set more than once",
         "keep one of blend, prepare and mockData",
     ),
     _rule(
         "spec.data",
         "volume",
-        said("volume") | ~(said("blend") | said("prepare")),
-        "no volume has the datasets",
-        "set data.volume.claimName, or data.volume.size for a claim to be made",
+        is_set("volume") | ~(is_set("blend") | is_set("prepare")),
+        "no volume is set for the datasets",
+        "set data.volume.claimName, or data.volume.size for a new one",
     ),
 )
 

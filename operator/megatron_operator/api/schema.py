@@ -59,7 +59,7 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _union(node: Schema, definitions: dict[str, Schema]) -> Schema:
-    """An optional value is its one branch; values of several kinds are taken as they come."""
+    """An optional value becomes its one branch; a value of several types is not checked by the schema."""
     branches = [branch for branch in node["anyOf"] if branch.get("type") != "null"]
     rest = {key: value for key, value in node.items() if key != "anyOf"}
     if len(branches) == 1:
@@ -69,5 +69,5 @@ def _union(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _default(value: Any) -> Any:
-    """Defaults of an object without what is not said; nested defaults stand at their own fields."""
+    """The default of an object is {}: the defaults of its fields are declared at the fields."""
     return {} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""A recipe's YAML against the schema and the rules, offline, in our own words."""
+"""Offline validation of a recipe's YAML: the schema, then the rules across fields."""
 
 import difflib
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import API_VERSION, KIND
+from megatron_operator.api.model import WINDOW_PATTERN
 from megatron_operator.api.recipe import (
     DATASET_PATTERN,
     HANG_PATTERN,
@@ -25,15 +26,15 @@ from megatron_operator.api.training import AMOUNT_PATTERN
 def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
     """The spec of a MegatronRecipe object. Raises InvalidRecipeError with every schema and rule error."""
     errors = [
-        FieldError(name, f"is {resource.get(name)!r}", f"set {wanted}")
-        for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND))
-        if resource.get(name) != wanted
+        FieldError(name, f"unsupported value {resource.get(name)!r}", f"set {required}")
+        for name, required in (("apiVersion", API_VERSION), ("kind", KIND))
+        if resource.get(name) != required
     ]
     if errors:
         raise InvalidRecipeError(errors)
     spec = resource.get("spec")
     if not isinstance(spec, Mapping):
-        raise InvalidRecipeError([FieldError("spec", "is missing", "write what is to be trained below it")])
+        raise InvalidRecipeError([FieldError("spec", "is required", "describe the run below it")])
     return parse_spec(spec)
 
 
@@ -46,7 +47,10 @@ def parse_spec(spec: Mapping[str, Any]) -> MegatronRecipeSpec:
 
 
 def parse[M: ApiModel](model: type[M], value: Any, at: str) -> M:
-    """Any of the API's models, strictly typed as the API server does. Raises InvalidRecipeError."""
+    """Any model of the API, with the API server's strict types: a number is no string.
+
+    `at` is the path of `value` in error messages. Raises InvalidRecipeError with every schema error.
+    """
     try:
         return model.model_validate(value, strict=True, by_alias=True, by_name=False)
     except ValidationError as problem:
@@ -55,14 +59,14 @@ def parse[M: ApiModel](model: type[M], value: Any, at: str) -> M:
 
 
 def rule_errors(spec: Mapping[str, Any]) -> list[FieldError]:
-    """The rules between fields that a spec breaks; for a spec that the schema accepts."""
+    """Errors of the rules across fields; the schema must accept `spec`."""
     errors = []
     for rule in RULES:
         target: Any = spec
         for name in rule.at.split(".")[1:]:
             target = target.get(name) if isinstance(target, Mapping) else None
-        if isinstance(target, Mapping) and not rule.holds.of(target):
-            errors.append(FieldError(rule.path, rule.message.of(target), rule.fix))
+        if isinstance(target, Mapping) and not rule.holds.evaluate(target):
+            errors.append(FieldError(rule.path, rule.message.format(target), rule.fix))
     return errors
 
 
@@ -70,42 +74,45 @@ def _distinct(errors: list[FieldError]) -> list[FieldError]:
     return [error for i, error in enumerate(errors) if error not in errors[:i]]
 
 
-_WRITTEN = {
-    AMOUNT_PATTERN: "write a number with K, M, B, T or nothing after it, as in 15T",
-    QUANTITY_PATTERN: "write a Kubernetes quantity, as in 2Ti",
-    RELATIVE_PATTERN: "write the path below the data volume, without a slash before it",
-    HANG_PATTERN: "write auto, off or seconds, as in 600s",
-    SPLIT_PATTERN: "write three shares, as in 99,1,0",
-    DATASET_PATTERN: "use letters, digits, dots, - and _",
+_PATTERNS = {
+    AMOUNT_PATTERN: ("number", "use a number with an optional suffix K, M, B or T, for example 15T"),
+    QUANTITY_PATTERN: ("quantity", "use for example 4Ti"),
+    RELATIVE_PATTERN: ("path", "use a path relative to the data volume, without a leading slash"),
+    HANG_PATTERN: ("timeout", "use auto, off or seconds, for example 600s"),
+    SPLIT_PATTERN: ("split", "use three shares, for example 99,1,0"),
+    DATASET_PATTERN: ("name", "use letters, digits, dots, - and _"),
+    WINDOW_PATTERN: ("window", "use the keys before and after a query, for example 128,0"),
 }
+"""Pattern of a field -> what the field holds, and how to write it."""
 
-_KINDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
-    "list_type": "a list",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
+_TYPES = {
+    "int_type": ("an integer", "an integer"),
+    "int_from_float": ("an integer", "an integer"),
+    "float_type": ("a number", "a number"),
+    "string_type": ("a string", "a string"),
+    "bool_type": ("a boolean", "true or false"),
+    "dict_type": ("an object", "an object"),
+    "list_type": ("a list", "a list"),
+    "model_type": ("an object", "an object"),
+    "model_attributes_type": ("an object", "an object"),
 }
+"""Type of a pydantic error -> the expected type, and what to set."""
 
 
 def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError:
     location: list[int | str] = []
     for part in error["loc"]:
         if _is_union_branch(part):
-            kinds = "text, a number, true, or a list of these"
-            return FieldError(_path(at, location), "is no value of a flag", f"write {kinds}")
+            fix = "set a string, number, boolean, or list of strings and numbers"
+            return FieldError(_path(at, location), "unsupported value of a flag", fix)
         location.append(part)
     path = _path(at, location)
     context, given = error.get("ctx", {}), error["input"]
     match error["type"]:
         case "missing":
-            return FieldError(path, "is missing", "set it")
+            return FieldError(path, "is required", "set it")
         case "extra_forbidden":
-            return FieldError(path, "is no field of the resource", _nearest(model, location))
+            return FieldError(path, "unknown field", _suggestion(model, location))
         case "greater_than_equal":
             return FieldError(path, f"{given} is below {context['ge']}", f"set at least {context['ge']}")
         case "greater_than":
@@ -115,15 +122,17 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
         case "less_than_equal":
             return FieldError(path, f"{given} is above {context['le']:g}", f"set at most {context['le']:g}")
         case "literal_error":
-            return FieldError(path, f"{given!r} is none of the choices", f"set one of {context['expected']}")
+            return FieldError(path, f"unsupported value {given!r}", f"set one of {context['expected']}")
         case "string_pattern_mismatch":
-            return FieldError(path, f"{given!r} is not written as it must be", _WRITTEN[context["pattern"]])
+            what, fix = _PATTERNS[context["pattern"]]
+            return FieldError(path, f"invalid {what} {given!r}", fix)
         case "string_too_short" | "too_short":
-            return FieldError(path, "is empty", "give a value, or leave it out")
+            return FieldError(path, "must not be empty", "set a value, or leave it out")
         case "string_too_long" | "too_long":
-            return FieldError(path, "is too long", f"give at most {context['max_length']}")
-        case kind if kind in _KINDS:
-            return FieldError(path, f"{given!r} is not {_KINDS[kind]}", f"write {_KINDS[kind]}")
+            return FieldError(path, "is too long", f"set at most {context['max_length']}")
+        case kind if kind in _TYPES:
+            expected, fix = _TYPES[kind]
+            return FieldError(path, f"{given!r} is not {expected}", f"set {fix}")
         case _:
             return FieldError(path, error["msg"], "see kubectl explain megatronrecipe")
 
@@ -133,15 +142,14 @@ def _path(at: str, location: list[int | str]) -> str:
 
 
 def _is_union_branch(part: int | str) -> bool:
-    """pydantic names the branch of a union in the location; it is no part of the user's path."""
+    """Whether pydantic added this part of the location to name a branch of a union."""
     return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
 
 
-def _nearest(model: type[ApiModel], location: list[int | str]) -> str:
-    """The field that was probably meant."""
+def _suggestion(model: type[ApiModel], location: list[int | str]) -> str:
     names = _fields_at(model, [part for part in location[:-1] if isinstance(part, str)])
     if close := difflib.get_close_matches(str(location[-1]), names, n=1):
-        return f"set {close[0]}"
+        return f"did you mean `{close[0]}`?"
     return "leave it out; other Megatron flags go below spec.megatronArgs"
 
 
@@ -153,7 +161,7 @@ def _fields_at(model: type[ApiModel], location: list[str]) -> list[str]:
 
 
 def _fields_of(annotation: Any, location: list[str]) -> list[str]:
-    """Fields below an annotation: a model, a list or mapping of models, or an optional one of these."""
+    """Names of the fields below an annotation: a model, a list or map of models, or an optional one."""
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return _fields_at(annotation, location)
     arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())

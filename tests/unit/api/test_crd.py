@@ -1,4 +1,4 @@
-"""The generated CRD: fresh, structural, small enough, with all that `kubectl get` and `explain` show."""
+"""The generated CRD: up to date, structural, small enough, with columns and descriptions."""
 
 import json
 from collections.abc import Iterator
@@ -31,19 +31,19 @@ def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str,
             yield from nodes(node[key], f"{path}[]")
 
 
-def test_the_file_is_fresh() -> None:
+def test_the_file_is_up_to_date() -> None:
     assert (ROOT / "crds" / "megatronrecipes.yaml").read_text() == render(), "run `make crds`"
 
 
-def test_the_file_reads_back_as_the_definition() -> None:
+def test_the_file_parses_to_the_definition() -> None:
     assert yaml.safe_load(render()) == custom_resource_definition()
 
 
-def test_it_fits_into_client_side_applys_annotation() -> None:
+def test_it_fits_into_the_annotation_of_client_side_apply() -> None:
     assert len(json.dumps(custom_resource_definition())) < 256 * 1024
 
 
-def test_every_node_has_a_type_or_keeps_what_it_gets() -> None:
+def test_every_node_has_a_type_or_preserves_unknown_fields() -> None:
     for path, node in nodes(schema()):
         assert "type" in node or node.get("x-kubernetes-preserve-unknown-fields") is True, path
         assert not node.keys() & {"$ref", "anyOf", "allOf", "title", "const"}, path
@@ -58,31 +58,31 @@ def test_every_field_of_the_spec_is_described() -> None:
     assert undescribed == []
 
 
-def test_the_status_asks_for_no_field_and_sets_none() -> None:
+def test_the_status_has_no_required_field_and_no_default() -> None:
     for path, node in nodes(schema()["properties"]["status"]):
         assert "default" not in node, path
         if not path.startswith(".conditions"):
             assert "required" not in node, path
 
 
-def test_defaults_reach_the_stored_object() -> None:
+def test_defaults_are_set_on_the_stored_object() -> None:
     recovery = schema()["properties"]["spec"]["properties"]["recovery"]
     assert recovery["default"] == {}
     assert recovery["properties"]["maxRestarts"]["default"] == 10
     assert recovery["properties"]["hangTimeout"]["default"] == "auto"
 
 
-def test_an_exclusive_minimum_is_spelled_as_openapi_3_0_does() -> None:
+def test_an_exclusive_minimum_is_written_as_in_openapi_3_0() -> None:
     lr = schema()["properties"]["spec"]["properties"]["training"]["properties"]["lr"]
     assert (lr["minimum"], lr["exclusiveMinimum"]) == (0, True)
 
 
-def test_megatron_args_take_any_kind_of_value() -> None:
+def test_megatron_args_accept_values_of_any_type() -> None:
     values = schema()["properties"]["spec"]["properties"]["megatronArgs"]["additionalProperties"]
     assert values == {"x-kubernetes-preserve-unknown-fields": True}
 
 
-def test_kubectl_get_shows_how_far_a_run_is() -> None:
+def test_kubectl_get_prints_progress() -> None:
     columns = [(column["name"], column["jsonPath"]) for column in version()["additionalPrinterColumns"]]
     assert columns == [
         ("Recipe", ".spec.recipe"),
@@ -97,5 +97,5 @@ def test_kubectl_get_shows_how_far_a_run_is() -> None:
     assert (names["shortNames"], names["categories"]) == (["mr"], ["all"])
 
 
-def test_the_field_reference_is_fresh() -> None:
+def test_the_recipe_reference_is_up_to_date() -> None:
     assert (ROOT / "docs" / "recipe.md").read_text() == reference.render(), "run `make crds`"

@@ -75,7 +75,7 @@ def test_every_reason_states_what_it_means_in_a_sentence() -> None:
         assert each.action == "" or each.action.endswith(".")
 
 
-def test_the_operations_page_is_fresh() -> None:
+def test_the_operations_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     assert page == reference.with_reasons(page), "run `make crds`"
 

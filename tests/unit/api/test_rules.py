@@ -1,9 +1,9 @@
-"""Rules between fields: the Python twin holds, and the CEL text is what the CRD carries."""
+"""Validation rules across fields: the CEL text and its Python twin."""
 
 from typing import Any
 
 import pytest
-from megatron_operator.api.cel import Text, at_most_one, constant, field, off, on, said
+from megatron_operator.api.cel import Message, at_most_one, constant, field, is_false, is_set, is_true
 from megatron_operator.api.crd import custom_resource_definition
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.rules import RULES
@@ -23,22 +23,22 @@ def test_the_smallest_recipe_breaks_no_rule() -> None:
     assert parse_spec(SMALLEST).accelerator.count == 8
 
 
-def test_a_null_counts_as_not_said_as_for_the_api_server() -> None:
+def test_a_null_field_is_not_set_as_for_the_api_server() -> None:
     assert rule_errors(SMALLEST | {"recipe": None})[0].field == "spec.recipe"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.path}: {rule.message.words}")
-def test_every_rule_reports_a_field_that_the_schema_has(rule: Any) -> None:
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.path}: {rule.message.template}")
+def test_every_rule_reports_a_field_of_the_schema(rule: Any) -> None:
     schema = spec_schema()
     for name in rule.path.split(".")[1:]:
         schema = schema["properties"][name]
     assert schema["description"]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.path}: {rule.message.words}")
-def test_every_rule_holds_for_an_empty_object_but_those_that_ask_for_something(rule: Any) -> None:
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.path}: {rule.message.template}")
+def test_an_empty_object_breaks_only_the_rules_of_required_fields(rule: Any) -> None:
     required = {"spec.recipe", "spec.data"}
-    assert rule.holds.of({}) == (rule.path not in required)
+    assert rule.holds.evaluate({}) == (rule.path not in required)
 
 
 def test_all_broken_rules_are_reported_at_once() -> None:
@@ -46,9 +46,9 @@ def test_all_broken_rules_are_reported_at_once() -> None:
         "training": {"bf16": True, "fp16": True, "lr": 1e-4, "minLr": 1e-3},
         "parallelism": {"tensorModelParallelSize": 3},
     }
-    with pytest.raises(InvalidRecipeError) as refused:
+    with pytest.raises(InvalidRecipeError) as caught:
         parse_spec(broken)
-    assert [error.field for error in refused.value.errors] == [
+    assert [error.field for error in caught.value.errors] == [
         "spec.parallelism",
         "spec.training.fp16",
         "spec.training.minLr",
@@ -58,11 +58,11 @@ def test_all_broken_rules_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("expression", "fields", "value", "cel"),
     [
-        (said("a.b"), {"a": {"b": 0}}, True, "(has(self.a) && has(self.a.b))"),
-        (said("a.b"), {"a": None}, False, "(has(self.a) && has(self.a.b))"),
+        (is_set("a.b"), {"a": {"b": 0}}, True, "(has(self.a) && has(self.a.b))"),
+        (is_set("a.b"), {"a": None}, False, "(has(self.a) && has(self.a.b))"),
         (field("a", 7) % 4, {}, 3, "(((has(self.a)) ? self.a : 7) % 4)"),
-        (on("a"), {"a": False}, False, "((has(self.a)) ? self.a : false)"),
-        (off("a"), {"a": False}, True, "!((has(self.a)) ? self.a : true)"),
+        (is_true("a"), {"a": False}, False, "((has(self.a)) ? self.a : false)"),
+        (is_false("a"), {"a": False}, True, "!((has(self.a)) ? self.a : true)"),
         (field("a", "").equals("it's"), {"a": "it's"}, True, "(((has(self.a)) ? self.a : '') == 'it\\'s')"),
         (
             at_most_one("a", "b"),
@@ -72,14 +72,14 @@ def test_all_broken_rules_are_reported_at_once() -> None:
         ),
     ],
 )
-def test_an_expression_is_the_same_in_python_and_cel(
+def test_an_expression_has_the_same_meaning_in_python_and_cel(
     expression: Any, fields: dict[str, Any], value: object, cel: str
 ) -> None:
-    assert expression.of(fields) == value
+    assert expression.evaluate(fields) == value
     assert expression.cel == cel
 
 
-def test_a_text_puts_numbers_in_both_ways() -> None:
-    text = Text("{} is 5 % of {}", (field("a", 1), constant(20)))
-    assert text.of({"a": 3}) == "3 is 5 % of 20"
-    assert text.cel == "'%d is 5 %% of %d'.format([((has(self.a)) ? self.a : 1), 20])"
+def test_a_message_formats_its_values_in_python_and_cel() -> None:
+    message = Message("{} is 5 % of {}", (field("a", 1), constant(20)))
+    assert message.format({"a": 3}) == "3 is 5 % of 20"
+    assert message.cel == "'%d is 5 %% of %d'.format([((has(self.a)) ? self.a : 1), 20])"

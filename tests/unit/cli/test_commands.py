@@ -125,7 +125,7 @@ def test_a_recipe_is_shown_with_its_source() -> None:
         (("plan", "-f", "/nowhere/recipe.yaml"), "/nowhere/recipe.yaml: no such file or directory"),
         (("plan", *LLAMA, "--set", "training.lr"), "write PATH=VALUE"),
         (("plan", *LLAMA, "--set", "recipe.name=x"), "spec.recipe.name: lies below a value"),
-        (("plan", "--recipe", "llama3-8b"), "spec.accelerator.count: is missing; set it"),
+        (("plan", "--recipe", "llama3-8b"), "spec.accelerator.count: is required; set it"),
         (("recipes", "show", "nothing-like-it"), "the catalog has no recipe 'nothing-like-it'"),
     ],
 )  # fmt: skip
@@ -142,7 +142,7 @@ def test_misuse_ends_with_2_and_a_word_on_standard_error(words: tuple[str, ...],
         (("plan", *LLAMA, "--gpus", "many", "-ojson"), "--gpus", "'many' is not a valid integer range"),
         (("recommend", "--output=json"), "--gpus", "Missing option"),
         (("plna", "--output", "json"), "command line", "No such command 'plna'"),
-        (("plan", "--recipe", "llama3-8b", "-o", "json"), "spec.accelerator.count", "is missing"),
+        (("plan", "--recipe", "llama3-8b", "-o", "json"), "spec.accelerator.count", "is required"),
     ],
 )
 def test_a_wrong_command_line_is_told_as_json_where_json_is_asked_for(
@@ -163,7 +163,7 @@ def test_a_wrong_command_line_is_told_as_json_where_json_is_asked_for(
         ("kind: Pod", "has no MegatronRecipe (it has: Pod); give a recipe file"),
         ("", "has no MegatronRecipe (it has: nothing); give a recipe file"),
         ("kind: MegatronRecipe\napiVersion: megatron.training/v2\n", "set megatron.training/v1alpha1"),
-        ("kind: MegatronRecipe\napiVersion: megatron.training/v1alpha1\n", "spec: is missing"),
+        ("kind: MegatronRecipe\napiVersion: megatron.training/v1alpha1\n", "spec: is required"),
         (f"{RECIPE}---\n{RECIPE}", "has 2 recipes; give a file with one, or use validate"),
     ],
 )
