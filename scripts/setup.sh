@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes .venv: operator, CLI, local cluster, demo and test tools; with `trainer` also torch and megatron-core.
-# Registries come from the environment (pip's and uv's own settings). Repeating it costs a second.
+# Creates .venv: operator, CLI, local cluster, demo and test tools; with `trainer` also torch and megatron-core.
+# Package indexes come from the environment (settings of pip and uv). A repeated run takes about a second.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 with_trainer=${1:-}
 uv_version=$(sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/dev.txt)
 
-say() { printf 'setup: %s\n' "$*"; }
+log() { printf 'setup: %s\n' "$*"; }
 
-# uv reads UV_*; pip's settings are what most machines have, so they are carried over.
+# uv reads UV_*; most machines are configured for pip, so pip's settings are passed on.
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-${PIP_DEFAULT_TIMEOUT:-180}}
 [ -n "${PIP_INDEX_URL:-}" ] && export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
 export UV_SYSTEM_CERTS=1
@@ -17,13 +17,13 @@ uv=$(command -v uv || true)
 if [ -z "$uv" ]; then
     uv=.cache/uv/bin/uv
     if [ ! -x "$uv" ]; then
-        say "no uv on PATH: installing uv $uv_version with pip into .cache/uv"
+        log "no uv on PATH: installing uv $uv_version with pip into .cache/uv"
         python3 -m venv .cache/uv
         .cache/uv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$uv_version"
     fi
 fi
 
-# Megatron Core needs Python 3.12 or 3.13. pyenv's shims fail for versions that are not chosen, so each is tried.
+# Megatron Core needs Python 3.12 or 3.13. pyenv's shims fail for inactive versions, so each candidate is run.
 find_python() {
     local version candidate
     for version in 3.12 3.13; do
@@ -33,24 +33,24 @@ find_python() {
             if [ -x "$candidate" ]; then echo "$candidate"; return; fi
         done
     done
-    echo 3.12 # uv downloads one where it may
+    echo 3.12 # uv downloads it if it can
 }
 if [ ! -x .venv/bin/python ]; then
     python=$(find_python)
-    say "making .venv with $python"
+    log "creating .venv with $python"
     "$uv" venv --quiet --python "$python" .venv
 fi
 
 install() { # install STAMP REQUIREMENTS [EDITABLE...]
-    local stamp=.venv/$1 requirements=$2 wanted
+    local stamp=.venv/$1 requirements=$2 digest
     shift 2
-    wanted=$(cat "$requirements" VERSION pyproject.toml ./*/pyproject.toml | sha256sum)
-    if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
-    say "installing $requirements"
-    # Every requirement is in the file; --no-deps holds Megatron-Bridge's off, which pin other versions.
+    digest=$(cat "$requirements" VERSION pyproject.toml ./*/pyproject.toml | sha256sum)
+    if [ "$(cat "$stamp" 2>/dev/null)" = "$digest" ]; then return; fi
+    log "installing $requirements"
+    # Every requirement is in the file; --no-deps ignores those of Megatron-Bridge, which pin other versions.
     "$uv" pip install --quiet --python .venv/bin/python --no-deps --require-hashes -r "$requirements"
     if [ $# -gt 0 ]; then "$uv" pip install --quiet --python .venv/bin/python --no-deps "$@"; fi
-    echo "$wanted" > "$stamp"
+    echo "$digest" > "$stamp"
 }
 started=$SECONDS
 install .stamp-dev requirements/dev.txt -e contract -e . -e cluster
@@ -58,8 +58,8 @@ if [ "$with_trainer" = trainer ]; then
     install .stamp-trainer trainer-image/requirements-cpu.txt -e trainer-image
     install .stamp-bridge requirements/bridge.txt
 fi
-# Where Python may not write bytecode itself (PYTHONDONTWRITEBYTECODE), compiling is half of every short command:
-# it is written here, for the operator's sources each time, for what these commands import once it is installed.
+# With PYTHONDONTWRITEBYTECODE set, compiling takes half the time of every short command. Bytecode is written here:
+# for the operator's sources at each run, for imported packages once after they are installed.
 .venv/bin/python -m compileall -q contract operator
 if [ ! -e .venv/.stamp-bytecode ] || [ .venv/.stamp-dev -nt .venv/.stamp-bytecode ]; then
     for command in "megatron render -f examples/tiny-gpt.yaml" "megatron-operator --help"; do
@@ -68,4 +68,4 @@ if [ ! -e .venv/.stamp-bytecode ] || [ .venv/.stamp-dev -nt .venv/.stamp-bytecod
     done
     touch .venv/.stamp-bytecode
 fi
-say ".venv is ready ($(.venv/bin/python --version), $((SECONDS - started)) s)"
+log ".venv is ready ($(.venv/bin/python --version), $((SECONDS - started)) s)"

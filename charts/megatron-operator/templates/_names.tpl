@@ -11,7 +11,7 @@ app.kubernetes.io/name: megatron-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* What the operator may do in a namespace with recipes. */}}
+{{/* The operator's rights in a namespace with recipes. */}}
 {{- define "megatron-operator.rules" -}}
 - apiGroups: [megatron.training]
   resources: [megatronrecipes]
@@ -19,7 +19,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [megatron.training]
   resources: [megatronrecipes/status]
   verbs: [patch]
-# Owner references that hold up a recipe's deletion need this where the API server checks it.
+# Required for owner references with blockOwnerDeletion where the API server enforces permissions on them.
 - apiGroups: [megatron.training]
   resources: [megatronrecipes/finalizers]
   verbs: [update]

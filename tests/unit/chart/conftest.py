@@ -1,4 +1,4 @@
-"""The chart through the real helm."""
+"""Renders the chart with the real helm."""
 
 import shutil
 import subprocess
@@ -18,11 +18,11 @@ Render = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="session")
 def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """helm as the local cluster builds it, else the one on PATH."""
-    own = ROOT / ".cluster" / "bin" / "helm"
-    binary = str(own) if own.exists() else shutil.which("helm")
+    """The helm that the local cluster builds, or the one on PATH."""
+    built = ROOT / ".cluster" / "bin" / "helm"
+    binary = str(built) if built.exists() else shutil.which("helm")
     if binary is None:
-        pytest.skip("no helm: neither .cluster/bin/helm (made by `make cluster-up`) nor one on PATH")
+        pytest.skip("no helm: neither .cluster/bin/helm (built by `make cluster-up`) nor one on PATH")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([binary, *arguments], capture_output=True, text=True, check=False)
@@ -32,7 +32,7 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def render(helm: Any, tmp_path: Path) -> Render:
-    """Objects of the chart under these values."""
+    """Renders the chart with these values; returns its objects. Raises ValueError if helm refuses them."""
 
     def objects(values: dict[str, Any] | Path) -> list[dict[str, Any]]:
         if isinstance(values, Path):

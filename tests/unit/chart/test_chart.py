@@ -1,4 +1,4 @@
-"""What the chart installs, and which values it refuses."""
+"""The objects that the chart installs, and the values that it refuses."""
 
 import contextlib
 import ssl
@@ -35,18 +35,18 @@ def of_kind(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, An
     return next(item for item in objects if item["kind"] == kind and item["metadata"]["name"] == name)
 
 
-def test_lint_finds_nothing(helm: Any) -> None:
+def test_helm_lint_reports_no_problem(helm: Any) -> None:
     done = helm("lint", str(CHART), "--strict", "--values", str(SIMULATED))
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_objects_are_the_golden_ones(case: str, render: Any, golden: Any) -> None:
+def test_rendered_objects_match_the_golden_files(case: str, render: Any, golden: Any) -> None:
     objects = [item for item in render(CASES[case]) if item["kind"] != "CustomResourceDefinition"]
     golden.check(f"chart/{case}.yaml", yaml.safe_dump_all(objects, sort_keys=False, width=110))
 
 
-def test_the_installed_crd_is_the_generated_one_and_outlives_the_chart(render: Any) -> None:
+def test_the_chart_installs_the_generated_crd_and_keeps_it_on_uninstall(render: Any) -> None:
     installed = of_kind(render({}), "CustomResourceDefinition", "megatronrecipes.megatron.training")
     assert installed["metadata"].pop("annotations")["helm.sh/resource-policy"] == "keep"
     generated = yaml.safe_load((ROOT / "crds" / "megatronrecipes.yaml").read_text())
@@ -59,12 +59,12 @@ def test_roles_have_no_wildcards_no_secrets_and_no_exec(case: str, render: Any) 
     roles = [item for item in render(CASES[case]) if item["kind"] in ("Role", "ClusterRole")]
     assert roles
     for rule in (rule for role in roles for rule in role["rules"]):
-        said = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
-        assert "*" not in said
-        assert not {"secrets", "pods/exec", "pods/proxy", "bind", "escalate", "impersonate"} & set(said)
+        granted = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert "*" not in granted
+        assert not {"secrets", "pods/exec", "pods/proxy", "bind", "escalate", "impersonate"} & set(granted)
 
 
-def test_nodes_may_be_changed_only_where_they_are_to_be_cordoned(render: Any) -> None:
+def test_the_operator_may_patch_nodes_only_with_cordoning_enabled(render: Any) -> None:
     def verbs(values: dict[str, Any]) -> set[str]:
         role = of_kind(render(values), "ClusterRole", "megatron-operator")
         return {verb for rule in role["rules"] if "nodes" in rule["resources"] for verb in rule["verbs"]}
@@ -73,7 +73,7 @@ def test_nodes_may_be_changed_only_where_they_are_to_be_cordoned(render: Any) ->
     assert verbs({"platform": {"badNodes": {"cordon": True}}}) == {"list", "patch"}
 
 
-def test_a_namespaced_operator_has_no_right_outside_its_namespaces(render: Any) -> None:
+def test_a_namespaced_operator_has_no_rights_outside_its_namespaces(render: Any) -> None:
     objects = render(CASES["namespaced"] | {"aggregateRoles": False})
     assert not [item for item in objects if item["kind"].startswith("Cluster")]
     assert {item["metadata"]["namespace"] for item in objects if item["kind"] == "Role"} == {
@@ -84,7 +84,7 @@ def test_a_namespaced_operator_has_no_right_outside_its_namespaces(render: Any) 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_operator_knows_every_option_that_it_is_given(case: str, render: Any) -> None:
+def test_the_operator_accepts_every_argument_of_the_deployment(case: str, render: Any) -> None:
     deployment = of_kind(render(CASES[case]), "Deployment", "megatron-operator")
     arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     operator_command.make_context("megatron-operator", list(arguments))
@@ -99,12 +99,12 @@ def test_the_operator_passes_pod_security_restricted(render: Any) -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_webhook_is_off_unless_asked_for(render: Any) -> None:
+def test_the_webhook_is_disabled_by_default(render: Any) -> None:
     objects = render({})
     assert not [item for item in objects if item["kind"] in ("ValidatingWebhookConfiguration", "Secret")]
 
 
-def test_the_api_server_trusts_the_certificate_that_the_chart_makes(render: Any, tmp_path: Path) -> None:
+def test_the_ca_bundle_verifies_the_certificate_that_the_chart_creates(render: Any, tmp_path: Path) -> None:
     objects = render({"webhook": {"enabled": True}})
     secret = of_kind(objects, "Secret", "megatron-operator-webhook")["data"]
     for name in ("tls.crt", "tls.key"):
@@ -118,7 +118,7 @@ def test_the_api_server_trusts_the_certificate_that_the_chart_makes(render: Any,
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
-    """A TLS handshake in memory; raises where the client does not trust the server."""
+    """A TLS handshake in memory. Raises ssl.SSLError if the client does not trust the server."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_hostname=host),
@@ -131,7 +131,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> No
                 ends.remove(end)
 
 
-def test_the_webhook_listens_where_its_service_leads_and_has_its_certificate(render: Any) -> None:
+def test_the_webhook_port_and_certificate_match_its_service(render: Any) -> None:
     objects = render({"webhook": {"enabled": True}})
     [port] = of_kind(objects, "Service", "megatron-operator-webhook")["spec"]["ports"]
     pod = of_kind(objects, "Deployment", "megatron-operator")["spec"]["template"]["spec"]
@@ -142,7 +142,7 @@ def test_the_webhook_listens_where_its_service_leads_and_has_its_certificate(ren
     assert f"--webhook-certificates={folder}" in container["args"]
 
 
-def test_the_simulated_platform_reaches_the_operator_as_it_was_written(render: Any) -> None:
+def test_the_operator_parses_the_platform_of_the_simulated_values(render: Any) -> None:
     config_map = of_kind(render(SIMULATED), "ConfigMap", "megatron-platform")
     platform = parse_platform(config_map["data"][PLATFORM_KEY], "the chart")
     assert platform.accelerators["cpu"].platform == "cpu"
@@ -172,7 +172,7 @@ def test_the_simulated_platform_reaches_the_operator_as_it_was_written(render: A
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_values_are_refused_by_their_place(values: dict[str, Any], where: str, render: Any) -> None:
+def test_invalid_values_are_refused_with_their_path(values: dict[str, Any], where: str, render: Any) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications") as refused:
         render(values)
     assert where in str(refused.value)

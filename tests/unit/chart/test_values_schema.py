@@ -1,4 +1,4 @@
-"""values.schema.json: by hand but for `platform`, which is the operator's own model of it."""
+"""values.schema.json is written by hand except for `platform`, which comes from the operator's model."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def platform_schema() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Without what pydantic adds for itself: titles, and defaults that nobody wrote."""
+    """Without the titles and defaults that pydantic adds."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items() if key not in ("title", "default")}
     return [_plain(item) for item in value] if isinstance(value, list) else value
