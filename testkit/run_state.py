@@ -125,7 +125,7 @@ class Expected:
     observed: bool = False
     """Whether the operator has carried out the recipe's current generation."""
     where: Callable[[RunState], object] | None = None
-    """Any other requirement; its result is taken as true or false."""
+    """Any other requirement, taken as true or false; called only once everything else holds."""
 
     def missing_in(self, state: RunState) -> list[str]:
         """What does not hold yet, each described in a few words."""
@@ -151,8 +151,8 @@ class Expected:
             found.append("a job" if self.job else "no job")
         if self.observed and state.status.get("observedGeneration") != state.generation:
             found.append(f"observedGeneration {state.generation}")
-        if self.where is not None and not self.where(state):
-            found.append("the test's own requirement")
+        if self.where is not None and not found and not self.where(state):
+            found.append("the requirement `where`")
         return found
 
 

@@ -1,10 +1,9 @@
-"""A real control plane with nodes that KWOK plays, and the operator as a process with its own rights."""
+"""A real control plane with nodes that KWOK simulates; the operator runs as a process with its own rights."""
 
 import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ from localcluster.errors import ClusterError
 
 from testkit.api_server import Api, Object
 from testkit.errors import ApiError
-from tests.control_plane.eventually import eventually
+from testkit.waiting import wait_until
 from tests.control_plane.gateway import Gateway
+from tests.control_plane.nodes import Pool, lose_node, restore_node, shared_node, terminate_pods
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
-from tests.control_plane.trainers import ProgressStandIn
+from tests.control_plane.trainers import FakeProgressServer
 from tests.control_plane.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -53,28 +53,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def plane() -> Iterator[Cluster]:
-    """The control plane, as it is if it runs, else started for these tests."""
+def cluster() -> Iterator[Cluster]:
+    """The control plane; started for these tests unless it is running."""
     cluster = Cluster("control-plane")
     try:
-        there = bool(cluster.status()) and all(cluster.status().values())
-        if not there:
+        running = bool(cluster.status()) and all(cluster.status().values())
+        if not running:
             cluster.up()
         if not cluster.layout.binary("helm").exists():
             cluster.binaries.build(("helm",), cluster.report)
     except ClusterError as error:
         pytest.fail(f"the control plane does not start: {error}")
     yield cluster
-    if not there:
+    if not running:
         cluster.down()
 
 
 @pytest.fixture(scope="session")
-def api(plane: Cluster) -> Iterator[Api]:
-    """With nodes and volumes to run on."""
-    api = Api(plane.kubeconfig)
+def api(cluster: Cluster) -> Iterator[Api]:
+    """The API server, with nodes and volumes to run on."""
+    api = Api(cluster.kubeconfig)
     for index in range(NODES):
-        api.apply(_node(index))
+        api.apply(shared_node(index))
     for index in range(VOLUMES):
         api.apply(_volume(index))
     yield api
@@ -82,91 +82,6 @@ def api(plane: Cluster) -> Iterator[Api]:
         api.delete("Node", None, f"fake-{index}")
     for index in range(VOLUMES):
         api.delete("PersistentVolume", None, f"control-plane-tests-{index}")
-
-
-def _node(index: int) -> Object:
-    return fake_node(f"fake-{index}", rack=f"rack-{index // 8}")
-
-
-def fake_node(name: str, rack: str, cpu: str = "64", **labels: str) -> Object:
-    """A node whose kubelet KWOK plays."""
-    resources = {"cpu": cpu, "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-            "labels": {
-                "kubernetes.io/hostname": name,
-                "megatron.training/simulated-gpu": "true",
-                "topology.kubernetes.io/rack": rack,
-                **labels,
-            },
-        },
-        "status": {"allocatable": resources, "capacity": resources},
-    }
-
-
-NODE_LEASES = "kube-node-lease"
-ON_A_DEAD_NODE = "on-a-dead-node"
-"""Annotation of pods that KWOK, which ends pods of any node, must not end."""
-
-
-def end_pods(api: Api, *, of_dead_nodes: bool) -> None:
-    """Whether KWOK ends pods that are marked as being on a dead node too."""
-    selector = [{"key": ".metadata.deletionTimestamp", "operator": "Exists"}]
-    if not of_dead_nodes:
-        marked = f'.metadata.annotations["{ON_A_DEAD_NODE}"]'
-        selector.append({"key": marked, "operator": "DoesNotExist"})
-    api.patch("Stage", None, "pod-delete", {"spec": {"selector": {"matchExpressions": selector}}})
-
-
-def node_away(api: Api, name: str) -> None:
-    """Nobody plays the node's kubelet any more: it is found silent, and its pods stay as they are."""
-    for pod in api.list("Pod", fieldSelector=f"spec.nodeName={name}"):
-        metadata = pod["metadata"]
-        mark = {"metadata": {"annotations": {ON_A_DEAD_NODE: "true"}}}
-        api.patch("Pod", metadata["namespace"], metadata["name"], mark)
-    api.patch("Node", None, name, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
-    # KWOK leaves a lease alone that somebody else holds.
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    held = {"holderIdentity": "nobody", "leaseDurationSeconds": 3600, "renewTime": now}
-    api.patch("Lease", NODE_LEASES, name, {"spec": held})
-
-
-def node_back(api: Api, name: str) -> None:
-    """The node as it was at first."""
-    api.delete("Node", None, name)
-    api.delete("Lease", NODE_LEASES, name)
-    eventually(lambda: api.find("Node", None, name) is None, f"{name} is gone")
-    api.apply(_node(int(name.removeprefix("fake-"))))
-    eventually(lambda: api.find("Lease", NODE_LEASES, name) is not None, f"{name} has a heartbeat again")
-
-
-class Pool:
-    """Nodes of one test alone, each with room for one pod of two simulated GPUs."""
-
-    def __init__(self, api: Api, name: str, size: int) -> None:
-        self.api = api
-        self.selector = {"pool": name}
-        self.nodes = [f"{name}-{index}" for index in range(size)]
-        for node in self.nodes:
-            api.apply(fake_node(node, rack=name, cpu="3", pool=name))
-
-    def close(self, node: str) -> None:
-        """Nothing more is placed there."""
-        self.api.patch("Node", None, node, {"spec": {"unschedulable": True}})
-
-    def open(self, node: str) -> None:
-        self.api.patch("Node", None, node, {"spec": {"unschedulable": None}})
-
-    def away(self, node: str) -> None:
-        node_away(self.api, node)
-
-    def delete(self) -> None:
-        for node in self.nodes:
-            self.api.delete("Node", None, node)
 
 
 def _volume(index: int) -> Object:
@@ -188,15 +103,15 @@ Install = Callable[[str, Object], str]
 
 
 @pytest.fixture(scope="session")
-def install(plane: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Makes all that the chart makes except the pod; returns a token of the operator's service account."""
+def install(cluster: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """Applies the chart without its Deployment; returns a token of the operator's service account."""
 
     def with_values(namespace: str, values: Object) -> str:
         path = tmp_path_factory.mktemp("chart") / "values.yaml"
         path.write_text(yaml.safe_dump(values))
         rendered = subprocess.run(
             [
-                plane.layout.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
+                cluster.layout.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
                 namespace, "--kube-version", "1.36.3", "--values", path,
             ],
             check=True, capture_output=True, text=True,
@@ -205,7 +120,7 @@ def install(plane: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) 
         objects = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "Deployment"]
         for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
             api.apply(item)
-        eventually(lambda: _serves_recipes(api, namespace), "the API server keeps recipes")
+        wait_until("the API server to serve recipes", lambda: _serves_recipes(api, namespace))
         account = api.path("ServiceAccount", namespace, "megatron-operator") + "/token"
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(api.request("POST", account, request)["status"]["token"])
@@ -214,7 +129,7 @@ def install(plane: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _serves_recipes(api: Api, namespace: str) -> bool:
-    """Just after a CustomResourceDefinition is made, its objects are not found, or not kept yet."""
+    """Whether recipes can be listed: just after the CRD is created, the API server answers 404 or 429."""
     try:
         api.list("MegatronRecipe", namespace)
     except ApiError as error:
@@ -226,29 +141,32 @@ def _serves_recipes(api: Api, namespace: str) -> bool:
 
 @pytest.fixture(scope="session")
 def installed(install: Install) -> str:
-    """The cluster-wide operator's installation; its token."""
+    """The token of the cluster-wide operator's installation."""
     return install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
 
 
 @pytest.fixture(scope="session")
 def gateway(api: Api) -> Iterator[Gateway]:
+    """The proxy between the operator and the API server."""
     gateway = Gateway(api.server, api.ca_file)
-    gateway.url = gateway.start()
+    gateway.start()
     yield gateway
     gateway.stop()
 
 
 @pytest.fixture(scope="session")
-def trainers() -> Iterator[ProgressStandIn]:
-    stand_in = ProgressStandIn()
-    yield stand_in
-    stand_in.stop()
+def trainers() -> Iterator[FakeProgressServer]:
+    """The progress reports of all pods."""
+    server = FakeProgressServer()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")
 def operator_process(
-    installed: str, gateway: Gateway, trainers: ProgressStandIn, tmp_path_factory: pytest.TempPathFactory
+    installed: str, gateway: Gateway, trainers: FakeProgressServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
+    """The cluster-wide operator; stopped until a test uses `operator`."""
     folder = Path(os.environ.get("CONTROL_PLANE_LOGS", tmp_path_factory.mktemp("operator")))
     kubeconfig = folder / "kubeconfig"
     write_kubeconfig(kubeconfig, gateway.url, installed)
@@ -260,7 +178,7 @@ def operator_process(
 
 @pytest.fixture
 def operator(operator_process: OperatorProcess, gateway: Gateway) -> OperatorProcess:
-    """Running, and nobody cuts in."""
+    """The operator, running and without interference by the gateway."""
     gateway.reset()
     operator_process.ensure()
     return operator_process
@@ -268,18 +186,18 @@ def operator(operator_process: OperatorProcess, gateway: Gateway) -> OperatorPro
 
 @pytest.fixture
 def lose(api: Api) -> Iterator[Callable[[str], None]]:
-    """Takes nodes away, and puts them back at the end."""
+    """Makes nodes unreachable, and restores them at the end."""
     lost: list[str] = []
 
-    def away(name: str) -> None:
-        node_away(api, name)
+    def lose_one(name: str) -> None:
+        lose_node(api, name)
         lost.append(name)
 
-    end_pods(api, of_dead_nodes=False)
-    yield away
-    end_pods(api, of_dead_nodes=True)
+    terminate_pods(api, of_lost_nodes=False)
+    yield lose_one
+    terminate_pods(api, of_lost_nodes=True)
     for name in lost:
-        node_back(api, name)
+        restore_node(api, name)
 
 
 _numbers = itertools.count()
@@ -287,7 +205,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def pool(api: Api) -> Iterator[Callable[[int], Pool]]:
-    """Makes nodes of the test's own."""
+    """Creates nodes for one test."""
     pools: list[Pool] = []
 
     def make(size: int) -> Pool:
@@ -301,9 +219,9 @@ def pool(api: Api) -> Iterator[Callable[[int], Pool]]:
 
 @pytest.fixture
 def world(
-    api: Api, operator: OperatorProcess, gateway: Gateway, trainers: ProgressStandIn
+    api: Api, operator: OperatorProcess, gateway: Gateway, trainers: FakeProgressServer
 ) -> Iterator[World]:
-    """A namespace of its own for each test."""
+    """A new namespace for each test."""
     namespace = f"cp-{os.getpid()}-{next(_numbers)}"
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     yield World(api, namespace, operator, gateway, trainers)
@@ -315,7 +233,7 @@ def world(
 
 
 def _free_volumes(api: Api, namespace: str) -> None:
-    """Volumes are kept by their policy; the next test binds them again."""
+    """Make the namespace's volumes bindable for the next test; their policy retains them."""
     volumes: list[Any] = api.list("PersistentVolume")
     for volume in volumes:
         claim = volume["spec"].get("claimRef") or {}

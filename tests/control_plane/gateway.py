@@ -1,4 +1,4 @@
-"""Between operator and API server: counts what is written, and can cut in at any write."""
+"""A proxy between operator and API server: records writes, and can interfere after each of them."""
 
 import asyncio
 import ssl
@@ -12,32 +12,39 @@ _HOP = frozenset({"connection", "transfer-encoding", "content-length", "host", "
 
 
 class Gateway:
-    """Forwards plain HTTP on loopback to the API server, who sees the caller's own token."""
+    """Forwards plain HTTP on loopback to the API server, with the caller's own token."""
 
     def __init__(self, server: str, ca_file: str) -> None:
         self._server = server
         self._ssl = ssl.create_default_context(cafile=ca_file)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="gateway")
+        self.url = ""
+        """Set by start()."""
         self.writes: list[tuple[str, str]] = []
+        """Method and path of every write since the last reset."""
         self.hidden: str | None = None
-        """Paths that begin so do not exist."""
-        self.cut: Callable[[], None] | None = None
-        """Called after each write that the API server has done, before its answer is passed on."""
+        """Paths with this prefix answer 404."""
+        self.after_write: Callable[[], None] | None = None
+        """Called after the API server has carried out a write, before its answer is forwarded."""
 
     def start(self) -> str:
+        """Start serving. Returns the URL."""
         self._thread.start()
-        return asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        self.url = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        return self.url
 
     def stop(self) -> None:
+        """Stop serving."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
     def reset(self) -> None:
+        """Forget the writes and stop interfering."""
         self.writes = []
-        self.cut = None
+        self.after_write = None
         self.hidden = None
 
     async def _serve(self) -> str:
@@ -70,8 +77,8 @@ class Gateway:
             ) as answer:
                 if request.method in WRITES:
                     self.writes.append((request.method, request.path))
-                    if self.cut is not None:
-                        await asyncio.to_thread(self.cut)
+                    if self.after_write is not None:
+                        await asyncio.to_thread(self.after_write)
                 kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
                 response = web.StreamResponse(status=answer.status, headers=kept)
                 await response.prepare(request)
@@ -80,4 +87,4 @@ class Gateway:
                 await response.write_eof()
                 return response
         except OSError as error:
-            return web.Response(status=502, text=f"the API server is away: {error}")
+            return web.Response(status=502, text=f"the API server is unavailable: {error}")

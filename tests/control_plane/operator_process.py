@@ -1,4 +1,4 @@
-"""The operator as a real process, with the rights of its service account and nothing more."""
+"""The operator as a real process with the rights of its service account."""
 
 import json
 import os
@@ -11,6 +11,7 @@ OPERATOR_NAMESPACE = "megatron-system"
 
 
 def write_kubeconfig(path: Path, server: str, token: str) -> None:
+    """Write a kubeconfig that authenticates with a token."""
     path.write_text(
         json.dumps(
             {
@@ -27,7 +28,7 @@ def write_kubeconfig(path: Path, server: str, token: str) -> None:
 
 
 class OperatorProcess:
-    """`megatron-operator`, started, killed and started again."""
+    """A `megatron-operator` that can be started, killed and started again."""
 
     def __init__(self, kubeconfig: Path, log: Path, progress_url: str, options: list[str]) -> None:
         self._options = options
@@ -38,12 +39,13 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def with_options(self, *more: str) -> "OperatorProcess":
-        """Another one, with more options and a log of its own beside this one's."""
+        """Another process with more options and its own log file."""
         log = self._log.with_name(f"{self._log.stem}-with-options.log")
         log.unlink(missing_ok=True)
         return OperatorProcess(self._kubeconfig, log, self._progress_url, [*self._options, *more])
 
     def start(self) -> None:
+        """Start the process, which must not be running."""
         assert not self.running()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -62,17 +64,20 @@ class OperatorProcess:
             )
 
     def running(self) -> bool:
+        """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def ensure(self) -> None:
+        """Start the process unless it is running."""
         if not self.running():
             self.start()
 
     def kill(self) -> None:
-        """As a node that loses power would."""
+        """SIGKILL, as when a node loses power."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
+        """SIGTERM, and wait for the end."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:
@@ -81,4 +86,5 @@ class OperatorProcess:
             self._process.wait(30)
 
     def log(self) -> str:
+        """All log output of all its lives."""
         return self._log.read_text(errors="replace")

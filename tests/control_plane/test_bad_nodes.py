@@ -1,33 +1,32 @@
-"""A node on which the run fails again and again is avoided, until there is no other."""
+"""A node on which the run fails repeatedly is avoided as long as there is another one."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from testkit.api_server import Object
-from tests.control_plane.conftest import PLATFORM, Pool
-from tests.control_plane.eventually import eventually
+from testkit.run_state import RunState
+from testkit.waiting import wait_until
+from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.nodes import Pool
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
 
 
-def fail_worker(world: World, restarts: int) -> None:
-    """The worker's container ends; its replacement runs and was counted."""
-    old = world.api.get("Pod", world.namespace, "run-worker-0")["metadata"]["uid"]
-    world.say("run", phase="rendezvous", iteration=60, checkpointIteration=50)
-    world.end("run-worker-0", 138)
+def fail_worker(world: World, old: str, restarts: int) -> RunState:
+    """Let the container of the worker with uid `old` fail; the state once it is replaced and counted."""
+    world.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
+    world.terminate("run-worker-0", 138)
 
-    def replaced() -> bool:
-        pod = world.api.find("Pod", world.namespace, "run-worker-0")
-        counted = (world.status("run").get("recovery") or {}).get("restarts", 0)
-        return pod is not None and pod["metadata"]["uid"] != old and counted >= restarts
+    def replaced_and_counted(state: RunState) -> bool:
+        return "worker-0" in state.pods and state.recovery.get("restarts", 0) >= restarts
 
-    eventually(replaced, lambda: f"failure {restarts} is counted: {world.brief('run')}", 90)
+    return world.wait_for("run", without=[old], where=replaced_and_counted)
 
 
-def keeps_off(obj: Object) -> list[str]:
-    """Nodes that a pod, or a job's pods, are kept off by."""
+def avoided_nodes(obj: Object) -> list[str]:
+    """Nodes that the affinity of a pod, or of a job's pods, excludes."""
     specs = obj["spec"].get("pytorchReplicaSpecs")
     spec = specs["Worker"]["template"]["spec"] if specs else obj["spec"]
     required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -35,94 +34,72 @@ def keeps_off(obj: Object) -> list[str]:
     return [name for e in term["matchExpressions"] if e["operator"] == "NotIn" for name in e["values"]]
 
 
-def begin(world: World, on: Pool, **recovery: object) -> str:
-    """A run on the pool; the node of its worker."""
+def begin(world: World, on: Pool, **recovery: object) -> RunState:
+    """A run that trains on the pool."""
     world.apply("run", scheduling={"nodeSelector": on.selector}, recovery=recovery)
-    world.train("run", 60, checkpoint=50)
-    return str(world.api.get("Pod", world.namespace, "run-worker-0")["spec"]["nodeName"])
+    return world.train("run", 60, checkpoint=50)
 
 
-def worker_on(world: World, node: str) -> Callable[[], bool]:
-    def look() -> bool:
-        pod = world.api.find("Pod", world.namespace, "run-worker-0")
-        return pod is not None and pod["spec"].get("nodeName") == node
-
-    return look
-
-
-def test_a_node_that_ended_the_run_twice_is_avoided_by_its_next_pods(
+def test_a_node_that_failed_the_run_twice_is_avoided_by_its_next_pods(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
     nodes = pool(3)
-    bad = begin(world, nodes)
-    taken = {pod["spec"]["nodeName"] for pod in world.api.list("Pod", world.namespace)}
-    [spare] = set(nodes.nodes) - taken
-    nodes.close(spare)
-    fail_worker(world, 1)
-    assert world.train("run", 52, generation=2)["recovery"]["nodeFailures"] == {bad: 1}
-    nodes.open(spare)
-    before = world.api.get("PyTorchJob", world.namespace, "run")["metadata"]
-    fail_worker(world, 2)
-    eventually(worker_on(world, spare), lambda: f"the worker is on {spare}: {world.brief('run')}", 90)
-    status = world.train("run", 53, checkpoint=50, generation=3, resumedFrom=50)
-    assert status["recovery"]["nodesAvoided"] == [bad]
-    assert status["recovery"]["restarts"] == 2, "that a pod was moved is no further failure"
-    after = world.api.get("PyTorchJob", world.namespace, "run")
-    assert keeps_off(after) == [bad]
-    assert after["metadata"]["uid"] == before["uid"]
-    assert after["metadata"]["annotations"] == before["annotations"], "it is the same job still"
-    assert "NodeAvoided" in {event["reason"] for event in world.api.list("Event", world.namespace)}
-
-
-def test_the_avoidance_is_finished_by_whoever_comes_next(world: World, pool: Callable[[int], Pool]) -> None:
-    nodes = pool(2)
-    bad = begin(world, nodes, nodes={"avoidAfter": 1})
-    other = world.api.get("Pod", world.namespace, "run-master-0")["spec"]["nodeName"]
-    assert other != bad
-    with killed_after_every_write(world) as kills:
-        fail_worker(world, 1)
-        eventually(
-            lambda: keeps_off(world.api.get("PyTorchJob", world.namespace, "run")) == [bad],
-            lambda: f"the job avoids {bad}: {world.brief('run')}",
-            90,
-        )
-    assert kills[0] >= 2
-    recovery = world.status("run")["recovery"]
-    assert (recovery["nodesAvoided"], recovery["restarts"]) == ([bad], 1)
-    assert recovery["lastCause"].endswith("(exit code 138)"), (
-        "whether its end was seen or only told by Events"
+    state = begin(world, nodes)
+    bad = state.node_of("worker-0")
+    [spare] = set(nodes.nodes) - {bad, state.node_of("master-0")}
+    nodes.cordon(spare)
+    fail_worker(world, state.uid_of("worker-0"), 1)
+    state = world.train("run", 52, generation=2, recovery={"restarts": 1})
+    assert state.recovery["nodeFailures"] == {bad: 1}
+    assert state.job is not None
+    nodes.uncordon(spare)
+    before = state.job["metadata"]
+    fail_worker(world, state.uid_of("worker-0"), 2)
+    world.wait_for("run", pods=2, where=lambda state: state.pods["worker-0"]["spec"].get("nodeName") == spare)
+    state = world.train(
+        "run", 53, checkpoint=50, generation=3, resumedFrom=50, recovery={"nodesAvoided": [bad]}
     )
+    assert state.recovery["restarts"] == 2, "moving the pod is not counted as another failure"
+    assert state.job is not None
+    assert avoided_nodes(state.job) == [bad]
+    assert state.job_uid == before["uid"]
+    assert state.job["metadata"]["annotations"] == before["annotations"], "it is still the same job"
+    world.wait_for_events("NodeAvoided")
 
 
-def test_a_bad_node_is_taken_again_when_there_is_no_other(world: World, pool: Callable[[int], Pool]) -> None:
-    nodes = pool(2)
-    bad = begin(world, nodes, nodes={"avoidAfter": 1})
-    fail_worker(world, 1)
-
-    def waits() -> bool:
-        pod = world.api.find("Pod", world.namespace, "run-worker-0")
-        waiting = world.status("run")["recovery"].get("waitingSince")
-        return pod is not None and keeps_off(pod) == [bad] and bool(waiting)
-
-    eventually(waits, lambda: f"the worker waits for a place: {world.brief('run')}", 90)
-    long_ago = {"status": {"recovery": {"waitingSince": "2026-01-01T00:00:00Z"}}}
-    world.api.patch("MegatronRecipe", world.namespace, "run", long_ago, "status")
-    pods = eventually(lambda: _bound(world), lambda: f"the worker has a place: {world.brief('run')}", 90)
-    assert pods["run-worker-0"] == bad
-    recovery = world.status("run")["recovery"]
-    assert recovery.get("nodesAvoided", []) == []
-    assert recovery.get("nodeFailures", {}) == {}
+def test_the_next_operator_completes_the_avoidance(world: World, pool: Callable[[int], Pool]) -> None:
+    state = begin(world, pool(2), nodes={"avoidAfter": 1})
+    bad = state.node_of("worker-0")
+    assert state.node_of("master-0") != bad
+    with killed_after_every_write(world) as kills:
+        fail_worker(world, state.uid_of("worker-0"), 1)
+        world.wait_for("run", where=lambda state: state.job is not None and avoided_nodes(state.job) == [bad])
+    assert kills[0] >= 2
+    recovery = world.wait_for("run", status={"recovery": {"nodesAvoided": [bad]}}).recovery
     assert recovery["restarts"] == 1
+    assert recovery["lastCause"].endswith("(exit code 138)"), "seen in the pod, or known from Events only"
 
 
-def _bound(world: World) -> dict[str, str] | None:
-    pods = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in world.api.list("Pod", world.namespace)}
-    return pods if len(pods) == 2 and all(pods.values()) else None
+def test_a_bad_node_is_used_again_when_there_is_no_other(world: World, pool: Callable[[int], Pool]) -> None:
+    state = begin(world, pool(2), nodes={"avoidAfter": 1})
+    bad = state.node_of("worker-0")
+    fail_worker(world, state.uid_of("worker-0"), 1)
+
+    def waits(state: RunState) -> bool:
+        pod = state.pods.get("worker-0")
+        return pod is not None and avoided_nodes(pod) == [bad] and bool(state.recovery.get("waitingSince"))
+
+    world.wait_for("run", where=waits)
+    world.patch_status("run", recovery={"waitingSince": "2026-01-01T00:00:00Z"})
+    state = world.wait_for("run", pods=2, where=lambda state: not state.recovery.get("nodesAvoided"))
+    assert state.node_of("worker-0") == bad
+    assert state.recovery.get("nodeFailures", {}) == {}
+    assert state.recovery["restarts"] == 1
 
 
 @pytest.fixture
 def cordoning(install: Callable[[str, Object], str], installed: str) -> Iterator[None]:
-    """The owner of the cluster wants bad nodes cordoned."""
+    """The platform cordons bad nodes."""
     assert installed
     install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"badNodes": {"cordon": True}}})
     yield
@@ -130,12 +107,10 @@ def cordoning(install: Callable[[str, Object], str], installed: str) -> Iterator
 
 
 @pytest.mark.usefixtures("cordoning")
-def test_bad_nodes_are_cordoned_where_the_owner_of_the_cluster_says_so(
+def test_bad_nodes_are_cordoned_where_the_platform_requests_it(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
-    bad = begin(world, pool(2), nodes={"avoidAfter": 1})
-    fail_worker(world, 1)
-    eventually(
-        lambda: world.api.get("Node", None, bad)["spec"].get("unschedulable"),
-        lambda: f"{bad} is cordoned: {world.brief('run')}",
-    )
+    state = begin(world, pool(2), nodes={"avoidAfter": 1})
+    bad = state.node_of("worker-0")
+    fail_worker(world, state.uid_of("worker-0"), 1)
+    wait_until(f"{bad} to be cordoned", lambda: world.api.get("Node", None, bad)["spec"].get("unschedulable"))

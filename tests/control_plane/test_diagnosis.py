@@ -1,65 +1,68 @@
-"""Whatever stands in the way is told in the recipe itself, within seconds, with its cause."""
+"""Every obstacle is reported in the recipe's status, with its cause."""
 
 import pytest
 
 from testkit.errors import ApiError
-from tests.control_plane.eventually import eventually
-from tests.control_plane.trainers import hold_container
+from testkit.run_state import RunState
+from testkit.waiting import wait_until
+from tests.control_plane.trainers import set_container_waiting
 from tests.control_plane.world import World
 
-SECONDS = 20
+
+def message_of(world: World, name: str, kind: str, reason: str) -> str:
+    """The message of a condition once it has this reason."""
+    return str(world.wait_for(name, conditions={kind: reason}).conditions[kind]["message"])
 
 
-def test_a_refused_recipe_says_field_numbers_and_mend_and_makes_nothing(world: World) -> None:
+def test_a_refusal_names_field_and_remedy_and_nothing_is_created(world: World) -> None:
     world.apply("run", accelerator={"type": "tpu", "count": 4})
-    message = world.await_reason("run", "Planned", "Refused", SECONDS)["message"]
+    state = world.wait_for("run", phase="Refused", conditions={"Planned": "Refused"})
+    message = state.conditions["Planned"]["message"]
     assert message == (
         "spec.accelerator.type: the platform has no accelerator 'tpu'; use one that it has: simulated"
     )
-    assert world.status("run")["phase"] == "Refused"
     for kind in ("PyTorchJob", "PersistentVolumeClaim", "Pod"):
         assert world.api.list(kind, world.namespace) == []
+    world.wait_for_events("Refused")
     events = world.api.list("Event", world.namespace)
     assert [(e["reason"], e["type"], e["message"]) for e in events] == [("Refused", "Warning", message)]
 
 
 def test_a_refused_recipe_that_is_corrected_runs(world: World) -> None:
     world.apply("run", accelerator={"type": "tpu", "count": 4})
-    world.await_phase("run", "Refused")
+    world.wait_for("run", phase="Refused")
     world.edit("run", accelerator={"type": "simulated", "perNode": 2})
-    world.await_pods("run")
-    world.await_reason("run", "Planned", "Planned")
+    world.wait_for("run", pods=2, observed=True, conditions={"Planned": "Planned"})
 
 
-def test_a_cluster_without_pytorchjob_is_told_so(world: World) -> None:
-    """The gateway hides the API group, as a cluster without the training-operator does."""
+def test_a_cluster_without_pytorchjob_is_reported(world: World) -> None:
+    """The gateway hides the API group, as in a cluster without the training-operator."""
     world.gateway.hidden = "/apis/kubeflow.org"
     world.apply("run")
-    message = world.await_reason("run", "Running", "PyTorchJobMissing", SECONDS)["message"]
-    assert message == (
+    state = world.wait_for("run", phase="Pending", conditions={"Running": "PyTorchJobMissing"})
+    assert state.conditions["Running"]["message"] == (
         "this cluster does not know PyTorchJob (kubeflow.org/v1); install the Kubeflow training-operator"
     )
-    assert world.status("run")["phase"] == "Pending"
     world.gateway.hidden = None
-    world.await_pods("run")
+    world.wait_for("run", pods=2)
 
 
-def test_a_missing_claim_is_named_and_waited_for(world: World) -> None:
+def test_a_missing_claim_is_named_and_awaited(world: World) -> None:
     data = {
         "volume": {"claimName": "corpus"},
         "tokenizer": {"tokenizerType": "NullTokenizer"},
         "blend": [{"path": "text"}],
     }
     world.apply("run", data=data, model={"vocabSize": 4096})
-    message = world.await_reason("run", "Running", "VolumeClaimMissing", SECONDS)["message"]
+    message = message_of(world, "run", "Running", "VolumeClaimMissing")
     assert message.startswith(f"PersistentVolumeClaim corpus does not exist in namespace {world.namespace}")
-    assert world.job("run") is None
-    claim(world, "corpus")
-    world.await_pods("run")
+    assert not world.job_exists("run")
+    create_claim(world, "corpus")
+    world.wait_for("run", pods=2)
 
 
-def claim(world: World, name: str) -> None:
-    """A claim that a user makes."""
+def create_claim(world: World, name: str) -> None:
+    """A user creates a claim."""
     world.api.apply(
         {
             "apiVersion": "v1",
@@ -74,24 +77,18 @@ def claim(world: World, name: str) -> None:
     )
 
 
-def test_a_change_that_needs_a_missing_claim_waits_while_the_run_goes_on(world: World) -> None:
+def test_a_change_that_needs_a_missing_claim_waits_while_the_run_continues(world: World) -> None:
     world.apply("run")
-    world.train("run", 10)
-    old = world.api.get("PyTorchJob", world.namespace, "run")["metadata"]["uid"]
+    old = world.train("run", 10).job_uid
     world.edit("run", checkpoint={"volume": {"claimName": "elsewhere"}})
-    world.await_reason("run", "Prepared", "VolumeClaimMissing", SECONDS)
-    world.train("run", 11)
-    assert world.api.get("PyTorchJob", world.namespace, "run")["metadata"]["uid"] == old
-    claim(world, "elsewhere")
-
-    def replaced() -> bool:
-        job = world.job("run")
-        return job is not None and job["metadata"]["uid"] != old
-
-    eventually(replaced, "the change is carried out")
+    world.wait_for("run", conditions={"Prepared": "VolumeClaimMissing"})
+    assert world.train("run", 11).job_uid == old
+    create_claim(world, "elsewhere")
+    world.wait_for("run", job=True, without=[old], observed=True)
 
 
-def quota(world: World, resource: str, amount: str) -> None:
+def create_quota(world: World, resource: str, amount: str) -> None:
+    """A quota in the test's namespace, once it is enforced."""
     world.api.create(
         {
             "apiVersion": "v1",
@@ -100,49 +97,46 @@ def quota(world: World, resource: str, amount: str) -> None:
             "spec": {"hard": {resource: amount}},
         }
     )
-    eventually(
+    wait_until(
+        "the quota to be enforced",
         lambda: (world.api.get("ResourceQuota", world.namespace, "limit").get("status") or {}).get("hard"),
-        "the quota holds",
     )
 
 
-def test_a_quota_on_accelerators_is_told(world: World) -> None:
-    quota(world, "requests.nvidia.com/gpu", "2")
+def test_a_quota_on_accelerators_is_reported(world: World) -> None:
+    create_quota(world, "requests.nvidia.com/gpu", "2")
     world.apply("run")
-    message = world.await_reason("run", "Running", "QuotaExceeded", SECONDS)["message"]
+    message = message_of(world, "run", "Running", "QuotaExceeded")
     assert "exceeded quota: limit, requested: requests.nvidia.com/gpu=2" in message
 
 
-def test_a_quota_on_claims_is_told(world: World) -> None:
-    quota(world, "persistentvolumeclaims", "0")
+def test_a_quota_on_claims_is_reported(world: World) -> None:
+    create_quota(world, "persistentvolumeclaims", "0")
     world.apply("run")
-    message = world.await_reason("run", "Running", "QuotaExceeded", SECONDS)["message"]
+    message = message_of(world, "run", "Running", "QuotaExceeded")
     assert "exceeded quota: limit, requested: persistentvolumeclaims=1" in message
 
 
-def test_pods_without_a_node_are_told_with_the_schedulers_words(world: World) -> None:
+def test_unschedulable_pods_are_reported_with_the_schedulers_message(world: World) -> None:
     world.apply("run", scheduling={"nodeSelector": {"pool": "nowhere"}})
-    world.await_reason("run", "Running", "Unschedulable", SECONDS)
 
-    def both_are_told() -> bool:
-        # The first look may come between the scheduler's two verdicts.
-        message: str = world.condition("run", "Running")["message"]
+    def names_both_pods(state: RunState) -> bool:
+        message = str(state.conditions["Running"]["message"])
         return message.startswith("2 pods have no node; master-0: 0/")
 
-    eventually(both_are_told, "both pods and the scheduler's words are told", SECONDS)
-    assert world.status("run")["phase"] == "Starting"
+    world.wait_for("run", phase="Starting", conditions={"Running": "Unschedulable"}, where=names_both_pods)
 
 
 @pytest.mark.parametrize(
     ("waiting", "reason"),
     [("ImagePullBackOff", "ImagePullFailed"), ("CreateContainerConfigError", "PodConfigError")],
 )
-def test_a_container_that_cannot_start_is_told(world: World, waiting: str, reason: str) -> None:
+def test_a_container_that_cannot_start_is_reported(world: World, waiting: str, reason: str) -> None:
     world.apply("run")
-    world.await_pods("run")
-    hold_container(world.api, world.namespace, "run-worker-0", waiting, "the kubelet's own words")
-    message = world.await_reason("run", "Running", reason, SECONDS)["message"]
-    assert message == f"worker-0: {waiting}: the kubelet's own words"
+    world.wait_for("run", pods=2)
+    set_container_waiting(world.api, world.namespace, "run-worker-0", waiting, "message of the kubelet")
+    message = message_of(world, "run", "Running", reason)
+    assert message == f"worker-0: {waiting}: message of the kubelet"
 
 
 FAILING_PREPARATION = {
@@ -176,71 +170,68 @@ FAILING_PREPARATION = {
 }
 
 
-def test_a_preparation_that_fails_tells_the_programs_words(world: World) -> None:
-    """KWOK plays a container that ends with 65."""
+def test_a_failed_preparation_is_reported_with_the_programs_message(world: World) -> None:
+    """KWOK simulates a container that exits with code 65."""
     world.api.apply(FAILING_PREPARATION)
     try:
         data = {"volume": {"size": "1Gi"}, "prepare": {"source": "/nowhere", "include": "*.py"}}
         world.apply("failing-preparation", data=data)
-        message = world.await_reason("failing-preparation", "Failed", "PrepareFailed", SECONDS)["message"]
+        message = message_of(world, "failing-preparation", "Failed", "PrepareFailed")
     finally:
         world.api.delete("Stage", None, "preparation-fails")
     assert "no file matches /nowhere/*.py (exit code 65)" in message
-    assert world.job("failing-preparation") is None
+    assert not world.job_exists("failing-preparation")
 
 
-def test_a_job_that_fails_tells_the_trainers_words_and_gives_its_pods_back(world: World) -> None:
+def test_a_failed_job_is_reported_with_the_trainers_message_and_its_pods_are_released(world: World) -> None:
     world.apply("run")
-    world.await_pods("run")
-    said = '{"reason": "BadData", "message": "/data/web.idx is missing"}'
-    world.end("run-worker-0", 65, said)
-    status = world.await_phase("run", "Failed", seconds=SECONDS)
-    assert world.condition("run", "Failed")["message"] == "worker-0: /data/web.idx is missing (exit code 65)"
-    assert (status.get("recovery") or {}).get("restarts", 0) == 0, "an end that is final is no restart"
-    eventually(
-        lambda: [p["metadata"]["name"] for p in world.api.list("Pod", world.namespace)] == ["run-worker-0"],
-        "only the failed pod is left, with its log",
-    )
+    world.wait_for("run", pods=2)
+    world.terminate("run-worker-0", 65, '{"reason": "BadData", "message": "/data/web.idx is missing"}')
+    state = world.wait_for("run", phase="Failed", conditions={"Failed": "JobFailed"})
+    assert state.conditions["Failed"]["message"] == "worker-0: /data/web.idx is missing (exit code 65)"
+    assert state.recovery.get("restarts", 0) == 0, "a final failure is no restart"
+    # Only the failed pod is kept, with its log.
+    world.wait_for_only("Pod", "run-worker-0")
 
 
-def test_a_name_that_is_taken_is_told(world: World) -> None:
+def test_a_name_that_is_taken_is_reported(world: World) -> None:
     world.apply("first")
-    world.await_pods("first")
-    job = world.api.get("PyTorchJob", world.namespace, "first")
+    job = world.wait_for("first", pods=2, job=True).job
+    assert job is not None
     metadata = {"name": "taken", "namespace": world.namespace}
     world.api.create({k: job[k] for k in ("apiVersion", "kind", "spec")} | {"metadata": metadata})
     world.apply("taken")
-    message = world.await_reason("taken", "Running", "NameTaken", SECONDS)["message"]
+    message = message_of(world, "taken", "Running", "NameTaken")
     assert message.startswith("PyTorchJob taken exists and is not this recipe's")
 
 
-def test_a_broken_platform_file_is_told_and_mended_live(world: World) -> None:
-    there = world.api.get("ConfigMap", "megatron-system", "megatron-platform")["data"]["platform.yaml"]
+def test_an_invalid_platform_file_is_reported_and_a_corrected_one_takes_effect(world: World) -> None:
+    text = world.api.get("ConfigMap", "megatron-system", "megatron-platform")["data"]["platform.yaml"]
 
-    def write(text: str) -> None:
-        body = {"data": {"platform.yaml": text}}
+    def write(new: str) -> None:
+        body = {"data": {"platform.yaml": new}}
         world.api.patch("ConfigMap", "megatron-system", "megatron-platform", body)
 
-    write(there.replace("perNode", "perKnot") + "\nacceleratorz: {}\n")
+    write(text.replace("perNode", "perKnot") + "\nacceleratorz: {}\n")
     try:
-        # What was read is taken as it is for a second.
-        message = eventually(lambda: refusal(world), "the platform is refused", SECONDS)
+        # The operator caches the file for a second.
+        message = wait_until("the platform to be refused", lambda: refusal(world))
     finally:
-        write(there)
+        write(text)
     assert "platform.yaml.acceleratorz" in message
     assert "correct it in ConfigMap megatron-system/megatron-platform" in message
     last = max(r["metadata"]["name"] for r in world.api.list("MegatronRecipe", world.namespace))
-    world.await_phase(last, "Starting")
+    world.wait_for(last, phase="Starting", observed=True)
 
 
 def refusal(world: World) -> str | None:
-    """The words to a recipe made now, if it is refused."""
+    """The message of the refusal of a new recipe; None where it is accepted."""
     name = f"run-{len(world.api.list('MegatronRecipe', world.namespace)):02}"
     world.apply(name)
-    status = world.await_phase(name, "Refused", "Starting")
-    return world.condition(name, "Planned")["message"] if status["phase"] == "Refused" else None
+    state = world.wait_for(name, phase=("Refused", "Starting"))
+    return str(state.conditions["Planned"]["message"]) if state.phase == "Refused" else None
 
 
-def test_the_schema_refuses_before_the_operator_is_asked(world: World) -> None:
+def test_the_schema_refuses_before_the_operator_sees_the_recipe(world: World) -> None:
     with pytest.raises(ApiError, match=r"spec\.accelerator\.count"):
         world.apply("run", accelerator={"count": 0})

@@ -1,88 +1,89 @@
-"""Many recipes at once, and an API server that goes away."""
+"""Many recipes at once, and components of the control plane that are down for a while."""
 
-import threading
 import time
 
 import pytest
 from localcluster import Cluster
 
-from tests.control_plane.eventually import eventually
+from testkit.api_server import Object
+from testkit.faults.infrastructure import hold
+from testkit.waiting import LONG_DEADLINE, wait_until
 from tests.control_plane.world import World
 
 RECIPES = 50
-AWAY = 60.0
+DOWN_SECONDS = 60.0
 
 
-def test_fifty_recipes_at_once_become_fifty_jobs_each_made_once(world: World) -> None:
+def pods_run(recipe: Object) -> bool:
+    """Whether the recipe's condition Running is true."""
+    conditions = {c["type"]: c for c in (recipe.get("status") or {}).get("conditions", [])}
+    return bool("Running" in conditions and conditions["Running"]["status"] == "True")
+
+
+def test_fifty_recipes_at_once_become_fifty_jobs_each_created_once(world: World) -> None:
     names = [f"run-{index:02}" for index in range(RECIPES)]
     started = time.monotonic()
     for name in names:
         world.apply(name)
-    eventually(lambda: len(world.api.list("PyTorchJob", world.namespace)) == RECIPES, "all jobs are made", 90)
-    made = time.monotonic() - started
+    wait_until("all jobs", lambda: len(world.api.list("PyTorchJob", world.namespace)) == RECIPES)
+    created = time.monotonic() - started
 
     def all_run() -> bool:
         recipes = world.api.list("MegatronRecipe", world.namespace)
-        running = [
-            c
-            for r in recipes
-            for c in (r.get("status") or {}).get("conditions", [])
-            if c["type"] == "Running"
-        ]
-        return sum(c["status"] == "True" for c in running) == RECIPES
+        return sum(pods_run(recipe) for recipe in recipes) == RECIPES
 
-    eventually(all_run, "all recipes say that their pods run", 120)
-    print(f"{RECIPES} recipes: jobs after {made:.1f} s, all running after {time.monotonic() - started:.1f} s")
+    wait_until("all recipes to report that their pods run", all_run)
+    print(
+        f"{RECIPES} recipes: jobs after {created:.1f} s, all running after {time.monotonic() - started:.1f} s"
+    )
     jobs = [path for method, path in world.gateway.writes if "/pytorchjobs/" in path]
     claims = [path for method, path in world.gateway.writes if "/persistentvolumeclaims/" in path]
     assert len(jobs) == len(claims) == RECIPES
     assert len(world.api.list("Pod", world.namespace)) == 2 * RECIPES
 
 
-def test_an_api_server_that_was_away_finds_the_operator_at_work(world: World, plane: Cluster) -> None:
+def test_the_operator_survives_an_outage_of_the_api_server(world: World, cluster: Cluster) -> None:
     world.apply("before")
     world.train("before", 10)
-    plane.component_stop("kube-apiserver")
+    cluster.component_stop("kube-apiserver")
     try:
-        # The run goes on meanwhile.
-        world.say("before", iteration=11)
-        threading.Event().wait(AWAY)
+        # The run keeps training meanwhile.
+        world.report("before", iteration=11)
+        hold(DOWN_SECONDS)
         assert world.operator.running()
     finally:
-        plane.component_start("kube-apiserver")
-    eventually(lambda: world.status("before")["progress"]["iteration"] == 11, "the run is followed again", 90)
+        cluster.component_start("kube-apiserver")
+    world.wait_for("before", status={"progress": {"iteration": 11}})
     world.apply("after")
-    # Scheduler, training-operator and KWOK come back in their own time.
-    world.await_reason("after", "Running", "PodsRunning", 120)
-    assert world.status("before")["recovery"]["restarts"] == 0
+    # Scheduler, training-operator and KWOK need time to reconnect.
+    world.wait_for("after", pods=2, conditions={"Running": "PodsRunning"}, seconds=LONG_DEADLINE)
+    assert world.wait_for("before", phase="Training").recovery["restarts"] == 0
 
 
 @pytest.mark.parametrize("component", ["kube-apiserver", "etcd"])
-def test_a_recovery_that_is_cut_through_is_finished_later(
-    component: str, world: World, plane: Cluster
+def test_a_recovery_that_is_interrupted_is_completed_later(
+    component: str, world: World, cluster: Cluster
 ) -> None:
-    """A pod ends just before: it may be replaced, and be counted, before or after the time without."""
+    """The pod may be replaced, and counted, before or after the outage."""
     world.apply("run")
     world.train("run", 10, checkpoint=5)
-    world.say("run", phase="rendezvous", iteration=10, checkpointIteration=5)
-    world.end("run-worker-0", 138)
-    with plane.component_away(component):
+    world.report("run", phase="rendezvous", iteration=10, checkpointIteration=5)
+    world.terminate("run-worker-0", 138)
+    with cluster.component_away(component):
         assert world.operator.running()
-    world.await_pods("run")
-    eventually(lambda: world.status("run")["recovery"]["restarts"] == 1, lambda: world.brief("run"), 120)
-    status = world.train("run", 11, checkpoint=5, generation=2, resumedFrom=5)
-    assert status["recovery"]["restarts"] == 1
+    world.wait_for("run", pods=2, status={"recovery": {"restarts": 1}}, seconds=LONG_DEADLINE)
+    state = world.train("run", 11, checkpoint=5, generation=2, resumedFrom=5)
+    assert state.recovery["restarts"] == 1
 
 
-def test_a_training_operator_that_was_away_replaces_the_pod_later(world: World, plane: Cluster) -> None:
+def test_the_training_operator_replaces_the_pod_after_its_own_outage(world: World, cluster: Cluster) -> None:
     world.apply("run")
     world.train("run", 10, checkpoint=5)
-    with plane.component_away("training-operator"):
-        world.say("run", phase="rendezvous", iteration=10, checkpointIteration=5)
-        world.end("run-worker-0", 138, '{"message": "rank 3 was killed"}')
-        world.await_reason("run", "Recovering", "PodsLost")
-        assert world.status("run")["recovery"]["restarts"] == 0
-    eventually(lambda: world.status("run")["recovery"]["restarts"] == 1, lambda: world.brief("run"), 90)
-    world.await_pods("run")
-    status = world.train("run", 11, checkpoint=5, generation=2, resumedFrom=5)
-    assert status["recovery"]["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
+    with cluster.component_away("training-operator"):
+        world.report("run", phase="rendezvous", iteration=10, checkpointIteration=5)
+        world.terminate("run-worker-0", 138, '{"message": "rank 3 was killed"}')
+        state = world.wait_for("run", conditions={"Recovering": "PodsLost"})
+        assert state.recovery["restarts"] == 0
+    world.wait_for("run", pods=2, status={"recovery": {"restarts": 1}})
+    state = world.train("run", 11, checkpoint=5, generation=2, resumedFrom=5)
+    assert state.recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"

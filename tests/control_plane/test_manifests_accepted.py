@@ -1,4 +1,4 @@
-"""The real API server accepts what the manifests say, and Pod Security `restricted` lets the pods in."""
+"""The API server accepts all manifests, and the pods meet the Pod Security Standard `restricted`."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def test_every_golden_object_is_accepted_in_a_restricted_namespace(
         templates = pytorchjob.templates(body) if body["kind"] == "PyTorchJob" else []
         templates += [body["spec"]["template"]] if body["kind"] == "Job" else []
         for template in templates:
-            # A pod is checked by admission when it is made; the priority class is the cluster's own.
+            # Admission checks a pod when it is created; the priority class does not exist in this cluster.
             spec = {k: v for k, v in template["spec"].items() if k != "priorityClassName"}
             metadata = {"name": "pod", "namespace": restricted, "labels": template["metadata"]["labels"]}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -1,4 +1,4 @@
-"""An operator with Roles in some namespaces serves these and asks for nothing else."""
+"""An operator with Roles in some namespaces serves only these and needs no other rights."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from testkit.api_server import Object
+from testkit.waiting import LONG_DEADLINE, wait_until
 from tests.control_plane.conftest import PLATFORM
-from tests.control_plane.eventually import eventually
 from tests.control_plane.operator_process import OperatorProcess, write_kubeconfig
 from tests.control_plane.world import World
 
@@ -18,7 +18,7 @@ RELEASE_NAMESPACE = "megatron-namespaced"
 def namespaced(
     world: World, install: Callable[[str, Object], str], tmp_path: Path
 ) -> Iterator[OperatorProcess]:
-    """The only operator that runs, with rights in the world's namespace alone."""
+    """The only running operator, with rights in the world's namespace only."""
     world.operator.stop()
     values = {
         "platform": PLATFORM,
@@ -34,35 +34,29 @@ def namespaced(
     yield process
     process.stop()
     world.api.delete("Namespace", None, RELEASE_NAMESPACE)
-    eventually(lambda: world.api.find("Namespace", None, RELEASE_NAMESPACE) is None, "its namespace is gone")
+    wait_until("its namespace to be gone", lambda: not world.api.find("Namespace", None, RELEASE_NAMESPACE))
     world.operator.ensure()
 
 
-def test_roles_in_one_namespace_are_enough(world: World, namespaced: OperatorProcess) -> None:
+def test_roles_in_one_namespace_suffice(world: World, namespaced: OperatorProcess) -> None:
     world.apply("run")
     world.train("run", 10, checkpoint=5)
-    world.end("run-worker-0", 138)
-    world.await_reason("run", "Recovering", "PodsReplaced")
+    world.terminate("run-worker-0", 138)
+    world.wait_for("run", conditions={"Recovering": "PodsReplaced"})
     world.edit("run", suspend=True)
-    world.await_phase("run", "Suspended")
+    world.wait_for("run", phase="Suspended", observed=True)
     assert "orbidden" not in namespaced.log()
 
 
-def test_a_dead_node_is_believed_by_what_kubernetes_wrote_on_the_pod(
+def test_a_lost_node_is_recognised_by_its_pods_alone(
     world: World, namespaced: OperatorProcess, lose: Callable[[str], None]
 ) -> None:
-    """Without the right to read nodes: the pod says that it was evicted, and its grace period is over."""
+    """Without the right to read nodes: the pod is marked as evicted, and its grace period is over."""
     world.apply("run")
-    world.train("run", 60, checkpoint=50)
-    worker = world.api.get("Pod", world.namespace, "run-worker-0")
-    lose(worker["spec"]["nodeName"])
-
-    def replaced() -> bool:
-        pod = world.api.find("Pod", world.namespace, "run-worker-0")
-        return pod is not None and pod["metadata"]["uid"] != worker["metadata"]["uid"]
-
-    # 20 s until the node is silent, the pod's grace of 60 s, and 120 s more.
-    eventually(replaced, lambda: f"the worker is replaced: {world.brief('run')}", 320)
+    state = world.train("run", 60, checkpoint=50)
+    lose(state.node_of("worker-0"))
+    # 20 s until the node is found unreachable, the pod's grace period of 60 s, and 120 s more.
+    world.wait_for("run", pods=2, without=[state.uid_of("worker-0")], seconds=LONG_DEADLINE)
     assert "orbidden" not in namespaced.log()
-    world.await_pods("run")
-    assert world.train("run", 51, generation=2, resumedFrom=50)["recovery"]["restartsByKind"]["node"] == 1
+    state = world.train("run", 51, generation=2, resumedFrom=50, recovery={"restartsByKind": {"node": 1}})
+    assert state.recovery["restarts"] == 1

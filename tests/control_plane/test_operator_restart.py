@@ -1,11 +1,12 @@
-"""The operator forgets nothing, whenever it dies, and writes nothing that is already so."""
+"""The operator forgets nothing whenever it is killed, and never repeats a write."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.control_plane.eventually import eventually
+from testkit.run_state import RunState
+from testkit.waiting import wait_until
 from tests.control_plane.world import World
 
 PREPARED = {
@@ -16,36 +17,34 @@ VARYING = ("lastTransitionTime", "time", "podsAsOf", "gang", "restartBefore", "l
 
 
 def scenario(world: World, name: str) -> None:
-    """Made, prepared, started, changed, started again."""
+    """Create, prepare, start, change, start again."""
     world.apply(name, data=PREPARED)
-    _started(world, name, "200")
+    _wait_for_start(world, name, "200")
     world.edit(name, training={"trainIters": 300})
-    _started(world, name, "300")
+    _wait_for_start(world, name, "300")
 
 
-def _started(world: World, name: str, iterations: str) -> None:
-    def look() -> bool:
-        recipe, condition = (
-            world.api.get("MegatronRecipe", world.namespace, name),
-            world.condition(name, "Running"),
-        )
-        generation = recipe["metadata"]["generation"]
-        told = (condition.get("reason"), condition.get("observedGeneration")) == ("PodsRunning", generation)
-        if world.job(name) is None or not told:
-            return False
-        arguments = world.arguments(name)
-        return arguments[arguments.index("--train-iters") + 1] == iterations
+def _wait_for_start(world: World, name: str, iterations: str) -> None:
+    def has_iterations(state: RunState) -> bool:
+        return state.arguments[state.arguments.index("--train-iters") + 1] == iterations
 
-    eventually(look, lambda: f"{name} runs with {iterations} iterations: {world.brief(name)}", 90)
-    world.await_pods(name)
+    world.wait_for(
+        name,
+        pods=2,
+        job=True,
+        observed=True,
+        conditions={"Running": "PodsRunning"},
+        where=has_iterations,
+    )
 
 
 def result(world: World, name: str) -> dict[str, Any]:
-    """All that a user could see, without what differs between any two runs: times and ids."""
-    status = world.status(name)
+    """All that a user can see, without times and ids."""
+    state = world.wait_for(name, job=True, observed=True, conditions={"Running": "PodsRunning"})
+    status = state.status
     for part in (status, *status.get("conditions", []), status.get("recovery") or {}):
-        for name_of_part in VARYING:
-            part.pop(name_of_part, None)
+        for varying in VARYING:
+            part.pop(varying, None)
     status["job"] = status["job"]["name"]
     status.pop("prepared")
     kinds = ("PyTorchJob", "Job", "PersistentVolumeClaim", "Pod", "Service")
@@ -54,19 +53,22 @@ def result(world: World, name: str) -> dict[str, Any]:
         for kind in kinds
     }
     objects["Pod"] = [pod for pod in objects["Pod"] if "prepare" not in pod]
-    environment = world.environment(name) | {"MEGATRON_RUN_ID": ""}
+    environment = state.environment | {"MEGATRON_RUN_ID": ""}
     parts = {f"status.{part}": value for part, value in status.items()}
-    return parts | {"objects": objects, "args": world.arguments(name), "env": environment}
+    return parts | {"objects": objects, "args": state.arguments, "env": environment}
 
 
 @contextmanager
 def killed_after_every_write(world: World) -> Iterator[list[int]]:
-    """Every life of the operator ends with its first write; a supervisor, as a kubelet, starts the next."""
+    """Every life of the operator ends after its first write; a supervisor starts the next one.
+
+    Yields a list of one number: how often it was killed.
+    """
     kills = [0]
     over = threading.Event()
     killing = threading.Lock()
 
-    def cut() -> None:
+    def kill() -> None:
         with killing:
             if not over.is_set():
                 kills[0] += 1
@@ -76,14 +78,14 @@ def killed_after_every_write(world: World) -> Iterator[list[int]]:
         while not over.wait(0.1):
             world.operator.ensure()
 
-    world.gateway.cut = cut
+    world.gateway.after_write = kill
     supervisor = threading.Thread(target=supervise)
     supervisor.start()
     try:
         yield kills
     finally:
-        world.gateway.cut = None
-        # The write that ended the wait may still be on its way to kill: not the operator that stays.
+        world.gateway.after_write = None
+        # A write that is still under way must not kill the operator that stays.
         with killing:
             over.set()
         supervisor.join()
@@ -92,7 +94,7 @@ def killed_after_every_write(world: World) -> Iterator[list[int]]:
 
 def test_a_write_under_way_when_the_killing_ends_leaves_the_operator_alive(world: World) -> None:
     with killed_after_every_write(world) as kills:
-        under_way = world.gateway.cut
+        under_way = world.gateway.after_write
     assert under_way is not None
     before = kills[0]
     under_way()
@@ -101,74 +103,82 @@ def test_a_write_under_way_when_the_killing_ends_leaves_the_operator_alive(world
 
 
 def test_killed_between_any_two_steps_the_result_is_the_same(world: World) -> None:
-    """A write is a step. The operator dies after each, before it learns that it got through."""
+    """A write is a step. The operator is killed after each one, before it receives the answer."""
     scenario(world, "run")
     expected, steps = result(world, "run"), len(world.gateway.writes)
     world.api.delete("MegatronRecipe", world.namespace, "run")
-    eventually(lambda: not world.api.list("Pod", world.namespace), "the undisturbed run is gone")
+    world.wait_for_only("Pod")
     world.api.delete("PersistentVolumeClaim", world.namespace, "run-checkpoints")
-    eventually(lambda: not world.api.list("PersistentVolumeClaim", world.namespace), "its claims are gone")
+    world.wait_for_only("PersistentVolumeClaim")
     with killed_after_every_write(world) as kills:
         scenario(world, "run")
     assert kills[0] >= steps // 2, f"killed {kills[0]} times in a scenario of {steps} writes"
-    for part, value in result(world, "run").items():
-        assert value == expected[part], part
+
+    def different() -> dict[str, Any]:
+        found = result(world, "run")
+        return {
+            part: (found[part], expected.get(part)) for part in found if found[part] != expected.get(part)
+        }
+
+    # The operator that stays may still have a write to make.
+    wait_until(lambda: f"the same result; differences: {different()}", lambda: not different())
 
 
 def test_an_unchanged_recipe_costs_no_write_at_a_restart(world: World) -> None:
     world.apply("trains")
     world.train("trains", 10, checkpoint=5)
     world.apply("runs")
-    world.await_pods("runs")
-    world.await_reason("runs", "Running", "PodsRunning")
+    world.wait_for("runs", pods=2, conditions={"Running": "PodsRunning"})
     world.apply("refused", accelerator={"type": "tpu", "count": 4})
-    world.await_phase("refused", "Refused")
+    world.wait_for("refused", phase="Refused")
     world.apply("suspended", suspend=True)
-    world.await_phase("suspended", "Suspended")
+    world.wait_for("suspended", phase="Suspended")
     world.apply("done")
-    world.await_pods("done")
+    world.wait_for("done", pods=2)
     for pod in ("done-worker-0", "done-master-0"):
-        world.end(pod, 0, '{"reason": "Completed", "iteration": 200}', "Completed")
-    world.await_phase("done", "Succeeded")
+        world.terminate(pod, 0, '{"reason": "Completed", "iteration": 200}', "Completed")
+    world.wait_for("done", phase="Succeeded")
     world.operator.stop()
     world.gateway.reset()
     world.operator.start()
-    # A new recipe is looked at after all that were there before.
+    # A new recipe is reconciled after all existing ones.
     world.apply("marker", accelerator={"type": "tpu", "count": 4})
-    world.await_phase("marker", "Refused")
-    world.say("trains", iteration=11, checkpointIteration=5)
-    eventually(lambda: world.status("trains")["progress"]["iteration"] == 11, "pods are asked again")
+    world.wait_for("marker", phase="Refused")
+    world.report("trains", iteration=11, checkpointIteration=5)
+    world.wait_for("trains", status={"progress": {"iteration": 11}})
+    inside = f"/namespaces/{world.namespace}/"
     needed = {
         ("PATCH", "megatronrecipes/marker/status"),
         ("PATCH", "megatronrecipes/trains/status"),
         ("POST", "events"),
     }
-    inside = f"/namespaces/{world.namespace}/"
-    writes = {(method, path.split(inside)[1]) for method, path in world.gateway.writes if inside in path}
-    assert writes == needed
+
+    def writes() -> set[tuple[str, str]]:
+        return {(method, path.split(inside)[1]) for method, path in world.gateway.writes if inside in path}
+
+    # The Event is created after the status is written.
+    wait_until(lambda: f"the writes {needed}, found {writes()}", lambda: needed <= writes())
+    assert writes() == needed
 
 
 def test_a_restart_that_was_decided_is_carried_out_by_the_next_operator(world: World) -> None:
-    """Killed between writing down a gang restart and the first deletion, the pods go all the same, once."""
+    """Killed between the record of a gang restart and the first deletion: the pods are still deleted,
+    once."""
     world.apply("run", recovery={"hangTimeout": "5s"})
-    world.train("run", 60, checkpoint=50)
-    before = {pod["metadata"]["uid"] for pod in world.await_pods("run").values()}
+    before = world.train("run", 60, checkpoint=50).pod_uids
 
-    def kill_once_it_is_written() -> None:
-        if (world.status("run").get("recovery") or {}).get("restartBefore"):
+    def kill_once_it_is_recorded() -> None:
+        recipe = world.api.get("MegatronRecipe", world.namespace, "run")
+        if (recipe.get("status", {}).get("recovery") or {}).get("restartBefore"):
             world.operator.kill()
 
-    world.gateway.cut = kill_once_it_is_written
-    eventually(lambda: not world.operator.running(), "the operator died after its decision")
-    world.gateway.cut = None
-    assert {pod["metadata"]["uid"] for pod in world.await_pods("run").values()} == before
+    world.gateway.after_write = kill_once_it_is_recorded
+    wait_until("the operator to be killed after its decision", lambda: not world.operator.running())
+    world.gateway.after_write = None
+    assert world.wait_for("run", pods=2).pod_uids == before
     world.operator.start()
-
-    def replaced() -> bool:
-        pods = world.api.list("Pod", world.namespace)
-        return len(pods) == 2 and not before & {pod["metadata"]["uid"] for pod in pods}
-
-    eventually(replaced, "both pods are new")
-    status = world.train("run", 51, checkpoint=50, generation=2, resumedFrom=50)
-    assert status["recovery"]["restarts"] == 1
-    assert status["recovery"]["lostIterations"] == 10
+    world.wait_for("run", pods=2, without=before)
+    recovery = world.train(
+        "run", 51, checkpoint=50, generation=2, resumedFrom=50, recovery={"lostIterations": 10}
+    ).recovery
+    assert recovery["restarts"] == 1

@@ -1,6 +1,8 @@
-"""Every recipe of tests/refusals under a real API server: the CRD refuses what it can, in the same words.
+"""Every recipe of tests/refusals on a real API server: the CRD refuses it with the message of `megatron
+validate`.
 
-What only the planner sees is accepted, and the operator says in the object what `megatron validate` says.
+The API server accepts what only the planner can refuse; the operator then reports the same message in the
+status.
 """
 
 import json
@@ -19,7 +21,7 @@ from tests.control_plane.world import World
 
 REFUSALS = sorted((Path(__file__).parents[1] / "refusals").glob("*.yaml"))
 
-SEEN_BY_THE_PLANNER = (
+REFUSED_BY_THE_PLANNER = (
     "batch-not-divisible",
     "count-not-a-multiple-of-the-node",
     "flag-set-by-a-field",
@@ -37,8 +39,8 @@ def header(path: Path, key: str) -> list[str]:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
-def test_kubectl_apply_refuses_what_the_crd_can_say(path: Path, plane: Cluster) -> None:
-    kubectl = [plane.layout.binary("kubectl"), "--kubeconfig", plane.kubeconfig]
+def test_kubectl_apply_refuses_what_the_crd_can_check(path: Path, cluster: Cluster) -> None:
+    kubectl = [cluster.layout.binary("kubectl"), "--kubeconfig", cluster.kubeconfig]
     done = subprocess.run(
         [*kubectl, "apply", "--dry-run=server", "-f", path], text=True, capture_output=True, check=False
     )
@@ -57,23 +59,24 @@ def test_kubectl_apply_refuses_what_the_crd_can_say(path: Path, plane: Cluster) 
                 assert f"{field}: Invalid value: {words}" in done.stderr
 
 
-@pytest.mark.parametrize("name", SEEN_BY_THE_PLANNER)
-def test_the_object_says_what_validate_says(name: str, world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", REFUSED_BY_THE_PLANNER)
+def test_the_status_has_the_message_of_validate(name: str, world: World, tmp_path: Path) -> None:
     path = next(path for path in REFUSALS if path.stem == name)
     recipe: dict[str, Any] = yaml.safe_load(path.read_text())
     recipe["metadata"]["namespace"] = world.namespace
     if name != "unknown-accelerator":
         recipe["spec"]["accelerator"]["type"] = "simulated"
     world.api.apply(recipe)
-    condition = world.await_reason(recipe["metadata"]["name"], "Planned", "Refused")
+    refused = world.wait_for(recipe["metadata"]["name"], conditions={"Planned": "Refused"})
+    condition = refused.conditions["Planned"]
     assert condition["status"] == "False"
     assert condition["message"].splitlines() == validate(recipe, tmp_path)
-    assert world.job(recipe["metadata"]["name"]) is None
+    assert not world.job_exists(recipe["metadata"]["name"])
     assert world.api.list("PersistentVolumeClaim", world.namespace) == []
 
 
 def validate(recipe: dict[str, Any], folder: Path) -> list[str]:
-    """What `megatron validate` prints for it."""
+    """The lines that `megatron validate` prints for a recipe that it refuses."""
     file, platform = folder / "recipe.json", folder / "platform.json"
     file.write_text(json.dumps(recipe))
     platform.write_text(json.dumps(PLATFORM))

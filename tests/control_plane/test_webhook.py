@@ -1,7 +1,7 @@
-"""The validating webhook under a real API server: refused by `kubectl apply`, in the words of `validate`.
+"""The validating webhook on a real API server: `kubectl apply` fails with the message of `megatron validate`.
 
-The chart's own configuration is used, but for the way to the operator: the control plane has no network of
-Services, so its process is called at an address of this machine, with a certificate for that.
+The chart's configuration is used with another address: the control plane has no Service network, so the API
+server calls the operator's process on this machine, with a certificate for that address.
 """
 
 import json
@@ -17,8 +17,8 @@ from localcluster import Cluster
 from localcluster.pki import Authority, Certificate
 
 from testkit.api_server import Api, Object
+from testkit.waiting import wait_until
 from tests.control_plane.conftest import CHART
-from tests.control_plane.eventually import eventually
 from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.control_plane.test_refusals_by_the_api_server import REFUSALS, validate
 from tests.control_plane.world import World
@@ -27,14 +27,14 @@ NAME = "megatron-operator-webhook"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/megatron-operator"
 
 
-def rendered(plane: Cluster, folder: Path) -> list[Object]:
-    """The chart's objects, as they would be installed in this cluster."""
+def rendered(cluster: Cluster, folder: Path) -> list[Object]:
+    """The chart's objects as helm would install them in this cluster."""
     values = folder / "values.yaml"
     values.write_text(yaml.safe_dump({"webhook": {"enabled": True, "timeoutSeconds": 10}}))
     done = subprocess.run(
         [
-            plane.layout.binary("helm"), "template", "megatron-operator", CHART, "--values", values,
-            "--namespace", OPERATOR_NAMESPACE, "--kubeconfig", plane.kubeconfig, "--dry-run=server",
+            cluster.layout.binary("helm"), "template", "megatron-operator", CHART, "--values", values,
+            "--namespace", OPERATOR_NAMESPACE, "--kubeconfig", cluster.kubeconfig, "--dry-run=server",
             "--kube-version", "1.36.3",
         ],
         check=True, capture_output=True, text=True,
@@ -55,12 +55,12 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def webhook(world: World, plane: Cluster, tmp_path: Path) -> Iterator[OperatorProcess]:
-    """The operator with its webhook, which is asked about the world's namespace alone."""
+def webhook(world: World, cluster: Cluster, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """The operator with its webhook, which validates recipes of the world's namespace only."""
     authority, port = Authority(tmp_path / "certificates"), free_port()
     authority.create()
     authority.sign(Certificate("tls", "webhook", hosts=("127.0.0.1",)))
-    configuration = of_kind(rendered(plane, tmp_path), "ValidatingWebhookConfiguration")
+    configuration = of_kind(rendered(cluster, tmp_path), "ValidatingWebhookConfiguration")
     [hook] = configuration["webhooks"]
     path = hook["clientConfig"]["service"]["path"]
     bundle = b64encode(authority.certificate.read_bytes()).decode()
@@ -74,7 +74,10 @@ def webhook(world: World, plane: Cluster, tmp_path: Path) -> Iterator[OperatorPr
         f"--webhook-port={port}", f"--webhook-certificates={authority.directory}"
     )
     process.start()
-    eventually(lambda: "webhook listens" in process.log(), lambda: process.log()[-2000:])
+    wait_until(
+        lambda: f"the webhook to listen; log: {process.log()[-2000:]}",
+        lambda: "webhook listens" in process.log(),
+    )
     yield process
     process.stop()
     world.api.request("DELETE", CONFIGURATION)
@@ -87,57 +90,57 @@ def recipe_of(name: str, namespace: str) -> Object:
     return recipe
 
 
-def kubectl_apply(plane: Cluster, recipe: Object) -> subprocess.CompletedProcess[str]:
-    kubectl = [plane.layout.binary("kubectl"), "--kubeconfig", plane.kubeconfig, "apply", "-f", "-"]
+def kubectl_apply(cluster: Cluster, recipe: Object) -> subprocess.CompletedProcess[str]:
+    kubectl = [cluster.layout.binary("kubectl"), "--kubeconfig", cluster.kubeconfig, "apply", "-f", "-"]
     return subprocess.run(kubectl, input=json.dumps(recipe), text=True, capture_output=True, check=False)
 
 
 @pytest.mark.usefixtures("webhook")
 @pytest.mark.parametrize("name", ["several-at-once", "unknown-recipe"])
-def test_kubectl_apply_says_what_validate_says(
-    name: str, world: World, plane: Cluster, tmp_path: Path
+def test_kubectl_apply_fails_with_the_message_of_validate(
+    name: str, world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
     recipe = recipe_of(name, world.namespace)
-    said = validate(recipe, tmp_path)
+    expected = validate(recipe, tmp_path)
 
     def refused() -> bool:
-        # The API server learns of a new webhook with a delay; until then it accepts.
-        done = kubectl_apply(plane, recipe)
+        # The API server uses a new webhook with a delay; until then it accepts the recipe.
+        done = kubectl_apply(cluster, recipe)
         if done.returncode == 0:
             world.api.delete("MegatronRecipe", world.namespace, recipe["metadata"]["name"])
             return False
         assert "denied the request" in done.stderr
-        return all(line in done.stderr for line in said)
+        return all(line in done.stderr for line in expected)
 
-    eventually(refused, "kubectl apply says all that validate says")
+    wait_until("kubectl apply to fail with the message of validate", refused)
     assert world.api.list("MegatronRecipe", world.namespace) == []
 
 
 @pytest.mark.usefixtures("webhook")
 def test_a_recipe_that_can_be_planned_passes_and_runs(world: World) -> None:
     world.apply("run")
-    world.await_pods("run")
+    world.wait_for("run", pods=2)
 
 
-def test_while_the_webhook_is_away_the_status_says_it(
-    world: World, webhook: OperatorProcess, plane: Cluster, tmp_path: Path
+def test_while_the_webhook_is_down_the_status_reports_the_refusal(
+    world: World, webhook: OperatorProcess, cluster: Cluster, tmp_path: Path
 ) -> None:
     webhook.stop()
     recipe = recipe_of("several-at-once", world.namespace)
-    done = kubectl_apply(plane, recipe)
+    done = kubectl_apply(cluster, recipe)
     assert done.returncode == 0, done.stderr
     world.operator.start()
-    condition = world.await_reason(recipe["metadata"]["name"], "Planned", "Refused")
-    assert condition["message"].splitlines() == validate(recipe, tmp_path)
+    state = world.wait_for(recipe["metadata"]["name"], conditions={"Planned": "Refused"})
+    assert state.conditions["Planned"]["message"].splitlines() == validate(recipe, tmp_path)
 
 
-def test_an_upgrade_keeps_the_certificate(api: Api, plane: Cluster, tmp_path: Path, installed: str) -> None:
+def test_an_upgrade_keeps_the_certificate(api: Api, cluster: Cluster, tmp_path: Path, installed: str) -> None:
     assert installed
-    first = of_kind(rendered(plane, tmp_path), "Secret")
+    first = of_kind(rendered(cluster, tmp_path), "Secret")
     path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets"
     api.request("POST", path, first)
     try:
-        again = rendered(plane, tmp_path)
+        again = rendered(cluster, tmp_path)
         assert of_kind(again, "Secret")["data"] == first["data"]
         [hook] = of_kind(again, "ValidatingWebhookConfiguration")["webhooks"]
         assert hook["clientConfig"]["caBundle"] == first["data"]["ca.crt"]

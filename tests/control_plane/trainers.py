@@ -1,4 +1,4 @@
-"""Stand-in for what trainer containers do: KWOK's pods run nothing, so tests speak for them."""
+"""Stands in for trainer containers. KWOK's pods run nothing, so tests set their reports and their status."""
 
 import json
 import threading
@@ -6,11 +6,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from testkit.api_server import Api, Object
-from tests.control_plane.eventually import eventually
 
 
-class ProgressStandIn:
-    """Answers for /progress of any pod what the test wrote down; 503 for pods that nobody spoke for."""
+class FakeProgressServer:
+    """Serves /progress of all pods: the report that a test has set, or 503 where none is set."""
 
     def __init__(self) -> None:
         self.reports: dict[tuple[str, str], dict[str, Any]] = {}
@@ -25,7 +24,7 @@ class ProgressStandIn:
                 self.wfile.write(json.dumps(report or {}).encode())
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         ThreadingHTTPServer.request_queue_size = 256
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -33,11 +32,12 @@ class ProgressStandIn:
         self.url = f"http://127.0.0.1:{self._server.server_port}/{{namespace}}/{{pod}}/progress"
 
     def stop(self) -> None:
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
-    def say(self, namespace: str, pod: str, **report: Any) -> None:
-        """The pod's answer from now on; what is not said is as of a run in training."""
+    def set_report(self, namespace: str, pod: str, **report: Any) -> None:
+        """Set a pod's report; fields that are not given are those of a run in training."""
         self.reports[namespace, pod] = {
             "schema": 1,
             "phase": "training",
@@ -49,50 +49,29 @@ class ProgressStandIn:
         }
 
 
-def end_container(
+def terminate_container(
     api: Api, namespace: str, pod: str, code: int, message: str = "", reason: str = "Error"
 ) -> None:
-    """Let the pod's container end, as a kubelet would report it."""
+    """Report the pod's container as terminated, as a kubelet does."""
     now = "2026-01-01T00:00:00Z"
-    body = api.get("Pod", namespace, pod)
-    container = body["spec"]["containers"][0]
-    ended = {"exitCode": code, "reason": reason, "message": message, "startedAt": now, "finishedAt": now}
+    state = {"exitCode": code, "reason": reason, "message": message, "startedAt": now, "finishedAt": now}
+    phase = "Succeeded" if code == 0 else "Failed"
+    _set_container_state(api, namespace, pod, phase, {"terminated": state})
+
+
+def set_container_waiting(api: Api, namespace: str, pod: str, reason: str, message: str) -> None:
+    """Report the pod's container as waiting, as a kubelet does."""
+    _set_container_state(api, namespace, pod, "Pending", {"waiting": {"reason": reason, "message": message}})
+
+
+def _set_container_state(api: Api, namespace: str, pod: str, phase: str, state: Object) -> None:
+    container = api.get("Pod", namespace, pod)["spec"]["containers"][0]
     status = {
         "name": container["name"],
         "image": container["image"],
         "imageID": "",
         "ready": False,
         "restartCount": 0,
-        "state": {"terminated": ended},
+        "state": state,
     }
-    phase = "Succeeded" if code == 0 else "Failed"
     api.patch("Pod", namespace, pod, {"status": {"phase": phase, "containerStatuses": [status]}}, "status")
-
-
-def hold_container(api: Api, namespace: str, pod: str, reason: str, message: str) -> None:
-    """Let the pod's container wait, as a kubelet would report it."""
-    body = api.get("Pod", namespace, pod)
-    container = body["spec"]["containers"][0]
-    status: Object = {
-        "name": container["name"],
-        "image": container["image"],
-        "imageID": "",
-        "ready": False,
-        "restartCount": 0,
-        "state": {"waiting": {"reason": reason, "message": message}},
-    }
-    api.patch(
-        "Pod", namespace, pod, {"status": {"phase": "Pending", "containerStatuses": [status]}}, "status"
-    )
-
-
-def running_pods(api: Api, namespace: str, names: set[str]) -> dict[str, Object]:
-    """The pods of these names, once all run."""
-
-    def look() -> dict[str, Object] | None:
-        pods = {pod["metadata"]["name"]: pod for pod in api.list("Pod", namespace)}
-        if names <= pods.keys() and all(pods[name]["status"].get("phase") == "Running" for name in names):
-            return {name: pods[name] for name in names}
-        return None
-
-    return eventually(look, f"pods {sorted(names)} run") or {}

@@ -1,13 +1,17 @@
-"""One test's namespace: recipes in it, what became of them, and what happens to their pods."""
+"""One test's namespace: its recipes, the states they reach, and what happens to their pods.
 
-from collections.abc import Callable
+There is deliberately no method that reads a part of the status: see testkit.run_state.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 from testkit.api_server import Api, Object
-from tests.control_plane.eventually import eventually
+from testkit.run_state import Expected, RunState, wait_for_run
+from testkit.waiting import DEADLINE, wait_until
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.operator_process import OperatorProcess
-from tests.control_plane.trainers import ProgressStandIn, end_container, running_pods
+from tests.control_plane.trainers import FakeProgressServer, terminate_container
 
 
 class World:
@@ -19,7 +23,7 @@ class World:
         namespace: str,
         operator: OperatorProcess,
         gateway: Gateway,
-        trainers: ProgressStandIn,
+        trainers: FakeProgressServer,
     ) -> None:
         self.api = api
         self.namespace = namespace
@@ -28,7 +32,7 @@ class World:
         self.trainers = trainers
 
     def apply(self, name: str, **changes: Any) -> Object:
-        """A recipe of two pods of two simulated GPUs, with the spec's sections changed."""
+        """Apply a recipe of two pods with two simulated GPUs each; `changes` replace sections of its spec."""
         spec: Object = {
             "recipe": "tiny-gpt",
             "accelerator": {"count": 4, "perNode": 2},
@@ -45,83 +49,79 @@ class World:
         )
 
     def edit(self, name: str, **changes: Any) -> None:
+        """Merge `changes` into the recipe's spec."""
         self.api.patch("MegatronRecipe", self.namespace, name, {"spec": changes})
 
-    def status(self, name: str) -> Object:
-        return dict(self.api.get("MegatronRecipe", self.namespace, name).get("status") or {})
+    def patch_status(self, name: str, **changes: Any) -> None:
+        """Merge `changes` into the recipe's status."""
+        self.api.patch("MegatronRecipe", self.namespace, name, {"status": changes}, "status")
 
-    def condition(self, name: str, kind: str) -> Object:
-        conditions = {c["type"]: c for c in self.status(name).get("conditions") or []}
-        return dict(conditions.get(kind) or {})
+    def wait_for(self, name: str, *, seconds: float = DEADLINE, **expected: Any) -> RunState:
+        """The first state of a run in which everything that is expected holds at once.
 
-    def _awaited(self, name: str, holds: Callable[[Object], bool], what: str, seconds: float) -> Object:
-        def look() -> Object | None:
-            status = self.status(name)
-            return status if status and holds(status) else None
+        `expected` are the fields of testkit.run_state.Expected. Raises TimeoutError with the whole state.
+        """
+        return wait_for_run(self.api, self.namespace, name, Expected(**expected), seconds)
 
-        return eventually(look, lambda: f"{name} {what}; its status: {self.brief(name)}", seconds) or {}
-
-    def brief(self, name: str) -> str:
-        """The telling part of the status."""
-        status = self.status(name)
-        conditions = [
-            f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in status.get("conditions", [])
-        ]
-        parts = {part: status.get(part) for part in ("phase", "progress", "checkpoint", "recovery")}
-        (parts["checkpoint"] or {}).pop("contract", None)
-        return f"{parts} {conditions}"
-
-    def await_phase(self, name: str, *phases: str, seconds: float = 40) -> Object:
-        return self._awaited(name, lambda s: s.get("phase") in phases, f"is {' or '.join(phases)}", seconds)
-
-    def await_reason(self, name: str, kind: str, reason: str, seconds: float = 40) -> Object:
-        """The condition, once it gives this reason."""
-
-        def holds(status: Object) -> bool:
-            return any((c["type"], c["reason"]) == (kind, reason) for c in status.get("conditions", []))
-
-        self._awaited(name, holds, f"says {kind} for {reason}", seconds)
-        return self.condition(name, kind)
-
-    def job(self, name: str) -> Object | None:
-        return self.api.find("PyTorchJob", self.namespace, name)
-
-    def await_pods(self, name: str, pods: int = 2) -> dict[str, Object]:
-        """All pods of the recipe's job run."""
-        names = {f"{name}-master-0", *(f"{name}-worker-{i}" for i in range(pods - 1))}
-        return running_pods(self.api, self.namespace, names)
-
-    def say(self, name: str, pods: int = 2, **report: Any) -> None:
-        """All pods of the recipe answer so from now on."""
+    def report(self, name: str, pods: int = 2, **report: Any) -> None:
+        """Set the progress report of all pods of a run."""
         for pod in [f"{name}-master-0", *(f"{name}-worker-{i}" for i in range(pods - 1))]:
-            self.trainers.say(self.namespace, pod, **report)
+            self.trainers.set_report(self.namespace, pod, **report)
 
-    def train(self, name: str, iteration: int, checkpoint: int | None = None, **report: Any) -> Object:
-        """Bring the run to this iteration, and see the operator notice."""
-        self.await_pods(name)
-        self.say(name, iteration=iteration, checkpointIteration=checkpoint, **report)
+    def train(
+        self,
+        name: str,
+        iteration: int,
+        checkpoint: int | None = None,
+        *,
+        pods: int = 2,
+        recovery: Mapping[str, Any] | None = None,
+        conditions: Mapping[str, str | None] | None = None,
+        **report: Any,
+    ) -> RunState:
+        """Bring a run to an iteration once its pods run, and wait until the operator has noted it.
 
-        def holds(status: Object) -> bool:
-            progress = status.get("progress") or {}
-            return status.get("phase") == "Training" and progress.get("iteration") == iteration
+        The state that is returned also has these `conditions` and these fields of status.recovery.
+        """
+        self.wait_for(name, pods=pods)
+        self.report(name, pods, iteration=iteration, checkpointIteration=checkpoint, **report)
+        status: dict[str, Any] = {"progress": {"iteration": iteration}}
+        if checkpoint is not None:
+            status["checkpoint"] = {"iteration": checkpoint}
+        if recovery is not None:
+            status["recovery"] = recovery
+        return self.wait_for(name, phase="Training", pods=pods, status=status, conditions=conditions or {})
 
-        return self._awaited(name, holds, f"trains at {iteration}", 40)
+    def terminate(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
+        """Let a pod's container exit with `code` and a termination message."""
+        terminate_container(self.api, self.namespace, pod, code, message, reason)
 
-    def end(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
-        end_container(self.api, self.namespace, pod, code, message, reason)
+    def job_exists(self, name: str) -> bool:
+        """Whether there is a PyTorchJob of this name."""
+        return self.api.find("PyTorchJob", self.namespace, name) is not None
+
+    def wait_for_events(self, *reasons: str, contains: str = "") -> list[Object]:
+        """All Events of these reasons, once each reason has one with `contains` in its message."""
+
+        def found() -> list[Object] | None:
+            events = [e for e in self.api.list("Event", self.namespace) if e["reason"] in reasons]
+            matching = {event["reason"] for event in events if contains in event["message"]}
+            return events if matching == set(reasons) else None
+
+        return wait_until(f"Events {', '.join(reasons)} {contains}", found)
+
+    def wait_for_only(self, kind: str, *names: str) -> None:
+        """Wait until the objects of a kind in the namespace are exactly `names`."""
+
+        def names_found() -> set[str]:
+            return {item["metadata"]["name"] for item in self.api.list(kind, self.namespace)}
+
+        wait_until(
+            lambda: f"the {kind}s to be {sorted(names)}, found {sorted(names_found())}",
+            lambda: names_found() == set(names),
+        )
 
     def node_ready(self, name: str) -> str | None:
         """The status of a node's Ready condition."""
         conditions = self.api.get("Node", None, name)["status"]["conditions"]
         return next((str(c["status"]) for c in conditions if c["type"] == "Ready"), None)
-
-    def arguments(self, name: str) -> list[str]:
-        """What the recipe's job gives to Megatron."""
-        job = self.api.get("PyTorchJob", self.namespace, name)
-        template = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-        return list(template["spec"]["containers"][0]["args"])
-
-    def environment(self, name: str) -> dict[str, str]:
-        job = self.api.get("PyTorchJob", self.namespace, name)
-        template = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-        return {e["name"]: e["value"] for e in template["spec"]["containers"][0]["env"]}

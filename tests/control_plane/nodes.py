@@ -1,0 +1,91 @@
+"""Nodes whose kubelets KWOK simulates: healthy, lost and returned ones, and pools for one test."""
+
+from datetime import UTC, datetime
+
+from testkit.api_server import Api, Object
+from testkit.waiting import wait_until
+
+NODE_LEASES = "kube-node-lease"
+ON_LOST_NODE = "on-a-lost-node"
+"""Annotation of pods that KWOK must not terminate. It would terminate pods of any node."""
+
+
+def fake_node(name: str, rack: str, cpu: str = "64", **labels: str) -> Object:
+    """A node whose kubelet KWOK simulates, with 8 simulated GPUs."""
+    resources = {"cpu": cpu, "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "megatron.training/simulated-gpu": "true",
+                "topology.kubernetes.io/rack": rack,
+                **labels,
+            },
+        },
+        "status": {"allocatable": resources, "capacity": resources},
+    }
+
+
+def shared_node(index: int) -> Object:
+    """One of the nodes that all tests share, eight to a rack."""
+    return fake_node(f"fake-{index}", rack=f"rack-{index // 8}")
+
+
+def terminate_pods(api: Api, *, of_lost_nodes: bool) -> None:
+    """Set whether KWOK also terminates deleted pods of lost nodes."""
+    selector = [{"key": ".metadata.deletionTimestamp", "operator": "Exists"}]
+    if not of_lost_nodes:
+        marked = f'.metadata.annotations["{ON_LOST_NODE}"]'
+        selector.append({"key": marked, "operator": "DoesNotExist"})
+    api.patch("Stage", None, "pod-delete", {"spec": {"selector": {"matchExpressions": selector}}})
+
+
+def lose_node(api: Api, name: str) -> None:
+    """Stop simulating the node's kubelet: the node becomes unreachable and its pods keep their status."""
+    for pod in api.list("Pod", fieldSelector=f"spec.nodeName={name}"):
+        metadata = pod["metadata"]
+        mark = {"metadata": {"annotations": {ON_LOST_NODE: "true"}}}
+        api.patch("Pod", metadata["namespace"], metadata["name"], mark)
+    api.patch("Node", None, name, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
+    # KWOK does not renew a lease with another holder.
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    held = {"holderIdentity": "nobody", "leaseDurationSeconds": 3600, "renewTime": now}
+    api.patch("Lease", NODE_LEASES, name, {"spec": held})
+
+
+def restore_node(api: Api, name: str) -> None:
+    """Re-create a lost shared node and wait for its heartbeat."""
+    api.delete("Node", None, name)
+    api.delete("Lease", NODE_LEASES, name)
+    wait_until(f"node {name} to be gone", lambda: api.find("Node", None, name) is None)
+    api.apply(shared_node(int(name.removeprefix("fake-"))))
+    wait_until(f"a heartbeat of node {name}", lambda: api.find("Lease", NODE_LEASES, name))
+
+
+class Pool:
+    """Nodes of one test, each with room for one pod of two simulated GPUs."""
+
+    def __init__(self, api: Api, name: str, size: int) -> None:
+        """Creates `size` nodes that `selector` selects."""
+        self.api = api
+        self.selector = {"pool": name}
+        self.nodes = [f"{name}-{index}" for index in range(size)]
+        for node in self.nodes:
+            api.apply(fake_node(node, rack=name, cpu="3", pool=name))
+
+    def cordon(self, node: str) -> None:
+        """Schedule no further pods on the node."""
+        self.api.patch("Node", None, node, {"spec": {"unschedulable": True}})
+
+    def uncordon(self, node: str) -> None:
+        """Schedule pods on the node again."""
+        self.api.patch("Node", None, node, {"spec": {"unschedulable": None}})
+
+    def delete(self) -> None:
+        """Delete the nodes."""
+        for node in self.nodes:
+            self.api.delete("Node", None, node)
