@@ -41,7 +41,7 @@ _BOUNDS = {
 def predicted(figure: Figure, constants: Calibration = FITTED) -> float:
     """Tokens/s/GPU that the model gives for a figure's run."""
     w = figure.workload
-    tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dp / w.world
+    tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dims.dp / w.dims.world_size
     return tokens / step_time(w, figure.accelerator, constants).total
 
 

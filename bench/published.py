@@ -1,14 +1,15 @@
 """Published throughput figures, as workloads of the planner."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
@@ -54,16 +55,16 @@ def document() -> dict[str, Any]:
 def figures() -> list[Figure]:
     """All figures, in the order of the file."""
     read = document()
-    models = {name: _architecture(name, sizes) for name, sizes in read["models"].items()}
+    models = {name: _shape(name, sizes) for name, sizes in read["models"].items()}
     return [_figure(entry, models[entry["model"]]) for entry in read["figures"]]
 
 
-def _architecture(name: str, sizes: Mapping[str, Any]) -> ModelShape:
+def _shape(name: str, sizes: Mapping[str, Any]) -> ModelShape:
     family = _GPT if name.startswith("gpt-") and "numExperts" not in sizes else _OTHERS
-    errors: list[FieldError] = []
-    built = model_shape(ModelSpec.model_validate({**family, **sizes}), errors)
+    found = Diagnostics()
+    built = model_shape(ModelSpec.model_validate({**family, **sizes}), found)
     if built is None:
-        raise ValueError(f"{FILE}: model {name}: {'; '.join(map(str, errors))}")
+        raise ValueError(f"{FILE}: model {name}: {'; '.join(map(str, found.errors))}")
     return built
 
 
@@ -91,7 +92,7 @@ def _figure(entry: Mapping[str, Any], shape: ModelShape) -> Figure:
 
 def _flops(w: Workload, counted: str) -> float:
     """FLOPs of a token; `full` counts attention's masked half, as Megatron did before 0.13."""
-    vocabulary = w.shape.padded_vocab(w.tp)
+    vocabulary = w.shape.padded_vocab(w.dims.tp)
     causal = flops_per_token(w.shape, w.seq_length, vocabulary)
     if counted == "causal":
         return causal
@@ -99,26 +100,21 @@ def _flops(w: Workload, counted: str) -> float:
 
 
 def _workload(entry: Mapping[str, Any], shape: ModelShape) -> Workload:
-    tp, pp, cp, ep = (entry.get(name, 1) for name in ("tp", "pp", "cp", "ep"))
-    dp = entry["count"] // (tp * pp * cp)
-    split = automatic_split(shape.layers, pp)
+    sizes = ParallelDims(**{name: entry.get(name, 1) for name in ("tp", "pp", "cp", "ep", "vp")})
+    dims = replace(sizes, dp=entry["count"] // sizes.model_parallel)
+    split = automatic_split(shape.layers, dims.pp)
     layers = entry.get("layers") or (split.layers if split else None)
-    if layers is None or entry["gbs"] % (entry["mbs"] * dp):
+    if layers is None or entry["gbs"] % (entry["mbs"] * dims.dp):
         raise ValueError(f"{FILE}: {_name(entry)}: layers or batch do not divide")
     flags = set(entry.get("with", ()))
     full, modules = entry.get("full"), entry.get("selective")
     return Workload(
         shape=shape,
+        dims=dims,
         seq_length=entry["seq"],
         micro_batch=entry["mbs"],
-        micro_batches=entry["gbs"] // (entry["mbs"] * dp),
-        tp=tp,
-        cp=cp,
-        dp=dp,
+        micro_batches=entry["gbs"] // (entry["mbs"] * dims.dp),
         stage_layers=tuple(layers),
-        virtual=entry.get("vp", 1),
-        ep=ep,
-        expert_dp=max(1, entry["count"] // (ep * pp)),
         sequence_parallel="noSequenceParallel" not in flags,
         numerics=_numerics(entry),
         recompute=Recomputation("full", "uniform", full)

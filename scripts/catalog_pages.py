@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from megatron_operator import catalog
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
@@ -178,7 +179,7 @@ def _plan(entry: Entry, layout: PublishedLayout | None) -> Plan:
 @cache
 def _parameters(name: str) -> int:
     entry = catalog.load().get(name)
-    a = model_shape(entry.model, [])
+    a = model_shape(entry.model, Diagnostics())
     return parameters(a, a.vocab) if a else 0
 
 

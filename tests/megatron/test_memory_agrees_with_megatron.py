@@ -162,11 +162,11 @@ def test_activations_agree(megatron: Megatron, name: str) -> None:
 def test_the_comparison_covers_layouts_of_every_kind() -> None:
     compared = [workload(name) for name in filter(of_equal_stages, ALL)]
     for kind, there in {
-        "tensor parallel": any(w.tp > 1 for w in compared),
-        "pipeline stages": any(w.pp > 1 and w.virtual == 1 for w in compared),
-        "interleaved": any(w.virtual > 1 for w in compared),
-        "context parallel": any(w.cp > 1 for w in compared),
-        "experts": any(w.ep > 1 and w.etp > 1 for w in compared),
+        "tensor parallel": any(w.dims.tp > 1 for w in compared),
+        "pipeline stages": any(w.dims.pp > 1 and w.dims.vp == 1 for w in compared),
+        "interleaved": any(w.dims.vp > 1 for w in compared),
+        "context parallel": any(w.dims.cp > 1 for w in compared),
+        "experts": any(w.dims.ep > 1 and w.dims.etp > 1 for w in compared),
         "latent attention": any(w.shape.latent for w in compared),
         "whole optimizer": any(not w.distributed_optimizer for w in compared),
     }.items():

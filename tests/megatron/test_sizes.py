@@ -3,6 +3,7 @@
 import pytest
 from cases import case, specs
 from megatron.training.training import num_floating_point_operations
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import mtp_parameters
 from real_model import sizes
@@ -15,7 +16,7 @@ ONE_OF_EACH = {str(spec.get("recipe", name)): name for name, spec in reversed(sp
 @pytest.mark.parametrize("name", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
 def test_parameters_are_those_of_the_real_model(megatron: Megatron, name: str) -> None:
     plan, real = case(name).plan, sizes(megatron, case(name).words)
-    shape = model_shape(case(name).resolved.model, [])
+    shape = model_shape(case(name).resolved.model, Diagnostics())
     assert shape is not None
     padding = plan.parameters_padded - plan.parameters
     assert plan.parameters_padded == real.total

@@ -1,6 +1,9 @@
-"""Other layouts than the one that is taken, with the reason why it is not them."""
+"""Layouts that were considered and not chosen, each with the reason."""
+
+from dataclasses import replace
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.search.problem import Candidate
@@ -8,7 +11,7 @@ from megatron_operator.planner.search.rank import Ranking
 
 
 class Alternative(ApiModel):
-    """A layout that was weighed."""
+    """A layout that was considered."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
@@ -23,22 +26,22 @@ class Alternative(ApiModel):
     memory_per_gpu: MemoryPerGpu
     expected: Expected | None
     reason: str
-    """Why it is not the plan."""
+    """Why it was not chosen."""
 
 
 def alternatives_to(plan: Plan, ranking: Ranking, most: int, *, published: bool) -> list[Alternative]:
-    """The best layouts of other sizes; after them the nearest miss among simpler ones that are too large.
+    """The `most` best layouts of other sizes, then the smallest of the simpler ones that do not fit.
 
     `published`: the plan is the catalog's layout, not the planner's choice.
     """
     found: list[Alternative] = []
-    seen = {_sizes_of_plan(plan)}
+    seen = {_sizes(ParallelDims.of_plan(plan))}
     for candidate in ranking.candidates:
-        if len(found) < most and _sizes(candidate) not in seen:
-            seen.add(_sizes(candidate))
+        if len(found) < most and _sizes(candidate.dims) not in seen:
+            seen.add(_sizes(candidate.dims))
             found.append(_alternative(candidate, _comparison(plan, candidate, published)))
-    simpler = [c for c in ranking.too_large if c.layout.pp <= plan.pipeline_model_parallel_size]
-    too_large = [c for c in simpler if _sizes(c) not in seen]
+    simpler = [c for c in ranking.too_large if c.dims.pp <= plan.pipeline_model_parallel_size]
+    too_large = [c for c in simpler if _sizes(c.dims) not in seen]
     if too_large:
         nearest = min(too_large, key=lambda candidate: candidate.memory.total)
         over = (nearest.memory.total - (nearest.memory.capacity or 0)) / GIB
@@ -46,27 +49,18 @@ def alternatives_to(plan: Plan, ranking: Ranking, most: int, *, published: bool)
     return found
 
 
-def _sizes(candidate: Candidate) -> tuple[int, int, int, int]:
-    layout = candidate.layout
-    return layout.tp, layout.pp, layout.cp, layout.ep
-
-
-def _sizes_of_plan(plan: Plan) -> tuple[int, int, int, int]:
-    return (
-        plan.tensor_model_parallel_size,
-        plan.pipeline_model_parallel_size,
-        plan.context_parallel_size,
-        plan.expert_model_parallel_size,
-    )
+def _sizes(dims: ParallelDims) -> ParallelDims:
+    """Dimensions that make another layout: TP, PP, CP and EP; the others follow or are details."""
+    return replace(dims, dp=1, etp=1, vp=1)
 
 
 def _comparison(plan: Plan, candidate: Candidate, published: bool) -> str:
     if plan.expected is None or candidate.expected is None:
         return "less simple"
-    part = candidate.expected.step_seconds / plan.expected.step_seconds - 1
-    if part > 0.005:
-        return f"{part:.0%} slower"
-    speed = f"{-part:.0%} faster as estimated" if part < -0.005 else "as fast"
+    longer = candidate.expected.step_seconds / plan.expected.step_seconds - 1
+    if longer > 0.005:
+        return f"{longer:.0%} slower"
+    speed = f"{-longer:.0%} faster as estimated" if longer < -0.005 else "as fast"
     if published:
         return f"{speed}, but not the published layout"
     if not candidate.is_comfortable and candidate.memory.capacity:
@@ -75,19 +69,16 @@ def _comparison(plan: Plan, candidate: Candidate, published: bool) -> str:
 
 
 def _alternative(candidate: Candidate, reason: str) -> Alternative:
-    layout = candidate.layout
-    return Alternative(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.split.virtual if layout.split else None,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp,
-        data_parallel_size=candidate.dp,
-        micro_batch_size=candidate.micro_batch,
-        recompute_granularity=candidate.recompute,
-        fits=candidate.fits,
-        memory_per_gpu=candidate.memory,
-        expected=candidate.expected,
-        reason=reason,
+    split = candidate.layout.split
+    return Alternative.model_validate(
+        candidate.dims.plan_fields()
+        | {
+            "virtual_pipeline_model_parallel_size": split.virtual if split else None,
+            "micro_batch_size": candidate.micro_batch,
+            "recompute_granularity": candidate.recompute,
+            "fits": candidate.fits,
+            "memory_per_gpu": candidate.memory,
+            "expected": candidate.expected,
+            "reason": reason,
+        }
     )

@@ -3,7 +3,7 @@
 from fractions import Fraction
 from itertools import pairwise
 
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.training import TrainingSpec
 
 _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -38,21 +38,21 @@ def ramp_up(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(steps)
 
 
-def global_batches(training: TrainingSpec, errors: list[FieldError]) -> list[int]:
-    """All global batch sizes that the run will have, in order; empty with a reason in `errors`."""
+def global_batches(training: TrainingSpec, found: Diagnostics) -> list[int]:
+    """All global batch sizes that the run will have, in order; empty with a reason in `found`."""
     text, path = training.step_batch_size_schedule, "spec.training.stepBatchSizeSchedule"
     if text is None:
         if training.global_batch_size is None:
-            errors.append(FieldError("spec.training.globalBatchSize", "is missing", "set it"))
+            found.error("spec.training.globalBatchSize", "is missing", "set it")
             return []
         return [training.global_batch_size]
     if training.global_batch_size is not None:
-        errors.append(FieldError(path, "is set together with globalBatchSize", "set one of the two"))
+        found.error(path, "is set together with globalBatchSize", "set one of the two")
         return []
     try:
         return [batch for _, batch in ramp_up(text)]
     except ValueError as error:
-        errors.append(FieldError(path, f"{text!r}: {error}", "write pairs such as 0:384 200B:768"))
+        found.error(path, f"{text!r}: {error}", "write pairs such as 0:384 200B:768")
         return []
 
 

@@ -1,7 +1,7 @@
-"""Recipes that Megatron-Bridge runs: their layout as its function has it, and the command that starts it.
+"""Recipes of engine `bridge`: the layout of their Megatron-Bridge function, and the command that starts it.
 
-The command is that of `scripts/training/run_recipe.py` of Megatron-Bridge's repository at the release that
-`catalog.functions` names; the wheel has the functions, not the script.
+The command is that of `scripts/training/run_recipe.py` in Megatron-Bridge's repository, at the release that
+`catalog.bridge_tables` names; the wheel has the functions, but not the script.
 """
 
 import math
@@ -11,7 +11,9 @@ from typing import Final
 
 from megatron_contract.environment import CHECKPOINT_DIR
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.parallel_dims import PLAN_FIELDS, SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -21,15 +23,6 @@ from megatron_operator.planner.estimate.parameters import flops_per_token, param
 
 SCRIPT: Final = "scripts/training/run_recipe.py"
 
-_SIZES: Final = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-)
-_OF_PLAN: Final = {"virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank"}
 _STAGES: Final = {
     "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",
@@ -50,89 +43,65 @@ _FURTHER: Final = {
     "seed": "rng.seed",
     "log_interval": "logger.log_interval",
 }
-"""Ours -> the field of Bridge's ConfigContainer, where run_recipe.py has no option of its own."""
+"""Field of `spec.training` -> that of Bridge's ConfigContainer, where run_recipe.py has no option."""
 
 
 def is_modelled(resolved: ResolvedRecipe) -> bool:
-    """Whether the planner's estimates hold: the whole model is known, and all of it is trained."""
-    return resolved.mode != "lora" and model_shape(resolved.model, []) is not None
+    """Whether the planner's estimates apply: the model is known completely and trained completely."""
+    return resolved.mode != "lora" and model_shape(resolved.model, Diagnostics()) is not None
 
 
 def without_published_layout(resolved: ResolvedRecipe) -> ResolvedRecipe:
-    """The recipe without the layout of a function that was published for other accelerators."""
+    """The recipe without a layout that was published for other accelerators."""
     if resolved.layout is not None:
         return resolved
 
-    def said(path: str) -> bool:
+    def set_by_user(path: str) -> bool:
         return resolved.origins.get(path) == "recipe"
 
     sizes = {
-        alias: value for alias, value in resolved.parallelism.wire().items() if said(f"parallelism.{alias}")
+        alias: value
+        for alias, value in resolved.parallelism.wire().items()
+        if set_by_user(f"parallelism.{alias}")
     }
     training = resolved.training
-    if not said("training.microBatchSize"):
+    if not set_by_user("training.microBatchSize"):
         training = training.model_copy(update={"micro_batch_size": None})
     update = {"parallelism": ParallelismSpec.model_validate(sizes), "training": training}
     return resolved.model_copy(update=update)
 
 
 def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> Plan:
-    """The function's own layout, with as much data parallelism as the accelerators give.
+    """A plan with the function's own layout; DP follows from the number of accelerators.
 
-    Raises InvalidRecipeError where the sizes or the batch do not go with the number of accelerators.
+    `pod` is the number of ranks of a pod. Raises InvalidRecipeError where sizes or batch do not suit the
+    number of accelerators.
     """
     p, t, world = resolved.parallelism, resolved.training, resolved.accelerator_count
-    tp, pp = p.tensor_model_parallel_size or 1, p.pipeline_model_parallel_size or 1
-    cp, ep = p.context_parallel_size or 1, p.expert_model_parallel_size or 1
-    etp = p.expert_tensor_parallel_size or (tp if ep == 1 else 1)
-    dp = world // (tp * pp * cp)
-    dense, experts = tp * pp * cp, ep * etp * pp
-    # Every group has to fit: attention's TP x PP x CP and the experts' EP x ETP x PP.
-    least = math.lcm(dense, experts)
-    errors = []
-    if world % least:
-        below = world // least * least
-        errors.append(
-            FieldError(
-                "spec.accelerator.count",
-                f"{world} is no multiple of {least}, which TP {tp} x PP {pp} x CP {cp} and EP {ep} x"
-                f" ETP {etp} x PP {pp} of {_name(resolved)} need",
-                f"set {f'{below} or ' if below else ''}{below + least}, or other sizes in parallelism",
-            )
-        )
+    dims = ParallelDims.of_spec(p, world)
+    _check_divisible(resolved, dims)
     micro, batch = t.micro_batch_size or 1, t.global_batch_size or 1
-    if not errors and batch % (micro * dp):
-        upper = -(-batch // (micro * dp)) * micro * dp
-        errors.append(
-            FieldError(
-                "spec.training.globalBatchSize",
-                f"{batch} is no multiple of microBatchSize {micro} x DP {dp}",
-                f"set {upper}, or fewer accelerators",
-            )
-        )
-    if errors:
-        raise InvalidRecipeError(errors)
     if resolved.layout is None and resolved.function is not None:
-        copies = f"{_name(resolved)} is laid out for {resolved.function.title}: its sizes, and DP {dp}"
-        notes = [*notes, copies]
-    shape = model_shape(resolved.model, [])
+        published = f"the layout of {_name(resolved)} is for {resolved.function.title}"
+        notes = [*notes, f"{published}: its sizes are used, with DP {dims.dp}"]
+    shape = model_shape(resolved.model, Diagnostics())
     if shape is None:
-        notes = [*notes, "parameters, memory and speed of this model are not modelled"]
+        notes = [*notes, "parameters, memory and speed of this model are not estimated"]
     elif resolved.mode == "lora":
-        notes = [*notes, "memory and speed with LoRA are not modelled"]
-    padded = shape.padded_vocab(tp) if shape else 0
+        notes = [*notes, "memory and speed with LoRA are not estimated"]
+    padded = shape.padded_vocab(dims.tp) if shape else 0
     return Plan(
         world_size=world,
         nodes=-(-world // pod),
         per_node=pod,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
+        tensor_model_parallel_size=dims.tp,
+        pipeline_model_parallel_size=dims.pp,
         virtual_pipeline_model_parallel_size=p.num_virtual_stages_per_pipeline_rank,
-        context_parallel_size=cp,
-        expert_model_parallel_size=ep,
-        expert_tensor_parallel_size=etp,
-        data_parallel_size=dp,
-        expert_data_parallel_size=world // experts,
+        context_parallel_size=dims.cp,
+        expert_model_parallel_size=dims.ep,
+        expert_tensor_parallel_size=dims.etp,
+        data_parallel_size=dims.dp,
+        expert_data_parallel_size=dims.expert_dp,
         sequence_parallel=bool(p.sequence_parallel),
         decoder_first_pipeline_num_layers=p.decoder_first_pipeline_num_layers,
         decoder_last_pipeline_num_layers=p.decoder_last_pipeline_num_layers,
@@ -148,7 +117,7 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         overlap_param_gather=True,
         micro_batch_size=micro,
         global_batch_size=batch,
-        gradient_accumulation=batch // (micro * dp),
+        gradient_accumulation=batch // (micro * dims.dp),
         train_iters=iterations(t),
         train_samples=t.train_samples,
         parameters=parameters(shape, shape.vocab) if shape else None,
@@ -159,17 +128,41 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
     )
 
 
+def _check_divisible(resolved: ResolvedRecipe, dims: ParallelDims) -> None:
+    """Raise InvalidRecipeError unless the groups divide the accelerators and the ranks the batch."""
+    found, world, t = Diagnostics(), resolved.accelerator_count, resolved.training
+    # Every group has to fit: attention's TP x PP x CP and the experts' EP x ETP x PP.
+    multiple = math.lcm(dims.model_parallel, dims.expert_model_parallel)
+    micro, batch = t.micro_batch_size or 1, t.global_batch_size or 1
+    if world % multiple:
+        lower = world // multiple * multiple
+        found.error(
+            "spec.accelerator.count",
+            f"{world} is not a multiple of {multiple}, which TP {dims.tp} x PP {dims.pp} x CP {dims.cp} and"
+            f" EP {dims.ep} x ETP {dims.etp} x PP {dims.pp} of {_name(resolved)} require",
+            f"set {f'{lower} or ' if lower else ''}{lower + multiple}, or other sizes in parallelism",
+        )
+    elif batch % (micro * dims.dp):
+        upper = -(-batch // (micro * dims.dp)) * micro * dims.dp
+        found.error(
+            "spec.training.globalBatchSize",
+            f"{batch} is not a multiple of microBatchSize {micro} x DP {dims.dp}",
+            f"set {upper}, or fewer accelerators",
+        )
+    found.raise_errors()
+
+
 def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
-    """The plan, saying who would run it."""
+    """The plan with a note that Megatron-Bridge would run it."""
     note = (
         f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
-        " not start its loop yet, and the command was not tried on hardware"
+        " not start its loop yet, and the command is untested on hardware"
     )
     return plan.model_copy(update={"notes": [*plan.notes, note]})
 
 
 def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
-    """Why there is no job for it."""
+    """Why no job is created for it."""
     return FieldError(
         "spec.recipe",
         f"{resolved.recipe} is run by Megatron-Bridge ({_name(resolved)}), whose loop the trainer image does"
@@ -182,7 +175,7 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
 def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     """The whole command on each node, from the root of Megatron-Bridge's repository.
 
-    What the function itself sets is not said again; torchrun takes node rank and address from PET_NODE_RANK,
+    What the function itself sets is not repeated; torchrun takes node rank and address from PET_NODE_RANK,
     PET_MASTER_ADDR and PET_MASTER_PORT.
     """
     function = resolved.function
@@ -190,12 +183,12 @@ def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     sets, batch = function.parallelism, function.training
     words = ["torchrun", "--nnodes", str(plan.nodes), "--nproc-per-node", str(plan.per_node), SCRIPT]
     words += ["--recipe", str(function.function), "--mode", resolved.mode]
-    for size in _SIZES:
-        planned, own = getattr(plan, size), getattr(sets, _OF_PLAN.get(size, size))
-        if (planned or 1) != (own or 1) and not (size == "expert_tensor_parallel_size" and own is None):
-            words += [f"--{size}", str(planned or 1)]
-    asked, rates = resolved.training, resolved.origins
-    for option, wanted, own in (
+    for dim in ("tp", "pp", "vp", "cp", "ep", "etp"):
+        planned, own = getattr(plan, PLAN_FIELDS[dim]), getattr(sets, SPEC_FIELDS[dim])
+        if (planned or 1) != (own or 1) and not (dim == "etp" and own is None):
+            words += [f"--{PLAN_FIELDS[dim]}", str(planned or 1)]
+    asked = resolved.training
+    for option, value, own in (
         ("--micro_batch_size", plan.micro_batch_size, batch.micro_batch_size),
         ("--global_batch_size", plan.global_batch_size, batch.global_batch_size),
         ("--seq_length", asked.seq_length, batch.seq_length),
@@ -204,18 +197,18 @@ def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
         ("--lr", asked.lr, batch.lr),
         ("--min_lr", asked.min_lr, batch.min_lr),
     ):
-        if wanted is not None and wanted != own:
-            words += [option, str(wanted)]
-    if rates.get("checkpoint.saveInterval") != "default":
+        if value is not None and value != own:
+            words += [option, str(value)]
+    if resolved.origins.get("checkpoint.saveInterval") != "default":
         words += ["--save_interval", str(resolved.checkpoint.save_interval)]
     words += ["--save_dir", f"{CHECKPOINT_DIR}/{name}", "--load_dir", f"{CHECKPOINT_DIR}/{name}"]
-    return words + [f"{field}={_value(value)}" for field, value in _fields(resolved, plan, sets)]
+    return words + [f"{field}={_override(value)}" for field, value in _fields(resolved, plan, sets)]
 
 
 def _fields(
     resolved: ResolvedRecipe, plan: Plan, sets: ParallelismSpec
 ) -> Iterator[tuple[str, str | int | float | bool | None]]:
-    """What differs from the function and has no option: fields of its ConfigContainer."""
+    """Fields of Bridge's ConfigContainer that differ from the function and have no option."""
     if plan.sequence_parallel != bool(sets.sequence_parallel):
         yield "model.sequence_parallel", plan.sequence_parallel
     for name, field in _STAGES.items():
@@ -231,8 +224,8 @@ def _fields(
             yield field, getattr(resolved.training, name)
 
 
-def _value(value: str | float | bool | None) -> str:
-    """A value in the words of an override: quoted where it is more than a word."""
+def _override(value: str | float | bool | None) -> str:
+    """The value of an override on the command line: quoted where it is more than a word."""
     if value is None:
         return "null"
     if isinstance(value, bool):

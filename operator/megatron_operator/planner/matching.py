@@ -4,6 +4,7 @@ import math
 import re
 from typing import NamedTuple
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.catalog import Entry
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import parameters
@@ -28,7 +29,7 @@ class Match(NamedTuple):
 
 def size_of(entry: Entry) -> int | None:
     """Parameters, by the architecture, else by the name."""
-    shape = model_shape(entry.model, [])
+    shape = model_shape(entry.model, Diagnostics())
     return parameters(shape, shape.vocab) if shape else _billions(entry.name)
 
 

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in the words of `status.plan.notes`."""
+"""Notes of a plan (`status.plan.notes`): the reason for each choice."""
 
 from megatron_operator.api.status import MemoryPerGpu
 from megatron_operator.planner.estimate.hardware import GIB
@@ -7,7 +7,7 @@ from megatron_operator.planner.search.rank import EQUAL_SPEED, Ranking
 
 
 def planning_notes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> list[str]:
-    """The reason of every choice that the recipe left open."""
+    """The reason for every choice that the recipe left open."""
     return [
         *_sizes(problem, ranking, chosen),
         *_experts(problem, chosen),
@@ -31,27 +31,24 @@ def _sizes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> lis
     ]
     if not free or ranking.valid == 1:
         return []
-    planned = f"{chosen.words} ({', '.join(free)} planned)"
+    planned = f"{chosen.dims.describe()} ({', '.join(free)} planned)"
     if problem.accelerator is None:
-        return [f"{planned}: the simplest of {ranking.valid} layouts; speed and memory are not known here"]
-    reason = f"the fastest of {ranking.valid} layouts that the rules allow, as estimated"
-    others = [
-        c
-        for c in ranking.candidates[1:]
-        if c.layout.tp != chosen.layout.tp or c.layout.pp != chosen.layout.pp
-    ]
+        return [f"{planned}: the simplest of {ranking.valid} layouts; their speed and memory are unknown"]
+    reason = f"the fastest of {ranking.valid} valid layouts, as estimated"
+    others = [c for c in ranking.candidates[1:] if c.dims.tp != chosen.dims.tp or c.dims.pp != chosen.dims.pp]
     if not others or others[0].expected is None or chosen.expected is None:
         return [f"{planned}: {reason}"]
+    next_best = others[0].dims.describe()
     slower = others[0].expected.step_seconds / chosen.expected.step_seconds - 1
     if slower < EQUAL_SPEED:
-        return [f"{planned}: {reason}; simpler than {others[0].words}, which is as fast"]
-    return [f"{planned}: {reason}; {others[0].words} would be {slower:.0%} slower"]
+        return [f"{planned}: {reason}; simpler than {next_best}, which is as fast"]
+    return [f"{planned}: {reason}; {next_best} would be {slower:.0%} slower"]
 
 
 def _experts(problem: PlanningProblem, chosen: Candidate) -> list[str]:
-    asked, layout = problem.asked, chosen.layout
-    if problem.shape.experts and asked.expert_tensor_parallel_size is None and layout.tp > 1:
-        return [f"expertTensorParallelSize 1: Megatron's default, TP {layout.tp}, would split each expert"]
+    tp = chosen.dims.tp
+    if problem.shape.experts and problem.asked.expert_tensor_parallel_size is None and tp > 1:
+        return [f"expertTensorParallelSize 1: Megatron's default, TP {tp}, would split each expert"]
     return []
 
 
@@ -61,13 +58,15 @@ def _stages(problem: PlanningProblem, chosen: Candidate) -> list[str]:
         return []
     if split.virtual and not asked.num_virtual_stages_per_pipeline_rank:
         bubble = f" ({chosen.expected.bubble:.0%} of a step)" if chosen.expected else ""
-        notes.append(f"numVirtualStagesPerPipelineRank {split.virtual}: interleaved stages wait less{bubble}")
+        notes.append(
+            f"numVirtualStagesPerPipelineRank {split.virtual}: interleaving shortens the bubble{bubble}"
+        )
     if not split.even:
-        notes.append(f"layers of the stages: {_runs(split.layers)}")
+        notes.append(f"layers of the stages: {_run_lengths(split.layers)}")
     return notes
 
 
-def _runs(layers: tuple[int, ...]) -> str:
+def _run_lengths(layers: tuple[int, ...]) -> str:
     """`7, 8 x 14, 7`."""
     runs: list[list[int]] = []
     for count in layers:
@@ -95,8 +94,8 @@ def _memory(problem: PlanningProblem, chosen: Candidate) -> list[str]:
 
 
 def memory_warnings(memory: MemoryPerGpu | None) -> list[str]:
-    """Said where a layout that was asked for whole may not fit."""
+    """A warning where a fully requested layout may not fit."""
     if memory is None or memory.capacity is None or memory.total <= memory.capacity:
         return []
     total, capacity = memory.total / GIB, memory.capacity / GIB
-    return [f"memory may not suffice: {total:.1f} GiB estimated, {capacity:.1f} GiB there"]
+    return [f"memory may not suffice: {total:.1f} GiB estimated, {capacity:.1f} GiB available"]

@@ -29,7 +29,7 @@ def test_a_valid_recipe_says_who_would_run_it(recipe: str) -> None:
     assert done.exit_code == 0, done.output
     assert "valid on 8 x h100-sxm" in done.stdout
     assert "run by Megatron-Bridge" in done.stdout
-    assert "not tried on hardware" in done.stdout
+    assert "untested on hardware" in done.stdout
 
 
 def test_the_command_is_that_of_megatron_bridge() -> None:

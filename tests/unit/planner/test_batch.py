@@ -1,6 +1,7 @@
 """Amounts, batch ramp-ups and the number of iterations."""
 
 import pytest
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.training import TrainingSpec
 from megatron_operator.planner.batch import amount, global_batches, iterations, ramp_up
 
@@ -27,7 +28,7 @@ def test_a_ramp_up_that_megatron_would_refuse_is_refused(text: str) -> None:
 
 def test_all_batches_of_a_ramp_up_count() -> None:
     training = TrainingSpec.model_validate({"stepBatchSizeSchedule": "0:64 1B:128", "trainSamples": 10**6})
-    assert global_batches(training, []) == [64, 128]
+    assert global_batches(training, Diagnostics()) == [64, 128]
     assert iterations(training) is None
 
 

@@ -11,7 +11,7 @@ from megatron_operator.catalog import ResolvedRecipe, load, resolve
 from megatron_operator.cli import generic
 from megatron_operator.planner import PlannedRun, megatron_arguments, plan, plan_and_alternatives
 
-NOT_STARTED = "this operator does not start its loop yet, and the command was not tried on hardware"
+NOT_STARTED = "this operator does not start its loop yet, and the command is untested on hardware"
 
 
 def resolved(recipe: str, count: int, accelerator: str = "h100-sxm", **spec: Any) -> ResolvedRecipe:
@@ -35,7 +35,7 @@ def test_a_model_that_is_not_modelled_lies_as_its_function_has_it() -> None:
     assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (4, 32, 1)
     assert p.parameters is p.memory_per_gpu is p.expected is p.flops_per_token is None
     assert NOT_STARTED in p.notes[-1]
-    assert "parameters, memory and speed of this model are not modelled" in p.notes
+    assert "parameters, memory and speed of this model are not estimated" in p.notes
 
 
 def test_further_accelerators_are_data_parallel() -> None:
@@ -57,7 +57,7 @@ def test_memory_with_lora_is_not_that_of_training_all_weights() -> None:
     p = plan(resolved("llama3-70b-lora", 8))
     assert p.parameters == 70553706496
     assert p.memory_per_gpu is None
-    assert "memory and speed with LoRA are not modelled" in p.notes
+    assert "memory and speed with LoRA are not estimated" in p.notes
 
 
 def test_a_published_layout_that_the_estimate_refuses_is_kept_with_a_note() -> None:
@@ -69,9 +69,9 @@ def test_a_published_layout_that_the_estimate_refuses_is_kept_with_a_note() -> N
 @pytest.mark.parametrize(
     ("recipe", "count", "field", "said"),
     [
-        ("qwen3.5-vl-122b-a10b-sft", 40, "spec.accelerator.count", "is no multiple of"),
+        ("qwen3.5-vl-122b-a10b-sft", 40, "spec.accelerator.count", "is not a multiple of"),
         ("wan2.1-14b", 12, "spec.accelerator.count", "is not a multiple of the 8 accelerators of a node"),
-        ("wan2.1-14b", 24, "spec.training.globalBatchSize", "is no multiple of microBatchSize 1 x DP"),
+        ("wan2.1-14b", 24, "spec.training.globalBatchSize", "is not a multiple of microBatchSize 1 x DP"),
     ],
 )
 def test_what_does_not_go_with_the_count_is_refused(recipe: str, count: int, field: str, said: str) -> None:

@@ -122,7 +122,7 @@ def test_experts_on_too_few_ranks_are_refused_with_an_ep_that_fits(resolve: Any)
         plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": 1}))
     [error] = refused.value.errors
     assert error.field == "spec.parallelism.expertModelParallelSize"
-    assert "1: even the leanest layout with it" in error.message
+    assert "1: even the most memory-efficient layout with it" in error.message
     size = int(error.fix.split()[1].rstrip(","))
     assert plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": size}))
 

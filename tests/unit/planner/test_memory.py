@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any
 
 import pytest
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.training import TrainingSpec
 from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import memory
@@ -36,23 +37,27 @@ LATENT = LLAMA | {
 
 
 def model(sizes: dict[str, Any]) -> ModelShape:
-    errors: list[FieldError] = []
-    built = model_shape(ModelSpec.model_validate(sizes), errors)
-    assert built is not None, errors
+    found = Diagnostics()
+    built = model_shape(ModelSpec.model_validate(sizes), found)
+    assert built is not None, found.errors
     return built
 
 
+DIMS = ("tp", "cp", "dp", "ep", "etp", "vp")
+
+
 def workload(sizes: dict[str, Any] | None = None, **changes: Any) -> Workload:
-    """Llama 3 70B on TP 4, PP 4, DP 2, but for the changes."""
-    whole: dict[str, Any] = {
+    """Llama 3 70B on TP 4, PP 4, DP 2 with these changes of dimensions or of the workload; PP from stages."""
+    values: dict[str, Any] = {
         "shape": model(sizes or LLAMA), "seq_length": 4096, "micro_batch": 1, "micro_batches": 16,
-        "tp": 4, "cp": 1, "dp": 2, "stage_layers": (20,) * 4,
-    }  # fmt: skip
-    return Workload(**(whole | changes))
+        "stage_layers": (20,) * 4, "tp": 4, "dp": 2,
+    } | changes  # fmt: skip
+    dims = {name: values.pop(name) for name in DIMS if name in values}
+    return Workload(dims=ParallelDims(pp=len(values["stage_layers"]), **dims), **values)
 
 
 def mixtral(**changes: Any) -> Workload:
-    whole: dict[str, Any] = {"tp": 1, "dp": 8, "stage_layers": (32,), "ep": 8, "expert_dp": 1}
+    whole: dict[str, Any] = {"tp": 1, "dp": 8, "stage_layers": (32,), "ep": 8}
     return workload(MIXTRAL, **(whole | changes))
 
 
@@ -75,7 +80,7 @@ def test_eighteen_bytes_a_parameter_without_any_splitting() -> None:
 
 
 def test_experts_are_split_over_their_own_groups() -> None:
-    near, far = mixtral(ep=8, expert_dp=1), mixtral(ep=4, expert_dp=2)
+    near, far = mixtral(ep=8), mixtral(ep=4)
     assert states(far, 0).weights > 1.5 * states(near, 0).weights
     assert states(near, 0).optimizer == pytest.approx(states(far, 0).optimizer)
 
@@ -95,7 +100,7 @@ def test_the_first_stage_holds_a_micro_batch_for_every_stage() -> None:
 
 
 def test_interleaving_holds_more_by_megatrons_factor() -> None:
-    plain, interleaved = workload(), workload(virtual=5)
+    plain, interleaved = workload(), workload(vp=5)
     assert activations(interleaved, 0) == pytest.approx(activations(plain, 0) * (1 + 3 / (4 * 5)))
 
 

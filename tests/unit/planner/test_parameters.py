@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape, moe_pattern
 from megatron_operator.planner.estimate.parameters import flops_per_token, mtp_parameters, parameters
@@ -52,10 +53,10 @@ DEEPSEEK_V3 = (
 
 
 def built(model: dict[str, Any]) -> ModelShape:
-    errors: list[Any] = []
-    found = model_shape(ModelSpec.model_validate(model), errors)
-    assert found is not None, errors
-    return found
+    found = Diagnostics()
+    shape = model_shape(ModelSpec.model_validate(model), found)
+    assert shape is not None, found.errors
+    return shape
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,10 @@ def test_moe_layers_are_read_as_megatron_reads_them(freq: str | None, pattern: s
 
 @pytest.mark.parametrize("freq", ["0", "[0]*3", "[0,1", "__import__('os')", "[1]*10**9", "'a'"])
 def test_a_wrong_moe_pattern_is_refused_and_nothing_is_run(freq: str) -> None:
-    errors: list[Any] = []
+    found = Diagnostics()
     model = MIXTRAL | shape(4, 64, 8, 256, 128) | {"moeLayerFreq": freq}
-    assert model_shape(ModelSpec.model_validate(model), errors) is None
-    assert [error.field for error in errors] == ["spec.model.moeLayerFreq"]
+    assert model_shape(ModelSpec.model_validate(model), found) is None
+    assert [error.field for error in found.errors] == ["spec.model.moeLayerFreq"]
 
 
 def test_feed_forward_width_defaults_as_in_megatron() -> None:

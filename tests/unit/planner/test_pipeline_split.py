@@ -1,6 +1,7 @@
 """Layers on pipeline stages, as Megatron deals them."""
 
 import pytest
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.planner.search.pipeline_split import (
@@ -42,8 +43,8 @@ def test_no_split_leaves_a_stage_empty_or_nearly(layers: int, pp: int) -> None:
 def asked(
     layers: int, pp: int, mtp: int = 0, **settings: object
 ) -> tuple[StageSplit | None, list[FieldError]]:
-    errors: list[FieldError] = []
-    return requested_split(layers, mtp, pp, ParallelismSpec.model_validate(settings), errors), errors
+    found = Diagnostics()
+    return requested_split(layers, mtp, pp, ParallelismSpec.model_validate(settings), found), found.errors
 
 
 def test_the_last_stage_may_be_asked_for() -> None:
@@ -74,9 +75,9 @@ def test_a_layout_string_is_counted_stage_by_stage() -> None:
     ("layout", "said"),
     [
         ("Et*8|t*7L", "places 15 layers, the model has 16"),
-        ("Et*8|t*8", "does not begin with the one E and end with the one L"),
+        ("Et*8|t*8", "does not begin with its only E and end with its only L"),
         ("Et*4|t*4|t*8L", "has 3 chunks, not a multiple of PP 2"),
-        ("Et*8|x*8L", "'x' is none of E, t, m, L and |"),
+        ("Et*8|x*8L", "'x' is not one of E, t, m, L and |"),
         ("Et*8|t*8mL", "places 1 mtp layers, the model has 0"),
     ],
 )

@@ -60,7 +60,7 @@ def test_experts_lie_inside_the_world(resolve: Any) -> None:
 def test_fewer_accelerators_than_a_node_are_one_pod(resolve: Any) -> None:
     p = plan(resolve("gpt3-1.3b", 4))
     assert (p.nodes, p.per_node) == (1, 4)
-    assert any("one pod takes them all" in note for note in p.notes)
+    assert any("so one pod uses all" in note for note in p.notes)
 
 
 def test_sequence_parallelism_follows_tensor_parallelism(resolve: Any) -> None:
@@ -118,7 +118,7 @@ def test_every_reason_is_given_at_once(resolve: Any) -> None:
             "= 512 does not divide accelerator.count 64",
         ),
         ({"expertModelParallelSize": 2}, "EP 2, but the model has no experts"),
-        ({"contextParallelSize": 16, "cpCommType": "a2a"}, "a2a deals 32 heads and 8 groups"),
+        ({"contextParallelSize": 16, "cpCommType": "a2a"}, "a2a splits the 32 heads and 8 groups"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_with_its_numbers(
@@ -137,7 +137,7 @@ def test_a_layout_that_cannot_be_is_refused_with_its_numbers(
         ),
         (
             {"tensorModelParallelSize": 2, "sequenceParallel": False},
-            "with experts needs sequence parallelism",
+            "with experts requires sequence parallelism",
         ),
     ],
 )
@@ -148,12 +148,12 @@ def test_rules_of_experts_are_held(resolve: Any, parallelism: dict[str, Any], sa
 def test_biased_experts_are_not_split(resolve: Any) -> None:
     biased = MIXTRAL | {"model": MIXTRAL["model"] | {"disableBiasLinear": False}}
     said = refusal(resolve(None, 64, **biased, parallelism={"expertTensorParallelSize": 2}))
-    assert any("Megatron has biased experts at ETP 1 only" in line for line in said)
+    assert any("Megatron supports biased experts at ETP 1 only" in line for line in said)
 
 
 def test_a_model_that_fits_on_no_layout_names_a_count_on_which_it_does(resolve: Any) -> None:
     [line] = refusal(resolve("llama3-70b", 8))
-    assert "on 8 accelerators even the leanest layout" in line
+    assert "on 8 accelerators even the most memory-efficient layout" in line
     count = int(line.partition("; use ")[2].split()[0])
     assert plan(resolve("llama3-70b", count)).world_size == count
 
@@ -162,7 +162,7 @@ def test_hardware_that_is_not_known_is_planned_without_memory(resolve: Any) -> N
     p = plan(resolve("llama3-70b", 8, accelerator="unheard-of"))
     assert p.memory_per_gpu is not None
     assert p.memory_per_gpu.capacity is None
-    assert any("speed and memory are not known here" in note for note in p.notes)
+    assert any("their speed and memory are unknown" in note for note in p.notes)
 
 
 def test_parameters_are_unpadded_and_padded_ones_apart(resolve: Any) -> None:

@@ -23,7 +23,7 @@ def test_a_run_keeps_a_layout_that_would_not_be_chosen_any_more(resolve: Any) ->
     before = plan(resolve("llama3-8b", 64, parallelism=OTHER))
     after = plan(resolve("llama3-8b", 64), before)
     assert same_layout(after, before)
-    assert any("the layout that the run has is kept; planned anew it would be TP" in n for n in after.notes)
+    assert any("the layout of the running job is kept; a new plan would use TP" in n for n in after.notes)
     assert plan(resolve("llama3-8b", 64), after) == after
 
 

@@ -6,7 +6,7 @@ Which flag needs which other was read off megatron-core 0.19.2; tests/megatron h
 from collections.abc import Iterator
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -81,21 +81,17 @@ def alias(section: str, name: str) -> str:
     return f"{section}.{_SECTIONS[section].model_fields[name].alias}"
 
 
-def ineffective_setting_errors(resolved: ResolvedRecipe, notes: list[str]) -> list[FieldError]:
-    """A refusal for each that the recipe itself says; the catalog's leave a note."""
-    errors = []
+def check_ineffective_settings(resolved: ResolvedRecipe, found: Diagnostics) -> None:
+    """An error for each one that the recipe itself sets, a note for each one of the catalog."""
     for (section, name), need in ineffective_settings(resolved).items():
         path = alias(section, name)
         value = getattr(getattr(resolved, section), name)
         if resolved.origins.get(path, "recipe") == "recipe":
-            errors.append(
-                FieldError(
-                    f"spec.{path}", f"{value} has no effect without {need}", f"set {need}, or leave it out"
-                )
+            found.error(
+                f"spec.{path}", f"{value} has no effect without {need}", f"set {need}, or leave it out"
             )
         else:
-            notes.append(f"{path} {value} of the catalog is dropped: it has no effect without {need}")
-    return errors
+            found.note(f"{path} {value} of the catalog is dropped: it has no effect without {need}")
 
 
 def without_ineffective_settings(resolved: ResolvedRecipe) -> ResolvedRecipe:

@@ -113,9 +113,9 @@ def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:
 
 def overlaps_experts(candidate: Candidate) -> bool:
     """Whether a layout allows the exchange of experts behind computation."""
-    layout = candidate.layout
-    interleaved = layout.pp == 1 or bool(layout.split and layout.split.virtual)
-    return layout.ep > 1 and interleaved and candidate.recompute != "full"
+    dims, split = candidate.dims, candidate.layout.split
+    interleaved = dims.pp == 1 or bool(split and split.virtual)
+    return dims.ep > 1 and interleaved and candidate.recompute != "full"
 
 
 def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""Seconds that one rank computes for one micro batch: matrix products, attention, what is bound by memory."""
+"""Seconds of computation of one rank: matrix products, attention, memory-bound kernels."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,23 +9,27 @@ from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Workload
 
 _EXPERT_BIAS_BYTES = 64
-"""Bytes of an element of the experts' output for its bias, forward and backward: `TEGroupedMLP._apply_bias`
-multiplies it by the token's weight, adds, concatenates and casts in FP32, and so do the gradients."""
+"""Bytes moved per element of the experts' output for its bias, forward and backward:
+`TEGroupedMLP._apply_bias` multiplies by the token's weight, adds, concatenates and casts in FP32, and so do
+the gradients."""
 _FORWARD_AND_BACKWARD = 3
-"""A product's backward pass is two products of its size."""
+"""The backward pass of a product is two products of the same size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
     """Seconds of a forward and backward pass."""
 
-    products: float
+    matmul: float
+    """Matrix products."""
     attention: float
     elementwise: float
+    """Memory-bound kernels."""
 
     @property
     def total(self) -> float:
-        return self.products + self.attention + self.elementwise
+        """Seconds of the whole pass."""
+        return self.matmul + self.attention + self.elementwise
 
 
 _NOTHING = ComputeTime(0.0, 0.0, 0.0)
@@ -41,31 +45,34 @@ class MatMul:
     count: float = 1
 
     def work(self, edge: float) -> float:
-        """FLOPs, with what is lost at the edges: each dimension costs `edge` elements more than it has."""
+        """FLOPs including partly filled tiles: each dimension costs `edge` elements more than it has."""
         return 2 * (self.rows + edge) * (self.inner + edge) * (self.columns + edge) * self.count
 
     @property
     def operands(self) -> tuple[float, float, float]:
-        """Elements of the input, the weight and the result."""
+        """Elements of the input, the weight and the result, of all `count` products."""
         rows, inner, columns = self.count * self.rows, self.inner, self.columns
         return rows * inner, self.count * inner * columns, rows * columns
 
 
 class ComputeModel:
-    """Computation of one workload on one accelerator."""
+    """Computation of one workload on one accelerator. All methods return seconds of one rank."""
 
     def __init__(self, w: Workload, on: Accelerator, constants: Calibration) -> None:
         self._w, self._on, self._c = w, on, constants
         reached = constants.reached(on.architecture)
         self._bf16, self._fp8 = on.bf16 * reached, (on.fp8 or on.bf16) * reached
-        self._sequence_split = w.tp if w.split_sequence else 1
+        self._sequence_split = w.dims.tp if w.split_sequence else 1
 
     def layers(self, stage: int) -> tuple[int, int]:
-        """Layers of a stage without and with experts; multi-token-prediction layers count in the last one."""
+        """Numbers of layers of a stage without and with experts.
+
+        Multi-token-prediction layers count in the last stage.
+        """
         w = self._w
         moe = w.moe_of_stage[stage]
         dense = w.stage_layers[stage] - moe
-        if stage == w.pp - 1 and w.shape.mtp_layers:
+        if stage == w.dims.pp - 1 and w.shape.mtp_layers:
             if w.shape.moe_layers[-1]:
                 moe += w.shape.mtp_layers
             else:
@@ -73,30 +80,30 @@ class ComputeModel:
         return dense, moe
 
     def _output(self, stage: int) -> float:
-        """Output layer and loss of the last stage, for each multi-token prediction again; BF16 always."""
+        """Output layer and loss of the last stage, again for each multi-token prediction; always BF16."""
         w, shape = self._w, self._w.shape
-        if stage != w.pp - 1:
+        if stage != w.dims.pp - 1:
             return 0.0
-        columns = shape.padded_vocab(w.tp) / w.tp
+        columns = shape.padded_vocab(w.dims.tp) / w.dims.tp
         product = self._product(MatMul(w.tokens, shape.hidden, columns), fp8=False)
         loss = 4 * 6 * w.tokens * columns / (self._on.memory_bandwidth * self._c.memory)
         return (1 + shape.mtp_layers) * (product + loss)
 
     def stage(self, stage: int) -> ComputeTime:
-        """One micro batch in all layers of a stage; the output layer counts as a matrix product."""
+        """Forward and backward pass of one micro batch; the output layer counts as a matrix product."""
         dense, moe = self.layers(stage)
         plain, mixed = self._dense if dense else _NOTHING, self._moe if moe else _NOTHING
         return ComputeTime(
-            products=dense * plain.products + moe * mixed.products + self._output(stage),
+            matmul=dense * plain.matmul + moe * mixed.matmul + self._output(stage),
             attention=dense * plain.attention + moe * mixed.attention,
             elementwise=dense * plain.elementwise + moe * mixed.elementwise,
         )
 
     def optimizer(self, held: tuple[float, float, float]) -> float:
-        """The optimizer's step over one rank's part, bound by memory.
+        """The optimizer's step, memory-bound; `held` are parameters as `held_parameters` returns them.
 
-        The gradients' norm reads all gradients, the update reads and writes weight, gradient and moments of
-        the rank's part and writes the weights.
+        The gradient norm reads all gradients. The update reads and writes weight, gradient and moments of
+        the rank's shard and writes the weights.
         """
         w, n = self._w, self._w.numerics
         layers, experts, vocabulary = held
@@ -107,7 +114,7 @@ class ComputeModel:
 
     @cached_property
     def _dense(self) -> ComputeTime:
-        """One micro batch in a layer with one feed-forward network."""
+        """One micro batch in a dense layer."""
         return self._layer(moe=False)
 
     @cached_property
@@ -121,17 +128,17 @@ class ComputeModel:
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
         again = _recomputed_products(w, moe=moe)
         return ComputeTime(
-            products=sum(self._product(product, passes=factor) for product in products)
+            matmul=sum(self._product(product, passes=factor) for product in products)
             + sum(self._product(product, passes=1) for product in again),
             attention=self._attention(),
             elementwise=self._elementwise(moe=moe) * factor / _FORWARD_AND_BACKWARD,
         )
 
     def waiting(self, stage: int, working: float) -> float:
-        """Time that a micro batch, `working` seconds long, waits for the host to launch its kernels.
+        """Seconds that a micro batch, `working` seconds long, waits for the host to launch its kernels.
 
-        No step is faster than its launches, however fast the chip; and a part of those of experts is seen in
-        any case. CUDA graphs of parts of a layer leave a part of the launches, of a whole iteration none.
+        No step is faster than its launches, and a share of the launches of experts is always visible. CUDA
+        graphs of parts of a layer leave a share of the launches, those of a whole iteration none.
         """
         c, again = self._c, self._recomputed_share if self._w.recompute.granularity == "full" else 0.0
         dense, moe = self.layers(stage)
@@ -143,17 +150,18 @@ class ComputeModel:
 
     @property
     def _recomputed_share(self) -> float:
-        """Part of the layers whose forward pass is done twice under full recomputation."""
+        """Share of the layers that full recomputation runs forward twice."""
         w = self._w
         if w.recompute.method == "uniform":
             return 1.0
         return min(1.0, w.recompute.layers / max(w.stage_layers))
 
     def _product(self, product: MatMul, fp8: bool = True, passes: float = 3) -> float:
-        """Roofline of a product and, for three passes, of its two gradients, each with a start.
+        """Seconds of a product and, for three passes, of its two gradients, each with a start-up time.
 
-        Each pass takes the longer of arithmetic and operands (Williams et al. 2009): two operands in the
-        precision of the product and a result of 2 bytes, which for the weight's gradient is read and written.
+        Roofline model (Williams et al. 2009): each pass takes the longer of arithmetic and memory traffic,
+        which is two operands in the precision of the product and a result of 2 bytes; the weight gradient is
+        read and written.
         """
         w, on, c = self._w, self._on, self._c
         in_fp8 = fp8 and w.numerics.fp8 and on.fp8 is not None
@@ -169,27 +177,27 @@ class ComputeModel:
         return forward * (passes - 2) + inputs + weights + passes * c.product_seconds
 
     def _attention(self) -> float:
-        """Scores and values of one layer, forward and backward, with the causal half left out.
+        """Seconds of scores and values of one layer, forward and backward, without the masked half.
 
-        Forward s x core operations a token, core = 2 x heads x head width or, for latent attention, heads x
-        (query width + value width); the backward pass of FlashAttention is 2.5 times that (arXiv:2307.08691,
-        3.1). A head of width d below 128 reaches d / (d + 64) of the peak against 2/3: there are as many
-        exponentials for fewer products (arXiv:2407.08608, figure 5). Selective and full recomputation repeat
-        the forward pass. Unfused attention does the masked half too and writes its probabilities: 12 bytes a
-        score and pass.
+        Forward s x core operations per token, where s is the sequence length and core = 2 x heads x head
+        width or, for latent attention, heads x (query width + value width). The backward pass of
+        FlashAttention is 2.5 times that (arXiv:2307.08691, section 3.1). A head of width d below 128 reaches
+        d / (d + 64) of the peak instead of 2/3, as it has the same number of exponentials for fewer products
+        (arXiv:2407.08608, figure 5). Selective and full recomputation repeat the forward pass. Unfused
+        attention also computes the masked half and writes its probabilities: 12 bytes per score and pass.
         """
         w, shape, c = self._w, self._w.shape, self._c
         core = 2 * shape.heads * shape.head_dim
         if shape.latent is not None:
             core = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
-        forward = w.tokens * 2 * _keys(w) * core / w.tp
+        forward = w.tokens * 2 * _keys(w) * core / w.dims.tp
         repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
         passes = 3.5 + repeats
         if not w.execution.unfused_attention:
             width = core / (2 * shape.heads)
             reached = c.attention * min(1.0, 1.5 * width / (width + 64))
             return forward * passes / (self._on.bf16 * reached)
-        scores = w.tokens * w.seq_length * shape.heads / w.tp
+        scores = w.tokens * w.seq_length * shape.heads / w.dims.tp
         products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
         return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
 
@@ -201,12 +209,13 @@ class ComputeModel:
         return recompute.modules or frozenset({"core_attn"})
 
     def _elementwise(self, *, moe: bool) -> float:
-        """Norms, residuals with dropout, rotation, activation, casts, permutation: bytes that they move.
+        """Seconds of norms, residuals with dropout, rotation, activation, casts and permutation.
 
-        Forward, in bytes a token: two norms 4 h each, two residuals 6 h each, rotation 4 bytes a query and
-        key element, activation 6 (gated) or 4 an element; a cast to FP8 reads 2 and writes 2, with a scale
-        for each block once for rows and once for columns. Experts permute their tokens and back, 8 h; a bias
-        of their output is added unfused. The backward pass moves twice as much.
+        Bytes moved per token in the forward pass, where h is the hidden size: two norms 4 h each, two
+        residuals 6 h each, rotation 4 per query and key element, activation 6 (gated) or 4 per element. A
+        cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns. Experts
+        permute tokens in both directions, 8 h; the bias of their output is added unfused. The backward pass
+        moves twice as much.
         """
         w, shape = self._w, self._w.shape
         rotated = shape.heads * shape.head_dim + shape.groups * shape.head_dim
@@ -234,7 +243,7 @@ class ComputeModel:
 
 
 def _keys(w: Workload) -> float:
-    """Keys that a query meets, over all layers; a window is met in whole tiles of 128 keys."""
+    """Keys per query, averaged over all layers; a window is computed in whole tiles of 128 keys."""
     every = w.seq_length / 2
     if w.shape.window is None:
         return every
@@ -247,20 +256,24 @@ def _attention_products(w: Workload) -> list[MatMul]:
     if shape.latent is None:
         width = shape.heads * shape.head_dim
         return [
-            MatMul(rows, shape.hidden, (width + 2 * shape.groups * shape.head_dim) / w.tp),
-            MatMul(rows, width / w.tp, shape.hidden),
+            MatMul(rows, shape.hidden, (width + 2 * shape.groups * shape.head_dim) / w.dims.tp),
+            MatMul(rows, width / w.dims.tp, shape.hidden),
         ]
     m = shape.latent
-    split = w.tp if w.split_sequence else 1
+    split = w.dims.tp if w.split_sequence else 1
     query, value = shape.heads * (m.qk_dim + m.rope_dim), shape.heads * m.v_dim
     products = [
         MatMul(rows / split, shape.hidden, m.kv_rank + m.rope_dim),
-        MatMul(rows, m.kv_rank, shape.heads * (m.qk_dim + m.v_dim) / w.tp),
-        MatMul(rows, value / w.tp, shape.hidden),
+        MatMul(rows, m.kv_rank, shape.heads * (m.qk_dim + m.v_dim) / w.dims.tp),
+        MatMul(rows, value / w.dims.tp, shape.hidden),
     ]
     if m.q_rank is None:
-        return [*products, MatMul(rows, shape.hidden, query / w.tp)]
-    return [*products, MatMul(rows / split, shape.hidden, m.q_rank), MatMul(rows, m.q_rank, query / w.tp)]
+        return [*products, MatMul(rows, shape.hidden, query / w.dims.tp)]
+    return [
+        *products,
+        MatMul(rows / split, shape.hidden, m.q_rank),
+        MatMul(rows, m.q_rank, query / w.dims.tp),
+    ]
 
 
 def _feed_forward(shape: ModelShape, rows: float, width: float) -> list[MatMul]:
@@ -268,24 +281,26 @@ def _feed_forward(shape: ModelShape, rows: float, width: float) -> list[MatMul]:
 
 
 def _dense_products(w: Workload) -> list[MatMul]:
-    return _feed_forward(w.shape, w.tokens, w.shape.ffn / w.tp)
+    return _feed_forward(w.shape, w.tokens, w.shape.ffn / w.dims.tp)
 
 
 def _expert_products(w: Workload) -> list[MatMul]:
-    """A rank's experts, with tokens evenly routed, and its part of the shared experts."""
+    """The experts of a rank, with tokens routed evenly, and its share of the shared experts."""
     shape = w.shape
-    local = shape.experts / w.ep
-    rows = w.tokens * shape.topk * w.etp / w.tp / local
-    width = shape.expert_ffn / w.etp
+    local = shape.experts / w.dims.ep
+    rows = w.tokens * shape.topk * w.dims.etp / w.dims.tp / local
+    width = shape.expert_ffn / w.dims.etp
     products = [
         MatMul(rows, shape.hidden, (2 if shape.gated else 1) * width, count=local),
         MatMul(rows, width, shape.hidden, count=local),
     ]
-    return products + (_feed_forward(shape, w.tokens, shape.shared_ffn / w.tp) if shape.shared_ffn else [])
+    return products + (
+        _feed_forward(shape, w.tokens, shape.shared_ffn / w.dims.tp) if shape.shared_ffn else []
+    )
 
 
 def _recomputed_products(w: Workload, *, moe: bool) -> list[MatMul]:
-    """Products that selective recomputation does a second time."""
+    """Products that selective recomputation repeats."""
     modules = w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
     again: list[MatMul] = []
     if "mla_up_proj" in modules and w.shape.latent is not None:

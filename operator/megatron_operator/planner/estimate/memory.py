@@ -1,8 +1,8 @@
-"""Memory of the fullest GPU, by part.
+"""Memory of the GPU that needs most, by part. All sizes in bytes.
 
-Dense models with query groups follow `megatron/training/theoretical_memory_usage.py` of megatron-core 0.19.2;
-what that file does not know (experts, latent attention, context parallelism, FP8, full recomputation, uneven
-stages, the stages after the first) follows the tensors that Megatron keeps. All sizes in bytes.
+Dense models with query groups follow `megatron/training/theoretical_memory_usage.py` of megatron-core 0.19.2.
+What that file does not cover (experts, latent attention, context parallelism, FP8, full recomputation, uneven
+stages, the stages after the first) follows the tensors that Megatron keeps.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from megatron_operator.planner.estimate.parameters import LayerParameters, layer
 from megatron_operator.planner.estimate.workload import Workload
 
 CONTEXT_BYTES = 2 * GIB
-"""CUDA context, loaded kernels, cuBLAS and cuDNN workspaces, allocator's slack: an allowance, no formula."""
+"""CUDA context, loaded kernels, cuBLAS and cuDNN workspaces, fragmentation: an allowance, not a formula."""
 COMMUNICATOR_BYTES = GIB // 4
-"""Channels and proxy buffers of one NCCL communicator, for each kind of parallel group that there is."""
+"""Channels and proxy buffers of one NCCL communicator, for each kind of parallel group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,26 @@ class States:
 
     @property
     def total(self) -> float:
+        """Bytes of all states."""
         return self.weights + self.gradients + self.optimizer
 
 
 def estimate(resolved: ResolvedRecipe, plan: Plan) -> MemoryPerGpu:
-    """Memory of the plan's fullest GPU. Raises InvalidRecipeError when the model is not whole."""
+    """Memory of the GPU that needs most under a plan.
+
+    Raises InvalidRecipeError when the model is incomplete.
+    """
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     return memory_per_gpu(Workload.of(resolved, plan), accelerator.memory if accelerator else None)
 
 
 def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
-    """Memory of the fullest pipeline stage: the first, the last, or the first of those with most layers.
+    """Memory of the pipeline stage that needs most: the first, the last, or the one with most layers.
 
-    Without a known capacity (`cpu`) there is no accelerator runtime either, and `other` is 0.
+    `capacity` is the accelerator's bytes; without one (`cpu`) there is no accelerator runtime, and `other`
+    is 0.
     """
-    stages = {0, w.pp - 1, w.stage_layers.index(max(w.stage_layers))}
+    stages = {0, w.dims.pp - 1, w.stage_layers.index(max(w.stage_layers))}
     parts = ((states(w, stage), activations(w, stage)) for stage in sorted(stages))
     held, kept = max(parts, key=lambda part: part[0].total + part[1])
     other = _runtime(w) if capacity is not None else 0
@@ -69,22 +74,22 @@ def _layers(shape: ModelShape) -> tuple[LayerParameters, LayerParameters, LayerP
 
 
 def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
-    """Parameters of one rank: of layers without experts, of experts, of embedding and output.
+    """Numbers of parameters of one rank: (layers without experts, experts, embedding and output).
 
-    Attention and dense feed-forward weights are split over TP, experts over ETP x EP, norms and routers over
-    nothing. The last stage has the output weights and, for multi-token prediction or tied weights, a copy of
-    the embedding.
+    Attention and dense feed-forward weights are split over TP, experts over ETP x EP; norms and routers are
+    replicated. The last stage has the output weights and, for multi-token prediction or tied weights, a copy
+    of the embedding.
     """
     shape = w.shape
     dense, moe, mtp = _layers(shape)
     moe_count = w.moe_of_stage[stage]
-    dense_count, last = w.stage_layers[stage] - moe_count, stage == w.pp - 1
+    dense_count, last = w.stage_layers[stage] - moe_count, stage == w.dims.pp - 1
     mtp_count = shape.mtp_layers if last else 0
     tensor = dense_count * dense.tensor + moe_count * moe.tensor + mtp_count * mtp.tensor
     replicated = dense_count * dense.replicated + moe_count * moe.replicated + mtp_count * mtp.replicated
-    layers = tensor / w.tp + replicated
-    experts = (moe_count * moe.experts + mtp_count * mtp.experts) / (w.etp * w.ep)
-    table = shape.padded_vocab(w.tp) * shape.hidden / w.tp
+    layers = tensor / w.dims.tp + replicated
+    experts = (moe_count * moe.experts + mtp_count * mtp.experts) / (w.dims.etp * w.dims.ep)
+    table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
     if stage == 0:
         vocabulary += table + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
@@ -96,9 +101,9 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
 
 
 def states(w: Workload, stage: int) -> States:
-    """Weights, gradients and optimizer of one rank of a stage.
+    """Bytes of weights, gradients and optimizer states of one rank of a stage.
 
-    The distributed optimizer splits the optimizer's part over DP x CP ranks, that of experts over their own
+    The distributed optimizer splits the optimizer states over DP x CP ranks, those of experts over their own
     data-parallel group (Megatron's estimate leaves CP out).
     """
     layers, experts, vocabulary = held_parameters(w, stage)
@@ -113,24 +118,24 @@ def states(w: Workload, stage: int) -> States:
 
 
 def micro_batches_kept(w: Workload, stage: int) -> float:
-    """Micro batches whose activations a stage holds at most, each of all the stage's layers.
+    """Maximum number of micro batches whose activations a stage holds, for all layers of the stage.
 
-    One forward, one backward: p - stage, or as many as there are. Interleaved: 2 (p - stage - 1) + (v - 1) p
-    + 1 chunks of a v-th of the stage's layers, which for the first stage is p times the factor 1 + (p - 1) /
-    (p v) of arXiv:2205.05198.
+    1F1B schedule with p stages: p - stage, or all micro batches if there are fewer. Interleaved with v
+    virtual stages: 2 (p - stage - 1) + (v - 1) p + 1 chunks of 1/v of the stage's layers, which for the first
+    stage is p times the factor 1 + (p - 1) / (p v) of arXiv:2205.05198.
     """
-    if w.virtual > 1:
-        return (2 * (w.pp - stage - 1) + (w.virtual - 1) * w.pp + 1) / w.virtual
-    return min(w.pp - stage, w.micro_batches)
+    if w.dims.vp > 1:
+        return (2 * (w.dims.pp - stage - 1) + (w.dims.vp - 1) * w.dims.pp + 1) / w.dims.vp
+    return min(w.dims.pp - stage, w.micro_batches)
 
 
 def activations(w: Workload, stage: int) -> float:
-    """Bytes that the forward passes leave for the backward passes on one rank of a stage."""
+    """Bytes that forward passes keep for backward passes on one rank of a stage."""
     shape, tokens, kept = w.shape, w.tokens, micro_batches_kept(w, stage)
     moe = w.moe_of_stage[stage]
     dense = w.stage_layers[stage] - moe
     each = (layer_bytes(w, moe=False) if dense else 0.0, layer_bytes(w, moe=True) if moe else 0.0)
-    last = stage == w.pp - 1
+    last = stage == w.dims.pp - 1
     if w.recompute.granularity == "full":
         total = _recomputed(
             w, dense + moe, max(each), sum(n * b for n, b in zip((dense, moe), each, strict=True)), kept
@@ -139,7 +144,7 @@ def activations(w: Workload, stage: int) -> float:
         total = (dense * each[0] + moe * each[1]) * kept
     if stage == 0:
         embedding = tokens * (8 + shape.hidden) * kept
-        total += embedding / w.tp if w.split_sequence else embedding
+        total += embedding / w.dims.tp if w.split_sequence else embedding
     if last:
         total += shape.mtp_layers * layer_bytes(w, moe=bool(shape.moe_layers[-1]))
         total += _output_bytes(w) * (1 + shape.mtp_layers)
@@ -147,22 +152,23 @@ def activations(w: Workload, stage: int) -> float:
 
 
 _WITHOUT_SP = 1.05
-"""Temporaries that Megatron adds in `compute_activation_memory_without_sp`."""
+"""Factor for temporaries, from Megatron's `compute_activation_memory_without_sp`."""
 
 
 def _output_bytes(w: Workload) -> float:
-    """Input of the output layer and logits in FP32; Megatron counts 2 bytes each without sequence
-    parallelism."""
-    vocabulary, hidden = w.shape.padded_vocab(w.tp), w.shape.hidden
+    """Bytes of the output layer's input and of the logits in FP32.
+
+    Without sequence parallelism 2 bytes each, as Megatron counts.
+    """
+    vocabulary, hidden = w.shape.padded_vocab(w.dims.tp), w.shape.hidden
     if w.split_sequence:
-        return 4 * w.tokens * (hidden + vocabulary) / w.tp
-    return 2 * w.tokens * (vocabulary / w.tp + hidden)
+        return 4 * w.tokens * (hidden + vocabulary) / w.dims.tp
+    return 2 * w.tokens * (vocabulary / w.dims.tp + hidden)
 
 
 def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: float) -> float:
-    """Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198).
-    Full recomputation: the inputs of all units stay, and one unit is alive at a time (arXiv:2205.05198)."""
-    boundary = 2 * w.tokens * w.shape.hidden / (w.tp if w.split_sequence else 1)
+    """Full recomputation keeps the inputs of all units, and all of one unit at a time (arXiv:2205.05198)."""
+    boundary = 2 * w.tokens * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
     unit = w.recompute.layers
     if w.recompute.method == "block":
         recomputed = min(unit, layers)
@@ -174,11 +180,12 @@ def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: fl
 def layer_bytes(w: Workload, *, moe: bool) -> float:
     """Bytes that one layer keeps of one micro batch on one rank.
 
-    Dense, with sequence parallelism: s b (18 h + 4 f) / t, without: s b h (10 + 24 / t), both as Megatron has
-    them; 18 h are the norms' inputs and outputs, queries, keys, values, the attention's output and dropout
-    masks. Latent attention replaces queries to output by its own tensors. A layer with experts has, for each
-    of the k experts of a token, its input and three widths of 2 bytes if gated (two products, one
-    activation), else two. FP8 keeps inputs of linear layers in one byte and the attention's output twice.
+    Dense with sequence parallelism: s b (18 h + 4 f) / t, without: s b h (10 + 24 / t), both as in Megatron,
+    where s is the sequence length, b the micro batch, h the hidden size, f the feed-forward width and t TP.
+    18 h are inputs and outputs of the norms, queries, keys, values, the attention's output and dropout masks.
+    Latent attention replaces queries to output with its own tensors. A layer with experts has, for each of
+    the k experts of a token, its input and three widths of 2 bytes if gated (two products, one activation),
+    else two. FP8 keeps inputs of linear layers in one byte, and the attention's output twice.
     """
     shape, tokens, modules = w.shape, w.tokens, _modules(w)
     h, fp8 = shape.hidden, w.numerics.fp8
@@ -188,16 +195,16 @@ def layer_bytes(w: Workload, *, moe: bool) -> float:
     if "layernorm" in modules:
         attention -= 4 * h - (2 * h if fp8 else 0)
     if w.execution.unfused_attention and w.recompute.granularity is None:
-        attention += 5 * shape.heads * w.seq_length / w.cp
+        attention += 5 * shape.heads * w.seq_length / w.dims.cp
     if not moe:
         if not w.split_sequence:
-            return tokens * (10 * h + (24 * h + attention - 18 * h) / w.tp)
+            return tokens * (10 * h + (24 * h + attention - 18 * h) / w.dims.tp)
         width = 0 if "mlp" in modules else (3 if fp8 else 4) * shape.ffn
-        return tokens * (attention + width) / w.tp
+        return tokens * (attention + width) / w.dims.tp
     feed_forward = _expert_width(w, modules)
     if not w.split_sequence:
-        return tokens * (10 * h + (attention - 10 * h + feed_forward) / w.tp)
-    return tokens * (attention + feed_forward) / w.tp
+        return tokens * (10 * h + (attention - 10 * h + feed_forward) / w.dims.tp)
+    return tokens * (attention + feed_forward) / w.dims.tp
 
 
 def _modules(w: Workload) -> frozenset[str]:
@@ -205,7 +212,7 @@ def _modules(w: Workload) -> frozenset[str]:
 
 
 def _latent_width(shape: ModelShape, recomputed: bool) -> float:
-    """Bytes per token of latent attention's tensors: compressed, normalized, projected up, and the output."""
+    """Bytes per token of the tensors of latent attention: compressed, normalized, up-projected, output."""
     m = shape.latent
     assert m is not None, "only for latent attention"
     query, key, value = (
@@ -226,15 +233,26 @@ def _expert_width(w: Workload, modules: frozenset[str]) -> float:
     if "moe" in modules:
         return router
     activated = 0 if "moe_act" in modules else result * shape.expert_ffn
-    routed = shape.topk * (result * shape.hidden * w.etp + product * shape.expert_ffn + activated)
+    routed = shape.topk * (result * shape.hidden * w.dims.etp + product * shape.expert_ffn + activated)
     return router + shared + routed
 
 
 def _runtime(w: Workload) -> int:
-    """What is neither states nor activations: runtime, communicators, buffers of exchanges."""
+    """Bytes that are neither states nor activations: runtime, communicators, communication buffers."""
     shape, tokens = w.shape, w.tokens
-    groups = (w.tp, w.cp, w.pp, w.dp * w.cp, w.ep, w.expert_dp if shape.is_moe else 1)
+    groups = (
+        w.dims.tp,
+        w.dims.cp,
+        w.dims.pp,
+        w.dims.dp * w.dims.cp,
+        w.dims.ep,
+        w.dims.expert_dp if shape.is_moe else 1,
+    )
     communicators = sum(size > 1 for size in groups) * COMMUNICATOR_BYTES
-    gathered = 2 * tokens * shape.hidden if w.tp > 1 else 0
-    dispatched = 4 * tokens * shape.topk * shape.hidden * w.etp / w.tp if shape.is_moe and w.ep > 1 else 0
+    gathered = 2 * tokens * shape.hidden if w.dims.tp > 1 else 0
+    dispatched = (
+        4 * tokens * shape.topk * shape.hidden * w.dims.etp / w.dims.tp
+        if shape.is_moe and w.dims.ep > 1
+        else 0
+    )
     return int(CONTEXT_BYTES + communicators + gathered + dispatched)

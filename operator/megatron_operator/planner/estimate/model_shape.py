@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.model import ModelSpec
 
 
@@ -131,15 +131,13 @@ def _evaluate(node: ast.expr) -> int | list[int]:
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
 
 
-def model_shape(model: ModelSpec, errors: list[FieldError]) -> ModelShape | None:
-    """The model's numbers; none, with the reasons added to `errors`, when it is not whole."""
-    before = len(errors)
+def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
+    """The model's shape; none, with the errors in `found`, when the model is incomplete or invalid."""
+    before = len(found.errors)
     for name in _REQUIRED:
         if getattr(model, name) is None:
             field = ModelSpec.model_fields[name].alias
-            errors.append(
-                FieldError(f"spec.model.{field}", "is missing", "set it, or name a recipe that has it")
-            )
+            found.error(f"spec.model.{field}", "is missing", "set it, or name a recipe that has it")
     layers, hidden, heads, vocab = (
         model.num_layers or 1,
         model.hidden_size or 1,
@@ -147,43 +145,35 @@ def model_shape(model: ModelSpec, errors: list[FieldError]) -> ModelShape | None
         model.vocab_size or 1,
     )
     if model.hidden_size and model.num_attention_heads and model.kv_channels is None and hidden % heads:
-        errors.append(
-            FieldError(
-                "spec.model.hiddenSize",
-                f"{hidden} is not divisible by numAttentionHeads {heads}",
-                "set kvChannels, or a hiddenSize that is a multiple of numAttentionHeads",
-            )
+        found.error(
+            "spec.model.hiddenSize",
+            f"{hidden} is not divisible by numAttentionHeads {heads}",
+            "set kvChannels, or a hiddenSize that is a multiple of numAttentionHeads",
         )
     groups = model.num_query_groups or heads
     if model.num_attention_heads and heads % groups:
-        errors.append(
-            FieldError(
-                "spec.model.numQueryGroups",
-                f"{groups} does not divide numAttentionHeads {heads}",
-                f"set a divisor of {heads}",
-            )
+        found.error(
+            "spec.model.numQueryGroups",
+            f"{groups} does not divide numAttentionHeads {heads}",
+            f"set a divisor of {heads}",
         )
     activations = [name for name in ("swiglu", "squared_relu", "quick_geglu") if getattr(model, name)]
     if len(activations) > 1:
         first, second = (ModelSpec.model_fields[name].alias for name in activations[:2])
-        errors.append(
-            FieldError(f"spec.model.{second}", f"is set together with {first}", "set one of the two")
-        )
+        found.error(f"spec.model.{second}", f"is set together with {first}", "set one of the two")
     pattern: tuple[bool, ...] = (False,) * layers
     if model.num_experts is not None:
-        pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, errors)
+        pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
         topk = model.moe_router_topk or 2
         if topk > model.num_experts:
-            errors.append(
-                FieldError(
-                    "spec.model.moeRouterTopk",
-                    f"{topk} is above numExperts {model.num_experts}",
-                    f"set at most {model.num_experts}",
-                )
+            found.error(
+                "spec.model.moeRouterTopk",
+                f"{topk} is above numExperts {model.num_experts}",
+                f"set at most {model.num_experts}",
             )
-    latent = _latent(model, errors)
-    window, windowed = _window(model, layers, errors)
-    if len(errors) > before:
+    latent = _latent(model, found)
+    window, windowed = _window(model, layers, found)
+    if len(found.errors) > before:
         return None
     default_ffn = int(4 * hidden * 2 / 3 / 64) * 64 if model.swiglu else 4 * hidden
     ffn = model.ffn_hidden_size or default_ffn
@@ -225,7 +215,7 @@ def _checked(
     name: str,
     read: Callable[[str | None, int], tuple[bool, ...]],
     layers: int,
-    errors: list[FieldError],
+    found: Diagnostics,
 ) -> tuple[bool, ...]:
     """The field's pattern; the reason in `errors` where it is none."""
     text = getattr(model, name)
@@ -234,61 +224,51 @@ def _checked(
     except (ValueError, SyntaxError) as error:
         reason = "it is no Python expression" if isinstance(error, SyntaxError) else str(error)
         meaning = "0 (dense) or 1 (experts)" if name == "moe_layer_freq" else "0 (all keys) or 1 (window)"
-        errors.append(
-            FieldError(
-                f"spec.model.{ModelSpec.model_fields[name].alias}",
-                f"{text!r}: {reason}",
-                f"set a number, or a list of {layers} values {meaning}",
-            )
+        found.error(
+            f"spec.model.{ModelSpec.model_fields[name].alias}",
+            f"{text!r}: {reason}",
+            f"set a number, or a list of {layers} values {meaning}",
         )
         return (True,) * layers
 
 
-def _window(model: ModelSpec, layers: int, errors: list[FieldError]) -> tuple[int | None, float]:
+def _window(model: ModelSpec, layers: int, found: Diagnostics) -> tuple[int | None, float]:
     """Keys that a query of a windowed layer sees, and the part of the layers that are windowed."""
     if model.window_size is None:
         return None, 0.0
     before, after = map(int, model.window_size.split(","))
     if after != 0:
-        errors.append(
-            FieldError(
-                "spec.model.windowSize",
-                f"{model.window_size} lets a token see {'all' if after < 0 else after} that follow it",
-                f"set {before},0: the loss is on the next token",
-            )
+        found.error(
+            "spec.model.windowSize",
+            f"{model.window_size} lets a token see {'all' if after < 0 else after} that follow it",
+            f"set {before},0: the loss is on the next token",
         )
-    pattern = _checked(model, "window_attn_skip_freq", window_pattern, layers, errors)
+    pattern = _checked(model, "window_attn_skip_freq", window_pattern, layers, found)
     return (before + 1 if before >= 0 else None), sum(pattern) / layers
 
 
-def _latent(model: ModelSpec, errors: list[FieldError]) -> LatentAttention | None:
+def _latent(model: ModelSpec, found: Diagnostics) -> LatentAttention | None:
     if not model.multi_latent_attention:
         return None
     sizes = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     for name in sizes:
         if getattr(model, name) is None:
-            errors.append(
-                FieldError(
-                    f"spec.model.{ModelSpec.model_fields[name].alias}",
-                    "is missing",
-                    "set it: multiLatentAttention needs kvLoraRank, qkHeadDim, qkPosEmbHeadDim and vHeadDim",
-                )
+            found.error(
+                f"spec.model.{ModelSpec.model_fields[name].alias}",
+                "is missing",
+                "set it: multiLatentAttention needs kvLoraRank, qkHeadDim, qkPosEmbHeadDim and vHeadDim",
             )
     if model.num_query_groups is not None and model.num_query_groups != model.num_attention_heads:
-        errors.append(
-            FieldError(
-                "spec.model.numQueryGroups",
-                f"{model.num_query_groups} is set together with multiLatentAttention",
-                "leave one of the two out: latent attention has no query groups",
-            )
+        found.error(
+            "spec.model.numQueryGroups",
+            f"{model.num_query_groups} is set together with multiLatentAttention",
+            "leave one of the two out: latent attention has no query groups",
         )
     if model.rope_type == "rope" and not model.no_rope_fusion:
-        errors.append(
-            FieldError(
-                "spec.model.noRopeFusion",
-                "is not set, but latent attention with ropeType rope has no fused rotary kernel",
-                "set noRopeFusion: true",
-            )
+        found.error(
+            "spec.model.noRopeFusion",
+            "is not set, but latent attention with ropeType rope has no fused rotary kernel",
+            "set noRopeFusion: true",
         )
     return LatentAttention(
         q_rank=model.q_lora_rank,

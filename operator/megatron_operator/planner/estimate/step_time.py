@@ -1,9 +1,9 @@
-"""Time of one training step, by part, as a closed formula of the workload and the accelerator.
+"""Time of one training step by part: a closed formula of workload and accelerator.
 
-The structure is that of Narayanan et al. 2021 (arXiv:2104.04473, section 3): a micro batch's time in a
-pipeline stage, times micro batches, plus the bubble, plus what of the data-parallel exchange stays visible.
-Matrix products follow a roofline with a start-up time, collectives the bandwidth of the slowest link that
-they cross. `calibration.py` has the constants that no data sheet gives.
+The structure is that of Narayanan et al. 2021 (arXiv:2104.04473, section 3): the time of a micro batch in a
+pipeline stage times the number of micro batches, plus the bubble, plus the part of data-parallel
+communication that does not overlap. Matrix products follow a roofline with a start-up time, collectives the
+bandwidth of the slowest link that they cross. `calibration.py` has the constants that data sheets lack.
 """
 
 from dataclasses import dataclass
@@ -22,49 +22,53 @@ from megatron_operator.planner.estimate.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one step, by what they are spent on."""
+    """Seconds of one step by activity; communication without the part that overlaps computation."""
 
-    products: float
-    """Matrix products, recomputed ones too."""
+    matmul: float
+    """Matrix products, including recomputed ones."""
     attention: float
     elementwise: float
-    """Norms, activations, residuals, permutations, casts: bound by memory."""
+    """Memory-bound kernels: norms, activations, residuals, permutations, casts."""
     host: float
     """Waiting for the host to launch kernels."""
     tensor: float
-    """Visible part of tensor- and sequence-parallel exchanges."""
+    """Tensor- and sequence-parallel communication."""
     context: float
     expert: float
     pipeline: float
-    """Visible part of sending activations between stages."""
+    """Sending activations between stages."""
     bubble: float
     data: float
-    """Visible part of gradient reduction and parameter gathering."""
+    """Gradient reduction and parameter gathering."""
     optimizer: float
-    """The optimizer's update, and what a step costs beside its kernels."""
+    """The optimizer's update, and the fixed cost of a step."""
 
     @property
     def total(self) -> float:
-        computed = self.products + self.attention + self.elementwise + self.host
-        exchanged = self.tensor + self.context + self.expert + self.pipeline + self.data
-        return computed + exchanged + self.bubble + self.optimizer
+        """Seconds of the whole step."""
+        computed = self.matmul + self.attention + self.elementwise + self.host
+        communication = self.tensor + self.context + self.expert + self.pipeline + self.data
+        return computed + communication + self.bubble + self.optimizer
 
 
 def estimate(resolved: ResolvedRecipe, plan: Plan) -> Expected | None:
     """Expected speed of a plan; none for `cpu` and for accelerators that are not in the table.
 
-    Raises InvalidRecipeError when the model is not whole.
+    Raises InvalidRecipeError when the model is incomplete.
     """
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     return expected(Workload.of(resolved, plan), accelerator) if accelerator else None
 
 
 def expected(w: Workload, on: Accelerator) -> Expected:
-    """Step time and what follows from it; MFU is against the peak of the precision that is trained in."""
+    """Expected seconds per step, tokens per second and FLOP/s of a GPU, MFU and bubble.
+
+    MFU is relative to the peak of the training precision.
+    """
     step = step_time(w, on)
     seconds = step.total
-    tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dp / w.world
-    flops = tokens * flops_per_token(w.shape, w.seq_length, w.shape.padded_vocab(w.tp)) / seconds
+    tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dims.dp / w.dims.world_size
+    flops = tokens * flops_per_token(w.shape, w.seq_length, w.shape.padded_vocab(w.dims.tp)) / seconds
     peak = on.fp8 if w.numerics.fp8 and on.fp8 else on.bf16
     return Expected(
         step_seconds=seconds,
@@ -78,35 +82,34 @@ def expected(w: Workload, on: Accelerator) -> Expected:
 def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> StepTime:
     """Seconds of one step on the slowest pipeline stage.
 
-    A stage computes its `m` micro batches one after the other and waits (p - 1) / v micro batches, v being
-    its interleaved chunks (arXiv:2104.04473, 2.2.2).
+    A stage computes its m micro batches one after the other and waits for (p - 1) / v micro batches, where p
+    is the number of stages and v that of virtual stages (arXiv:2104.04473, section 2.2.2).
     """
-    kernels, exchange = ComputeModel(w, on, constants), CommunicationModel(w, on, constants)
-    stages = {
-        stage: kernels.stage(stage) for stage in {0, w.pp - 1, w.stage_layers.index(max(w.stage_layers))}
-    }
-    slowest, compute = max(stages.items(), key=lambda item: item[1].total)
-    dense, moe = kernels.layers(slowest)
-    tensor = dense * exchange.tensor(moe=False) + moe * exchange.tensor(moe=True)
-    context = (dense + moe) * exchange.context(compute.attention / (dense + moe)) if dense + moe else 0.0
-    expert, pipeline = moe * exchange.expert(), exchange.pipeline()
-    working = compute.total + tensor + context + expert + pipeline
-    waiting = kernels.waiting(slowest, working)
+    compute, communication = ComputeModel(w, on, constants), CommunicationModel(w, on, constants)
+    dims, longest = w.dims, w.stage_layers.index(max(w.stage_layers))
+    stages = {stage: compute.stage(stage) for stage in {0, dims.pp - 1, longest}}
+    slowest, kernels = max(stages.items(), key=lambda item: item[1].total)
+    dense, moe = compute.layers(slowest)
+    tensor = dense * communication.tensor(moe=False) + moe * communication.tensor(moe=True)
+    context = (dense + moe) * communication.context(kernels.attention / (dense + moe)) if dense + moe else 0.0
+    expert, pipeline = moe * communication.expert(), communication.pipeline()
+    working = kernels.total + tensor + context + expert + pipeline
+    waiting = compute.waiting(slowest, working)
     busy = working + waiting
     held = held_parameters(w, slowest)
     m = w.micro_batches
-    # Interleaved chunks finish at different times: all but the last reduce behind the others' passes.
-    behind = busy * (min(w.pp, m) if w.virtual > 1 else 1)
+    # Interleaved chunks finish one after the other: all but the last reduce gradients during later passes.
+    overlapped = busy * (min(dims.pp, m) if dims.vp > 1 else 1)
     return StepTime(
-        products=m * compute.products,
-        attention=m * compute.attention,
-        elementwise=m * compute.elementwise,
+        matmul=m * kernels.matmul,
+        attention=m * kernels.attention,
+        elementwise=m * kernels.elementwise,
         host=m * waiting,
         tensor=m * tensor,
         context=m * context,
         expert=m * expert,
         pipeline=m * pipeline,
-        bubble=busy * (w.pp - 1) / w.virtual,
-        data=exchange.data(held, forward=behind / 3, backward=behind * 2 / 3),
-        optimizer=kernels.optimizer(held) + constants.step_seconds,
+        bubble=busy * (dims.pp - 1) / dims.vp,
+        data=communication.data(held, forward=overlapped / 3, backward=overlapped * 2 / 3),
+        optimizer=compute.optimizer(held) + constants.step_seconds,
     )

@@ -1,11 +1,13 @@
-"""A model on a layout, as far as memory and step time depend on it."""
+"""A model on a layout: everything that memory and step time depend on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -16,24 +18,24 @@ MegatronArgs = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Bytes that one parameter takes, and whether matrix products run in FP8."""
+    """Bytes per parameter, and whether matrix products run in FP8."""
 
     weight: float = 2
     gradient: float = 4
     optimizer: float = 12
-    """FP32 master weight and both moments of Adam; split over copies by the distributed optimizer."""
+    """FP32 master weight and both moments of Adam; sharded by the distributed optimizer."""
     fp8: bool = False
     block_scaled: bool = False
     """FP8 with a scale for each block (mxfp8, blockwise) instead of one for each tensor."""
     fp8_copies: float = 0
-    """Further bytes of a layer's weights: FP8 copies that are kept from one micro batch to the next."""
+    """Additional bytes per parameter of a layer: FP8 copies that are kept between micro batches."""
     gathered_weight: float = 2
-    """Bytes of a parameter that the distributed optimizer gathers."""
+    """Bytes per parameter that the distributed optimizer gathers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """What is computed again in the backward pass."""
+    """What the backward pass recomputes."""
 
     granularity: Literal["full", "selective"] | None = None
     method: Literal["uniform", "block"] = "uniform"
@@ -44,97 +46,80 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """Kernels, and communication that is done behind computation."""
+    """Kernels, and communication that overlaps computation."""
 
     unfused_attention: bool = False
-    """Attention whose probabilities are written to memory."""
+    """Attention that writes its probabilities to memory."""
     tensor_overlap: bool = False
     expert_overlap: bool = False
     gradient_overlap: bool = True
     parameter_overlap: bool = True
     deduplicated_dispatch: bool = False
-    """A token is sent to a node once, however many of its experts are there (the flex dispatcher)."""
+    """A token is sent to each node once, even if several of its experts are there (flex dispatcher)."""
     graphs: Literal["none", "partial", "full"] = "none"
-    """CUDA graphs: of parts of a layer, or of the whole iteration."""
+    """CUDA graphs of parts of a layer, or of the whole iteration."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of the model, of every parallel group and of the batch."""
+    """Sizes of the model, of every parallel group and of the batch.
+
+    Sequence lengths are in tokens, batch sizes in samples.
+    """
 
     shape: ModelShape
+    dims: ParallelDims
     seq_length: int
     micro_batch: int
     micro_batches: int
     """Micro batches of one data-parallel rank in one step."""
-    tp: int
-    cp: int
-    dp: int
     stage_layers: tuple[int, ...]
     """Transformer layers of each pipeline stage."""
-    virtual: int = 1
-    ep: int = 1
-    etp: int = 1
-    expert_dp: int = 1
     sequence_parallel: bool = True
     distributed_optimizer: bool = True
     numerics: Numerics = Numerics()
     recompute: Recomputation = Recomputation()
     execution: Execution = field(default_factory=Execution)
 
-    @cached_property
-    def pp(self) -> int:
-        return len(self.stage_layers)
-
-    @property
-    def world(self) -> int:
-        return self.tp * self.cp * self.dp * self.pp
-
     @property
     def tokens(self) -> float:
-        """Tokens of one micro batch in one context-parallel rank."""
-        return self.seq_length * self.micro_batch / self.cp
+        """Tokens of one micro batch on one context-parallel rank."""
+        return self.seq_length * self.micro_batch / self.dims.cp
 
     @property
     def split_sequence(self) -> bool:
         """Whether norms and dropouts are split over the tensor-parallel group (TP 1 has nothing to split)."""
-        return self.sequence_parallel or self.tp == 1
+        return self.sequence_parallel or self.dims.tp == 1
 
     @property
     def optimizer_copies(self) -> tuple[int, int]:
-        """Ranks that share the optimizer's states of everything but experts, and of experts."""
+        """Ranks that share the optimizer states of everything but experts, and of experts."""
         if not self.distributed_optimizer:
             return 1, 1
-        return self.dp * self.cp, self.expert_dp if self.shape.is_moe else 1
+        return self.dims.dp * self.dims.cp, self.dims.expert_dp if self.shape.is_moe else 1
 
     @cached_property
     def moe_of_stage(self) -> tuple[int, ...]:
         """Mixture-of-experts layers of each pipeline stage."""
-        return moe_of_stages(self.shape.moe_layers, self.stage_layers, self.virtual)
+        return moe_of_stages(self.shape.moe_layers, self.stage_layers, self.dims.vp)
 
     @classmethod
     def of(cls, resolved: ResolvedRecipe, plan: Plan) -> "Workload":
-        """The workload of a plan. Raises InvalidRecipeError when the model is not whole."""
-        errors: list[FieldError] = []
-        shape = model_shape(resolved.model, errors)
+        """The workload of a plan. Raises InvalidRecipeError when the model is incomplete."""
+        found = Diagnostics()
+        shape = model_shape(resolved.model, found)
         if shape is None or resolved.training.seq_length is None:
             raise InvalidRecipeError(
-                errors or [FieldError("spec.training.seqLength", "is missing", "set it")]
+                found.errors or [FieldError("spec.training.seqLength", "is missing", "set it")]
             )
         args = resolved.megatron_args
         return cls(
             shape=shape,
+            dims=ParallelDims.of_plan(plan),
             seq_length=resolved.training.seq_length,
             micro_batch=plan.micro_batch_size,
             micro_batches=plan.gradient_accumulation,
-            tp=plan.tensor_model_parallel_size,
-            cp=plan.context_parallel_size,
-            dp=plan.data_parallel_size,
             stage_layers=tuple(plan.stage_layers),
-            virtual=plan.virtual_pipeline_model_parallel_size or 1,
-            ep=plan.expert_model_parallel_size,
-            etp=plan.expert_tensor_parallel_size,
-            expert_dp=plan.expert_data_parallel_size,
             sequence_parallel=plan.sequence_parallel,
             distributed_optimizer=plan.use_distributed_optimizer,
             numerics=numerics(resolved.training, args),
@@ -155,8 +140,8 @@ class Workload:
         )
 
 
-def _granularity(said: str | None) -> Literal["full", "selective"] | None:
-    return "full" if said == "full" else "selective" if said == "selective" else None
+def _granularity(value: str | None) -> Literal["full", "selective"] | None:
+    return "full" if value == "full" else "selective" if value == "selective" else None
 
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -165,9 +150,9 @@ _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     """Bytes per parameter of weights, gradients and optimizer.
 
-    "Distributed optimizer" of Megatron's documentation: BF16 weights 2, FP32 gradients 4, Adam 12; everything
-    in FP32 is 4, 4 and 8. The precision-aware optimizer keeps of the FP32 master weight the 16 bits that the
-    BF16 weight lacks (`store_param_remainders`) and takes the moments' and gradients' types from
+    Source: "Distributed optimizer" of Megatron's documentation: BF16 weights 2, FP32 gradients 4, Adam 12;
+    all in FP32 4, 4 and 8. The precision-aware optimizer keeps only the 16 bits of the FP32 master weight
+    that the BF16 weight lacks (`store_param_remainders`) and takes the types of moments and gradients from
     `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`. FP8 keeps two FP8 copies of a weight,
     one for each direction of the product, unless the weights themselves are FP8 (`--fp8-param-gather`).
     """
@@ -204,7 +189,7 @@ def execution(
     gradient_overlap: bool = True,
     parameter_overlap: bool = True,
 ) -> Execution:
-    """Kernels and overlaps as the recipe's settings have them."""
+    """Kernels and overlaps as the recipe's settings select them."""
     return Execution(
         unfused_attention=training.attention_backend in ("unfused", "local")
         or training.transformer_impl == "local",
@@ -228,8 +213,8 @@ def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
 def moe_of_stages(moe: tuple[bool, ...], stages: tuple[int, ...], virtual: int) -> tuple[int, ...]:
     """Mixture-of-experts layers of each stage.
 
-    Interleaved stages take every `pp`-th chunk; where chunks are not of equal size, layers are taken to lie
-    one stage after the other.
+    `moe` has one value per layer, `stages` the layers of each stage. Interleaved stages take every `pp`-th
+    chunk; where chunks are uneven, consecutive layers are assumed to be in one stage.
     """
     pp = len(stages)
     if virtual > 1 and len(set(stages)) == 1 and stages[0] % virtual == 0:

@@ -1,12 +1,14 @@
-"""A layout in full, and every rule that Megatron or the hardware has for it.
+"""A layout, and every constraint that Megatron or the hardware puts on it.
 
-One set of rules checks what a user asks for and sorts out what the planner may choose.
+The same constraints validate what a user requests and filter what the planner may choose.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.search.pipeline_split import StageSplit
 
@@ -15,250 +17,213 @@ Recompute = Literal["full", "selective"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of every parallel group; no `split` where the layers cannot fill the stages."""
+    """Sizes of every parallel group, and the layers of each pipeline stage."""
 
-    tp: int
-    pp: int
-    cp: int
-    ep: int
-    etp: int
+    dims: ParallelDims
     split: StageSplit | None
+    """None where the layers cannot fill the stages."""
+
+    def with_split(self, split: StageSplit) -> "Layout":
+        """The same layout with other stages; VP follows from them."""
+        return Layout(replace(self.dims, vp=split.virtual or 1), split)
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintContext:
-    """What a layout has to agree with."""
+    """Properties of the model and of the run that a layout must be compatible with."""
 
     shape: ModelShape
     world: int
     pod: int
     """Ranks of one pod."""
     nvlink_ranks: int
-    """Ranks of one NVLink domain: those of a pod, or of several."""
+    """Ranks of one NVLink domain: those of one pod, or of several."""
     seq_length: int
+    """Tokens of one sample."""
     sequence_parallel: bool
     """Whether tensor-parallel groups also split the sequence."""
     cp_comm_type: str | None
     local_layers: bool
-    """Layers built without Transformer Engine."""
+    """Whether layers are built without Transformer Engine."""
+
+    @property
+    def in_one_nvlink_domain(self) -> bool:
+        """Whether a run of several pods fits one NVLink domain.
+
+        Pod affinity can only place all pods in one domain; it cannot group some of them.
+        """
+        return self.pod < self.world <= self.nvlink_ranks
 
 
 _P = "spec.parallelism."
 
 
-def layout_errors(layout: Layout, on: ConstraintContext) -> list[FieldError]:
-    """Everything that is wrong with the layout, each with its numbers and what to set instead."""
-    errors: list[FieldError] = []
-    _check_world(layout, on, errors)
-    _check_tensor(layout, on, errors)
-    _check_sequence(layout, on, errors)
-    _check_experts(layout, on, errors)
-    return errors
+def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError]:
+    """All constraints that the layout violates, each with its numbers and what to set instead."""
+    found = Diagnostics()
+    _check_world(layout.dims, context, found)
+    _check_tensor(layout.dims, context, found)
+    _check_sequence(layout.dims, context, found)
+    _check_experts(layout.dims, context, found)
+    return found.errors
 
 
 def _divisors(number: int) -> str:
     return ", ".join([str(d) for d in range(1, number + 1) if number % d == 0][:12])
 
 
-def _in_one_domain(on: ConstraintContext) -> bool:
-    """Whether the run's pods all lie in one NVLink domain: a worker's affinity cannot say which pods belong
-    together, only that all do."""
-    return on.pod < on.world <= on.nvlink_ranks
-
-
-def _tensor_sizes(on: ConstraintContext) -> str:
-    """Sizes of TP that pod, NVLink domain, heads and groups all take."""
-    shape = on.shape
+def _valid_tensor_sizes(context: ConstraintContext) -> str:
+    """TP sizes that pod, NVLink domain, heads and query groups all allow."""
+    shape, pod, world = context.shape, context.pod, context.world
     sizes = [
         tp
-        for tp in range(1, (on.world if _in_one_domain(on) else on.pod) + 1)
-        if (on.pod % tp == 0 or tp % on.pod == on.world % tp == 0)
+        for tp in range(1, (world if context.in_one_nvlink_domain else pod) + 1)
+        if (pod % tp == 0 or tp % pod == world % tp == 0)
         and shape.heads % tp == 0
         and (shape.latent is not None or shape.groups % tp == 0 or tp % shape.groups == 0)
     ]
     return ", ".join(map(str, sizes))
 
 
-def _check_world(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
-    model_parallel = layout.tp * layout.pp * layout.cp
-    if on.world % model_parallel == 0:
+def _check_world(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
+    """TP x PP x CP divides the number of accelerators."""
+    world, model_parallel = context.world, dims.model_parallel
+    if world % model_parallel == 0:
         return
     largest = max(
-        ("tensorModelParallelSize", layout.tp),
-        ("pipelineModelParallelSize", layout.pp),
-        ("contextParallelSize", layout.cp),
+        ("tensorModelParallelSize", dims.tp),
+        ("pipelineModelParallelSize", dims.pp),
+        ("contextParallelSize", dims.cp),
         key=lambda size: size[1],
     )
-    whole = on.world // model_parallel * model_parallel
-    counts = f"{whole} or {whole + model_parallel}" if whole else f"{model_parallel}"
-    errors.append(
-        FieldError(
-            f"{_P}{largest[0]}",
-            f"TP {layout.tp} x PP {layout.pp} x CP {layout.cp} = {model_parallel} does not divide "
-            f"accelerator.count {on.world}",
-            f"set sizes whose product divides {on.world}, or accelerator.count to {counts}",
-        )
+    lower = world // model_parallel * model_parallel
+    counts = f"{lower} or {lower + model_parallel}" if lower else f"{model_parallel}"
+    found.error(
+        f"{_P}{largest[0]}",
+        f"TP {dims.tp} x PP {dims.pp} x CP {dims.cp} = {model_parallel} does not divide "
+        f"accelerator.count {world}",
+        f"set sizes whose product divides {world}, or accelerator.count to {counts}",
     )
 
 
-def _check_tensor(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
-    shape, tp = on.shape, layout.tp
-    field = f"{_P}tensorModelParallelSize"
-    if on.pod % tp and tp % on.pod == 0 and tp <= on.nvlink_ranks < on.world:
-        errors.append(
-            FieldError(
-                field,
-                f"{tp} spans {tp // on.pod} pods, and {on.world} accelerators are more than an NVLink "
-                f"domain's {on.nvlink_ranks}: nothing holds each TP group within one",
-                f"set one of {_tensor_sizes(on)}, or accelerator.count to at most {on.nvlink_ranks}",
-            )
+def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
+    """A TP group stays on NVLink, and TP divides heads and widths."""
+    shape, tp, pod, world = context.shape, dims.tp, context.pod, context.world
+    domain = context.nvlink_ranks
+    field, fix = f"{_P}tensorModelParallelSize", f"set one of {_valid_tensor_sizes(context)}"
+    if pod % tp and tp % pod == 0 and tp <= domain < world:
+        found.error(
+            field,
+            f"{tp} spans {tp // pod} pods, and {world} accelerators are more than an NVLink domain's "
+            f"{domain}: TP groups cannot be placed within one domain each",
+            f"{fix}, or accelerator.count to at most {domain}",
         )
-    elif on.pod % tp and not (_in_one_domain(on) and tp % on.pod == 0):
-        errors.append(
-            FieldError(
-                field,
-                f"{tp} does not divide the {on.pod} accelerators of a pod: a TP group would leave its node",
-                f"set one of {_tensor_sizes(on)}",
-            )
+    elif pod % tp and not (context.in_one_nvlink_domain and tp % pod == 0):
+        found.error(
+            field, f"{tp} does not divide the {pod} accelerators of a pod: a TP group would span nodes", fix
         )
     if shape.heads % tp:
-        errors.append(
-            FieldError(
-                field,
-                f"{tp} does not divide numAttentionHeads {shape.heads}",
-                f"set one of {_tensor_sizes(on)}",
-            )
-        )
+        found.error(field, f"{tp} does not divide numAttentionHeads {shape.heads}", fix)
     if shape.latent is None and shape.groups % tp and tp % shape.groups:
-        errors.append(
-            FieldError(
-                field,
-                f"{tp} is neither a divisor nor a multiple of numQueryGroups {shape.groups}",
-                f"set one of {_tensor_sizes(on)}",
-            )
-        )
+        found.error(field, f"{tp} is neither a divisor nor a multiple of numQueryGroups {shape.groups}", fix)
     widths = {"ffnHiddenSize": shape.ffn if not all(shape.moe_layers) else 0}
     widths["moeSharedExpertIntermediateSize"] = shape.shared_ffn
     for name, width in widths.items():
         if width % tp:
-            errors.append(
-                FieldError(field, f"{tp} does not divide {name} {width}", f"set a divisor of {width}")
-            )
+            found.error(field, f"{tp} does not divide {name} {width}", f"set a divisor of {width}")
 
 
 def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
-    field = f"{_P}pipelineModelParallelSize"
-    if layout.pp > shape.layers:
-        return FieldError(
-            field, f"PP {layout.pp} is above numLayers {shape.layers}", f"set at most {shape.layers}"
-        )
+    """Why the layers cannot be split over the layout's pipeline stages."""
+    field, pp = f"{_P}pipelineModelParallelSize", layout.dims.pp
+    if pp > shape.layers:
+        return FieldError(field, f"PP {pp} is above numLayers {shape.layers}", f"set at most {shape.layers}")
     return FieldError(
         field,
-        f"numLayers {shape.layers} is not divisible by PP {layout.pp}",
-        f"set one of {_divisors(shape.layers)}, or say the split with decoderFirst/LastPipelineNumLayers, "
+        f"numLayers {shape.layers} is not divisible by PP {pp}",
+        f"set one of {_divisors(shape.layers)}, or set the split with decoderFirst/LastPipelineNumLayers, "
         "accountForEmbedding/LossInPipelineSplit or pipelineModelParallelLayout",
     )
 
 
-def _check_sequence(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
-    shape, cp, tp, seq = on.shape, layout.cp, layout.tp, on.seq_length
-    field = f"{_P}contextParallelSize"
+def _check_sequence(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
+    """CP and sequence parallelism divide the sequence."""
+    tp, cp, seq = dims.tp, dims.cp, context.seq_length
     if cp > 1:
-        if on.local_layers:
-            errors.append(
-                FieldError(field, f"CP {cp} needs Transformer Engine, layers are local", "leave it out")
-            )
-        if seq % (2 * cp):
-            errors.append(
-                FieldError(
-                    field,
-                    f"seqLength {seq} is not divisible by 2 x CP {cp} = {2 * cp}",
-                    f"set a CP of which twice divides {seq}",
-                )
-            )
-        if (shape.sinks or shape.window) and on.cp_comm_type != "a2a":
-            what = "attention sinks" if shape.sinks else "windowed attention"
-            errors.append(
-                FieldError(
-                    f"{_P}cpCommType",
-                    f"is {on.cp_comm_type or 'p2p'}, but Transformer Engine splits the sequences of {what} "
-                    "with a2a only",
-                    "set a2a, or contextParallelSize 1",
-                )
-            )
-        local_heads, local_groups = shape.heads // tp, max(shape.groups // tp, 1)
-        if on.cp_comm_type == "a2a" and (local_heads % cp or local_groups % cp):
-            errors.append(
-                FieldError(
-                    f"{_P}cpCommType",
-                    f"a2a deals {local_heads} heads and {local_groups} groups of a TP rank to CP {cp} ranks",
-                    "set p2p, or a CP that divides both",
-                )
-            )
-    if on.sequence_parallel and tp > 1 and seq % (cp * tp):
-        errors.append(
-            FieldError(
-                f"{_P}tensorModelParallelSize",
-                f"sequence parallelism splits seqLength {seq} over CP {cp} x TP {tp} = {cp * tp} ranks",
-                f"set a seqLength that is a multiple of {cp * tp}",
-            )
+        _check_context(dims, context, found)
+    if context.sequence_parallel and tp > 1 and seq % (cp * tp):
+        found.error(
+            f"{_P}tensorModelParallelSize",
+            f"sequence parallelism splits seqLength {seq} over CP {cp} x TP {tp} = {cp * tp} ranks",
+            f"set a seqLength that is a multiple of {cp * tp}",
         )
 
 
-def _check_experts(layout: Layout, on: ConstraintContext, errors: list[FieldError]) -> None:
-    shape, ep, etp = on.shape, layout.ep, layout.etp
-    field = f"{_P}expertModelParallelSize"
+def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
+    """What Transformer Engine requires of context parallelism."""
+    shape, cp, tp, seq = context.shape, dims.cp, dims.tp, context.seq_length
+    field, comm = f"{_P}contextParallelSize", context.cp_comm_type
+    if context.local_layers:
+        found.error(
+            field, f"CP {cp} requires Transformer Engine, but transformerImpl is local", "leave it out"
+        )
+    if seq % (2 * cp):
+        found.error(
+            field,
+            f"seqLength {seq} is not divisible by 2 x CP {cp} = {2 * cp}",
+            f"set a CP of which twice divides {seq}",
+        )
+    if (shape.sinks or shape.window) and comm != "a2a":
+        what = "attention sinks" if shape.sinks else "windowed attention"
+        found.error(
+            f"{_P}cpCommType",
+            f"is {comm or 'p2p'}, but Transformer Engine supports {what} with a2a only",
+            "set a2a, or contextParallelSize 1",
+        )
+    local_heads, local_groups = shape.heads // tp, max(shape.groups // tp, 1)
+    if comm == "a2a" and (local_heads % cp or local_groups % cp):
+        found.error(
+            f"{_P}cpCommType",
+            f"a2a splits the {local_heads} heads and {local_groups} groups of a TP rank over CP {cp} ranks",
+            "set p2p, or a CP that divides both",
+        )
+
+
+def _check_experts(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
+    """EP and ETP suit the experts; without experts, EP is 1 and ETP is TP, as in Megatron."""
+    shape, ep, etp, world = context.shape, dims.ep, dims.etp, context.world
+    field, etp_field = f"{_P}expertModelParallelSize", f"{_P}expertTensorParallelSize"
     if not shape.experts:
         if ep > 1:
-            errors.append(FieldError(field, f"EP {ep}, but the model has no experts", "leave it out"))
-        if etp != layout.tp:  # what it is for a model without experts, in Megatron as here
-            errors.append(
-                FieldError(
-                    f"{_P}expertTensorParallelSize",
-                    f"ETP {etp}, but the model has no experts",
-                    "leave it out",
-                )
-            )
+            found.error(field, f"EP {ep}, but the model has no experts", "leave it out")
+        if etp != dims.tp:
+            found.error(etp_field, f"ETP {etp}, but the model has no experts", "leave it out")
         return
     if shape.experts % ep:
-        errors.append(
-            FieldError(
-                field,
-                f"EP {ep} does not divide numExperts {shape.experts}",
-                f"set one of {_divisors(shape.experts)}",
-            )
+        found.error(
+            field,
+            f"EP {ep} does not divide numExperts {shape.experts}",
+            f"set one of {_divisors(shape.experts)}",
         )
-    if on.world % (etp * ep * layout.pp):
-        errors.append(
-            FieldError(
-                field,
-                f"ETP {etp} x EP {ep} x PP {layout.pp} = {etp * ep * layout.pp} does not divide "
-                f"accelerator.count {on.world}",
-                f"set sizes whose product divides {on.world}"
-                + (", or expertTensorParallelSize 1" if etp > 1 else ""),
-            )
+    if world % dims.expert_model_parallel:
+        found.error(
+            field,
+            f"ETP {etp} x EP {ep} x PP {dims.pp} = {dims.expert_model_parallel} does not divide "
+            f"accelerator.count {world}",
+            f"set sizes whose product divides {world}"
+            + (", or expertTensorParallelSize 1" if etp > 1 else ""),
         )
     if shape.expert_ffn % etp:
-        errors.append(
-            FieldError(
-                f"{_P}expertTensorParallelSize",
-                f"ETP {etp} does not divide moeFfnHiddenSize {shape.expert_ffn}",
-                "set 1",
-            )
-        )
+        found.error(etp_field, f"ETP {etp} does not divide moeFfnHiddenSize {shape.expert_ffn}", "set 1")
     if etp > 1 and shape.bias:
-        errors.append(
-            FieldError(
-                f"{_P}expertTensorParallelSize",
-                f"ETP {etp}, but Megatron has biased experts at ETP 1 only",
-                "set 1, or model.disableBiasLinear true",
-            )
+        found.error(
+            etp_field,
+            f"ETP {etp}, but Megatron supports biased experts at ETP 1 only",
+            "set 1, or model.disableBiasLinear true",
         )
-    if layout.tp > 1 and not on.sequence_parallel:
-        errors.append(
-            FieldError(
-                f"{_P}tensorModelParallelSize",
-                f"TP {layout.tp} with experts needs sequence parallelism, which is off here",
-                "set 1, or sequenceParallel true on GPUs",
-            )
+    if dims.tp > 1 and not context.sequence_parallel:
+        found.error(
+            f"{_P}tensorModelParallelSize",
+            f"TP {dims.tp} with experts requires sequence parallelism, which is off here",
+            "set 1, or sequenceParallel true on GPUs",
         )

@@ -1,9 +1,11 @@
-"""Every layout that keeps what is asked for and obeys the rules; the reasons when there is none."""
+"""All layouts that keep what is requested and satisfy the constraints; the errors when there is none."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.search.constraints import Layout, layout_errors, stages_error
 from megatron_operator.planner.search.pipeline_split import (
@@ -16,22 +18,17 @@ from megatron_operator.planner.search.pipeline_split import (
 from megatron_operator.planner.search.problem import PlanningProblem
 
 TOKENS_PER_CP_RANK = 8192
-"""Sequences up to this long are not split; longer ones may be, down to this length."""
-FEW_CHUNKS = 8
-"""Where no number of virtual stages up to this makes equal chunks, unequal ones are weighed too."""
-MOST_CHUNKS = 4
-"""Numbers of virtual stages that are weighed for one layout."""
+"""Sequences up to this length are not split; longer ones may be, down to this length per rank."""
+MAX_UNEVEN_CHUNKS = 8
+"""Uneven chunks are considered where no number of virtual stages up to this one makes even chunks."""
+MAX_INTERLEAVINGS = 4
+"""Numbers of virtual stages that are considered for one layout."""
 
 
 def valid_layouts(problem: PlanningProblem) -> list[Layout]:
-    """All layouts without an error, virtual stages not yet chosen."""
-    setting = problem.setting
-    return [layout for layout in _all(problem) if layout.split and not layout_errors(layout, setting)]
-
-
-def data_parallel(problem: PlanningProblem, layout: Layout) -> int:
-    """DP of a layout."""
-    return problem.world // (layout.tp * layout.pp * layout.cp)
+    """All layouts without an error, virtual stages not chosen yet."""
+    context = problem.constraints
+    return [layout for layout in _all(problem) if layout.split and not layout_errors(layout, context)]
 
 
 def _all(problem: PlanningProblem) -> Iterator[Layout]:
@@ -47,12 +44,20 @@ def _all(problem: PlanningProblem) -> Iterator[Layout]:
         ep for ep in range(1, experts + 1) if experts % ep == 0 and world % ep == 0
     ]
     for pp in pps:
-        split = stage_split(problem, pp, [])
+        split = stage_split(problem, pp, Diagnostics())
         for tp in tps:
             for cp in cps:
                 if world % (tp * cp * pp) == 0 or len(tps) == len(cps) == len(pps) == 1:
                     for ep in eps:
-                        yield Layout(tp, pp, cp, ep, expert_tensor_parallel(problem, tp), split)
+                        yield _layout(problem, tp, pp, cp, ep, split)
+
+
+def _layout(problem: PlanningProblem, tp: int, pp: int, cp: int, ep: int, split: StageSplit | None) -> Layout:
+    """A layout of these sizes; DP is what is left of the world, rounded down."""
+    dp = problem.world // (tp * pp * cp)
+    virtual = (split.virtual if split else None) or 1
+    etp = expert_tensor_parallel(problem, tp)
+    return Layout(ParallelDims(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, etp=etp, vp=virtual), split)
 
 
 def _only(value: int | None) -> list[int]:
@@ -64,25 +69,25 @@ def _powers(limit: int, *, dividing: int) -> list[int]:
 
 
 def expert_tensor_parallel(problem: PlanningProblem, tp: int) -> int:
-    """1 unless asked: experts stay whole. Without experts it is TP, Megatron's own default."""
+    """ETP: 1 unless requested, so that experts stay whole. Without experts TP, as Megatron's default."""
     return problem.asked.expert_tensor_parallel_size or (1 if problem.shape.experts else tp)
 
 
-def stage_split(problem: PlanningProblem, pp: int, errors: list[FieldError]) -> StageSplit | None:
-    """Layers on the stages as asked for, else as even as can be; none with the reasons in `errors`."""
+def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageSplit | None:
+    """Layers of the stages as requested, else as even as possible; none with the errors in `found`."""
     asked, shape = problem.asked, problem.shape
-    found: list[FieldError] = []
-    split = requested_split(shape.layers, shape.mtp_layers, pp, asked, found)
-    if split is None and not found:
+    errors = Diagnostics()
+    split = requested_split(shape.layers, shape.mtp_layers, pp, asked, errors)
+    if split is None and not errors.errors:
         split = _automatic(shape, pp, asked.num_virtual_stages_per_pipeline_rank)
     if split is not None and (error := interleaving_error(split, pp, overlap=True)):
-        found.append(error)
-    errors += found
-    return None if found else split
+        errors.extend([error])
+    found.extend(errors.errors)
+    return None if errors.errors else split
 
 
 def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | None:
-    """A split of the planner's own, with the virtual stages that are asked for."""
+    """A split of the planner's choice, with the virtual stages that are requested."""
     split = automatic_split(shape.layers, pp, shape.mtp_layers)
     if split is None or virtual is None:
         return split
@@ -93,8 +98,11 @@ def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | 
 
 
 def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[int]) -> list[Layout]:
-    """The layout as it is, and with virtual stages where the planner may choose them."""
-    split, pp = layout.split, layout.pp
+    """The layout itself first, then with virtual stages where the planner may add them.
+
+    `micro_batches` are those of one data-parallel rank per step, for each global batch size.
+    """
+    split, pp = layout.split, layout.dims.pp
     if split is None or split.virtual is not None or split.layout is not None or pp == 1:
         return [layout]
     if not problem.interleave or problem.on_cpu or any(m % pp for m in micro_batches):
@@ -104,14 +112,17 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         for virtual in range(2, max(split.layers) + 2)
         if interleaving_error(trial := replace(split, virtual=virtual), pp, overlap=True) is None
     ]
-    if not _split_asked(problem) and (not chunked or (chunked[0].virtual or 0) > FEW_CHUNKS):
+    if not _requests_split(problem) and (not chunked or (chunked[0].virtual or 0) > MAX_UNEVEN_CHUNKS):
         shape = problem.shape
-        dealt = (interleaved_layout(shape.layers, shape.mtp_layers, pp, v) for v in range(2, FEW_CHUNKS + 1))
-        chunked = [each for each in dealt if each is not None] + chunked
-    return [layout, *(replace(layout, split=each) for each in chunked[:MOST_CHUNKS])]
+        uneven = (
+            interleaved_layout(shape.layers, shape.mtp_layers, pp, virtual)
+            for virtual in range(2, MAX_UNEVEN_CHUNKS + 1)
+        )
+        chunked = [each for each in uneven if each is not None] + chunked
+    return [layout, *(layout.with_split(each) for each in chunked[:MAX_INTERLEAVINGS])]
 
 
-def _split_asked(problem: PlanningProblem) -> bool:
+def _requests_split(problem: PlanningProblem) -> bool:
     asked = problem.asked
     return bool(
         asked.decoder_first_pipeline_num_layers is not None
@@ -122,51 +133,45 @@ def _split_asked(problem: PlanningProblem) -> bool:
 
 
 def batch_errors(problem: PlanningProblem, layout: Layout, micro_batch: int) -> list[FieldError]:
-    """Global batches that do not divide over the layout's ranks."""
-    dp = data_parallel(problem, layout)
-    each = micro_batch * dp
+    """Global batch sizes that cannot be split over the layout's ranks."""
+    dims, found = layout.dims, Diagnostics()
+    each = micro_batch * dims.dp
     ramp = problem.resolved.training.step_batch_size_schedule is not None
     name = "stepBatchSizeSchedule" if ramp else "globalBatchSize"
-    errors = []
     for batch in problem.batches:
         if batch % each:
-            below = batch // each * each
-            near = f"{below} or {below + each}" if below else f"{each}"
-            errors.append(
-                FieldError(
-                    f"spec.training.{name}",
-                    f"{batch} is not divisible by microBatchSize {micro_batch} x DP {dp} = {each}",
-                    f"set {near}",
-                )
+            lower = batch // each * each
+            nearest = f"{lower} or {lower + each}" if lower else f"{each}"
+            found.error(
+                f"spec.training.{name}",
+                f"{batch} is not divisible by microBatchSize {micro_batch} x DP {dims.dp} = {each}",
+                f"set {nearest}",
             )
-        elif layout.split and (layout.split.virtual or 1) > 1 and batch // each % layout.pp:
-            errors.append(
-                FieldError(
-                    "spec.parallelism.numVirtualStagesPerPipelineRank",
-                    f"interleaving needs a multiple of PP {layout.pp} micro batches, "
-                    f"{name} {batch} makes {batch // each}",
-                    f"set a {name} that is a multiple of {each * layout.pp}, or no virtual stages",
-                )
+        elif dims.vp > 1 and batch // each % dims.pp:
+            found.error(
+                "spec.parallelism.numVirtualStagesPerPipelineRank",
+                f"interleaving needs a multiple of PP {dims.pp} micro batches, "
+                f"{name} {batch} makes {batch // each}",
+                f"set a {name} that is a multiple of {each * dims.pp}, or no virtual stages",
             )
-    return errors
+    return found.errors
 
 
 def refusal(problem: PlanningProblem) -> list[FieldError]:
-    """What is wrong with the layout that was asked for, everything not said being 1."""
-    asked = problem.asked
-    tp, pp = asked.tensor_model_parallel_size or 1, asked.pipeline_model_parallel_size or 1
-    split_errors: list[FieldError] = []
-    base = Layout(
-        tp,
+    """What is wrong with the requested layout; sizes that are not requested are 1."""
+    asked, split_errors = problem.asked, Diagnostics()
+    pp = asked.pipeline_model_parallel_size or 1
+    layout = _layout(
+        problem,
+        asked.tensor_model_parallel_size or 1,
         pp,
         asked.context_parallel_size or 1,
         asked.expert_model_parallel_size or 1,
-        expert_tensor_parallel(problem, tp),
         stage_split(problem, pp, split_errors),
     )
-    found = layout_errors(base, problem.setting)
-    if base.split is None:
-        found += split_errors or [stages_error(base, problem.shape)]
-    if problem.world % (base.tp * base.pp * base.cp) == 0:
-        found += batch_errors(problem, base, problem.micro_batch or 1)
+    found = layout_errors(layout, problem.constraints)
+    if layout.split is None:
+        found += split_errors.errors or [stages_error(layout, problem.shape)]
+    if problem.world % layout.dims.model_parallel == 0:
+        found += batch_errors(problem, layout, problem.micro_batch or 1)
     return found

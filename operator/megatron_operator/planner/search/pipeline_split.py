@@ -1,15 +1,16 @@
-"""How layers are dealt to pipeline stages, as Megatron's `get_num_layers_to_build` does."""
+"""Layers of each pipeline stage, split as Megatron's `get_num_layers_to_build` splits them."""
 
 import re
 from dataclasses import dataclass
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
 
 
 @dataclass(frozen=True, slots=True)
 class StageSplit:
-    """Layers of each stage, and the settings that make Megatron deal them so."""
+    """Layers of each stage, and the settings that make Megatron split them this way."""
 
     layers: tuple[int, ...]
     first: int | None = None
@@ -18,27 +19,34 @@ class StageSplit:
     count_loss: bool = False
     layout: str | None = None
     virtual: int | None = None
-    """Interleaved chunks of a stage; none without interleaving."""
+    """Virtual stages (interleaved chunks) of a stage; none without interleaving."""
 
     @property
     def even(self) -> bool:
+        """Whether all stages have the same number of layers."""
         return len(set(self.layers)) == 1
 
 
 def parse_layout(layout: str) -> list[str]:
-    """Megatron's layout string as one string of `E t m L` a chunk; raises ValueError for other letters."""
+    """Split Megatron's layout string into one string of `E t m L` per chunk.
+
+    Raises ValueError for other letters.
+    """
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
         text = re.sub(pattern, lambda m: m.group(1) * int(m.group(2)), text)
     if foreign := sorted(set(text) - set("EtmL|")):
-        raise ValueError(f"{''.join(foreign)!r} is none of E, t, m, L and |")
+        raise ValueError(f"{''.join(foreign)!r} is not one of E, t, m, L and |")
     return text.split("|")
 
 
 def requested_split(
-    layers: int, mtp: int, pp: int, asked: ParallelismSpec, errors: list[FieldError]
+    layers: int, mtp: int, pp: int, asked: ParallelismSpec, found: Diagnostics
 ) -> StageSplit | None:
-    """The split that the recipe asks for at this PP; none when it says nothing about it or is wrong."""
+    """The split that the recipe requests at this PP; none when it requests none or an invalid one.
+
+    `layers` and `mtp` are the model's transformer and multi-token-prediction layers; errors go to `found`.
+    """
     virtual = asked.num_virtual_stages_per_pipeline_rank
     ends = asked.decoder_first_pipeline_num_layers, asked.decoder_last_pipeline_num_layers
     accounted = (
@@ -46,41 +54,37 @@ def requested_split(
         bool(asked.account_for_loss_in_pipeline_split),
     )
     if pp == 1 and (any(end is not None for end in ends) or any(accounted)):
-        errors.append(
-            FieldError(
-                "spec.parallelism.pipelineModelParallelSize",
-                "is 1, so there are no stages to deal layers to",
-                "set it above 1, or leave the settings of the stage split out",
-            )
+        found.error(
+            "spec.parallelism.pipelineModelParallelSize",
+            "is 1, so there are no stages to split layers over",
+            "set it above 1, or leave the settings of the stage split out",
         )
         return None
     if asked.pipeline_model_parallel_layout is not None:
-        return _layout_split(layers, mtp, pp, asked, errors)
+        return _layout_split(layers, mtp, pp, asked, found)
     if any(end is not None for end in ends):
         if any(accounted):
-            errors.append(
-                FieldError(
-                    "spec.parallelism.accountForEmbeddingInPipelineSplit",
-                    "is set together with layers of the first or last stage",
-                    "set either the accountFor... fields or decoderFirst/LastPipelineNumLayers",
-                )
+            found.error(
+                "spec.parallelism.accountForEmbeddingInPipelineSplit",
+                "is set together with the layers of the first or last stage",
+                "set either the accountFor... fields or decoderFirst/LastPipelineNumLayers",
             )
             return None
-        return _ends_split(layers, pp, ends[0], ends[1], virtual, errors)
+        return _ends_split(layers, pp, ends[0], ends[1], virtual, found)
     if any(accounted):
-        return _accounted_split(layers, pp, accounted[0], accounted[1], virtual, errors)
+        return _accounted_split(layers, pp, accounted[0], accounted[1], virtual, found)
     if layers % pp:
         return None
     return StageSplit((layers // pp,) * pp, virtual=virtual)
 
 
 def _layout_split(
-    layers: int, mtp: int, pp: int, asked: ParallelismSpec, errors: list[FieldError]
+    layers: int, mtp: int, pp: int, asked: ParallelismSpec, found: Diagnostics
 ) -> StageSplit | None:
     layout, field = asked.pipeline_model_parallel_layout or "", "spec.parallelism.pipelineModelParallelLayout"
 
     def refuse(message: str, fix: str) -> None:
-        errors.append(FieldError(field, message, fix))
+        found.error(field, message, fix)
 
     others = (
         asked.decoder_first_pipeline_num_layers,
@@ -101,7 +105,7 @@ def _layout_split(
     if len(chunks) % pp:
         refuse(f"has {len(chunks)} chunks, not a multiple of PP {pp}", f"write a multiple of {pp} chunks")
     elif not (text.startswith("E") and text.endswith("L") and text.count("E") == text.count("L") == 1):
-        refuse("does not begin with the one E and end with the one L", "begin with E, end with L")
+        refuse("does not begin with its only E and end with its only L", "begin with E, end with L")
     elif text.count("t") != layers:
         refuse(f"places {text.count('t')} layers, the model has {layers}", f"place {layers} t")
     elif text.count("m") != mtp:
@@ -114,19 +118,16 @@ def _layout_split(
 
 
 def _ends_split(
-    layers: int, pp: int, first: int | None, last: int | None, virtual: int | None, errors: list[FieldError]
+    layers: int, pp: int, first: int | None, last: int | None, virtual: int | None, found: Diagnostics
 ) -> StageSplit | None:
     middle = pp - (first is not None) - (last is not None)
     left = layers - (first or 0) - (last or 0)
     field = "decoderFirstPipelineNumLayers" if first is not None else "decoderLastPipelineNumLayers"
     if left < 0 or middle < 0 or bool(left) != bool(middle) or (middle and left % middle):
-        errors.append(
-            FieldError(
-                f"spec.parallelism.{field}",
-                f"{layers} layers less {(first or 0) + (last or 0)} at the ends leave {left} "
-                f"for {middle} stages",
-                "choose ends that leave a multiple of the stages between them",
-            )
+        found.error(
+            f"spec.parallelism.{field}",
+            f"{layers} layers less {(first or 0) + (last or 0)} at the ends leave {left} for {middle} stages",
+            "choose ends that leave a multiple of the stages between them",
         )
         return None
     each = left // middle if middle else 0
@@ -136,17 +137,15 @@ def _ends_split(
 
 
 def _accounted_split(
-    layers: int, pp: int, embedding: bool, loss: bool, virtual: int | None, errors: list[FieldError]
+    layers: int, pp: int, embedding: bool, loss: bool, virtual: int | None, found: Diagnostics
 ) -> StageSplit | None:
     counted = layers + embedding + loss
     if counted % pp:
         parts = " + embedding" * embedding + " + loss" * loss
-        errors.append(
-            FieldError(
-                "spec.parallelism.pipelineModelParallelSize",
-                f"{layers} layers{parts} are {counted}, not divisible by PP {pp}",
-                f"set a divisor of {counted}",
-            )
+        found.error(
+            "spec.parallelism.pipelineModelParallelSize",
+            f"{layers} layers{parts} are {counted}, not divisible by PP {pp}",
+            f"set a divisor of {counted}",
         )
         return None
     stages = [counted // pp] * pp
@@ -158,8 +157,8 @@ def _accounted_split(
 def automatic_split(layers: int, pp: int, mtp: int = 0) -> StageSplit | None:
     """An even split; else embedding and loss counted as layers; else fewer layers in the last stage.
 
-    None when some stage would be empty or the last one, with `mtp` prediction layers, would hold less than
-    half of the others' layers.
+    None when a stage would be empty, or the last one, with its `mtp` multi-token-prediction layers, would
+    hold less than half of the layers of the others.
     """
     if pp > layers:
         return None
@@ -168,7 +167,7 @@ def automatic_split(layers: int, pp: int, mtp: int = 0) -> StageSplit | None:
     for embedding, loss in ((True, True), (False, True), (True, False)):
         counted = layers + embedding + loss
         if counted % pp == 0 and counted // pp > 1:
-            return _accounted_split(layers, pp, embedding, loss, None, [])
+            return _accounted_split(layers, pp, embedding, loss, None, Diagnostics())
     each = -(-layers // pp)
     last = layers - each * (pp - 1)
     if last < 1 or (last + mtp) * 2 < each:
@@ -177,16 +176,16 @@ def automatic_split(layers: int, pp: int, mtp: int = 0) -> StageSplit | None:
 
 
 def interleaved_layout(layers: int, mtp: int, pp: int, virtual: int) -> StageSplit | None:
-    """Chunks of unequal size, which only a layout string can say: `Et*4|(t*4|)*14tmL`.
+    """Uneven chunks, which only a layout string can express: `Et*4|(t*4|)*14tmL`.
 
-    None when a chunk would be empty, or the last one less than half of the others.
+    None when the chunks are even, one would be empty, or the last one less than half of the others.
     """
-    dealt = automatic_split(layers, pp * virtual, mtp)
-    if dealt is None or dealt.even:
+    chunks = automatic_split(layers, pp * virtual, mtp)
+    if chunks is None or chunks.even:
         return None
-    first, *middle, last = dealt.layers
+    first, *middle, last = chunks.layers
     text = f"E{_layers(first)}|" + f"({_layers(middle[0])}|)*{len(middle)}" + _layers(last) + "m" * mtp + "L"
-    per_stage = tuple(sum(dealt.layers[stage::pp]) for stage in range(pp))
+    per_stage = tuple(sum(chunks.layers[stage::pp]) for stage in range(pp))
     return StageSplit(per_stage, layout=text, virtual=virtual)
 
 
@@ -195,7 +194,11 @@ def _layers(count: int) -> str:
 
 
 def interleaving_error(split: StageSplit, pp: int, overlap: bool) -> FieldError | None:
-    """Interleaving needs more than one stage and chunks of whole layers."""
+    """Why a split cannot be interleaved; none if it can.
+
+    Interleaving needs 2 stages with overlapped point-to-point communication (`overlap`), 3 without, and
+    chunks of whole layers (`validate_args` of Megatron).
+    """
     virtual, field = split.virtual, "spec.parallelism.numVirtualStagesPerPipelineRank"
     if virtual is None or virtual == 1 or split.layout is not None:
         return None

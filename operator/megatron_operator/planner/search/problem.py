@@ -1,7 +1,8 @@
-"""One question to the planner, and the answers that are weighed against each other."""
+"""A planning problem and the candidates that are compared to solve it."""
 
 from dataclasses import dataclass, replace
 
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -11,21 +12,21 @@ from megatron_operator.planner.estimate.workload import Execution, Numerics, Wor
 from megatron_operator.planner.search.constraints import ConstraintContext, Layout, Recompute
 
 COMFORTABLE_SHARE = 0.95
-"""Part of the memory up to which layouts come before tighter ones: published runs fill at most 94 %."""
+"""Share of the memory up to which layouts are preferred over tighter ones: published runs fill up to 94 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """A whole model, its batches and the accelerators that it is to lie on."""
+    """A complete model, its batches and the accelerators to run it on."""
 
     shape: ModelShape
     resolved: ResolvedRecipe
     asked: ParallelismSpec
-    """What the layout has to keep."""
+    """Settings that the layout must keep."""
     micro_batch: int | None
-    """What the batch has to keep; none lets the planner choose."""
+    """Micro batch size that must be kept; none lets the planner choose."""
     interleave: bool
-    """Whether the planner may add virtual stages that are not asked for."""
+    """Whether the planner may add virtual stages that were not requested."""
     world: int
     pod: int
     """Ranks of one pod."""
@@ -33,23 +34,24 @@ class PlanningProblem:
     sequence_parallel: bool
     distributed_optimizer: bool
     batches: list[int]
-    """Global batch sizes of the run; more than one under a ramp-up."""
+    """Global batch sizes of the run in samples; more than one under a ramp-up."""
     accelerator: Accelerator | None
-    """None where memory and speed are not known."""
+    """None where memory and speed are unknown."""
     numerics: Numerics
     execution: Execution
 
     @property
     def capacity(self) -> int | None:
-        """Bytes of one accelerator."""
+        """Bytes of memory of one accelerator."""
         return self.accelerator.memory if self.accelerator else None
 
     @property
     def on_cpu(self) -> bool:
+        """Whether the run has no GPUs (platform `cpu`)."""
         return self.resolved.profile.platform == "cpu"
 
     @property
-    def setting(self) -> ConstraintContext:
+    def constraints(self) -> ConstraintContext:
         """What single layouts are checked against."""
         return ConstraintContext(
             shape=self.shape,
@@ -62,50 +64,47 @@ class PlanningProblem:
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
         )
 
-    def on(self, world: int) -> "PlanningProblem":
-        """The same question on another number of accelerators."""
+    def with_world_size(self, world: int) -> "PlanningProblem":
+        """The same problem on another number of accelerators."""
         return replace(self, world=world, pod=min(world, self.resolved.per_node))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout with a micro batch, and what is expected of it."""
+    """A layout with a micro batch size, and its estimated memory and speed."""
 
     layout: Layout
-    dp: int
-    expert_dp: int
     micro_batch: int
     recompute: Recompute | None
     modules: tuple[str, ...]
-    """What selective recomputation does again; empty for Megatron's default."""
+    """Modules of selective recomputation; empty for Megatron's default."""
     workload: Workload
     memory: MemoryPerGpu
     expected: Expected | None = None
 
     @property
+    def dims(self) -> ParallelDims:
+        """Sizes of the parallel groups."""
+        return self.layout.dims
+
+    @property
     def fits(self) -> bool:
+        """Whether the estimated memory is within the accelerator's capacity."""
         return self.memory.capacity is None or self.memory.total <= self.memory.capacity
 
     @property
     def is_comfortable(self) -> bool:
-        """Whether the estimate may be somewhat wrong and the layout still fits."""
+        """Whether the layout would fit even if the memory estimate were slightly too low."""
         return self.memory.capacity is None or self.memory.total <= COMFORTABLE_SHARE * self.memory.capacity
 
     @property
     def simplicity(self) -> tuple[bool, int, int, int, int, int]:
-        """Smaller is simpler: no recomputation, then least PP, CP, TP, EP and virtual stages."""
-        layout = self.layout
-        virtual = (layout.split.virtual or 1) if layout.split else 1
-        return (self.recompute == "full", layout.pp, layout.cp, layout.tp, layout.ep, virtual)
+        """Sort key, simplest first: no full recomputation, then least PP, CP, TP, EP and virtual stages."""
+        dims = self.dims
+        return (self.recompute == "full", dims.pp, dims.cp, dims.tp, dims.ep, dims.vp)
 
     @property
-    def words(self) -> str:
-        """The layout in one line."""
-        layout = self.layout
-        parts = [f"TP {layout.tp}", f"PP {layout.pp}"]
-        if layout.split and layout.split.virtual:
-            parts.append(f"VP {layout.split.virtual}")
-        parts.append(f"CP {layout.cp}")
-        if layout.ep > 1:
-            parts.append(f"EP {layout.ep}")
-        return ", ".join([*parts, f"DP {self.dp}"])
+    def seconds(self) -> float:
+        """Estimated seconds of one step; the candidate must have been timed."""
+        assert self.expected is not None, "the candidate has no time yet"
+        return self.expected.step_seconds
