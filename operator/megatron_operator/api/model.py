@@ -13,7 +13,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class ModelSpec(ApiModel):
-    """Architecture. What is left out comes from the catalog's entry."""
+    """Architecture. Fields that are not set come from the catalog entry."""
 
     num_layers: Positive | None = None
     """Transformer layers."""
@@ -24,37 +24,37 @@ class ModelSpec(ApiModel):
     num_attention_heads: Positive | None = None
     """Query heads."""
     num_query_groups: Positive | None = None
-    """Key/value heads (GQA). Left out: as many as query heads (MHA)."""
+    """Key/value heads (GQA); default numAttentionHeads (MHA)."""
     kv_channels: Positive | None = None
     """Width of one head; default hiddenSize / numAttentionHeads."""
     max_position_embeddings: Positive | None = None
     """Longest position; at least seqLength."""
     position_embedding_type: Literal["learned_absolute", "rope", "yarn", "none"] | None = None
-    """How positions are told."""
+    """Type of position embedding."""
     rotary_base: Positive | None = None
     """Base (theta) of rotary embeddings."""
     rotary_percent: Fraction | None = None
-    """Part of a head's width that is rotated."""
+    """Fraction of a head's width that is rotated."""
     use_rope_scaling: bool | None = None
     """Llama 3.1's scaling of rotary frequencies."""
     rope_scaling_factor: Annotated[float, Field(gt=0)] | None = None
-    """Factor of `useRopeScaling`."""
+    """Scaling factor of `useRopeScaling`."""
     rotary_scaling_factor: Annotated[float, Field(gt=0)] | None = None
-    """Factor by which YaRN stretches positions (`positionEmbeddingType: yarn`, `ropeType: yarn`)."""
+    """YaRN scaling factor of positions (`positionEmbeddingType: yarn`, `ropeType: yarn`)."""
     yarn_original_max_position_embeddings: Positive | None = None
-    """Longest position before YaRN's stretch."""
+    """Longest position before YaRN scaling."""
     yarn_beta_fast: Annotated[float, Field(gt=0)] | None = None
-    """Turns above which YaRN leaves a frequency alone."""
+    """Number of rotations above which YaRN does not scale a frequency."""
     yarn_beta_slow: Annotated[float, Field(gt=0)] | None = None
-    """Turns below which YaRN stretches a frequency whole."""
+    """Number of rotations below which YaRN scales a frequency fully."""
     no_yarn_correction_range_round_to_int: bool | None = None
-    """YaRN's range between the two not rounded to whole dimensions."""
+    """Do not round YaRN's range between the two to whole dimensions."""
     normalization: Literal["LayerNorm", "RMSNorm"] | None = None
     """Kind of normalization."""
     norm_epsilon: Annotated[float, Field(gt=0)] | None = None
     """Epsilon of the normalization."""
     apply_layernorm_1p: bool | None = Field(default=None, alias="applyLayernorm1p")
-    """Weights of the normalization centred at zero."""
+    """Center the weights of the normalization at zero."""
     swiglu: bool | None = None
     """Gated SiLU feed-forward layers."""
     squared_relu: bool | None = None
@@ -62,23 +62,23 @@ class ModelSpec(ApiModel):
     quick_geglu: bool | None = None
     """Feed-forward layers gated by x * sigmoid(1.702 x)."""
     glu_linear_offset: float | None = None
-    """What is added to the linear half of a gated layer; with quickGeglu."""
+    """Offset added to the linear half of a gated layer; with quickGeglu."""
     activation_func_clamp_value: Annotated[float, Field(gt=0)] | None = None
-    """Bound of the values that go into the activation; with quickGeglu."""
+    """Clamp of the inputs of the activation; with quickGeglu."""
     disable_bias_linear: bool | None = None
     """No bias in linear layers."""
     add_qkv_bias: bool | None = None
-    """Bias in the QKV projection alone."""
+    """Bias in the QKV projection only."""
     qk_layernorm: bool | None = None
     """Normalization of queries and keys."""
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] | None = None
-    """Attention sinks: a term of the softmax beside the keys, 1 or learnt for each head."""
+    """Attention sinks: an additional softmax term beside the keys, constant or learned per head."""
     window_size: Annotated[str, Field(pattern=WINDOW_PATTERN)] | None = None
-    """Sliding-window attention: keys before and after a query that it sees, such as `128,0`."""
+    """Sliding-window attention: visible keys before and after a query, such as `128,0`."""
     window_attn_skip_freq: str | None = None
-    """Which layers have the window: a number n (all but every n-th) or a Python list such as `[1,1,0]*12`."""
+    """Layers with the window: a number n (all but every n-th) or a Python list such as `[1,1,0]*12`."""
     untie_embeddings_and_output_weights: bool | None = None
-    """Output layer with weights of its own."""
+    """Separate weights for the output layer."""
     attention_dropout: Fraction | None = None
     """Dropout of attention probabilities (Megatron's default is 0.1)."""
     hidden_dropout: Fraction | None = None
@@ -99,37 +99,37 @@ class ModelSpec(ApiModel):
     moe_shared_expert_intermediate_size: Positive | None = None
     """Width of all shared experts together."""
     moe_shared_expert_gate: bool | None = None
-    """Shared experts weighted by a gate of their own."""
+    """Weight shared experts by a gate."""
     moe_router_topk: Positive | None = None
-    """Experts a token goes to."""
+    """Experts per token."""
     moe_router_load_balancing_type: (
         Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] | None
     ) = None
-    """How the router keeps experts equally busy."""
+    """Load balancing of the router."""
     moe_aux_loss_coeff: Annotated[float, Field(ge=0)] | None = None
     """Weight of the balancing loss (Megatron's default 0 means none)."""
     moe_z_loss_coeff: Annotated[float, Field(ge=0)] | None = None
     """Weight of the router's z-loss."""
     moe_router_score_function: Literal["softmax", "sigmoid"] | None = None
-    """How router logits become scores."""
+    """Score function of the router."""
     moe_router_pre_softmax: bool | None = None
-    """Softmax before the choice of the top k."""
+    """Apply softmax before top-k selection."""
     moe_router_enable_expert_bias: bool | None = None
-    """Balance without loss: a bias per expert, moved after each step."""
+    """Balancing without a loss: a bias per expert, updated after each step."""
     moe_router_bias_update_rate: Annotated[float, Field(gt=0)] | None = None
-    """Step of that bias."""
+    """Update rate of that bias."""
     moe_router_num_groups: Positive | None = None
     """Groups of experts for group-limited routing."""
     moe_router_group_topk: Positive | None = None
-    """Groups that a token may go to."""
+    """Groups that a token may be routed to."""
     moe_router_topk_scaling_factor: Annotated[float, Field(gt=0)] | None = None
-    """Factor on the chosen scores."""
+    """Scaling factor of the selected scores."""
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     """Precision of the router."""
     moe_grouped_gemm: bool | None = None
-    """All experts of a rank in one grouped matrix product."""
+    """Compute all experts of a rank in one grouped GEMM."""
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] | None = None
-    """How tokens reach their experts."""
+    """Token dispatcher."""
     moe_permute_fusion: bool | None = None
     """Fused permutation of tokens."""
 
@@ -140,15 +140,15 @@ class ModelSpec(ApiModel):
     kv_lora_rank: Positive | None = None
     """Rank of the compressed key and value."""
     qk_head_dim: Positive | None = None
-    """Width of a head's part without positions."""
+    """Width of a head's part without position embedding."""
     qk_pos_emb_head_dim: Positive | None = None
     """Width of a head's rotated part."""
     v_head_dim: Positive | None = None
     """Width of a value head."""
     rope_type: Literal["rope", "yarn"] | None = None
-    """Rotary kind under MLA."""
+    """Rotary embedding type with MLA."""
     no_rope_fusion: bool | None = None
-    """Rotary embedding without the fused kernel."""
+    """Disable the fused rotary embedding kernel."""
     mtp_num_layers: Positive | None = None
     """Multi-token-prediction layers."""
     mtp_loss_scaling_factor: Annotated[float, Field(gt=0)] | None = None

@@ -1,4 +1,4 @@
-"""The platform file: what a cluster's owner says once for every recipe (`platform.yaml` of a ConfigMap)."""
+"""The platform file: settings of a cluster that hold for every recipe (`platform.yaml` of a ConfigMap)."""
 
 from typing import Literal
 
@@ -21,11 +21,11 @@ class Toleration(ApiModel):
 
 
 class PodResources(ApiModel):
-    """What a whole pod asks for beside its accelerators."""
+    """Resource requests of a whole-node pod besides its accelerators."""
 
     cpu: Quantity | None = None
     memory: Quantity | None = None
-    """Without /dev/shm, which is added."""
+    """Without /dev/shm, which is added to it."""
 
 
 class AcceleratorProfile(ApiModel):
@@ -36,21 +36,21 @@ class AcceleratorProfile(ApiModel):
     platform: Literal["gpu", "cpu"] = "gpu"
     """`cpu` runs Megatron's loop without a GPU: for demos and tests."""
     resource_name: str | None = "nvidia.com/gpu"
-    """Extended resource that pods ask for; null asks for none."""
+    """Extended resource that pods request; null requests none."""
     per_node: Positive = 8
     """Accelerators of one node."""
     node_labels: dict[str, str] = Field(default_factory=dict)
-    """Labels that a node of this kind has; they become required node affinity."""
+    """Labels of nodes of this kind; they become required node affinity."""
     tolerations: list[Toleration] = Field(default_factory=list)
     """Taints that pods of this kind tolerate."""
     node_lost_after: Seconds = 30
-    """Seconds that a node may be unreachable or not ready before its pods are replaced elsewhere."""
+    """Seconds that a node may be unreachable or not ready before its pods are replaced."""
     topology: list[str] = Field(default_factory=list)
-    """Node labels from near to far within which a run's pods should lie."""
+    """Node labels, nearest first, that the pods of a run should share."""
     extra_resources: dict[str, Quantity] = Field(default_factory=dict)
-    """Further resources of a whole-node pod, such as `rdma/hca: 1` or `vpc.amazonaws.com/efa: 4`."""
+    """Additional resources of a whole-node pod, such as `rdma/hca: 1` or `vpc.amazonaws.com/efa: 4`."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment of trainer pods: NCCL settings and the like."""
+    """Environment variables of trainer pods, such as NCCL settings."""
     resources: PodResources = PodResources()
     """CPU and memory of a pod."""
     shm_size: Quantity = "64Gi"
@@ -59,12 +59,12 @@ class AcceleratorProfile(ApiModel):
     """Trainer image; default the platform's."""
 
     def known_as(self, name: str) -> str:
-        """What catalog and planner call the accelerator of this profile, whose own name is `name`."""
+        """The accelerator's name in catalog and planner; `name` is the profile's."""
         return canonical(self.hardware or name)
 
 
 class NamespaceLimit(ApiModel):
-    """What recipes of one namespace may ask for."""
+    """Limits for the recipes of one namespace."""
 
     max_accelerators: Positive | None = None
     """Largest accelerator.count of one recipe."""
@@ -73,34 +73,34 @@ class NamespaceLimit(ApiModel):
 
 
 class CheckpointDefaults(ApiModel):
-    """The checkpoint claim of a recipe that says nothing about it."""
+    """The checkpoint claim of a recipe that does not set one."""
 
     size: Quantity = "1Ti"
     storage_class_name: str | None = None
 
 
 class BadNodes(ApiModel):
-    """What is done about nodes that runs avoid."""
+    """Handling of nodes that runs avoid."""
 
     cordon: bool = False
-    """Cordon them too, so that nobody's pods are placed there; needs the right to patch nodes."""
+    """Cordon them, so that no pods at all are scheduled there; requires permission to patch nodes."""
 
 
 class PlatformConfig(ApiModel):
-    """What a cluster's owner knows and recipes need not say."""
+    """Settings of a cluster that recipes need not repeat."""
 
     accelerators: dict[str, AcceleratorProfile] = Field(default_factory=dict)
     """Profiles by the name that recipes use."""
     default_accelerator: str | None = None
-    """Profile of recipes that name none; default the only one."""
+    """Profile of recipes that set none; default the only one."""
     image: str | None = None
-    """Trainer image of profiles that name none."""
+    """Trainer image of profiles that set none."""
     image_pull_secrets: list[str] = Field(default_factory=list)
     checkpoint: CheckpointDefaults = CheckpointDefaults()
     data_storage_class_name: str | None = None
     queue: str | None = None
-    """Kueue local queue of recipes that name none."""
+    """Kueue local queue of recipes that set none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
-    """Limits by namespace; `*` holds for all others."""
+    """Limits by namespace; `*` applies to all others."""
     bad_nodes: BadNodes = BadNodes()
-    """What is done about nodes that runs avoid."""
+    """Handling of nodes that runs avoid."""

@@ -21,27 +21,27 @@ RelativePath = Annotated[str, Field(min_length=1, pattern=RELATIVE_PATTERN)]
 
 
 class AcceleratorSpec(ApiModel):
-    """How many of which accelerator."""
+    """Type and number of accelerators."""
 
     type: str | None = None
     """A profile of the platform (`h100-sxm`, `cpu`, ...); default the platform's only or default profile."""
     count: Positive
     """Accelerators of the whole run: the world size."""
     per_node: Positive | None = None
-    """Accelerators of one pod, which is one node; default the profile's."""
+    """Accelerators of one pod, which has a node to itself; default the profile's."""
 
 
 class VolumeSpec(ApiModel):
-    """A claim that exists (`claimName`) or one to be made (`size`)."""
+    """An existing claim (`claimName`) or a new one (`size`)."""
 
     claim_name: str | None = None
     """An existing PersistentVolumeClaim of this namespace."""
     size: Quantity | None = None
-    """Make a claim of this size."""
+    """Size of a claim that the operator creates."""
     storage_class_name: str | None = None
-    """Storage class of the claim to be made; default the platform's."""
+    """Storage class of the new claim; default the platform's."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] | None = None
-    """Access mode of the claim to be made; default ReadWriteMany, ReadWriteOnce for a single pod."""
+    """Access mode of the new claim; default ReadWriteMany, ReadWriteOnce for a single pod."""
 
 
 class TokenizerSpec(ApiModel):
@@ -67,7 +67,7 @@ class BlendPart(ApiModel):
 
 
 class PrepareSpec(ApiModel):
-    """Text to be tokenized before the first start, by a Job of its own."""
+    """Text to tokenize before the first start, in a separate Job."""
 
     source: Annotated[str, Field(min_length=1)]
     """Directory of text, as the pod sees it."""
@@ -82,7 +82,7 @@ class PrepareSpec(ApiModel):
 
 
 class DataSpec(ApiModel):
-    """Where the data lies."""
+    """Data source."""
 
     volume: VolumeSpec | None = None
     """Volume at /data; read-only in trainers."""
@@ -93,22 +93,22 @@ class DataSpec(ApiModel):
     split: Annotated[str, Field(pattern=SPLIT_PATTERN)] | None = None
     """Train, validation and test shares (`99,1,0`)."""
     mock_data: bool | None = None
-    """Random tokens instead of data, for trying things out."""
+    """Random tokens instead of a dataset, for trials."""
     dataloader_type: Literal["single", "cyclic"] | None = None
     """One pass in order, or random order that wraps around."""
     num_workers: Annotated[int, Field(ge=0)] | None = None
     """Loader processes per rank."""
     prepare: PrepareSpec | None = None
-    """Make dataset and tokenizer from text first."""
+    """Build dataset and tokenizer from text first."""
 
 
 class LocalCheckpointSpec(ApiModel):
-    """Checkpoints on the node's disk, more often than on the volume. They outlive ranks, not the pod."""
+    """Frequent checkpoints on the node's disk. They survive a rank restart, but not the loss of the pod."""
 
     size_limit: Quantity
-    """Room for two checkpoints."""
+    """Size limit; it must fit two checkpoints."""
     save_interval: Positive
-    """Iterations between two of them."""
+    """Iterations between two local checkpoints."""
 
 
 class CheckpointSpec(ApiModel):
@@ -119,106 +119,106 @@ class CheckpointSpec(ApiModel):
     save_interval: Positive | None = None
     """Iterations between two checkpoints."""
     keep: Positive | None = None
-    """Newest whole checkpoints that are kept; default all."""
+    """Number of newest complete checkpoints to keep; default all."""
     async_save: bool | None = None
-    """Write behind the training."""
+    """Save asynchronously while training continues."""
     local: LocalCheckpointSpec | None = None
-    """A faster tier before the volume, for runs of one pod."""
+    """A faster tier in front of the volume, for runs of one pod."""
     retain_on_delete: bool = True
-    """Keep the claim that the operator made when the recipe is deleted."""
+    """Keep the claim that the operator created when the recipe is deleted."""
 
 
 class ElasticSpec(ApiModel):
-    """Go on with fewer accelerators when the full count cannot be had."""
+    """Continue on fewer accelerators when the full count is not available."""
 
     min_count: Positive
-    """Fewest accelerators worth running on."""
+    """Smallest number of accelerators to run on."""
     shrink_after: Seconds = 600
-    """Seconds of waiting for pods to be placed before the run is laid out on fewer."""
+    """Seconds that pods may be unschedulable before the run shrinks."""
     grow_after: Seconds = 300
-    """Seconds that more accelerators must have been free before the run is laid out on them."""
+    """Seconds that more accelerators must be free before the run grows."""
 
 
 class LossSpec(ApiModel):
-    """What is done about the loss. A loss that is not finite is always a failure."""
+    """Handling of abnormal losses. A loss that is not finite is always a failure."""
 
     spike_factor: Annotated[float, Field(gt=1)] | None = None
     """A loss above this multiple of the median of the last `spikeWindow` is a failure; default never."""
     spike_window: Annotated[int, Field(ge=2)] = 50
-    """Losses of which the median is taken."""
+    """Number of losses in that median."""
     on_repeat: Literal["fail", "skip"] = "fail"
     """An iteration fails again after a resume from an older checkpoint: end the run, or skip its batches."""
 
 
 class NodesSpec(ApiModel):
-    """What is done about nodes on which the run fails again and again."""
+    """Handling of nodes on which the run fails repeatedly."""
 
     avoid_after: Annotated[int, Field(ge=0)] = 2
-    """Failures of the run on one node after which its next pods avoid that node; 0 never."""
+    """Failures of the run on one node after which its next pods avoid that node; 0 disables."""
 
 
 class RecoverySpec(ApiModel):
-    """What the run survives, and how often."""
+    """How failures are handled, and how often."""
 
     max_restarts: Annotated[int, Field(ge=0)] = 10
-    """Restarts without a new checkpoint before the run fails. Draining, preemption and resizing cost none."""
+    """Restarts without a new checkpoint before the run fails; drains, preemptions and resizes are free."""
     max_rank_restarts: Annotated[int, Field(ge=0)] = 3
-    """Restarts of ranks inside their pods before a pod is given up."""
+    """Restarts of ranks inside their pods before a pod is replaced."""
     hang_timeout: Annotated[str, Field(pattern=HANG_PATTERN)] = "auto"
-    """Longest silence between iterations: `auto` (a multiple of the run's own step time), `off`, `600s`."""
+    """Longest time without an iteration: `auto` (a multiple of the run's own step time), `off`, or `600s`."""
     rendezvous_timeout: Seconds = 600
-    """Seconds that pods wait for each other before the whole gang is started anew."""
+    """Seconds that pods wait for each other before all of them are re-created."""
     preflight: bool = False
-    """Check every pod by a matrix product and a collective, in seconds, before its first step."""
+    """Check every pod with a matrix product and a collective before its first step; takes seconds."""
     loss: LossSpec = LossSpec()
-    """What is done about the loss."""
+    """Handling of abnormal losses."""
     nodes: NodesSpec = NodesSpec()
-    """What is done about bad nodes."""
+    """Handling of bad nodes."""
     elastic: ElasticSpec | None = None
-    """Shrink and grow with what is there."""
+    """Shrink and grow with the available accelerators."""
 
 
 class SchedulingSpec(ApiModel):
-    """How pods are placed."""
+    """Pod placement."""
 
     queue: str | None = None
     """Kueue local queue; default the platform's."""
     priority_class_name: str | None = None
     """PriorityClass of all pods."""
     topology: list[str] | None = None
-    """Node labels from near to far within which all pods should lie; default the profile's."""
+    """Node labels, nearest first, that all pods should share; default the profile's."""
     node_selector: dict[str, str] | None = None
-    """Further node labels that pods need."""
+    """Additional node labels that pods require."""
 
 
 class MegatronRecipeSpec(ApiModel):
-    """What a user asks for. Everything not said comes from the catalog, the platform or the planner."""
+    """Desired state of a run. Fields that are not set come from the catalog, the platform or the planner."""
 
     recipe: str | None = None
-    """Name of a catalog entry; or give `model` and `training` in full."""
+    """Name of a catalog entry; or set `model` and `training` in full."""
     model: ModelSpec | None = None
     """Architecture; overrides the catalog's."""
     training: TrainingSpec | None = None
     """Hyperparameters; override the catalog's."""
     parallelism: ParallelismSpec | None = None
-    """Layout; what is set is kept, the rest is planned."""
+    """Layout; sizes that are set are kept, the others are planned."""
     accelerator: AcceleratorSpec
-    """How many of which accelerator."""
+    """Type and number of accelerators."""
     data: DataSpec | None = None
-    """Where the data lies."""
+    """Data source."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Where and when checkpoints are saved."""
     recovery: RecoverySpec = RecoverySpec()
-    """What the run survives, and how often."""
+    """How failures are handled, and how often."""
     scheduling: SchedulingSpec = SchedulingSpec()
-    """How pods are placed."""
+    """Pod placement."""
     image: str | None = None
     """Trainer image; default the platform's for the accelerator."""
     image_pull_secrets: list[str] | None = None
     """Names of secrets for pulling the image."""
     env: dict[str, str] | None = None
-    """Further environment of trainer pods."""
+    """Additional environment variables of trainer pods."""
     suspend: bool = False
-    """Release the accelerators, keep everything else; false goes on from the newest checkpoint."""
+    """Release the accelerators and keep everything else; false resumes from the newest checkpoint."""
     megatron_args: dict[str, str | int | float | bool | list[str | int | float]] | None = None
-    """Any Megatron flag that is not typed here, without its dashes: `log-throughput: true`."""
+    """Any Megatron flag that has no field here, without its dashes: `log-throughput: true`."""

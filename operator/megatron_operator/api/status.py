@@ -1,4 +1,4 @@
-"""`MegatronRecipe.status`: what is reported back. `plan` is the planner's answer, word for word."""
+"""`MegatronRecipe.status`: the observed state of a run. `plan` is the planner's result, unchanged."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class MemoryPerGpu(ApiModel):
     other: int
     total: int
     capacity: int | None = None
-    """Memory of the accelerator; none for `cpu`."""
+    """Memory of the accelerator in bytes; none for `cpu`."""
 
 
 class Expected(ApiModel):
@@ -28,15 +28,15 @@ class Expected(ApiModel):
     tflops_per_gpu: float
     mfu: float
     bubble: float
-    """Part of a step that pipeline stages wait."""
+    """Fraction of a step that pipeline stages wait."""
 
 
 class Plan(ApiModel):
-    """How the run lies on its accelerators. World = TP x PP x CP x DP; experts lie inside TP x CP x DP."""
+    """How the run is mapped to its accelerators. World = TP x PP x CP x DP; EP is a part of TP x CP x DP."""
 
     world_size: int
     nodes: int
-    """Pods: one a node."""
+    """Number of pods; each has a node to itself."""
     per_node: int
     """Ranks and accelerators of one pod."""
     tensor_model_parallel_size: int
@@ -64,20 +64,20 @@ class Plan(ApiModel):
     recompute_modules: list[str] | None = None
     micro_batch_size: int
     global_batch_size: int
-    """The largest one, under a ramp-up."""
+    """The final one, with a batch ramp-up."""
     gradient_accumulation: int
-    """Micro batches of one data-parallel rank in one iteration."""
+    """Micro batches per iteration of one data-parallel rank."""
     train_iters: int | None = None
-    """Iterations of the whole run; none where a batch ramp-up makes them vary."""
+    """Iterations of the whole run; none with a batch ramp-up."""
     train_samples: int | None = None
     parameters: int | None = None
-    """Exact and unpadded, as model cards count; none for a model that is not modelled (engine `bridge`)."""
+    """Exact and unpadded, as model cards count; none for a recipe of engine `bridge`."""
     parameters_padded: int | None = None
-    """With the vocabulary padded as this layout does."""
+    """Parameters with the vocabulary padded for this layout."""
     active_parameters: int | None = None
-    """Parameters that one token meets (MoE)."""
+    """Parameters that one token uses (MoE)."""
     flops_per_token: int | None = None
-    """Forward and backward, as Megatron counts."""
+    """FLOPs of forward and backward pass, as Megatron counts them."""
     memory_per_gpu: MemoryPerGpu | None = None
     expected: Expected | None = None
     notes: list[str] = Field(default_factory=list)
@@ -85,7 +85,7 @@ class Plan(ApiModel):
 
 
 class Progress(ApiModel):
-    """How far the run is, as its pods tell."""
+    """Progress that the pods report."""
 
     iteration: int | None = None
     train_iters: int | None = None
@@ -95,56 +95,56 @@ class Progress(ApiModel):
     tokens_per_second: float | None = None
     tflops_per_gpu: float | None = None
     eta: str | None = None
-    """When the last iteration is expected, RFC 3339."""
+    """Expected time of the last iteration, RFC 3339."""
     display: str | None = None
     """`iteration/trainIters`, for the printer column."""
     generation: int | None = None
-    """The pods' count of how often the ranks were started anew."""
+    """How often the ranks were restarted, as the pods count."""
     time: str | None = None
-    """When the iteration was last seen to move, RFC 3339."""
+    """When the iteration last changed, RFC 3339."""
 
 
 class CheckpointStatus(ApiModel):
-    """The newest checkpoint that pods report as whole."""
+    """The newest complete checkpoint that the pods report."""
 
     iteration: int | None = None
     time: str | None = None
     contract: dict[str, str] | None = None
-    """What a later start must not change to be able to load it: model shape, tokenizer, number formats."""
+    """Settings that must not change for the checkpoint to load: model shape, tokenizer, number formats."""
 
 
 class LostSeconds(ApiModel):
-    """Seconds from the last step before a failure to the first iteration that had not been reached yet."""
+    """Seconds from the last step before a failure to the first new iteration after it, by phase."""
 
     detect: float | None = None
-    """From the last step until the failure was noticed."""
+    """From the last step until the failure was detected."""
     schedule: float | None = None
     """From then until all pods had a node."""
     start: float | None = None
-    """From then until all pods had met at the rendezvous: image, imports."""
+    """From then until all pods completed the rendezvous: image, imports."""
     load: float | None = None
     """From then until the first step: process groups, model, checkpoint."""
     redo: float | None = None
-    """From then until the first iteration beyond the one reached before."""
+    """From then until the first new iteration."""
 
 
 class RestartsByKind(ApiModel):
-    """How often the run was interrupted, by what."""
+    """Number of interruptions by kind."""
 
     rank: int = 0
-    """A rank died and its pod stayed."""
+    """A rank exited and its pod stayed."""
     pod: int = 0
     """A pod was lost, evicted or drained."""
     node: int = 0
     """A node was lost."""
     gang: int = 0
-    """All pods were started anew by the operator."""
+    """The operator re-created all pods."""
     hang: int = 0
-    """Iterations stopped, as the trainer saw it."""
+    """No iteration completed; detected by the trainer."""
     loss: int = 0
     """The loss was not finite, or a spike."""
     resize: int = 0
-    """The run was laid out on another count of accelerators."""
+    """The run was resized to another number of accelerators."""
 
 
 class Incident(ApiModel):
@@ -153,98 +153,98 @@ class Incident(ApiModel):
     number: int
     """1 for the run's first."""
     time: str
-    """When it was noticed, RFC 3339."""
+    """When it was detected, RFC 3339."""
     kind: str
     """A field of restartsByKind."""
     cause: str
     pod: str | None = None
-    """Where it began, without the job's name: `worker-3`."""
+    """Pod where it began, without the job's name: `worker-3`."""
     node: str | None = None
     rank: int | None = None
-    """Global rank that died or was behind."""
+    """Global rank that failed or was behind."""
     exit_code: int | None = None
     iteration: int | None = None
-    """Last one that was done before."""
+    """Last completed iteration before it."""
     resumed_from: int | None = None
     """Iteration of the checkpoint that was loaded; 0 for none."""
     lost_iterations: int | None = None
-    """Iterations that were done again."""
+    """Iterations that were repeated."""
     seconds: LostSeconds = LostSeconds()
     recovered_at: str | None = None
-    """First step after it, RFC 3339; the same for those that the next incident cut short."""
+    """First step after it, RFC 3339; shared with an incident that followed before recovery."""
     generation: int | None = None
-    """The pods' count of starts, from this incident on."""
+    """The pods' count of starts since this incident."""
 
 
 class ElasticStatus(ApiModel):
-    """The run is laid out on fewer accelerators than it asks for."""
+    """The run uses fewer accelerators than requested."""
 
     count: int
-    """Accelerators that it is laid out on."""
+    """Accelerators in use."""
     since: str
     """RFC 3339."""
     reason: str
     larger: int | None = None
-    """More accelerators that are free now and can be used."""
+    """Larger number of accelerators that could be used now."""
     larger_since: str | None = None
-    """Since when, RFC 3339."""
+    """Since when they have been free, RFC 3339."""
 
 
 class RecoveryStatus(ApiModel):
-    """What the run has survived."""
+    """Interruptions of the run and what they cost."""
 
     restarts: int = 0
-    """Restarts of any kind: pods replaced and gangs started anew."""
+    """Restarts of any kind: replaced pods and re-created gangs."""
     restarts_by_kind: RestartsByKind = RestartsByKind()
     restarts_since_checkpoint: int = 0
-    """Restarts that brought no new checkpoint: they count against maxRestarts."""
+    """Restarts since the newest checkpoint; compared with maxRestarts."""
     rank_restarts: int = 0
-    """Restarts of ranks inside pods that stayed."""
+    """Restarts of ranks inside running pods."""
     first_cause: str | None = None
-    """Of the first restart since the newest checkpoint."""
+    """Cause of the first restart since the newest checkpoint."""
     last_cause: str | None = None
     last_incident: Incident | None = None
     history: list[Incident] = Field(default_factory=list)
     """Newest last, at most 20."""
     lost_iterations: int = 0
-    """Iterations that were done again."""
+    """Iterations that were repeated."""
     lost_seconds: LostSeconds = LostSeconds()
-    """Over all incidents."""
+    """Sums over all incidents."""
     goodput: float | None = None
-    """Step time of the iterations that were kept, over wall time since the run's first start."""
+    """Step time of the iterations that count, divided by wall time since the run's first start."""
     node_failures: dict[str, int] = Field(default_factory=dict)
-    """How often the run failed on a node."""
+    """Failures of the run by node."""
     nodes_avoided: list[str] = Field(default_factory=list)
-    """Nodes that pods made from now on avoid."""
+    """Nodes that new pods avoid."""
     elastic: ElasticStatus | None = None
-    """Only while the run is laid out on fewer accelerators than it asks for."""
+    """Set only while the run uses fewer accelerators than requested."""
     last_resize_time: str | None = None
     waiting_since: str | None = None
-    """Since when pods cannot be placed, RFC 3339."""
+    """Since when pods are unschedulable, RFC 3339."""
     checkpoint_iteration: int | None = None
-    """Newest checkpoint at the last restart; a newer one gives the budget back."""
+    """Newest checkpoint at the last restart; a newer one resets restartsSinceCheckpoint."""
     last_restart_time: str | None = None
     pods_as_of: str | None = None
-    """Creation of the youngest pod that was taken notice of; a younger one replaces a pod."""
+    """Creation time of the newest pod that was counted; a newer pod is a replacement."""
     gang: str | None = None
-    """Hash of the whole gang's pods: tells a replacement made within the same second."""
+    """Hash of all pods of the gang; detects a replacement created within the same second."""
     restart_before: str | None = None
-    """Pods of the gang that were created until then are to be deleted."""
+    """Pods of the gang created up to this time are to be deleted."""
     outgoing_job: str | None = None
-    """UID of the job that is to be deleted because the run is laid out on another count."""
+    """UID of the job that is to be deleted because the run is resized."""
 
 
 class JobStatus(ApiModel):
-    """The training job that was made for this recipe."""
+    """The training job of this recipe."""
 
     name: str
     uid: str = ""
     hash: str
-    """Of what was wanted; an equal one needs no other job."""
+    """Hash of the rendered job; a different hash means that the spec changed."""
 
 
 class RunWarning(ApiModel):
-    """Something that does not stop the run yet."""
+    """A problem that does not stop the run yet."""
 
     reason: str
     message: str
@@ -262,31 +262,31 @@ class RecipeCondition(ApiModel):
 
 
 class MegatronRecipeStatus(ApiModel):
-    """What is reported back. Written by the operator alone; all that it must remember is here."""
+    """Observed state of a run. Only the operator writes it; it holds the operator's whole state."""
 
     phase: str | None = None
-    """Where the run is, in one word."""
+    """One-word summary."""
     observed_generation: int | None = None
-    """The generation of the spec that this status speaks of."""
+    """Generation of the spec that this status describes."""
     plan: Plan | None = None
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     recovery: RecoveryStatus | None = None
     job: JobStatus | None = None
     prepared: str | None = None
-    """Hash of the preparation that is done."""
+    """Hash of the completed data preparation."""
     warnings: list[RunWarning] = Field(default_factory=list)
-    """What pods warn of now: a checkpoint volume that fills up, a slow rank."""
+    """Current warnings of the pods, such as a checkpoint volume that fills up."""
     conditions: list[RecipeCondition] = Field(default_factory=list)
 
     def wire(self) -> dict[str, object]:
-        """As it is applied: without empty maps.
+        """The status for a server-side apply, without empty maps.
 
-        Server-side apply makes null of a map that had entries and is applied as {}, and the API server
-        refuses that null.
+        Server-side apply turns a map that had entries and is applied as {} into null, which the API server
+        then rejects.
         """
-        said: dict[str, object] = _without_empty_maps(super().wire())
-        return said
+        status: dict[str, object] = _without_empty_maps(super().wire())
+        return status
 
 
 def _without_empty_maps(value: Any) -> Any:

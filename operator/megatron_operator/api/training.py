@@ -22,11 +22,11 @@ class TrainingSpec(ApiModel):
     """Batch, length of the run, optimizer, learning rate, precision."""
 
     seq_length: Positive | None = None
-    """Tokens of one sample."""
+    """Tokens per sample."""
     micro_batch_size: Positive | None = None
-    """Samples that one data-parallel rank computes at once."""
+    """Samples per forward pass of one data-parallel rank."""
     global_batch_size: Positive | None = None
-    """Samples of one iteration over all ranks."""
+    """Samples per iteration over all ranks."""
     step_batch_size_schedule: str | None = None
     """Batch ramp-up, `tokens:batch` pairs: `0:384 200B:768 400B:1152`. Excludes globalBatchSize."""
     train_iters: Positive | None = None
@@ -34,7 +34,7 @@ class TrainingSpec(ApiModel):
     train_samples: Positive | None = None
     """Length of the run in samples."""
     train_tokens: Amount | None = None
-    """Length of the run in tokens (`15T`); carried into trainSamples or trainIters."""
+    """Length of the run in tokens (`15T`); converted to trainSamples or trainIters."""
     optimizer: Literal["adam", "sgd", "muon", "dist_muon"] | None = None
     """Optimizer; Megatron's adam is AdamW."""
     lr: Annotated[float, Field(gt=0)] | None = None
@@ -42,19 +42,19 @@ class TrainingSpec(ApiModel):
     min_lr: NonNegative | None = None
     """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] | None = None
-    """Shape of the decay (Megatron's default is linear)."""
+    """Decay schedule of the learning rate (Megatron's default is linear)."""
     lr_warmup_iters: Annotated[int, Field(ge=0)] | None = None
     """Warm-up in iterations; with trainIters only."""
     lr_warmup_samples: Annotated[int, Field(ge=0)] | None = None
     """Warm-up in samples; with trainSamples only."""
     lr_warmup_fraction: Fraction | None = None
-    """Warm-up as a part of the decay; excludes the other two."""
+    """Warm-up as a fraction of the decay; excludes the other two."""
     lr_decay_iters: Positive | None = None
     """Length of the decay in iterations; default trainIters."""
     lr_decay_samples: Positive | None = None
     """Length of the decay in samples; default trainSamples."""
     lr_scaling: Literal["none", "linear", "sqrt"] | None = None
-    """How lr follows a globalBatchSize that is not the catalog's: not, in proportion, by its root."""
+    """How lr scales with a globalBatchSize other than the catalog's: not, linearly, by its square root."""
     weight_decay: NonNegative | None = None
     """Decoupled weight decay."""
     clip_grad: NonNegative | None = None
@@ -70,7 +70,7 @@ class TrainingSpec(ApiModel):
     eval_interval: Positive | None = None
     """Iterations between two evaluations."""
     eval_iters: Annotated[int, Field(ge=0)] | None = None
-    """Iterations of one evaluation; 0 evaluates never."""
+    """Iterations of one evaluation; 0 disables evaluation."""
     log_interval: Positive | None = None
     """Iterations between two lines of Megatron's log."""
     bf16: bool | None = None
@@ -78,31 +78,31 @@ class TrainingSpec(ApiModel):
     fp16: bool | None = None
     """FP16 parameters and activations."""
     fp8_format: Literal["hybrid", "e4m3"] | None = Field(default=None, alias="fp8Format")
-    """FP8 matrix products through Transformer Engine; needs Hopper or later and bf16."""
+    """FP8 matrix products with Transformer Engine; requires Hopper or later and bf16."""
     fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] | None = Field(
         default=None, alias="fp8Recipe"
     )
-    """How FP8 scales are found."""
+    """FP8 scaling recipe."""
     fp8_amax_history_len: Positive | None = Field(default=None, alias="fp8AmaxHistoryLen")
-    """Steps that delayed scaling looks back."""
+    """History of delayed scaling, in steps."""
     fp8_amax_compute_algo: Literal["max", "most_recent"] | None = Field(
         default=None, alias="fp8AmaxComputeAlgo"
     )
-    """What delayed scaling takes of them."""
+    """How delayed scaling reduces that history."""
     fp8_param_gather: bool | None = Field(default=None, alias="fp8ParamGather")
-    """Parameters gathered in FP8."""
+    """Gather parameters in FP8."""
     attention_softmax_in_fp32: bool | None = Field(default=None, alias="attentionSoftmaxInFp32")
-    """Softmax of attention in FP32."""
+    """Compute the attention softmax in FP32."""
     use_precision_aware_optimizer: bool | None = None
-    """Optimizer states in lower precision."""
+    """Allow optimizer states in lower precision."""
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] | None = None
-    """Kernel of attention."""
+    """Attention kernel."""
     transformer_impl: Literal["local", "transformer_engine"] | None = None
-    """Which layers Megatron builds."""
+    """Implementation of the transformer layers."""
 
 
 class ParallelismSpec(ApiModel):
-    """How the model lies on the GPUs. What is set is kept, the rest is planned."""
+    """How the model is mapped to the GPUs. Sizes that are set are kept, the others are planned."""
 
     tensor_model_parallel_size: Positive | None = None
     """TP: GPUs that share each layer; inside one NVLink domain."""
@@ -113,11 +113,11 @@ class ParallelismSpec(ApiModel):
     context_parallel_size: Positive | None = None
     """CP: GPUs that share each sequence."""
     expert_model_parallel_size: Positive | None = None
-    """EP: GPUs that share the experts; lies inside TP x CP x DP."""
+    """EP: GPUs that share the experts; a part of TP x CP x DP."""
     expert_tensor_parallel_size: Positive | None = None
     """ETP: GPUs that share each expert (Megatron's default is TP)."""
     sequence_parallel: bool | None = None
-    """SP: norms and dropouts split over the TP group."""
+    """SP: split norms and dropouts over the TP group."""
     decoder_first_pipeline_num_layers: Positive | None = None
     """Layers of the first stage, where stages are uneven."""
     decoder_last_pipeline_num_layers: Positive | None = None
@@ -131,20 +131,20 @@ class ParallelismSpec(ApiModel):
     cp_comm_type: Literal["p2p", "a2a", "allgather", "a2a+p2p"] | None = None
     """How context-parallel ranks exchange keys and values."""
     use_distributed_optimizer: bool | None = None
-    """Optimizer states split over data-parallel ranks."""
+    """Shard optimizer states over data-parallel ranks."""
     overlap_grad_reduce: bool | None = None
-    """Gradient reduction behind the backward pass."""
+    """Overlap gradient reduction with the backward pass."""
     overlap_param_gather: bool | None = None
-    """Parameter gathering behind the forward pass."""
+    """Overlap parameter gathering with the forward pass."""
     tp_comm_overlap: bool | None = None
-    """Tensor-parallel communication behind computation; needs sequenceParallel."""
+    """Overlap tensor-parallel communication with computation; requires sequenceParallel."""
     ddp_bucket_size: Positive | None = None
     """Elements of one gradient bucket."""
     recompute_granularity: Literal["full", "selective"] | None = None
-    """What is computed again in the backward pass instead of kept."""
+    """Activation recomputation in the backward pass: whole layers, or selected modules."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """How full recomputation chooses layers."""
+    """How full recomputation selects layers."""
     recompute_num_layers: Positive | None = None
     """Layers per recomputed unit (uniform) or recomputed layers per stage (block)."""
     recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1)] | None = None
-    """What selective recomputation does again (Megatron's default is core_attn)."""
+    """Modules that selective recomputation covers (Megatron's default is core_attn)."""
