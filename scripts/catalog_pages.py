@@ -33,10 +33,15 @@ def pages() -> dict[str, str]:
     return made | {"README.md": _list_page(families)}
 
 
+def _anchor(heading: str) -> str:
+    """The anchor that code hosting sites give to a heading: no punctuation but hyphens."""
+    return heading.replace(".", "")
+
+
 def _list_page(families: dict[str, list[Entry]]) -> str:
     rows = (
         (
-            f"[{entry.name}]({name}.md#{entry.name})",
+            f"[{entry.name}]({name}.md#{_anchor(entry.name)})",
             entry.engine,
             ", ".join(entry.modes),
             _billions(_size(entry)) if _size(entry) else "",
