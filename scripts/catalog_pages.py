@@ -150,7 +150,7 @@ def _function(layout: PublishedLayout) -> Iterator[str]:
 def _corrections(entry: Entry) -> Iterator[str]:
     if entry.corrections:
         yield from ("What the source says and what is set here:", "")
-        yield from (f"- {each.says} → {each.megatron}: {each.why}." for each in entry.corrections)
+        yield from (f"- {each.published} → {each.megatron}: {each.why}." for each in entry.corrections)
         yield ""
 
 

@@ -1,4 +1,4 @@
-"""The recipe library: proven settings as data, and how a recipe is resolved against them."""
+"""The recipe catalog: published settings as data, and the resolution of a recipe against them."""
 
 from megatron_operator.catalog.catalog import Catalog, load
 from megatron_operator.catalog.entry import Correction, Entry, PublishedLayout

@@ -1,4 +1,4 @@
-"""Which of the platform's accelerators a recipe gets, and whether its namespace may have it."""
+"""Selects the platform's accelerator for a recipe and checks the limits of its namespace."""
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.hardware import canonical
@@ -9,28 +9,31 @@ from megatron_operator.api.recipe import AcceleratorSpec
 def select_accelerator(
     asked: AcceleratorSpec, platform: PlatformConfig
 ) -> tuple[str, AcceleratorProfile] | FieldError:
-    """Name and profile of the accelerator asked for; without a type the default or the only one."""
+    """Name and profile of the requested accelerator; without a type the platform's default or only one.
+
+    Returns the error where the platform has no such accelerator.
+    """
     profiles = platform.accelerators
-    there = ", ".join(sorted(profiles)) or "none"
+    available = ", ".join(sorted(profiles)) or "none"
     name = (
         asked.type or platform.default_accelerator or (next(iter(profiles)) if len(profiles) == 1 else None)
     )
     if name is None:
         return FieldError(
             "spec.accelerator.type",
-            f"is not set and the platform has no default (it has: {there})",
+            f"is not set and the platform has no default (it has: {available})",
             "name one",
         )
     if name not in profiles and canonical(name) in profiles:
         name = canonical(name)
     if name not in profiles:
-        said = "" if asked.type else " (the platform's default)"
+        source = "" if asked.type else " (the platform's default)"
         return FieldError(
             "spec.accelerator.type",
-            f"the platform has no accelerator {name!r}{said}",
-            f"use one that it has: {there}"
+            f"the platform has no accelerator {name!r}{source}",
+            f"use one of: {available}"
             if profiles
-            else "have its owner add profiles to the platform file",
+            else "ask the platform's administrator to add profiles to the platform file",
         )
     return name, profiles[name]
 
@@ -38,7 +41,7 @@ def select_accelerator(
 def limit_errors(
     asked: AcceleratorSpec, name: str, platform: PlatformConfig, namespace: str | None
 ) -> list[FieldError]:
-    """What the platform's limits for this namespace forbid; without a namespace nothing."""
+    """Violations of the platform's limits for this namespace; none without a namespace."""
     if namespace is None:
         return []
     limit = platform.namespaces.get(namespace, platform.namespaces.get("*"))
@@ -51,16 +54,15 @@ def limit_errors(
             FieldError(
                 "spec.accelerator.type",
                 f"namespace {namespace} may not use {name}",
-                f"use one of: {allowed}, or ask the platform's owner",
+                f"use one of: {allowed}, or ask the platform's administrator",
             )
         )
     if limit.max_accelerators is not None and asked.count > limit.max_accelerators:
         errors.append(
             FieldError(
                 "spec.accelerator.count",
-                f"{asked.count} are more than the {limit.max_accelerators} that namespace {namespace}"
-                " may use",
-                f"ask for {limit.max_accelerators} or fewer, or ask the platform's owner",
+                f"{asked.count} exceeds the limit of {limit.max_accelerators} for namespace {namespace}",
+                f"set at most {limit.max_accelerators}, or ask the platform's administrator",
             )
         )
     return errors

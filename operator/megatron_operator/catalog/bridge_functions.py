@@ -1,8 +1,9 @@
-"""Which function of Megatron-Bridge a recipe gets, and what of the recipe it cannot take."""
+"""Selects a recipe's Megatron-Bridge function and finds settings that the function does not support."""
 
 from typing import Final
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog.entry import Entry, PublishedLayout
@@ -22,7 +23,7 @@ TRAINING: Final = frozenset(
     }
     | {"clipGrad", "adamBeta1", "adamBeta2", "adamEps", "seed", "logInterval", "bf16", "fp8Format"}
 )
-"""Settings of `training` that the command carries."""
+"""Settings of `training` that the command can pass on."""
 PARALLELISM: Final = frozenset(
     {"tensorModelParallelSize", "pipelineModelParallelSize", "numVirtualStagesPerPipelineRank"}
     | {"contextParallelSize", "expertModelParallelSize", "expertTensorParallelSize", "sequenceParallel"}
@@ -30,21 +31,21 @@ PARALLELISM: Final = frozenset(
     | {"accountForEmbeddingInPipelineSplit", "accountForLossInPipelineSplit"}
     | {"recomputeGranularity", "recomputeMethod", "recomputeNumLayers"}
 )
-"""Settings of `parallelism` that the command carries."""
+"""Settings of `parallelism` that the command can pass on."""
 
 
 def select_function(
     entry: Entry, named: PublishedLayout | None, hardware: str, spec: MegatronRecipeSpec
 ) -> PublishedLayout:
-    """The function that starts an entry of engine `bridge`: the one named, or the nearest to what is there.
+    """The function that starts an entry of engine `bridge`: the named one, or the closest one.
 
-    Nearest: no benchmark where there is another (they run on random data), of the asked precision, of the
-    same hardware, of the nearest number of accelerators. Raises InvalidRecipeError where the entry has none.
+    In this order: not a benchmark (they run on random data), the requested precision, the same hardware, the
+    closest number of accelerators. Raises InvalidRecipeError where the entry has no function.
     """
     if not any(layout.function for layout in entry.layouts):
-        message = f"{entry.name} is of engine bridge and names no function of Megatron-Bridge"
+        message = f"{entry.name} has engine bridge, but no function of Megatron-Bridge"
         raise InvalidRecipeError(
-            [FieldError("spec.recipe", message, f"give its file functions: {{{entry.name}: TABLE}}")]
+            [FieldError("spec.recipe", message, f"add functions: {{{entry.name}: TABLE}} to its file")]
         )
     count = spec.accelerator.count
     fp8 = spec.training is not None and spec.training.fp8_format is not None
@@ -62,41 +63,51 @@ def select_function(
 
 
 def unsupported_setting_errors(spec: MegatronRecipeSpec, function: PublishedLayout) -> list[FieldError]:
-    """Settings of a recipe that the command of the function cannot take."""
+    """Errors for settings of a recipe that the command of the function cannot pass on."""
     sections: list[tuple[str, ApiModel | None, frozenset[str]]] = [
         ("training", spec.training, TRAINING),
         ("parallelism", spec.parallelism, PARALLELISM),
     ]
-    said = [name for name, value in (("model", spec.model), ("megatronArgs", spec.megatron_args)) if value]
-    for section, value, taken in sections:
-        said += [f"{section}.{leaf}" for leaf in (value.wire() if value else {}) if leaf not in taken]
+    unsupported = [
+        name for name, value in (("model", spec.model), ("megatronArgs", spec.megatron_args)) if value
+    ]
+    for section, value, supported in sections:
+        unsupported += [
+            f"{section}.{leaf}" for leaf in (value.wire() if value else {}) if leaf not in supported
+        ]
     fix = "leave it out, or choose a recipe of engine megatron"
     errors = [
-        FieldError(f"spec.{field}", f"is not carried into Megatron-Bridge: {function.function} sets it", fix)
-        for field in said
+        FieldError(f"spec.{field}", f"is not passed to Megatron-Bridge: {function.function} sets it", fix)
+        for field in unsupported
     ]
     asked = spec.training.fp8_format if spec.training else None
     if asked is not None and asked != function.training.fp8_format:
         message = f"{asked} is not the precision of {function.function} ({function.precision})"
-        errors.append(FieldError("spec.training.fp8Format", message, "name a function of that precision"))
+        errors.append(
+            FieldError("spec.training.fp8Format", message, "set recipe to a function of that precision")
+        )
     return errors
 
 
-def function_settings(function: PublishedLayout, entry: Entry, notes: list[str]) -> Settings:
-    """Batch, sequence, rates and length of a function, without its layout.
+def function_settings(function: PublishedLayout, entry: Entry, found: Diagnostics) -> Settings:
+    """Batch, sequence length, learning rate and length of a function, without its layout.
 
-    What Megatron Core's loop cannot take from one that is named stays as the catalog has it, with a note.
+    Settings that Megatron Core's training loop does not support keep the catalog's value, with a note.
     """
     training = dict(function.training.wire())
     training.pop("microBatchSize", None)
     if entry.engine == "megatron":
         if training.pop("optimizer", None) is not None:
             optimizer, own = function.training.optimizer, entry.training.optimizer
-            notes.append(f"{function.function} trains with {optimizer}; here it is {own}")
+            found.note(f"{function.function} trains with {optimizer}; here it is {own}")
         warm_up, length = function.training.lr_warmup_iters or 0, function.training.train_iters
         if length is not None and warm_up >= length:
             training["lrWarmupIters"] = 0
-            notes.append(f"{function.function} warms up longer ({warm_up}) than it runs ({length}): left out")
+            found.note(
+                f"the warm-up of {function.function} ({warm_up}) is longer than its run ({length}): left out"
+            )
         if function.precision == "nvfp4":
-            notes.append(f"{function.function} computes in NVFP4, which no setting says; here it is BF16")
+            found.note(
+                f"{function.function} computes in NVFP4, for which there is no setting; here it is BF16"
+            )
     return {"training": training}

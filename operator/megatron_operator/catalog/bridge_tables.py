@@ -1,21 +1,20 @@
-"""Tables of Megatron-Bridge's recipe functions: one line a function, as its ConfigContainer has it.
+"""Tables of Megatron-Bridge's recipe functions: one line per function, as in its ConfigContainer.
 
     function                                  on     precision  tp pp vp cp ep etp sp  mbs  gbs  seq  lr ...
     llama3_8b_pretrain_2gpu_h100_bf16_config  2xh100 bf16        1  1  -  2  1   -  0    1  512 8192  ...
 
-`-` is not set. Behind the last column come words: `also=NAME` (other names of the function), `benchmark`
-(made to measure throughput, on random data), `least` (the function names no count: the fewest that hold its
-sizes), `later` (not in this release yet), and what few functions set: `optimizer=`, `first=` and `last=`
-(layers of these stages), `account` (embedding and loss counted as layers), `split=`
-(pipelineModelParallelLayout), `decay=` (lrDecayIters, where it is not the length), `rank=` and `alpha=` (of
-LoRA).
+`-` means not set. Options follow the last column: `also=NAME` (other names of the function), `benchmark`
+(measures throughput, on random data), `least` (the function gives no count: the smallest for its sizes),
+`later` (not in this release yet), and rare settings: `optimizer=`, `first=` and `last=` (layers of these
+stages), `account` (embedding and loss count as layers), `split=` (pipelineModelParallelLayout), `decay=`
+(lrDecayIters, where it differs from the length), `rank=` and `alpha=` (of LoRA).
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 RELEASE: Final = "0.6.2"
-"""Of megatron-bridge: what the tables are held against."""
+"""Release of megatron-bridge that the tables are tested against."""
 
 _PARALLELISM: Final = {
     "tp": "tensorModelParallelSize",
@@ -48,17 +47,20 @@ PRECISIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "fp8sc": {"bf16": True, "fp8Format": "e4m3", "fp8Recipe": "blockwise"},
     "nvfp4": {"bf16": True},
 }
-"""Bridge's words -> Megatron's settings. NVFP4 has none that is typed."""
+"""Precision as Bridge names it -> Megatron's settings. NVFP4 has no typed setting."""
 
 _HARDWARE: Final = {"h100": ["h100-sxm", "h200"]}
-"""Bridge's name -> the planner's, where they differ. What runs in 80 GB runs in an H200's 141 GB."""
+"""Bridge's name -> the planner's, where they differ. What fits 80 GB also fits an H200's 141 GB."""
 
 WITHOUT_DATA_SHEET: Final = frozenset({"r100", "vr200"})
-"""Hardware of functions that the planner does not know: no public data sheet yet."""
+"""Hardware of functions that is missing from the planner: no public data sheet yet."""
 
 
 def layouts(table: str) -> Iterator[dict[str, Any]]:
-    """The layouts of a table, in the wire form of `Layout`. Raises ValueError with the line that is wrong."""
+    """The layouts of a table, in the wire form of `PublishedLayout`.
+
+    Raises ValueError with the invalid line.
+    """
     lines = [line.split() for line in table.splitlines() if line.strip()]
     if not lines or tuple(lines[0]) != COLUMNS:
         raise ValueError(f"the first line is not: {' '.join(COLUMNS)}")
@@ -84,26 +86,26 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
     training |= {leaf: int(cells[column]) for column, leaf in _TRAINING.items() if cells[column] != "-"}
     training |= {leaf: float(cells[column]) for column, leaf in _RATES.items() if cells[column] != "-"}
     bare = [word for word in further if "=" not in word]
-    said = dict(word.split("=", 1) for word in further if "=" in word)
-    if "optimizer" in said:
-        training["optimizer"] = said.pop("optimizer")
+    options = dict(word.split("=", 1) for word in further if "=" in word)
+    if "optimizer" in options:
+        training["optimizer"] = options.pop("optimizer")
     for word, leaf in (("first", "decoderFirstPipelineNumLayers"), ("last", "decoderLastPipelineNumLayers")):
-        if word in said:
-            parallelism[leaf] = int(said.pop(word))
+        if word in options:
+            parallelism[leaf] = int(options.pop(word))
     if "account" in bare:
         parallelism |= {"accountForEmbeddingInPipelineSplit": True, "accountForLossInPipelineSplit": True}
-    if "decay" in said:
-        training["lrDecayIters"] = int(said.pop("decay"))
-    if "split" in said:
-        parallelism["pipelineModelParallelLayout"] = said.pop("split")
-    also = said.pop("also", "")
-    lora = {leaf: int(said.pop(word)) for word, leaf in _LORA.items() if word in said}
-    unknown = [*said, *({*bare} - {"account", "benchmark", "least", "later"})]
+    if "decay" in options:
+        training["lrDecayIters"] = int(options.pop("decay"))
+    if "split" in options:
+        parallelism["pipelineModelParallelLayout"] = options.pop("split")
+    also = options.pop("also", "")
+    lora = {leaf: int(options.pop(word)) for word, leaf in _LORA.items() if word in options}
+    unknown = [*options, *({*bare} - {"account", "benchmark", "least", "later"})]
     if unknown:
-        raise ValueError(f"{', '.join(unknown)} is no word of this table")
+        raise ValueError(f"{', '.join(unknown)} is not an option of this table")
     release = "after " * ("later" in bare) + RELEASE
     kind = " (benchmark)" if "benchmark" in bare else ""
-    least = ", which names no count: the fewest that hold its sizes" if "least" in bare else ""
+    least = ", which gives no count: the smallest for its sizes" if "least" in bare else ""
     return lora | {
         "function": cells["function"],
         "alsoNamed": also.split(",") if also else None,

@@ -1,8 +1,8 @@
-"""The catalog: entries that extend others, found by name, alias or function; clear words about broken ones.
+"""The catalog: entries that may extend others, found by name, alias or function of Megatron-Bridge.
 
-`model`, `training`, `parallelism`, `data` and `megatronArgs` are laid over those of the extended entry, leaf
-by leaf; a null takes a leaf away. `engine` and `modes` are inherited whole. A template's `corrections` come
-before the entry's own. Everything else is the entry's own.
+`model`, `training`, `parallelism`, `data` and `megatronArgs` are merged into those of the extended entry,
+leaf by leaf; a null removes a leaf. `engine` and `modes` are inherited unless set. A template's `corrections`
+precede the entry's own. Nothing else is inherited.
 """
 
 import difflib
@@ -26,10 +26,10 @@ _INHERITED: Final = ("engine", "modes")
 
 
 class Catalog:
-    """The recipes there are. An entry is put together when it is asked for.
+    """All recipes. An entry is built when it is first used.
 
-    A broken file or entry costs only itself: `problems` has what is wrong with whole files, `get` refuses a
-    broken entry, `check` goes through everything.
+    An invalid file or entry does not affect the others: `problems` has the errors of files, `get` raises for
+    an invalid entry, `check` validates everything.
     """
 
     def __init__(self, found: CatalogFiles) -> None:
@@ -43,27 +43,29 @@ class Catalog:
             for alias in source.aliases if not source.template else ():
                 taken = self._aliases.get(alias, alias if alias in found.sources else None)
                 if taken:
-                    self.problems.append(source.problem("aliases", f"{alias} is {taken} already", "drop it"))
+                    self.problems.append(
+                        source.problem("aliases", f"{alias} already belongs to {taken}", "remove it")
+                    )
                 else:
                     self._aliases[alias] = source.name
         for table in found.tables.values():
             entry = found.sources.get(table.entry)
             if entry is None or entry.template:
-                self.problems.append(table.problem("is no entry", "name an entry that is there"))
+                self.problems.append(table.problem("is not an entry", "name an existing entry"))
                 continue
             for function in table.functions:
                 if function in self._functions:
                     taken = self._functions[function]
-                    self.problems.append(table.problem(f"{function} is {taken}'s already", "drop it"))
+                    self.problems.append(table.problem(f"{function} already belongs to {taken}", "remove it"))
                 else:
                     self._functions[function] = table.entry
 
     def names(self) -> list[str]:
-        """Names of all entries, sorted; aliases not counted."""
+        """Names of all entries, sorted, without aliases."""
         return sorted(name for name, source in self._sources.items() if not source.template)
 
     def functions(self) -> dict[str, str]:
-        """Megatron-Bridge's function names -> the entry that has each."""
+        """Name of each Megatron-Bridge function -> its entry."""
         return dict(self._functions)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -75,7 +77,7 @@ class Catalog:
     def get(self, name: str) -> Entry:
         """The entry of this name, alias or function of Megatron-Bridge.
 
-        Raises InvalidRecipeError for a name that is not there (with the nearest ones) and for a broken entry.
+        Raises InvalidRecipeError for an unknown name (with the closest ones) and for an invalid entry.
         """
         name = self._aliases.get(name) or self._functions.get(name) or name
         if name in self._entries:
@@ -100,7 +102,7 @@ class Catalog:
         return self.get(name).function(name) if name in self._functions else None
 
     def check(self) -> list[FieldError]:
-        """Everything that is wrong with any file or entry."""
+        """Errors of all files and entries."""
         found = list(self.problems)
         for name in self.names():
             try:
@@ -110,7 +112,7 @@ class Catalog:
         return found
 
     def _add_functions(self, source: EntrySource, body: dict[str, Any]) -> dict[str, Any]:
-        """The body with its table: published layouts of a Bridge entry, further ones of another."""
+        """The body with its table of functions: layouts of a Bridge entry, `functions` of any other."""
         table = self._tables.get(source.name)
         if table is None:
             return body
@@ -118,16 +120,16 @@ class Catalog:
             made = list(bridge_tables.layouts(table.text))
         except ValueError as error:
             raise InvalidRecipeError(
-                [table.problem(str(error), "write it as the other tables are")]
+                [table.problem(str(error), "follow the format of the other tables")]
             ) from None
         if body.get("engine") != "bridge":
             return body | {"functions": made}
-        # What the entry says without a layout is what its first function sets.
+        # Without a layout, the settings are those of the first function.
         training = overlay("training", body.get("training") or {}, made[0]["training"])
         return body | {"layouts": made, "training": training}
 
     def _inherit(self, source: EntrySource, below: tuple[str, ...]) -> dict[str, Any]:
-        """The body with what it extends below it; `below` are the names that led here."""
+        """The body merged with what it extends; `below` are the entries that extend it."""
         own = {leaf: value for leaf, value in source.body.items() if leaf != "extends"}
         parent_name = source.body.get("extends")
         for section in SECTIONS:
@@ -141,12 +143,12 @@ class Catalog:
         parent = self._sources.get(parent_name) if isinstance(parent_name, str) else None
         if parent is None:
             raise InvalidRecipeError(
-                [source.problem("extends", f"{parent_name} is not there", "name an entry that is")]
+                [source.problem("extends", f"{parent_name} does not exist", "name an existing entry")]
             )
         if parent.name in chain:
             circle = " -> ".join((*chain, parent.name))
             raise InvalidRecipeError(
-                [source.problem("extends", f"goes in a circle: {circle}", "let one stand alone")]
+                [source.problem("extends", f"is circular: {circle}", "remove one extends")]
             )
         inherited = self._inherit(parent, chain)
         for section in SECTIONS:
@@ -168,14 +170,14 @@ class Catalog:
         return FieldError(
             "spec.recipe",
             f"the catalog has no recipe {name!r}{broken}",
-            f"{hint}`{LIST_COMMAND}` lists all {len(self)}; or give model and training in full",
+            f"{hint}`{LIST_COMMAND}` lists all {len(self)}; or set model and training completely",
         )
 
 
 def load(extra_dir: Path | None = None) -> Catalog:
-    """The catalog of this operator, and the entries of `extra_dir`'s YAML files beside them.
+    """The operator's catalog and the entries of the YAML files in `extra_dir`.
 
-    An entry of `extra_dir` has the same form, may extend any other and may not take a name that is there.
+    An entry of `extra_dir` has the same format, may extend any other entry and must have a new name.
     """
     shipped = _shipped()
     if extra_dir is None:
@@ -186,7 +188,7 @@ def load(extra_dir: Path | None = None) -> Catalog:
     for source in extra.sources.values():
         if source.name in shipped.sources:
             taken = shipped.sources[source.name].file.path.name
-            message, fix = f"the name is taken by {taken}", f"extend {source.name} by another name"
+            message, fix = f"the name exists in {taken}", f"extend {source.name} under another name"
             found.problems.append(source.problem("", message, fix))
         else:
             found.sources[source.name] = source
@@ -203,4 +205,4 @@ def _shipped() -> CatalogFiles:
 def _fix_for(kind: str) -> str:
     if kind == "extra_forbidden":
         return "use Megatron's setting name in camelCase, or megatronArgs for one that is not typed"
-    return "give the field" if kind == "missing" else "mend the value"
+    return "set the field" if kind == "missing" else "correct the value"

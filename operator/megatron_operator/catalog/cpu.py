@@ -1,17 +1,17 @@
-"""What Megatron's loop without a GPU cannot do (platform `cpu`: demos and tests)."""
+"""Adapts a recipe to platform `cpu` (demos and tests): what Megatron does not support without a GPU."""
 
 from typing import Any, Final
 
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.diagnostics import Diagnostics
 
 Sections = dict[str, dict[str, Any]]
 
 _UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
     "training.usePrecisionAwareOptimizer": "it needs Transformer Engine's optimizer",
-    "parallelism.sequenceParallel": "Megatron's own LayerNorm refuses it without Transformer Engine",
+    "parallelism.sequenceParallel": "Megatron's own LayerNorm does not support it",
     "parallelism.tpCommOverlap": "it needs Transformer Engine",
-    "model.multiLatentAttention": "Megatron builds it with Transformer Engine only",
+    "model.multiLatentAttention": "it needs Transformer Engine",
     "model.applyLayernorm1p": "it needs Apex or Transformer Engine",
 }
 _MUST_BE_ONE: Final = {
@@ -24,36 +24,32 @@ _REPLACED_KERNELS: Final = {
     "training.attentionBackend": None,
     "training.transformerImpl": "local",
 }
-"""Same mathematics, other kernels: what is used instead (None: nothing said)."""
+"""GPU kernel -> the equivalent setting for a CPU (None: unset)."""
 
 
-def adapt_to_cpu(merged: Sections, origins: dict[str, str], notes: list[str]) -> list[FieldError]:
-    """Swap GPU kernels of the catalog for plain ones, each with a note; return what cannot be had at all."""
-    errors = []
+def adapt_to_cpu(merged: Sections, found: Diagnostics) -> None:
+    """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting."""
     for path, why in _UNSUPPORTED.items():
         if _at(merged, path):
-            errors.append(
-                FieldError(f"spec.{path}", f"accelerators of platform cpu cannot do it: {why}", _LEAVE)
-            )
+            found.error(f"spec.{path}", f"is not supported on platform cpu: {why}", _LEAVE)
     for path, why in _MUST_BE_ONE.items():
         size = _at(merged, path) or 1
         if size > 1:
-            message = f"{size} is more than accelerators of platform cpu can do: {why}"
-            errors.append(FieldError(f"spec.{path}", message, "set 1, or use GPUs"))
+            message = f"{size} is not supported on platform cpu: {why}"
+            found.error(f"spec.{path}", message, "set 1, or use GPUs")
     for path, instead in _REPLACED_KERNELS.items():
         asked = _at(merged, path)
         if not asked or asked == instead:
             continue
-        if origins.get(path) == "recipe":
+        if found.is_set_by_user(path):
             message = f"{asked!r} needs a GPU"
-            errors.append(FieldError(f"spec.{path}", message, _LEAVE))
+            found.error(f"spec.{path}", message, _LEAVE)
             continue
         section, leaf = path.split(".")
         merged[section].pop(leaf)
         if instead:
             merged[section][leaf] = instead
-        notes.append(f"{leaf} {asked!r} of the catalog is left out: it needs a GPU")
-    return errors
+        found.note(f"{leaf} {asked!r} of the catalog is left out: it needs a GPU")
 
 
 _LEAVE: Final = "leave it out, or use GPUs"

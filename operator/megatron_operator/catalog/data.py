@@ -1,11 +1,11 @@
-"""A recipe's data: what follows from what was said, and what is still missing."""
+"""Completes the data section of a recipe and finds what is missing."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from megatron_contract.environment import DATA_DIR
 
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.diagnostics import Diagnostics
 
 DEFAULT_SPLIT: Final = "99,1,0"
 PREPARED_TOKENIZER: Final = {
@@ -14,13 +14,12 @@ PREPARED_TOKENIZER: Final = {
 }
 
 
-def complete_data(
-    data: dict[str, Any], model: dict[str, Any], origins: dict[str, str], notes: list[str]
-) -> list[FieldError]:
-    """Fill in what `prepare` or `mockData` decide (blend, tokenizer, vocabulary); return what is missing.
+def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostics) -> None:
+    """Fill in what `prepare` or `mockData` determine: blend, tokenizer, vocabulary.
 
-    What the recipe itself says is kept.
+    Settings of the recipe itself are kept. Errors, notes and origins go to `found`.
     """
+    origins = found.origins
     prepare = data.get("prepare")
     if prepare is not None:
         origin = origins["data.prepare"]
@@ -35,41 +34,38 @@ def complete_data(
                 model["vocabSize"] = after
                 origins["model.vocabSize"] = "data.prepare"
                 if before not in (None, after):
-                    notes.append(
-                        f"vocabSize {before:,} becomes {after:,}: the tokenizer that data.prepare trains"
+                    found.note(
+                        f"vocabSize {before:,} becomes {after:,}: from the tokenizer that data.prepare trains"
                     )
     if data.get("mockData") and _is_overridden("data.tokenizer", origins["data.mockData"], origins):
         data["tokenizer"] = {"tokenizerType": "NullTokenizer"}
         origins["data.tokenizer"] = "data.mockData"
     if data.get("tokenizer", {}).get("tokenizerType") == "GPT2BPETokenizer":
-        notes.append(
-            "GPT2BPETokenizer asks the model hub for gpt2 even with vocabFile and mergeFile; without"
-            " internet in the pods use HuggingFaceTokenizer with a folder on the data volume"
+        found.note(
+            "GPT2BPETokenizer downloads gpt2 from the model hub even with vocabFile and mergeFile; without"
+            " internet access in the pods use HuggingFaceTokenizer with a directory on the data volume"
         )
     if "split" not in data:
         data["split"] = DEFAULT_SPLIT
         origins["data.split"] = "default"
-    return _missing(data)
+    _check(data, found)
 
 
 def _is_overridden(path: str, origin: str, origins: Mapping[str, str]) -> bool:
-    """Whether nothing of `origin`'s own layer is at `path`."""
+    """Whether the layer of `origin` does not set `path` itself."""
     return origins.get(path) != origin
 
 
-def _missing(data: Mapping[str, Any]) -> list[FieldError]:
+def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
+    """Add an error for each missing setting."""
     if data.get("mockData"):
-        return []
-    errors = []
+        return
     if not data.get("blend"):
-        fix = (
-            "give data.blend with data.volume, data.prepare for text to be tokenized, or data.mockData: true"
-        )
-        errors.append(FieldError("spec.data", "there is nothing to train on", fix))
+        fix = "set data.blend with data.volume, data.prepare to tokenize text, or data.mockData: true"
+        found.error("spec.data", "no training data is configured", fix)
     elif not data.get("volume"):
-        fix = "set data.volume.claimName, or data.volume.size for a claim to be made"
-        errors.append(FieldError("spec.data.volume", "no volume has the datasets of data.blend", fix))
+        fix = "set data.volume.claimName, or data.volume.size to create a claim"
+        found.error("spec.data.volume", "data.blend requires a volume with its datasets", fix)
     if not data.get("tokenizer", {}).get("tokenizerType"):
         fix = "set it, for example HuggingFaceTokenizer with tokenizerModel: /data/tokenizer"
-        errors.append(FieldError("spec.data.tokenizer.tokenizerType", "is not set", fix))
-    return errors
+        found.error("spec.data.tokenizer.tokenizerType", "is not set", fix)

@@ -1,4 +1,4 @@
-"""What node labels tell of a cluster's accelerators, for all that the platform file does not say.
+"""Discovers a cluster's accelerators from node labels, for what the platform file leaves out.
 
 Labels read: `nvidia.com/gpu.product` and `nvidia.com/gpu.count` (GPU feature discovery), the well-known
 `node.kubernetes.io/instance-type`, and the topology labels of AWS, Google Cloud and NVIDIA's GPU operator.
@@ -27,7 +27,7 @@ PRODUCTS: Final = {
     "NVIDIA-GB300": "gb300",
     "NVIDIA-L40S": "l40s",
 }
-"""Product name by GPU feature discovery -> the planner's name."""
+"""Product name of GPU feature discovery -> the planner's name."""
 
 INSTANCE_TYPES: Final = {
     "p4d.24xlarge": ("a100-40", 8),
@@ -58,15 +58,14 @@ TOPOLOGY: Final = (
     "cloud.google.com/gce-topology-block",
     "topology.kubernetes.io/zone",
 )
-"""Labels that tell how near two nodes are, from near to far."""
+"""Topology labels, from the closest nodes to the farthest."""
 
 
 def with_nodes(platform: PlatformConfig, nodes: Iterable[Mapping[str, str]]) -> PlatformConfig:
-    """The platform, with what the labels of its `nodes` add; what the file says stays as it is.
+    """The platform, completed from the labels of its `nodes`; settings of the file take precedence.
 
-    A kind of node that no profile describes becomes a profile under the planner's name of its accelerator;
-    a profile without node labels gets those of the nodes of its kind, and one without topology keys the keys
-    that all of these nodes have.
+    A kind of node without a profile becomes a profile under the planner's name of its accelerator. A profile
+    without node labels gets those of its nodes, one without topology keys the keys that all of them have.
     """
     kinds: dict[str, list[tuple[dict[str, str], int, Mapping[str, str]]]] = defaultdict(list)
     for labels in nodes:
@@ -87,7 +86,7 @@ def with_nodes(platform: PlatformConfig, nodes: Iterable[Mapping[str, str]]) -> 
 
 
 def _kind(labels: Mapping[str, str]) -> tuple[str, dict[str, str], int] | None:
-    """The accelerator of one node, the label that tells it, and how many there are."""
+    """The accelerator of one node, the label that identifies it, and how many the node has."""
     product, instance_type = labels.get(PRODUCT), labels.get(INSTANCE_TYPE)
     if product in PRODUCTS:
         count = labels.get(COUNT, "")
@@ -102,7 +101,7 @@ def _filled(
     profile: AcceleratorProfile | None, members: list[tuple[dict[str, str], int, Mapping[str, str]]]
 ) -> AcceleratorProfile:
     selectors = {tuple(selector.items()) for selector, _, _ in members}
-    # Two labels cannot both be required; with several the resource alone places the pods.
+    # A pod cannot require alternative labels; with several, only its resource request places it.
     labels = dict(next(iter(selectors))) if len(selectors) == 1 else {}
     keys = [key for key in TOPOLOGY if all(key in node for _, _, node in members)]
     if profile is None:

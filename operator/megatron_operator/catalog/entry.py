@@ -1,4 +1,4 @@
-"""What one entry of the catalog says."""
+"""Schema of an entry of the catalog."""
 
 from typing import Annotated, Literal
 
@@ -18,39 +18,39 @@ Mode = Literal["pretrain", "sft", "lora"]
 
 
 class Correction(ApiModel):
-    """Where the source and Megatron disagree."""
+    """A setting that differs from its source."""
 
-    says: Text
-    """What the source says."""
+    published: Text
+    """Value in the source."""
     megatron: Text
-    """What the entry has instead."""
+    """Value in the entry."""
     why: Text
-    """Why it has to be so."""
+    """Why the value differs."""
 
 
 class PublishedLayout(ApiModel):
     """Settings published for one kind and number of accelerators."""
 
     accelerators: Annotated[list[Text], Field(min_length=1)]
-    """Hardware names that it holds for."""
+    """Names of the hardware that it is for."""
     count: Positive
     """World size: TP x PP x CP x DP."""
     parallelism: ParallelismSpec = ParallelismSpec()
-    """Sizes, split and recomputation; over the entry's."""
+    """Sizes, split and recomputation; override the entry's."""
     training: TrainingSpec = TrainingSpec()
-    """Micro batch and whatever else this layout changes; over the entry's."""
+    """Micro batch size and anything else that this layout changes; overrides the entry's."""
     source: Text
     """Document, function or paper."""
     function: FunctionName | None = None
-    """Megatron-Bridge's function that makes these settings."""
+    """Megatron-Bridge's function that has these settings."""
     also_named: list[FunctionName] | None = None
     """Other names of the function."""
     precision: Text | None = None
-    """Of the function, in Bridge's word (`bf16`, `fp8cs`, `nvfp4`)."""
+    """Precision of the function, as Bridge names it (`bf16`, `fp8cs`, `nvfp4`)."""
     benchmark: bool | None = None
     """The function measures throughput, on random data."""
     lora_rank: Positive | None = None
-    """Of the adapters that the function adds."""
+    """Rank of the adapters that the function adds."""
     lora_alpha: Positive | None = None
     """Adapters are scaled by alpha / rank."""
 
@@ -61,28 +61,28 @@ class PublishedLayout(ApiModel):
 
 
 class Entry(ApiModel):
-    """A named recipe, with everything that it inherits filled in."""
+    """A named recipe, including everything that it inherits."""
 
     name: Name
     family: Name
     aliases: list[Name] = Field(default_factory=list)
     engine: Engine = "megatron"
-    """`megatron`: Megatron Core's own training loop; `bridge`: needs Megatron Bridge."""
+    """`megatron`: Megatron Core's own training loop; `bridge`: requires Megatron-Bridge."""
     modes: tuple[Mode, ...] = ("pretrain",)
     description: Text
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()
     parallelism: ParallelismSpec = ParallelismSpec()
-    """What holds for every layout."""
+    """Settings of every layout."""
     data: DataSpec = DataSpec()
-    """Tokenizer, split and, where published, the mix."""
+    """Tokenizer, split and, where published, the blend."""
     megatron_args: MegatronArgs = Field(default_factory=dict)
     layouts: list[PublishedLayout] = Field(default_factory=list)
     functions: list[PublishedLayout] = Field(default_factory=list)
-    """Engine `megatron`: what Megatron-Bridge's functions for this model set, for recipes that name one.
+    """Engine `megatron`: settings of Megatron-Bridge's functions for this model, for recipes that name one.
     With engine `bridge` the functions are the layouts."""
     source: Text
-    """Where the numbers come from."""
+    """Origin of the values."""
     corrections: list[Correction] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -98,18 +98,18 @@ class Entry(ApiModel):
     def layout_for(self, hardware: str, count: int, *, fp8: bool | None = None) -> PublishedLayout | None:
         """The published layout for exactly this hardware and count, if there is one.
 
-        Of several functions that of the precision asked for (default the entry's), one that is no benchmark.
+        Of several functions the one with the requested precision (default: the entry's), not a benchmark.
         """
-        there = [x for x in self.layouts if x.count == count and hardware in x.accelerators]
-        wanted = self.training.fp8_format is not None if fp8 is None else fp8
+        matching = [x for x in self.layouts if x.count == count and hardware in x.accelerators]
+        requested = self.training.fp8_format is not None if fp8 is None else fp8
 
         def order(layout: PublishedLayout) -> tuple[bool, bool, bool]:
             precise = layout.training.fp8_format is not None
-            return (precise != wanted, layout.precision == "nvfp4", bool(layout.benchmark))
+            return (precise != requested, layout.precision == "nvfp4", bool(layout.benchmark))
 
-        return min(there, key=order, default=None)
+        return min(matching, key=order, default=None)
 
     def function(self, name: str) -> PublishedLayout | None:
-        """What the function of this name sets, if it is one of this entry's."""
-        there = (*self.functions, *(x for x in self.layouts if x.function))
-        return next((x for x in there if name == x.function or name in (x.also_named or ())), None)
+        """Settings of the function of this name, if the entry has it."""
+        functions = (*self.functions, *(x for x in self.layouts if x.function))
+        return next((x for x in functions if name == x.function or name in (x.also_named or ())), None)

@@ -1,15 +1,15 @@
-"""Reading the catalog's YAML files: those of the operator only as far as they are asked for.
+"""Loads the catalog's YAML files; the operator's own are parsed lazily.
 
 A file:
 
     family: llama3                 # default: the file's name
-    templates: {NAME: {...}}       # may be extended, are no recipes themselves
+    templates: {NAME: {...}}       # may be extended, are not recipes themselves
     entries: {NAME: {extends: NAME, ...}}
-    functions: {ENTRY: TABLE}      # Megatron-Bridge's functions for an entry of any file, see `functions`
+    functions: {ENTRY: TABLE}      # Megatron-Bridge's functions of any entry, see `bridge_tables`
 
-Which names a file of the operator has is told by a scan of its text, which takes a tenth of the time of
-parsing it. The scan needs the shipped files' own style (two spaces, aliases in brackets on one line); a test
-holds it against the parser.
+The names in the operator's own files are found by a text scan, which takes a tenth of the time of parsing.
+The scan depends on the format of these files (two spaces, aliases in brackets on one line); a test compares
+it with the parser.
 """
 
 import re
@@ -42,18 +42,18 @@ class CatalogFile:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The whole of it. Raises yaml.YAMLError, OSError or UnicodeDecodeError."""
+        """The parsed document. Raises yaml.YAMLError, OSError or UnicodeDecodeError."""
         content: dict[str, Any] = yaml.load(self.path.read_bytes(), Loader=_Loader)
         return content
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Bodies by name."""
+        """Bodies of a section by name."""
         return self.content.get(name) or {}
 
 
 @dataclass(frozen=True, slots=True)
 class EntrySource:
-    """An entry or template as its file has it."""
+    """An entry or template as written in its file."""
 
     name: str
     file: CatalogFile
@@ -62,62 +62,67 @@ class EntrySource:
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """What the file says of it."""
+        """Its body in the file."""
         body: Mapping[str, Any] = self.file.section("templates" if self.template else "entries")[self.name]
         return body
 
     @property
     def family(self) -> str:
+        """Model family: that of the file, by default the file's name."""
         return str(self.file.content.get("family", self.file.path.stem))
 
     def problem(self, leaf: str, message: str, fix: str) -> FieldError:
-        """What is wrong with one of its settings."""
+        """An error of one of its settings."""
         where = f"{self.file.path.name}: {self.name}" + (f".{leaf}" if leaf else "")
         return FieldError(where, message, fix)
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionTable:
-    """The functions of one entry."""
+    """The table of functions of one entry."""
 
     entry: str
     file: CatalogFile
     functions: tuple[str, ...]
-    """All names, other names included."""
+    """All names, including the additional ones."""
 
     @property
     def text(self) -> str:
+        """The table."""
         return str(self.file.section("functions")[self.entry])
 
     def problem(self, message: str, fix: str) -> FieldError:
+        """An error of the table."""
         return FieldError(f"{self.file.path.name}: functions.{self.entry}", message, fix)
 
 
 @dataclass(slots=True)
 class CatalogFiles:
-    """Everything that a directory's files have."""
+    """Contents of the files of a directory."""
 
     sources: dict[str, EntrySource] = field(default_factory=dict)
     tables: dict[str, FunctionTable] = field(default_factory=dict)
     problems: list[FieldError] = field(default_factory=list)
 
     def add(self, source: EntrySource) -> None:
+        """Add an entry or template; a duplicate name is a problem."""
         if source.name in self.sources:
-            there = self.sources[source.name].file.path.name
-            self.problems.append(source.problem("", f"is in {there} already", "rename one of them"))
+            existing = self.sources[source.name].file.path.name
+            self.problems.append(source.problem("", f"already exists in {existing}", "rename one of them"))
         else:
             self.sources[source.name] = source
 
     def add_table(self, table: FunctionTable) -> None:
+        """Add a table; a second one for the same entry is a problem."""
         if table.entry in self.tables:
-            there = self.tables[table.entry].file.path.name
-            self.problems.append(table.problem(f"has a table in {there} already", "make one of the two"))
+            existing = self.tables[table.entry].file.path.name
+            self.problems.append(table.problem(f"already has a table in {existing}", "merge the two"))
         else:
             self.tables[table.entry] = table
 
 
 def scan(directory: Path) -> CatalogFiles:
-    """The names that the operator's own files have; nothing is parsed yet."""
+    """The names in the operator's own files, without parsing them."""
     found = CatalogFiles()
     for path in sorted(directory.glob("*.yaml")):
         file, section, name = CatalogFile(path), "", ""
@@ -143,11 +148,11 @@ def scan(directory: Path) -> CatalogFiles:
 
 
 def parse(directory: Path) -> CatalogFiles:
-    """Everything of a directory's YAML files; `problems` tells what cannot be read."""
+    """Parse the YAML files of a directory; `problems` has those that cannot be read."""
     found = CatalogFiles()
     if not directory.is_dir():
         found.problems.append(
-            FieldError(str(directory), "is not a directory", "name one that has YAML files")
+            FieldError(str(directory), "is not a directory", "name a directory with YAML files")
         )
         return found
     for path in sorted(directory.iterdir()):
@@ -161,11 +166,11 @@ def _parse(file: CatalogFile, found: CatalogFiles) -> None:
     try:
         content = file.content
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        found.problems.append(FieldError(path.name, " ".join(str(error).split()), "mend the file"))
+        found.problems.append(FieldError(path.name, " ".join(str(error).split()), "correct the file"))
         return
     if not isinstance(content, dict) or not content.keys() <= _FILE_KEYS:
         keys = ", ".join(sorted(_FILE_KEYS))
-        found.problems.append(FieldError(path.name, "is not a catalog file", f"give a map of {keys}"))
+        found.problems.append(FieldError(path.name, "is not a catalog file", f"write a map with {keys}"))
         return
     for source in _sources(file):
         if isinstance(source.body, dict):
@@ -183,7 +188,7 @@ def _sources(file: CatalogFile) -> Iterator[EntrySource]:
     for kind in ("templates", "entries"):
         for name, body in file.section(kind).items():
             aliases = body.get("aliases") if isinstance(body, dict) and kind == "entries" else None
-            # Those of the right form; the entry's own check tells of the others.
+            # Only valid aliases; validation of the entry reports the others.
             kept = [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
             yield EntrySource(str(name), file, kind == "templates", tuple(kept))
 

@@ -1,7 +1,7 @@
-"""Laying settings over settings: leaf by leaf, except where leaves only make sense together.
+"""Merges layers of settings, leaf by leaf, except where leaves only make sense together.
 
-Works on the wire form (camelCase dictionaries), so that `extends` in the catalog's files and a recipe over
-its entry follow one rule.
+Works on the wire form (camelCase dictionaries), so that `extends` in the catalog's files and a recipe on top
+of its entry follow the same rule.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,13 +24,13 @@ _EXCLUSIVE_GROUPS: Final[dict[str, tuple[frozenset[str], ...]]] = {
     "data.tokenizer": (frozenset({"tokenizerType", "tokenizerModel", "vocabFile", "mergeFile"}),),
     "data.volume": (frozenset({"claimName", "size", "storageClassName", "accessMode"}),),
 }
-"""By section: alternatives and sets that stand or fall as one. Setting one of them drops the others below."""
+"""By section: leaves that replace each other. Setting one removes the others of lower layers."""
 
 _NESTED: Final = {"data": frozenset({"tokenizer", "volume"})}
 
 
 def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
-    """`base` with `top` over it. A null in `top` takes the leaf away."""
+    """`base` overridden by `top`. A null in `top` removes the leaf."""
     merged = dict(base)
     for group in _EXCLUSIVE_GROUPS.get(section, ()):
         if group & top.keys():
@@ -48,7 +48,7 @@ def overlay(section: str, base: Settings, top: Settings) -> dict[str, Any]:
 
 
 def merge_layers(layers: Iterable[tuple[str, Settings]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """All layers, lowest first, as one, with the layer that each `section.leaf` came from."""
+    """Merge labelled layers, lowest first; also returns the label that each `section.leaf` came from."""
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}
     for label, layer in layers:

@@ -1,8 +1,11 @@
-"""Whether a published layout holds for a recipe: only where nothing that it was made for is changed."""
+"""Selects a published layout for a recipe: only if the recipe keeps everything that the layout depends on."""
 
 from typing import Final
 
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog import schedule
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings, merge_layers
@@ -43,8 +46,7 @@ _LAYOUT_DEPENDS_ON: Final = {
         }
     ),
 }
-"""Settings that a layout is made for. With another value of one of them it says nothing any more."""
-
+"""Settings that a layout depends on: it does not apply if a recipe changes one of them."""
 
 _STAGE_SPLIT: Final = (
     "accountForEmbeddingInPipelineSplit",
@@ -59,45 +61,45 @@ def select_layout(
     entry: Entry,
     hardware: str,
     spec: MegatronRecipeSpec,
-    notes: list[str],
+    found: Diagnostics,
     function: PublishedLayout | None = None,
 ) -> PublishedLayout | None:
-    """The entry's layout for this hardware and count, unless the recipe changes what it was made for.
+    """The entry's layout for this hardware and count, unless the recipe changes what it depends on.
 
-    With a `function` that the recipe names, only that one's will do. Says in `notes` why there is none.
+    If the recipe names a `function`, only its layout is considered. A note gives the reason for none.
     """
     count = spec.accelerator.count
     if function is not None and (hardware not in function.accelerators or count != function.count):
-        notes.append(f"{function.function} is for {function.title}, not for {count} x {hardware}")
+        found.note(f"{function.function} is for {function.title}, not for {count} x {hardware}")
         return None
     fp8 = True if spec.training is not None and spec.training.fp8_format is not None else None
     layout = function or entry.layout_for(hardware, count, fp8=fp8)
     if layout is None:
-        there = "; ".join(dict.fromkeys(each.title for each in entry.layouts)) or "none"
-        notes.append(
-            f"{entry.name} has no published layout for {count} x {hardware} (published: {there}): planned"
+        published = "; ".join(dict.fromkeys(each.title for each in entry.layouts)) or "none"
+        found.note(
+            f"{entry.name} has no published layout for {count} x {hardware} (published: {published}): planned"
         )
         return None
     reason = _changed_setting(entry, layout, spec) or _indivisible(entry, layout, spec)
     if reason is not None:
-        notes.append(f"the published layout for {count} x {hardware} is not used: {reason}; planned")
+        found.note(f"the published layout for {count} x {hardware} is not used: {reason}; planned")
         return None
-    notes.append(f"the published layout for {count} x {hardware} is used ({layout.source})")
+    found.note(f"the published layout for {count} x {hardware} is used ({layout.source})")
     return layout
 
 
 def layout_settings(layout: PublishedLayout) -> Settings:
-    """What a layout lays over a recipe; of a function's settings only those that make it a layout."""
+    """Settings that a layout adds below a recipe; of a function only those that make up its layout."""
     wire = layout.wire()
     if layout.function is None:
         return wire
-    # How the entry deals its layers holds for its own layouts.
+    # The entry's stage split is for its own layouts.
     sizes: dict[str, object] = dict.fromkeys(_STAGE_SPLIT) | layout.parallelism.wire()
     training = layout.training.wire()
     if layout.parallelism.pipeline_model_parallel_size in (None, 1):
-        sizes |= dict.fromkeys(_STAGE_SPLIT)  # some functions say how to deal the layers of one stage
+        sizes |= dict.fromkeys(_STAGE_SPLIT)  # some functions set a split for one stage
     if sizes["pipelineModelParallelLayout"]:
-        # The stages of the list say the virtual ones by themselves; Megatron wants not both.
+        # The layout string implies the virtual stages; Megatron rejects both together.
         sizes.pop("numVirtualStagesPerPipelineRank", None)
     kept = {leaf: training[leaf] for leaf in ("microBatchSize", "globalBatchSize") if leaf in training}
     return {"parallelism": sizes, "training": kept}
@@ -115,21 +117,15 @@ def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipe
 
 
 def _indivisible(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:
+    """Why the layout cannot be used with the recipe's batch; none if it can."""
     merged, _ = merge_layers([("", entry.wire()), ("", layout.wire()), ("", spec.wire())])
     sizes, training = merged["parallelism"], merged["training"]
-    tp, pp, cp, ep = (
-        sizes.get(f"{kind}Size", 1)
-        for kind in (
-            "tensorModelParallel",
-            "pipelineModelParallel",
-            "contextParallel",
-            "expertModelParallel",
-        )
-    )
-    if layout.count % (tp * pp * cp) or layout.count % (pp * ep * sizes.get("expertTensorParallelSize", 1)):
-        return f"TP {tp} x PP {pp} x CP {cp} and EP {ep} x PP {pp} do not divide {layout.count}"
-    samples = training.get("microBatchSize", 1) * (layout.count // (tp * pp * cp))
+    dims = ParallelDims.of_spec(ParallelismSpec.model_validate(sizes), layout.count)
+    if layout.count % dims.model_parallel or layout.count % dims.expert_model_parallel:
+        attention = f"TP {dims.tp} x PP {dims.pp} x CP {dims.cp}"
+        return f"{attention} and EP {dims.ep} x PP {dims.pp} do not divide {layout.count}"
+    samples = training.get("microBatchSize", 1) * dims.dp
     batch = schedule.largest_batch(training)
     if batch is None or samples == 0 or batch % samples == 0:
         return None
-    return f"globalBatchSize {batch} is no multiple of microBatchSize x DP = {samples}"
+    return f"globalBatchSize {batch} is not a multiple of microBatchSize x DP = {samples}"

@@ -1,8 +1,9 @@
-"""catalog entry <- published layout <- recipe, and the platform's defaults: all but the plan."""
+"""Resolves a recipe: catalog entry, published layout, recipe and platform defaults, before planning."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import (
@@ -31,15 +32,14 @@ _REQUIRED: Final = {
 def resolve(
     spec: MegatronRecipeSpec, platform: PlatformConfig, catalog: Catalog, namespace: str | None = None
 ) -> ResolvedRecipe:
-    """Everything about a recipe that can be known without planning.
+    """Resolve everything that does not depend on planning.
 
     Raises InvalidRecipeError with every error: unknown recipe or accelerator, `namespace` limits, missing
     fields.
     """
-    errors: list[FieldError] = []
-    resolved = resolve_for_planning(spec, platform, catalog, namespace, errors)
-    if errors:
-        raise InvalidRecipeError(errors)
+    found = Diagnostics()
+    resolved = resolve_for_planning(spec, platform, catalog, namespace, found)
+    found.raise_errors()
     return resolved
 
 
@@ -48,21 +48,20 @@ def resolve_for_planning(
     platform: PlatformConfig,
     catalog: Catalog,
     namespace: str | None,
-    errors: list[FieldError],
+    found: Diagnostics,
 ) -> ResolvedRecipe:
-    """The same for a recipe that may be wrong: what does not hinder planning is added to `errors`.
+    """Like `resolve`, but errors that do not prevent planning are added to `found` instead of raised.
 
-    Raises InvalidRecipeError, with these errors too, when nothing can be planned.
+    Raises InvalidRecipeError, with all errors, when planning is not possible.
     """
-    notes: list[str] = []
-    entry = _entry(spec, catalog, errors)
+    entry = _entry(spec, catalog, found)
     picked = select_accelerator(spec.accelerator, platform)
     if isinstance(picked, FieldError):
-        raise InvalidRecipeError([*errors, picked])
+        raise InvalidRecipeError([*found.errors, picked])
     accelerator, profile = picked
-    errors += limit_errors(spec.accelerator, accelerator, platform, namespace)
+    found.extend(limit_errors(spec.accelerator, accelerator, platform, namespace))
     if entry is None and spec.recipe is not None:
-        raise InvalidRecipeError(errors)
+        raise InvalidRecipeError(found.errors)
 
     layers: list[tuple[str, Settings]] = [("default", _DEFAULTS)]
     entry_batch = None
@@ -74,10 +73,10 @@ def resolve_for_planning(
         function = named = catalog.function(spec.recipe or "")
         if entry.engine == "bridge":
             function = bridge_functions.select_function(entry, named, hardware, spec)
-            errors += bridge_functions.unsupported_setting_errors(spec, function)
-        layout = select_layout(entry, hardware, spec, notes, named)
+            found.extend(bridge_functions.unsupported_setting_errors(spec, function))
+        layout = select_layout(entry, hardware, spec, found, named)
         if function is not None:
-            settings = bridge_functions.function_settings(function, entry, notes)
+            settings = bridge_functions.function_settings(function, entry, found)
             layers.append((f"{label}, {function.function}", settings))
             if layout is None and entry.engine == "bridge":
                 layers.append((f"{label}, {function.function}", layout_settings(function)))
@@ -85,20 +84,20 @@ def resolve_for_planning(
             layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
         entry_batch = schedule.largest_batch(merge_layers(layers)[0]["training"])
     layers.append(("recipe", spec.wire()))
-    merged, origins = merge_layers(layers)
+    merged, found.origins = merge_layers(layers)
     model, training = merged["model"], merged["training"]
 
     if entry is None or entry.engine == "megatron":
-        errors += data.complete_data(merged["data"], model, origins, notes)
-        errors += _positions(model, training, origins)
+        data.complete_data(merged["data"], model, found)
+        _check_positions(model, training, found)
     missing = _missing(merged, entry)
-    errors += missing
-    errors += schedule.resolve_length(training, origins, notes)
-    errors += schedule.scale_learning_rate(training, origins, entry_batch, notes)
+    found.extend(missing)
+    schedule.resolve_length(training, found)
+    schedule.scale_learning_rate(training, entry_batch, found)
     if profile.platform == "cpu":
-        errors += cpu.adapt_to_cpu(merged, origins, notes)
+        cpu.adapt_to_cpu(merged, found)
     if missing:
-        raise InvalidRecipeError(errors)
+        raise InvalidRecipeError(found.errors)
     return ResolvedRecipe.model_validate(
         merged
         | {
@@ -111,32 +110,32 @@ def resolve_for_planning(
             "profile": profile,
             "acceleratorCount": spec.accelerator.count,
             "perNode": spec.accelerator.per_node or profile.per_node,
-            "data": _data_volume(merged["data"], platform, origins),
-            "checkpoint": _checkpoint(spec.checkpoint, platform, origins),
+            "data": _data_volume(merged["data"], platform, found),
+            "checkpoint": _checkpoint(spec.checkpoint, platform, found),
             "recovery": spec.recovery,
-            "scheduling": _scheduling(spec.scheduling, profile, platform, origins),
+            "scheduling": _scheduling(spec.scheduling, profile, platform, found),
             "image": spec.image or profile.image or platform.image,
             "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
             "env": profile.env | (spec.env or {}),
-            "origins": {path: origins[path] for path in sorted(origins)},
-            "notes": notes,
+            "origins": {path: found.origins[path] for path in sorted(found.origins)},
+            "notes": found.notes,
         }
     )
 
 
-def _entry(spec: MegatronRecipeSpec, catalog: Catalog, errors: list[FieldError]) -> Entry | None:
+def _entry(spec: MegatronRecipeSpec, catalog: Catalog, found: Diagnostics) -> Entry | None:
     if spec.recipe is None:
         return None
     try:
         entry = catalog.get(spec.recipe)
-    except InvalidRecipeError as refused:
-        errors += refused.errors
+    except InvalidRecipeError as invalid:
+        found.extend(invalid.errors)
         return None
     return entry
 
 
 def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> list[FieldError]:
-    fix = "set it" if entry else f"set it, or name a recipe of the catalog (`{LIST_COMMAND}`)"
+    fix = "set it" if entry else f"set it, or set recipe to one of the catalog (`{LIST_COMMAND}`)"
     errors = [
         FieldError(f"spec.{section}.{leaf}", "is not set", fix)
         for section, leaves in _REQUIRED.items()
@@ -152,22 +151,24 @@ def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> li
     return errors
 
 
-def _positions(model: dict[str, Any], training: Settings, origins: dict[str, str]) -> list[FieldError]:
+def _check_positions(model: dict[str, Any], training: Settings, found: Diagnostics) -> None:
+    """Fill in maxPositionEmbeddings, and check that the sequence is not longer."""
     seq_length = training.get("seqLength")
     if seq_length is None:
-        return []
+        return
     if "maxPositionEmbeddings" not in model:
         model["maxPositionEmbeddings"] = seq_length
-        origins["model.maxPositionEmbeddings"] = "training.seqLength"
+        found.origin("model.maxPositionEmbeddings", "training.seqLength")
     longest = model["maxPositionEmbeddings"]
-    if seq_length <= longest:
-        return []
-    message = f"{seq_length} is more than model.maxPositionEmbeddings {longest}"
-    fix = f"set seqLength to {longest} or less, or model.maxPositionEmbeddings to {seq_length}"
-    return [FieldError("spec.training.seqLength", message, fix)]
+    if seq_length > longest:
+        found.error(
+            "spec.training.seqLength",
+            f"{seq_length} is above model.maxPositionEmbeddings {longest}",
+            f"set seqLength to at most {longest}, or model.maxPositionEmbeddings to {seq_length}",
+        )
 
 
-def _data_volume(merged: Settings, platform: PlatformConfig, origins: dict[str, str]) -> DataSpec:
+def _data_volume(merged: Settings, platform: PlatformConfig, found: Diagnostics) -> DataSpec:
     spec = DataSpec.model_validate(merged)
     volume = spec.volume
     if (
@@ -177,16 +178,16 @@ def _data_volume(merged: Settings, platform: PlatformConfig, origins: dict[str, 
         or not platform.data_storage_class_name
     ):
         return spec
-    origins["data.volume.storageClassName"] = "platform"
+    found.origin("data.volume.storageClassName", "platform")
     volume = volume.model_copy(update={"storage_class_name": platform.data_storage_class_name})
     return spec.model_copy(update={"volume": volume})
 
 
-def _checkpoint(spec: CheckpointSpec, platform: PlatformConfig, origins: dict[str, str]) -> CheckpointSpec:
+def _checkpoint(spec: CheckpointSpec, platform: PlatformConfig, found: Diagnostics) -> CheckpointSpec:
     defaults, volume = platform.checkpoint, spec.volume
     if volume is None:
         volume = VolumeSpec(size=defaults.size, storage_class_name=defaults.storage_class_name)
-        origins["checkpoint.volume"] = "platform"
+        found.origin("checkpoint.volume", "platform")
     elif volume.claim_name is None:
         filled = {
             "size": volume.size or defaults.size,
@@ -194,18 +195,18 @@ def _checkpoint(spec: CheckpointSpec, platform: PlatformConfig, origins: dict[st
         }
         volume = volume.model_copy(update=filled)
     if spec.save_interval is None:
-        origins["checkpoint.saveInterval"] = "default"
+        found.origin("checkpoint.saveInterval", "default")
     return spec.model_copy(update={"volume": volume, "save_interval": spec.save_interval or _SAVE_INTERVAL})
 
 
 def _scheduling(
-    spec: SchedulingSpec, profile: AcceleratorProfile, platform: PlatformConfig, origins: dict[str, str]
+    spec: SchedulingSpec, profile: AcceleratorProfile, platform: PlatformConfig, found: Diagnostics
 ) -> SchedulingSpec:
     update: dict[str, Any] = {}
     if spec.queue is None and platform.queue is not None:
         update["queue"] = platform.queue
-        origins["scheduling.queue"] = "platform"
+        found.origin("scheduling.queue", "platform")
     if spec.topology is None and profile.topology:
         update["topology"] = profile.topology
-        origins["scheduling.topology"] = "platform"
+        found.origin("scheduling.topology", "platform")
     return spec.model_copy(update=update)

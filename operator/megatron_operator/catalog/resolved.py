@@ -1,4 +1,4 @@
-"""A recipe with everything filled in that can be known without planning."""
+"""A recipe with everything filled in that does not depend on planning."""
 
 from pydantic import Field
 
@@ -11,25 +11,24 @@ from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout
 
 
 class ResolvedRecipe(ApiModel):
-    """catalog entry <- platform defaults <- recipe. What the planner gets."""
+    """Catalog entry, overridden by platform defaults and the recipe: the planner's input."""
 
     recipe: str | None
     """The catalog entry, if one was named."""
     engine: Engine = "megatron"
-    """Whose training loop runs it."""
+    """Training loop that runs it."""
     mode: Mode = "pretrain"
-    """What is trained: all weights from nothing, all weights of a model that is there, or adapters of it."""
+    """What is trained: all weights from scratch, all weights of an existing model, or its adapters."""
     function: PublishedLayout | None = None
-    """What Megatron-Bridge's function sets: the one that the recipe names, or with engine `bridge` the one
-    that starts it."""
+    """Settings of the Megatron-Bridge function that the recipe names, or that starts it (engine `bridge`)."""
     layout: PublishedLayout | None = None
-    """The published layout that is used; none where none is for exactly these accelerators."""
+    """The published layout in use; none unless one is for exactly these accelerators."""
     model: ModelSpec
     training: TrainingSpec
     parallelism: ParallelismSpec
-    """What the user or the matching published layout fixes; the rest is planned."""
+    """Settings of the user or of the published layout; the rest is planned."""
     accelerator_type: str
-    """Name of the platform's profile."""
+    """Name of the platform's accelerator profile."""
     profile: AcceleratorProfile
     accelerator_count: int
     per_node: int

@@ -1,14 +1,14 @@
-"""How long a run is and what follows from its batch: tokens to samples or iterations, warm-up, learning rate.
+"""Length of a run and what follows from its batch: tokens to samples or iterations, warm-up, learning rate.
 
-Megatron counts a run in iterations or in samples, never in both: `--train-iters` goes with
-`--lr-warmup-iters` and `--lr-decay-iters`, `--train-samples` with the `-samples` ones.
-Works on the wire form of `training`.
+Megatron counts a run either in iterations or in samples: `--train-iters` requires `--lr-warmup-iters` and
+`--lr-decay-iters`, `--train-samples` the `-samples` flags. Works on the wire form of `training`.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 
 Training = dict[str, Any]
@@ -24,7 +24,7 @@ def tokens(amount: str) -> int:
 
 
 def largest_batch(training: Mapping[str, Any]) -> int | None:
-    """The global batch, under a ramp-up its last one."""
+    """The global batch size in samples, under a ramp-up the largest."""
     schedule = training.get("stepBatchSizeSchedule")
     if schedule:
         steps = [step.rpartition(":")[2] for step in schedule.split()]
@@ -33,63 +33,62 @@ def largest_batch(training: Mapping[str, Any]) -> int | None:
     return int(batch) if batch is not None else None
 
 
-def resolve_length(training: Training, origins: Mapping[str, str], notes: list[str]) -> list[FieldError]:
-    """Leave exactly one of trainIters and trainSamples in `training`, warm-up and decay in the same unit.
+def resolve_length(training: Training, found: Diagnostics) -> None:
+    """Keep exactly one of trainIters and trainSamples in `training`, with warm-up and decay in the same unit.
 
-    What came from below the length's own layer follows it: a warm-up is carried into its unit, a decay is
-    dropped (Megatron's default is the whole run). Returns what cannot be.
+    Settings of lower layers follow the length: a warm-up is converted to its unit, a decay is removed
+    (Megatron's default is the whole run). Errors and notes go to `found`.
     """
     batch, seq_length = largest_batch(training), training.get("seqLength")
     given = [leaf for leaf in ("trainIters", "trainSamples", "trainTokens") if leaf in training]
     if len(given) > 1:
         named = " and ".join(given)
-        return [FieldError("spec.training", f"{named} both set the length of the run", "keep one of them")]
+        found.error("spec.training", f"{named} both set the length of the run", "keep one of them")
+        return
     if not given or batch is None or seq_length is None:
-        return []
+        return
     unit = _unit(training)
     if given[0] == "trainTokens":
         total = tokens(training.pop("trainTokens"))
         per_unit = seq_length if unit == "Samples" else seq_length * batch
         training[f"train{unit}"] = max(1, total // per_unit)
-        notes.append(
-            f"{total:,} tokens are {training[f'train{unit}']:,} {_words(unit)} of {per_unit:,} tokens"
+        found.note(
+            f"{total:,} tokens are {training[f'train{unit}']:,} {_unit_name(unit)} of {per_unit:,} tokens"
         )
     if unit == "Iters" and "stepBatchSizeSchedule" in training:
-        return [
-            FieldError(
-                "spec.training.trainIters",
-                "a batch ramp-up makes iterations of different size",
-                "give trainTokens or trainSamples instead",
-            )
-        ]
-    return _convert_warmup_and_decay(training, unit, given[0], batch, origins, notes) or _warmup_errors(
-        training, unit, origins
-    )
+        found.error(
+            "spec.training.trainIters",
+            "iterations differ in size under a batch ramp-up",
+            "set trainTokens or trainSamples instead",
+        )
+    elif _convert_warmup_and_decay(training, unit, given[0], batch, found):
+        _check_warmup(training, unit, found)
 
 
-def scale_learning_rate(
-    training: Training, origins: dict[str, str], entry_batch: int | None, notes: list[str]
-) -> list[FieldError]:
-    """Let lr and minLr follow the batch by lrScaling's rule; what the recipe itself sets stays as it is."""
+def scale_learning_rate(training: Training, entry_batch: int | None, found: Diagnostics) -> None:
+    """Scale lr and minLr with the batch by the rule of lrScaling; values of the recipe itself are kept.
+
+    `entry_batch` is the catalog entry's global batch size. Errors, notes and origins go to `found`.
+    """
+    origins = found.origins
     rule = training.pop("lrScaling", None)
     batch = largest_batch(training)
     if rule in (None, "none"):
         if entry_batch and batch and batch != entry_batch and origins.get("training.lr") != "recipe":
-            notes.append(
+            found.note(
                 f"lr {training.get('lr')} is the catalog's for globalBatchSize {entry_batch}; here it is"
-                f" {batch} (lrScaling: sqrt or linear would let it follow)"
+                f" {batch} (lrScaling: sqrt or linear would scale lr)"
             )
-        return []
+        return
     if entry_batch is None:
-        return [
-            FieldError(
-                "spec.training.lrScaling",
-                f"{rule!r} needs a batch to scale from, and no catalog entry gives one",
-                "name a recipe, or set lr itself and leave lrScaling out",
-            )
-        ]
+        found.error(
+            "spec.training.lrScaling",
+            f"{rule!r} needs the batch size of a catalog entry to scale from",
+            "set recipe, or set lr itself and leave lrScaling out",
+        )
+        return
     if batch is None or batch == entry_batch:
-        return []
+        return
     ratio = batch / entry_batch
     factor = math.sqrt(ratio) if rule == "sqrt" else ratio
     for leaf in ("lr", "minLr"):
@@ -97,44 +96,43 @@ def scale_learning_rate(
             before = training[leaf]
             training[leaf] = float(f"{before * factor:.6g}")
             origins[f"training.{leaf}"] += f", scaled by {rule}"
-            notes.append(
+            found.note(
                 f"{leaf} {before} becomes {training[leaf]}: {rule} of globalBatchSize {batch} / {entry_batch}"
             )
-    return []
 
 
 def _convert_warmup_and_decay(
-    training: Training, unit: str, given: str, batch: int, origins: Mapping[str, str], notes: list[str]
-) -> list[FieldError]:
-    other = _OTHER[unit]
+    training: Training, unit: str, given: str, batch: int, found: Diagnostics
+) -> bool:
+    """Convert warm-up and decay of lower layers to the unit of the length; false with errors in `found`."""
+    other, origins = _OTHER[unit], found.origins
     own_layer = origins[f"training.{given}"]
     errors = [
         FieldError(
             f"spec.training.{leaf}{other}",
-            f"the run's length is in {_words(unit)} ({given})",
-            f"give {leaf}{unit}; Megatron does not mix the two",
+            f"the run's length is in {_unit_name(unit)} ({given})",
+            f"set {leaf}{unit}: Megatron does not mix the two",
         )
         for leaf in ("lrWarmup", "lrDecay")
         if f"{leaf}{other}" in training and origins[f"training.{leaf}{other}"] == own_layer
     ]
     if errors:
-        return errors
+        found.extend(errors)
+        return False
     for leaf in (f"lrDecay{unit}", f"lrDecay{other}"):
         if leaf in training and origins[f"training.{leaf}"] != own_layer:
-            notes.append(
-                f"{leaf} {training.pop(leaf):,} gives way to the run's length: the decay lasts all of it"
-            )
+            found.note(f"{leaf} {training.pop(leaf):,} is dropped: the decay lasts the whole run")
     before = f"lrWarmup{other}"
     if before in training:
         value = training.pop(before)
         after = value * batch if unit == "Samples" else math.ceil(value / batch)
         training[f"lrWarmup{unit}"] = after
-        notes.append(f"{before} {value:,} is lrWarmup{unit} {after:,}, in the unit of {given}")
-    return []
+        found.note(f"{before} {value:,} is lrWarmup{unit} {after:,}, in the unit of {given}")
+    return True
 
 
 def _unit(training: Training) -> str:
-    """`Iters` or `Samples`: what the length says, for tokens what warm-up, decay or ramp-up say."""
+    """`Iters` or `Samples`: the unit of the length; for tokens that of warm-up, decay or ramp-up."""
     for unit in ("Iters", "Samples"):
         if f"train{unit}" in training:
             return unit
@@ -142,21 +140,19 @@ def _unit(training: Training) -> str:
     return "Samples" if in_samples else "Iters"
 
 
-def _words(unit: str) -> str:
+def _unit_name(unit: str) -> str:
     return "iterations" if unit == "Iters" else "samples"
 
 
-def _warmup_errors(training: Training, unit: str, origins: Mapping[str, str]) -> list[FieldError]:
-    """Megatron wants the warm-up to end before the decay does (OptimizerParamScheduler)."""
+def _check_warmup(training: Training, unit: str, found: Diagnostics) -> None:
+    """The warm-up has to end before the decay (Megatron's OptimizerParamScheduler)."""
     leaf = f"lrWarmup{unit}"
     warmup, decay = training.get(leaf, 0), training.get(f"lrDecay{unit}", training[f"train{unit}"])
     if warmup < decay:
-        return []
-    return [
-        FieldError(
-            f"spec.training.{leaf}",
-            f"a warm-up of {warmup:,} {_words(unit)} ({origins.get(f'training.{leaf}', 'carried over')})"
-            f" does not end before the decay of {decay:,}",
-            f"set {leaf} below {decay:,}, or lrWarmupFraction (0.01)",
-        )
-    ]
+        return
+    origin = found.origins.get(f"training.{leaf}", "converted")
+    found.error(
+        f"spec.training.{leaf}",
+        f"a warm-up of {warmup:,} {_unit_name(unit)} ({origin}) does not end before the decay of {decay:,}",
+        f"set {leaf} below {decay:,}, or lrWarmupFraction (0.01)",
+    )

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
@@ -79,15 +80,14 @@ def _admit[T](
     namespace: str | None,
     make: Callable[[ResolvedRecipe], T],
 ) -> tuple[ResolvedRecipe, T]:
-    errors: list[FieldError] = []
-    resolved = resolve_for_planning(spec, platform, catalog, namespace, errors)
+    found = Diagnostics()
+    resolved = resolve_for_planning(spec, platform, catalog, namespace, found)
     try:
         made = make(resolved)
-    except InvalidRecipeError as refused:
-        reported = {error.field for error in errors}
+    except InvalidRecipeError as invalid:
+        reported = {error.field for error in found.errors}
         raise InvalidRecipeError(
-            [*errors, *(error for error in refused.errors if error.field not in reported)]
+            [*found.errors, *(error for error in invalid.errors if error.field not in reported)]
         ) from None
-    if errors:
-        raise InvalidRecipeError(errors)
+    found.raise_errors()
     return resolved, made

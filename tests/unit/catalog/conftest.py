@@ -20,7 +20,7 @@ templates:
       split: 99,1,0
       tokenizer: {tokenizerType: GPT2BPETokenizer, vocabFile: /data/v.json, mergeFile: /data/m.txt}
     corrections:
-      - {says: nothing, megatron: something, why: it must}
+      - {published: nothing, megatron: something, why: it must}
 entries:
   small-1:
     extends: small-base
@@ -38,7 +38,7 @@ entries:
         source: a paper
     source: a paper
     corrections:
-      - {says: a, megatron: b, why: c}
+      - {published: a, megatron: b, why: c}
   small-2:
     extends: small-1
     description: a smaller one

@@ -62,7 +62,7 @@ def test_a_line_of_a_table_is_a_layout() -> None:
         ("function on\n", "the first line is not"),
         (" ".join(bridge_tables.COLUMNS), "no function"),
         (" ".join(bridge_tables.COLUMNS) + "\nf_config 8xh100 bf16 1", "f_config has 4 of 17 columns"),
-        (TABLE.format(further="colour=red"), "colour is no word of this table"),
+        (TABLE.format(further="colour=red"), "colour is not an option of this table"),
         (TABLE.replace("fp8cs 2", "fp9 2").format(further=""), "fp9"),
         (TABLE.replace("4096", "4k").format(further=""), "tiny_pretrain_8gpu_h100_fp8cs_config: invalid"),
     ],

@@ -41,7 +41,7 @@ def test_layouts_aliases_and_corrections_of_an_extended_entry_are_not_inherited(
 
 
 def test_corrections_of_a_template_come_before_the_entrys_own(small: Catalog) -> None:
-    assert [correction.says for correction in small.get("small-1").corrections] == ["nothing", "a"]
+    assert [correction.published for correction in small.get("small-1").corrections] == ["nothing", "a"]
 
 
 def test_an_alias_gives_the_entry(small: Catalog) -> None:
@@ -73,7 +73,7 @@ def test_an_unknown_name_is_refused_with_near_ones_and_the_way_to_list_all(small
             "layouts: [{accelerators: [x], count: 1, source: s}, {accelerators: [x], count: 1, source: s}]",
             "two layouts for 1 x x",
         ),
-        ("aliases: [gpt3-6.7b]", "own.yaml: mine.aliases: gpt3-6.7b is gpt3-7b already"),
+        ("aliases: [gpt3-6.7b]", "own.yaml: mine.aliases: gpt3-6.7b already belongs to gpt3-7b"),
     ],
 )
 def test_a_broken_entry_is_told_by_file_entry_and_field(folder: Path, wrong: str, said: str) -> None:
@@ -88,13 +88,16 @@ def test_a_broken_entry_is_told_by_file_entry_and_field(folder: Path, wrong: str
         ("- a", "own.yaml: is not a catalog file"),
         ("entry: {}", "own.yaml: is not a catalog file"),
         ("entries: {mine: 3}", "own.yaml: mine: is not a map"),
-        ("entries: {mine: {extends: nothing}}", "own.yaml: mine.extends: nothing is not there"),
-        ("entries: {a: {extends: b}, b: {extends: a}}", "goes in a circle: a -> b -> a"),
+        ("entries: {mine: {extends: nothing}}", "own.yaml: mine.extends: nothing does not exist"),
+        ("entries: {a: {extends: b}, b: {extends: a}}", "is circular: a -> b -> a"),
         (
             "entries: {gpt3-7b: {description: d, source: s}}",
-            "own.yaml: gpt3-7b: the name is taken by gpt3.yaml",
+            "own.yaml: gpt3-7b: the name exists in gpt3.yaml",
         ),
-        ("entries: {small-1: {description: d, source: s}}", "small.yaml: small-1: is in own.yaml already"),
+        (
+            "entries: {small-1: {description: d, source: s}}",
+            "small.yaml: small-1: already exists in own.yaml",
+        ),
     ],
 )
 def test_a_broken_file_is_told_by_its_name(folder: Path, text: str, said: str) -> None:

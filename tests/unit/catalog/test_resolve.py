@@ -64,7 +64,7 @@ def test_another_tokenizer_leaves_no_file_of_the_catalogs_behind(resolve: Resolv
         ({"training": {"seqLength": 64}}, "training.seqLength is 64, not 128"),
         (
             {"training": {"globalBatchSize": 12}},
-            "globalBatchSize 12 is no multiple of microBatchSize x DP = 8",
+            "globalBatchSize 12 is not a multiple of microBatchSize x DP = 8",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_recipe_of_engine_bridge_needs_functions(folder: Path, platform: Platf
     spec = MegatronRecipeSpec.model_validate(
         {"recipe": "other", "accelerator": {"count": 8}, "data": {"mockData": True}}
     )
-    with pytest.raises(InvalidRecipeError, match="other is of engine bridge and names no function"):
+    with pytest.raises(InvalidRecipeError, match="other has engine bridge, but no function"):
         catalog.resolve(spec, platform, catalog.load(folder))
 
 
@@ -126,7 +126,7 @@ def test_a_full_recipe_needs_no_catalog_entry(resolve: Resolve) -> None:
 
 def test_sequences_longer_than_the_positions_are_refused(refusal: Refusal) -> None:
     line = refusal(recipe="small-1", training={"seqLength": 256})["spec.training.seqLength"]
-    assert "256 is more than model.maxPositionEmbeddings 128; set seqLength to 128 or less" in line
+    assert "256 is above model.maxPositionEmbeddings 128; set seqLength to at most 128" in line
 
 
 def test_all_reasons_are_told_at_once(refusal: Refusal) -> None:
@@ -136,7 +136,7 @@ def test_all_reasons_are_told_at_once(refusal: Refusal) -> None:
 
 def test_an_unknown_accelerator_is_refused_with_those_there_are(refusal: Refusal) -> None:
     line = refusal(recipe="small-1", accelerator={"type": "tpu", "count": 8})["spec.accelerator.type"]
-    assert "no accelerator 'tpu'; use one that it has: h100, laptop" in line
+    assert "no accelerator 'tpu'; use one of: h100, laptop" in line
 
 
 @pytest.mark.parametrize("hardware", ["h200", "h200-sxm"])
@@ -172,7 +172,7 @@ def test_several_accelerators_without_a_default_must_be_chosen_from(
     [
         (
             {"team": {"maxAccelerators": 4}},
-            {"spec.accelerator.count": "8 are more than the 4 that namespace team may use"},
+            {"spec.accelerator.count": "8 exceeds the limit of 4 for namespace team"},
         ),
         (
             {"*": {"acceleratorTypes": ["laptop"]}},
@@ -240,7 +240,7 @@ def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
 def test_a_tokenizer_that_needs_the_internet_is_told(resolve: Resolve) -> None:
     data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}]}
     notes = resolve(recipe="small-1", data=data).notes
-    assert any("GPT2BPETokenizer asks the model hub" in note for note in notes)
+    assert any("GPT2BPETokenizer downloads gpt2 from the model hub" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_tokens_become_samples_under_a_batch_ramp(resolve: Resolve) -> None:
 
 def test_iterations_under_a_batch_ramp_are_refused(refusal: Refusal) -> None:
     found = refusal(recipe="small-1", training={"trainIters": 100, "stepBatchSizeSchedule": RAMP})
-    assert "give trainTokens or trainSamples instead" in found["spec.training.trainIters"]
+    assert "set trainTokens or trainSamples instead" in found["spec.training.trainIters"]
 
 
 def test_the_catalogs_warmup_is_carried_into_the_unit_of_the_recipes_length(resolve: Resolve) -> None:
@@ -53,7 +53,7 @@ def test_the_catalogs_warmup_is_carried_into_the_unit_of_the_recipes_length(reso
 
 def test_a_recipe_that_mixes_iterations_and_samples_is_refused(refusal: Refusal) -> None:
     found = refusal(recipe="small-1", training={"trainIters": 100, "lrWarmupSamples": 10})
-    assert "give lrWarmupIters; Megatron does not mix the two" in found["spec.training.lrWarmupSamples"]
+    assert "set lrWarmupIters: Megatron does not mix the two" in found["spec.training.lrWarmupSamples"]
 
 
 def test_two_lengths_in_one_recipe_are_refused(refusal: Refusal) -> None:

@@ -60,7 +60,7 @@ def test_a_recipe_that_cannot_be_planned_is_denied_with_every_reason(known: Know
 
 def test_a_namespaces_limit_holds(known: Known) -> None:
     [error] = judge(request(SPEC, namespace="small"), known).errors
-    assert "16 are more than the 8 that namespace small may use" in str(error)
+    assert "16 exceeds the limit of 8 for namespace small" in str(error)
 
 
 def test_a_proposal_is_no_warning(known: Known) -> None:
