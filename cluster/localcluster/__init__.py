@@ -1,6 +1,6 @@
 """A real two-node Kubernetes on one Linux machine, without Docker."""
 
 from localcluster.cluster import Cluster
-from localcluster.errors import ClusterError, MissingRequirements
+from localcluster.errors import ClusterError, MissingRequirementsError
 
-__all__ = ["Cluster", "ClusterError", "MissingRequirements"]
+__all__ = ["Cluster", "ClusterError", "MissingRequirementsError"]

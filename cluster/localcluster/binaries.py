@@ -1,7 +1,7 @@
 """The cluster's programs, built from the Go modules pinned in `cluster/tools`.
 
-A program is rebuilt when its module's files, its build line or the Go version changed; a stale or deleted
-cache therefore costs time only.
+A program is rebuilt when its module's files, its build flags or the Go version changed, so a stale or deleted
+cache only costs time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster.commands import run
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.errors import ClusterError
 from localcluster.lock import exclusive
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 
 KUBERNETES = "v1.36.3"
 """Also in tools/kubernetes/go.mod; a test holds both equal."""
 
 
 STATIC = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
-"""Without C a program needs no file beside itself, so it is its own container image."""
+"""Without cgo a program needs no other file, so its container image holds nothing else."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ BY_PROFILE = {"control-plane": CONTROL_PLANE, "full": FULL}
 
 
 def go() -> str:
-    """The go command. Raises ClusterError when there is none."""
+    """Path of the go command. Raises ClusterError when it is missing."""
     found = shutil.which("go")
     if found is None:
         raise ClusterError("the go command is missing: install Go 1.26 or later and put it on PATH")
@@ -99,11 +99,12 @@ def go() -> str:
 
 
 def go_version() -> str:
+    """For example `go1.26.8`. Raises ClusterError when go is missing."""
     return run([go(), "env", "GOVERSION"]).strip()
 
 
 def fingerprint(program: Program, tools: Path, toolchain: str) -> str:
-    """Hash of all that decides the binary: its pins, its own source, the build line, the toolchain."""
+    """Hash of everything that determines the binary: pinned modules, own source, build flags, toolchain."""
     digest = hashlib.sha256(repr((program, STATIC, toolchain)).encode())
     module = tools / program.module
     sources = sorted((module / program.package).glob("*.go")) if program.package.startswith(".") else []
@@ -115,46 +116,46 @@ def fingerprint(program: Program, tools: Path, toolchain: str) -> str:
 class Binaries:
     """Builds programs into `.cluster/bin`."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
 
     def _stamp(self, name: str) -> Path:
-        return self.layout.bin / f".{name}.fingerprint"
+        return self.paths.bin / f".{name}.fingerprint"
 
     def stale(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that are not built, or built from something else."""
+        """Those of `names` that are not built, or built from other inputs."""
         toolchain = go_version()
         result = []
         for name in names:
             stamp = self._stamp(name)
-            wanted = fingerprint(PROGRAMS[name], self.layout.tools, toolchain)
-            if not (self.layout.binary(name).exists() and stamp.exists() and stamp.read_text() == wanted):
+            expected = fingerprint(PROGRAMS[name], self.paths.tools, toolchain)
+            if not (self.paths.binary(name).exists() and stamp.exists() and stamp.read_text() == expected):
                 result.append(name)
         return result
 
-    def build(self, names: Sequence[str], report: Report) -> None:
-        """Build what is stale among `names`. Raises ClusterError with the compiler's words."""
+    def build(self, names: Sequence[str], console: Console) -> None:
+        """Build what is stale among `names`. Raises ClusterError with the compiler's output."""
         if not self.stale(names):
             return
-        with exclusive(self.layout.bin / ".lock", "the build", report):
-            # Another command may have built them while this one waited.
-            self._build(self.stale(names), report)
+        with exclusive(self.paths.bin / ".lock", "the build", console):
+            # Another command may have built them while this one waited for the lock.
+            self._build(self.stale(names), console)
 
-    def _build(self, stale: Sequence[str], report: Report) -> None:
+    def _build(self, stale: Sequence[str], console: Console) -> None:
         toolchain = go_version()
-        for name in report.parts("build", stale):
+        for name in console.parts("build", stale):
             program = PROGRAMS[name]
-            partial = self.layout.bin / f".{name}.partial"
+            partial = self.paths.bin / f".{name}.partial"
             run(
                 [go(), "build", "-trimpath", "-ldflags", program.ldflags, "-o", partial, program.package],
-                directory=self.layout.tools / program.module,
+                directory=self.paths.tools / program.module,
                 environment=STATIC,
             )
-            # A running program's file may be replaced by a rename, not written to.
-            partial.rename(self.layout.binary(name))
-            self._stamp(name).write_text(fingerprint(program, self.layout.tools, toolchain))
+            # The file of a running program can be replaced, but not written to.
+            partial.rename(self.paths.binary(name))
+            self._stamp(name).write_text(fingerprint(program, self.paths.tools, toolchain))
 
     def module_directory(self, module: str, path: str) -> Path:
-        """The source folder of Go module `path` as pinned in `tools/<module>`; it carries manifests."""
-        told = run([go(), "mod", "download", "-json", path], directory=self.layout.tools / module)
-        return Path(json.loads(told)["Dir"])
+        """The source folder of Go module `path` as pinned in `tools/<module>`; it contains manifests."""
+        output = run([go(), "mod", "download", "-json", path], directory=self.paths.tools / module)
+        return Path(json.loads(output)["Dir"])

@@ -1,4 +1,4 @@
-"""buildah, with storage of its own below `.cluster`, in a mount namespace that ends with each command."""
+"""buildah with its storage in `.cluster`, each command in a mount namespace of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from localcluster.addresses import HOST, REGISTRY_PORT
 from localcluster.commands import run
 from localcluster.errors import ClusterError
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 
 CERTIFICATES = Path("/etc/ssl/certs")
 
@@ -18,25 +18,25 @@ CERTIFICATES = Path("/etc/ssl/certs")
 class Buildah:
     """Builds images and pushes them to the cluster's registry. Methods raise ClusterError."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
 
     def _run(self, *words: str | Path, environment: Mapping[str, str] | None = None) -> str:
-        # A build that is killed leaves no mount behind: they are all in this namespace.
+        # All mounts are in this namespace, so a build that is killed leaves none behind.
         return run(
             [
                 *("unshare", "--mount", "--propagation", "slave"),
                 "buildah",
                 *("--storage-driver", "overlay"),
-                *("--root", self.layout.cache / "buildah"),
-                *("--runroot", self.layout.cache / "buildah-run"),
+                *("--root", self.paths.cache / "buildah"),
+                *("--runroot", self.paths.cache / "buildah-run"),
                 *words,
             ],
             environment=environment,
         )
 
     def image_id(self, name: str) -> str | None:
-        """The id of the image with this name, None when there is none."""
+        """The id of the image with this name; None when there is none."""
         try:
             images = json.loads(self._run("images", "--json", name))
         except ClusterError:
@@ -44,7 +44,7 @@ class Buildah:
         return str(images[0]["id"]) if images else None
 
     def labels(self, name: str) -> Mapping[str, str]:
-        """The labels of an image; none when it does not exist."""
+        """The labels of an image; empty when it does not exist."""
         try:
             inspected = json.loads(self._run("inspect", "--type", "image", name))
         except ClusterError:
@@ -62,10 +62,10 @@ class Buildah:
         volumes: Mapping[Path, str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Build `dockerfile`, layer by layer from the cache.
+        """Build `dockerfile` with cached layers.
 
-        `volumes` are there for RUN lines only. The machine's certificates are among them, read-only, so that
-        a proxy it trusts is trusted by the build, and no image holds them.
+        `volumes` are mounted during RUN lines only. The host's certificates are always mounted, read-only:
+        the build trusts the proxies that the host trusts, and no image contains them.
         """
         mounts = {CERTIFICATES: f"{CERTIFICATES}:ro", Path("/etc/resolv.conf"): "/etc/resolv.conf:ro"}
         words: list[str | Path] = ["build", "--isolation", "chroot", "--network", "host", "--layers"]
@@ -78,12 +78,12 @@ class Buildah:
         self._run(*words, "--file", dockerfile, "--tag", name, context)
 
     def prune(self) -> None:
-        """Forget layers that no named image is built on, and what killed builds left."""
+        """Delete layers that no named image uses, and what killed builds left behind."""
         self._run("rm", "--all")
         self._run("rmi", "--prune")
 
     def push(self, name: str) -> None:
-        """Push what the registry lacks."""
+        """Push the layers that the registry does not have."""
         path = name.split("/", 1)[1]
         target = f"docker://{HOST}:{REGISTRY_PORT}/{path}"
         direct = {"NO_PROXY": HOST, "no_proxy": HOST}
@@ -91,17 +91,18 @@ class Buildah:
 
 
 def build_environment(environment: Mapping[str, str]) -> str:
-    """Shell lines for RUN: the caller's indices and proxies, for uv too where only pip was told."""
+    """Shell lines for RUN with the caller's package indexes and proxies; pip's settings are passed to uv
+    too."""
     kept = {
         name: value
         for name, value in environment.items()
         if name.lower().endswith("_proxy") or name.startswith(("UV_", "PIP_"))
     }
     for name in ("PIP_FIND_LINKS", "PIP_CERT", "PIP_CACHE_DIR", "UV_CACHE_DIR", "UV_PYTHON"):
-        kept.pop(name, None)  # paths of this machine
-    for ours, theirs in (("UV_DEFAULT_INDEX", "PIP_INDEX_URL"), ("UV_INDEX", "PIP_EXTRA_INDEX_URL")):
-        if theirs in kept and ours not in kept:
-            kept[ours] = kept[theirs]
+        kept.pop(name, None)  # paths on the host
+    for uv, pip in (("UV_DEFAULT_INDEX", "PIP_INDEX_URL"), ("UV_INDEX", "PIP_EXTRA_INDEX_URL")):
+        if pip in kept and uv not in kept:
+            kept[uv] = kept[pip]
     kept["UV_LINK_MODE"] = "copy"  # the cache is mounted: another file system
     kept["SSL_CERT_FILE"] = str(CERTIFICATES / "ca-certificates.crt")
     return "".join(f"export {name}={_quoted(value)}\n" for name, value in sorted(kept.items()))
@@ -111,9 +112,9 @@ def _quoted(value: str) -> str:
     return "'" + value.replace("'", "'\\''") + "'"
 
 
-def write_build_environment(layout: Layout) -> Path:
-    """The file that Dockerfiles read as /run/build-environment where it is mounted."""
-    path = layout.cache / "build-environment"
+def write_build_environment(paths: Paths) -> Path:
+    """Write the file that Dockerfiles source as /run/build-environment. Returns its path."""
+    path = paths.cache / "build-environment"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     path.write_text(build_environment(os.environ))
@@ -121,6 +122,6 @@ def write_build_environment(layout: Layout) -> Path:
 
 
 def scratch_dockerfile(files: Sequence[tuple[str, str]], entrypoint: str) -> str:
-    """An image of single files: (name in the context, path in the image)."""
+    """A Dockerfile for an image of single files: (name in the context, path in the image)."""
     lines = ["FROM scratch", *(f"COPY {source} {target}" for source, target in files)]
     return "\n".join([*lines, f'ENTRYPOINT ["{entrypoint}"]']) + "\n"

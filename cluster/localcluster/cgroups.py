@@ -1,6 +1,6 @@
-"""The control groups below which a node's pods live: `/megatron-<node>` in every hierarchy.
+"""The control groups of the nodes' pods: `/megatron-<node>` in every hierarchy.
 
-Works on cgroup v1 (one hierarchy a controller, also when v2 is mounted beside it) and on v2.
+Supports cgroup v1 (one hierarchy per controller, also with v2 mounted next to it) and v2.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def hierarchies(mounts: str) -> dict[str, list[Path]]:
 
 
 def mounted() -> dict[str, list[Path]]:
+    """Mount points of this machine by file system type."""
     return hierarchies(Path("/proc/self/mounts").read_text())
 
 
 def missing_controllers() -> list[str]:
-    """Which of NEEDED no hierarchy offers."""
+    """Controllers of NEEDED that no hierarchy offers."""
     found = mounted()
     offered = {name for point in found["cgroup"] for name in point.name.split(",")}
     for point in found["cgroup2"]:
@@ -38,23 +39,24 @@ def missing_controllers() -> list[str]:
 
 
 def name_of(node: str) -> str:
+    """Name of the node's top-level group."""
     return PREFIX + node
 
 
 def create(node: str) -> None:
-    """Make the node's group in every hierarchy, ready to hold groups below it."""
+    """Create the node's group in every hierarchy, with its controllers enabled for subgroups."""
     found = mounted()
     for point in found["cgroup"]:
         group = point / name_of(node)
         group.mkdir(exist_ok=True)
-        # A new cpuset is empty, and nothing can run in it until it is told otherwise.
+        # A new cpuset is empty: no process can join it before these are set.
         for file in ("cpuset.cpus", "cpuset.mems"):
             if (point / file).exists():
                 (group / file).write_text((point / file).read_text())
     for point in found["cgroup2"]:
         offered = (point / "cgroup.controllers").read_text().split()
         if not offered:
-            continue  # hybrid: the controllers are all in v1
+            continue  # hybrid mode: all controllers are in v1
         group = point / name_of(node)
         group.mkdir(exist_ok=True)
         for controller in offered:
@@ -64,7 +66,7 @@ def create(node: str) -> None:
 
 
 def leftovers() -> list[Path]:
-    """Every group of ours, deepest first."""
+    """All groups of local clusters, deepest first."""
     found = mounted()
     groups: list[Path] = []
     for point in (*found["cgroup"], *found["cgroup2"]):

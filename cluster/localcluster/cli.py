@@ -7,26 +7,27 @@ import sys
 from collections.abc import Sequence
 
 from localcluster.cluster import Cluster
-from localcluster.errors import ClusterError, MissingRequirements
+from localcluster.errors import ClusterError, MissingRequirementsError
 from localcluster.paths import PROFILES
 
 FAILED, CANNOT_RUN_HERE, INTERRUPTED = 1, 2, 130
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line."""
     result = argparse.ArgumentParser(prog="localcluster", description=__doc__)
     commands = result.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("up", "start the cluster; does nothing when it runs"),
-        ("down", "stop it and leave nothing behind"),
-        ("binaries", "build the programs, of both profiles unless one is named"),
-        ("images", "build the project's images, push what changed, pull them on every node"),
-        ("status", "say what runs"),
-        ("kubeconfig", "print the kubeconfig's path"),
+        ("up", "start the cluster; does nothing when it is running"),
+        ("down", "stop the cluster and remove everything but caches"),
+        ("binaries", "build the programs of one profile, by default of both"),
+        ("images", "build the project's images, push changed ones and pull them on every node"),
+        ("status", "list the processes and whether they run"),
+        ("kubeconfig", "print the path of the kubeconfig"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         if name == "images":
-            command.add_argument("names", nargs="*", help="only these; all when left out")
+            command.add_argument("names", nargs="*", help="build only these")
             continue
         default = None if name == "binaries" else "full"
         command.add_argument("--profile", choices=PROFILES, default=default)
@@ -34,14 +35,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what was asked. Raises ClusterError."""
+    """Run one command. Returns the exit code; raises ClusterError."""
     cluster = Cluster(getattr(options, "profile", None) or "full")
     if options.command == "binaries":
         for profile in [options.profile] if options.profile else PROFILES:
             Cluster(profile).build()
     elif options.command == "up":
         cluster.up()
-        cluster.report.line(f"the {cluster.profile} cluster is up: export KUBECONFIG={cluster.kubeconfig}")
+        cluster.console.line(f"the {cluster.profile} cluster is up: export KUBECONFIG={cluster.kubeconfig}")
     elif options.command == "down":
         cluster.down()
     elif options.command == "images":
@@ -58,15 +59,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and print errors. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
         return run(options)
-    except MissingRequirements as error:
+    except MissingRequirementsError as error:
         print(error, file=sys.stderr)
         return CANNOT_RUN_HERE
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted: the next up or down goes on from here", file=sys.stderr)
+        print("interrupted: the next `up` or `down` continues from here", file=sys.stderr)
         return INTERRUPTED

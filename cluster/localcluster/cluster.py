@@ -1,4 +1,4 @@
-"""The cluster as a whole: which parts a profile has, in which order they come and go."""
+"""The cluster as a whole: the parts of each profile, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from localcluster import (
     images,
     kwok,
     leak_check,
-    lock,
     machine_lock,
     network,
     packages,
@@ -29,12 +28,13 @@ from localcluster import trainingoperator as operator
 from localcluster.addresses import BRIDGE, HOST, NODES, SYSTEM_NODE
 from localcluster.binaries import BY_PROFILE, Binaries
 from localcluster.buildah import Buildah
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.controlplane import COMPONENTS, ControlPlane, choose_ports
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
+from localcluster.lock import exclusive
 from localcluster.node import Node
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 from localcluster.processes import Processes, boot_id
 
 PORTS = {"control-plane": range(26400, 27400, 20), "full": range(6443, 7443, 20)}
@@ -43,25 +43,27 @@ PORTS = {"control-plane": range(26400, 27400, 20), "full": range(6443, 7443, 20)
 class Cluster:
     """One profile's cluster of this checkout.
 
-    `up` and `down` are idempotent. `node_stop` and `node_start` cut a node's power and give it back;
+    `up` and `down` are idempotent. `node_stop` and `node_start` switch a node's power off and on;
     `component_stop` and `component_start` do the same to one process of the control plane.
-    All methods raise ClusterError, whose text names the mend.
+    All methods raise ClusterError, whose message names the remedy.
     """
 
     def __init__(self, profile: str = "full", quiet: bool = False) -> None:
-        self.layout = Layout(profile)
-        self.report = Report(quiet)
-        self.processes = Processes(self.layout.home)
-        self.binaries = Binaries(self.layout)
-        self.kubectl = Kubectl(self.layout)
+        self.paths = Paths(profile)
+        self.console = Console(quiet)
+        self.processes = Processes(self.paths.home)
+        self.binaries = Binaries(self.paths)
+        self.kubectl = Kubectl(self.paths)
 
     @property
     def profile(self) -> str:
-        return self.layout.profile
+        """`full` or `control-plane`."""
+        return self.paths.profile
 
     @property
     def kubeconfig(self) -> Path:
-        return self.layout.kubeconfig
+        """The administrator's kubeconfig."""
+        return self.paths.kubeconfig
 
     @property
     def server(self) -> str:
@@ -70,27 +72,28 @@ class Cluster:
 
     def _plane(self) -> ControlPlane:
         address = HOST if self.profile == "full" else "127.0.0.1"
-        ports = choose_ports(self.layout.home / "ports.json", "127.0.0.1", PORTS[self.profile])
-        return ControlPlane(self.layout, self.processes, address, ports)
+        ports = choose_ports(self.paths.home / "ports.json", "127.0.0.1", PORTS[self.profile])
+        return ControlPlane(self.paths, self.processes, address, ports)
 
     def _nodes(self) -> dict[str, Node]:
         plane = self._plane()
         return {address.name: Node(address, plane, self.kubectl) for address in NODES}
 
     def build(self) -> None:
-        """Build the profile's programs, which `up` does first: minutes once, a second from then on."""
-        requirements.check_go(self.layout)
-        self.binaries.build(BY_PROFILE[self.profile], self.report)
+        """Build the profile's programs, the first step of `up`: minutes the first time, then a second."""
+        requirements.check_go(self.paths)
+        self.binaries.build(BY_PROFILE[self.profile], self.console)
 
     def _exclusive(self) -> contextlib.AbstractContextManager[None]:
-        path = self.layout.root / f"{self.profile}.lock"
-        return lock.exclusive(path, f"the {self.profile} cluster", self.report)
+        path = self.paths.root / f"{self.profile}.lock"
+        return exclusive(path, f"the {self.profile} cluster", self.console)
 
     def up(self) -> None:
-        """Bring up what is not up. Raises MissingRequirements when the machine cannot."""
+        """Start what is not running. Raises MissingRequirementsError when this machine cannot run the
+        profile."""
         if self.profile == "full":
-            machine_lock.check(self.layout.checkout)
-        requirements.check(self.layout)
+            machine_lock.check(self.paths.checkout)
+        requirements.check(self.paths)
         with self._exclusive():
             if self.profile == "full":
                 self._up_full()
@@ -98,7 +101,7 @@ class Cluster:
                 self._up_control_plane()
 
     def _up_control_plane(self) -> None:
-        self.binaries.build(BY_PROFILE[self.profile], self.report)
+        self.binaries.build(BY_PROFILE[self.profile], self.console)
         if all(self.processes.running(name) for name in self.components()) and self._plane().ready():
             return
         plane = self._plane()
@@ -107,88 +110,89 @@ class Cluster:
             # Rendering takes as long as the API server needs to start.
             stock = background.submit(operator.manifests, self.binaries, self.kubectl)
             stages = background.submit(kwok.manifests, self.binaries, self.kubectl)
-            plane.up(self.report)
-            operator.HostTrainingOperator(plane, self.kubectl).up(stock.result(), self.report)
-            kwok.Kwok(plane, self.kubectl).up(*stages.result(), self.report)
+            plane.up(self.console)
+            operator.HostTrainingOperator(plane, self.kubectl).up(stock.result(), self.console)
+            kwok.Kwok(plane, self.kubectl).up(*stages.result(), self.console)
 
     def _up_full(self) -> None:
-        machine_lock.take(self.layout.checkout)
-        self._forget_earlier_boot()
-        packages.install(self.report)
-        buildah = Buildah(self.layout)
+        machine_lock.acquire(self.paths.checkout)
+        self._discard_earlier_boot()
+        packages.install(self.console)
+        buildah = Buildah(self.paths)
         if stale := self.binaries.stale(BY_PROFILE[self.profile]):
-            # While the compiler keeps the processors busy, the network is free for torch.
+            # Compiling uses the CPU while torch is downloaded.
             with ThreadPoolExecutor(1) as background:
                 torch = background.submit(self._build_images, buildah)
-                self.binaries.build(stale, self.report)
-                with self.report.step("images of the operator and the trainer, begun beside the build"):
+                self.binaries.build(stale, self.console)
+                with self.console.step("images of the operator and the trainer, built in parallel"):
                     torch.result()
         if self._complete():
             return
-        requirements.check_namespaces(self.layout)
-        systemimages.build_base(self.layout, buildah, self.report)
-        systemimages.build_programs(self.layout, buildah, self.report)
+        requirements.check_namespaces(self.paths)
+        systemimages.build_base(self.paths, buildah, self.console)
+        systemimages.build_programs(self.paths, buildah, self.console)
 
         network.up()
         plane = self._plane()
         plane.prepare()
         with ThreadPoolExecutor(1) as background:
             stock = background.submit(operator.manifests, self.binaries, self.kubectl)
-            registry.up(self.layout, self.processes, self.report)
-            systemimages.push(buildah, self.report)
-            plane.up(self.report)
-            dns.up(plane, self.kubectl, self.report)
+            registry.up(self.paths, self.processes, self.console)
+            systemimages.push(buildah, self.console)
+            plane.up(self.console)
+            dns.up(plane, self.kubectl, self.console)
             self._start_nodes()
-            with self.report.step("training-operator and storage class"):
+            with self.console.step("training-operator and storage class"):
                 self._install_addons(plane, stock.result())
         self._mark_complete()
 
-    def _forget_earlier_boot(self) -> None:
-        """After a reboot nothing of a cluster is left but its files, which a power cut may have broken."""
-        mark = self.layout.home / "boot"
-        if self.layout.home.exists() and not (mark.exists() and mark.read_text() == boot_id()):
-            shutil.rmtree(self.layout.home)
-        self.layout.home.mkdir(parents=True, exist_ok=True)
+    def _discard_earlier_boot(self) -> None:
+        """Delete the state of an earlier boot: its processes are gone, and a power loss may have damaged its
+        files."""
+        mark = self.paths.home / "boot"
+        if self.paths.home.exists() and not (mark.exists() and mark.read_text() == boot_id()):
+            shutil.rmtree(self.paths.home)
+        self.paths.home.mkdir(parents=True, exist_ok=True)
         mark.write_text(boot_id())
 
     def _build_images(self, buildah: Buildah) -> None:
-        """Fill the layers' cache. What fails here is told by `images`, which builds them again."""
-        silent = Report(quiet=True)
+        """Fill the layer cache. Errors are ignored: `images` builds again and reports them."""
+        silent = Console(quiet=True)
         with contextlib.suppress(ClusterError):
-            systemimages.build_base(self.layout, buildah, silent)
+            systemimages.build_base(self.paths, buildah, silent)
             for image in images.IMAGES:
-                images.build(self.layout, image, buildah, silent)
+                images.build(self.paths, image, buildah, silent)
 
     def images(self, names: Sequence[str] = ()) -> None:
         """Build the project's images (or those named), push what changed, and have every node pull them.
 
         Raises ClusterError when the cluster does not run.
         """
-        wanted = [images.named(name) for name in names] or list(images.IMAGES)
+        selected = [images.find_image(name) for name in names] or list(images.IMAGES)
         if not self._complete():
-            raise ClusterError("the full cluster does not run: python -m localcluster up")
-        buildah = Buildah(self.layout)
+            raise ClusterError("the full cluster is not running; start it with: python -m localcluster up")
+        buildah = Buildah(self.paths)
         with self._exclusive():
-            for image in wanted:
-                images.build(self.layout, image, buildah, self.report)
-            present = images.Pulled(self.layout.home / "pulled.json")
-            fresh = {image: buildah.image_id(image.reference) for image in wanted}
-            changed = [image for image, made in fresh.items() if present.get(image) != made]
+            for image in selected:
+                images.build(self.paths, image, buildah, self.console)
+            present = images.PulledImages(self.paths.home / "pulled.json")
+            fresh = {image: buildah.image_id(image.reference) for image in selected}
+            changed = [image for image, image_id in fresh.items() if present.get(image) != image_id]
             if not changed:
                 return
             for image in changed:
-                images.push(image, buildah, self.report)
-            images.pull(self.kubectl, [image.reference for image in changed], self.report)
+                images.push(image, buildah, self.console)
+            images.pull(self.kubectl, [image.reference for image in changed], self.console)
             present.put({image: fresh[image] for image in changed})
-            with self.report.step("forget what these images replaced"):
+            with self.console.step("delete the images that these replaced"):
                 buildah.prune()
-                registry.prune(self.layout)
+                registry.prune(self.paths)
                 for node in self._nodes().values():
                     node.prune_images()
 
     def _start_nodes(self) -> None:
         nodes = self._nodes()
-        with self.report.step(f"nodes: {', '.join(nodes)}, 8 simulated GPUs each"):
+        with self.console.step(f"nodes: {', '.join(nodes)}, 8 simulated GPUs each"):
             for node in nodes.values():
                 node.start()
             for node in nodes.values():
@@ -196,7 +200,7 @@ class Cluster:
                 node.label()
 
     def _install_addons(self, plane: ControlPlane, stock: list[Object]) -> None:
-        certificates = operator.WebhookCertificates(self.layout.pki / "webhook")
+        certificates = operator.WebhookCertificates(self.paths.pki / "webhook")
         certificates.create()
         stock = certificates.fill(stock)
         place = {"kubernetes.io/hostname": SYSTEM_NODE}
@@ -211,24 +215,24 @@ class Cluster:
 
     @property
     def _completed(self) -> Path:
-        return self.layout.home / "complete"
+        return self.paths.home / "complete"
 
     def _mark_complete(self) -> None:
         self._completed.touch()
 
     def _complete(self) -> bool:
-        """Whether all that `up` starts runs, add-ons installed."""
+        """Whether everything that `up` starts is running and the add-ons are installed."""
         if not self._completed.exists():
             return False
         names = (*COMPONENTS, registry.NAME, dns.NAME, *(node.name for node in NODES))
         return all(self.processes.running(name) for name in names) and self._plane().ready()
 
     def down(self) -> None:
-        """End every process, remove every trace, delete the profile's state. Caches stay.
+        """Kill every process and delete everything but caches.
 
-        Raises ClusterError when the machine's full cluster is another checkout's: nothing is touched then.
+        Raises ClusterError, and changes nothing, when the full cluster belongs to another checkout.
         """
-        if not self.layout.home.exists() and not machine_lock.is_ours(self.layout.checkout):
+        if not self.paths.home.exists() and not machine_lock.is_held_by(self.paths.checkout):
             return
         with self._exclusive():
             if self.profile == "full":
@@ -236,76 +240,76 @@ class Cluster:
             else:
                 self.processes.kill_all()
                 operator.HostTrainingOperator(self._plane(), self.kubectl).remove_certificates()
-            shutil.rmtree(self.layout.home, ignore_errors=True)
+            shutil.rmtree(self.paths.home, ignore_errors=True)
 
     def _down_full(self) -> None:
         if os.geteuid() != 0:
             raise ClusterError("the full cluster runs as root: stop it with sudo -E")
-        machine_lock.take(self.layout.checkout)
-        with self.report.step("stop the cluster"):
+        machine_lock.acquire(self.paths.checkout)
+        with self.console.step("stop the cluster"):
             self.processes.kill_all()
             cgroups.remove()
             network.down()
         if left := self._left_behind():
             raise ClusterError("left behind:\n" + "\n".join(left))
-        machine_lock.release(self.layout.checkout)
+        machine_lock.release(self.paths.checkout)
 
     def _left_behind(self) -> list[str]:
-        """What of ours is still on the machine: by our mark, our names and our folder."""
-        now = leak_check.take(self.layout.home)
-        ours = (BRIDGE, cgroups.PREFIX, str(self.layout.root))
-        found = now.since(leak_check.NONE)
+        """What the cluster left on the machine, found by its process mark, its names and its folder."""
+        now = leak_check.read_machine_state(self.paths.home)
+        ours = (BRIDGE, cgroups.PREFIX, str(self.paths.root))
+        found = now.added_since(leak_check.EMPTY)
         return [line for line in found if line.startswith("processes") or any(word in line for word in ours)]
 
     def status(self) -> dict[str, bool]:
-        """Each recorded process, and whether it runs."""
+        """Whether each recorded process is running, by name."""
         return {name: self.processes.running(name) for name in self.processes.names()}
 
     def components(self) -> tuple[str, ...]:
-        """What `component_stop` takes: also the operators that are processes, where there are no nodes."""
+        """Names for `component_stop`; without nodes these include the operators, which are host processes."""
         extra = (operator.NAME, kwok.NAME) if self.profile == "control-plane" else (dns.NAME,)
         return (*COMPONENTS, *extra)
 
     def component_stop(self, name: str) -> None:
-        """End one process, as a crash of it would."""
-        self._known(name)
+        """Kill one process, as a crash would."""
+        self._require_component(name)
         self.processes.kill(name)
 
     def component_start(self, name: str) -> None:
-        """Start it again with the same command line, and wait until it works where that can be seen."""
-        self._known(name)
+        """Start a component again, and wait until it is ready where it has a readiness check."""
+        self._require_component(name)
         plane = self._plane()
         if name == operator.NAME:
             operator.HostTrainingOperator(plane, self.kubectl).start()
         elif name == kwok.NAME:
             kwok.Kwok(plane, self.kubectl).start()
         elif name == dns.NAME:
-            dns.up(plane, self.kubectl, self.report)
+            dns.up(plane, self.kubectl, self.console)
         else:
             plane.start(name)
             if name in ("etcd", "kube-apiserver"):
                 plane.wait_ready()
-                # A scheduler that was cut off in a binding finds its cache wrong afterwards and ends itself,
-                # as it should; a kubelet would start it anew.
+                # A scheduler that lost its connection during a binding finds its cache inconsistent and
+                # exits, by design; a kubelet would restart it.
                 self.processes.kill("kube-scheduler")
                 plane.start("kube-scheduler")
 
     @contextlib.contextmanager
-    def component_away(self, name: str) -> Iterator[None]:
-        """Without `name` for as long as the block runs."""
+    def component_down(self, name: str) -> Iterator[None]:
+        """Stop `name` for the duration of the block."""
         self.component_stop(name)
         try:
             yield
         finally:
             self.component_start(name)
 
-    def _known(self, name: str) -> None:
+    def _require_component(self, name: str) -> None:
         if name not in self.components():
             raise ClusterError(f"component {name!r} is unknown; one of: {', '.join(self.components())}")
 
     def _node(self, name: str) -> Node:
         if self.profile != "full":
-            raise ClusterError("profile control-plane has no nodes of its own: tests create fake ones")
+            raise ClusterError("profile control-plane has no nodes; tests create fake ones")
         nodes = self._nodes()
         if name not in nodes:
             raise ClusterError(f"node {name!r} is unknown; one of: {', '.join(nodes)}")
@@ -313,17 +317,17 @@ class Cluster:
 
     @contextlib.contextmanager
     def small_disk(self, folder: Path, mebibytes: int) -> Iterator[None]:
-        """An empty disk of that size in place of `folder`, for pods that start while the block runs."""
+        """Mount an empty disk of this size over `folder`, for pods that start during the block."""
         inits = [init for node in self._nodes().values() if (init := node.init()) is not None]
         with disks.small_disk(folder, mebibytes, inits):
             yield
 
     def node_stop(self, name: str) -> None:
-        """Cut a node's power: its kubelet and all its containers end at once."""
+        """Switch a node's power off: its kubelet and all its containers end at once."""
         self._node(name).stop()
 
     def node_start(self, name: str) -> None:
-        """Give a node its power back and wait until it is Ready."""
+        """Switch a node's power on and wait until it is Ready."""
         node = self._node(name)
         node.start()
         node.wait_ready()

@@ -19,7 +19,7 @@ def run(
 ) -> str:
     """Standard output of a command; `environment` is added to the caller's own.
 
-    Raises ClusterError with the command's last words when it fails or is not installed.
+    Raises ClusterError with the command's last output when it fails or is not installed.
     """
     argv = [str(word) for word in words]
     shown = " ".join(argv[:5])

@@ -1,4 +1,4 @@
-"""What a person sees: one line a step, with its seconds; a bar where a step has parts."""
+"""Progress output: one line per step with its duration, and a progress bar where a step has parts."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class Report:
-    """Prints steps to standard error, so that standard output stays for results."""
+class Console:
+    """Prints to standard error; standard output is for results."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self._rich = rich.console.Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
     def line(self, text: str) -> None:
-        self.console.print(text)
+        """Print one line."""
+        self._rich.print(text)
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Say what is being done while it is done, then that it is done and how long it took."""
+        """Show a step while the block runs, then print it with its duration."""
         began = time.monotonic()
-        with self.console.status(f"{text} ..."):
+        with self._rich.status(f"{text} ..."):
             yield
-        self.console.print(f"[green]ok[/] {text} [dim]{time.monotonic() - began:.1f} s[/]")
+        self._rich.print(f"[green]ok[/] {text} [dim]{time.monotonic() - began:.1f} s[/]")
 
     def parts(self, text: str, names: Sequence[str]) -> Iterator[str]:
-        """Go through `names` behind a bar; a line for each that took long enough to wonder about."""
+        """Iterate over `names` with a progress bar and a line with the duration of each."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -36,7 +37,7 @@ class Report:
             TimeElapsedColumn(),
         )
         with Progress(
-            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
+            *columns, console=self._rich, transient=True, disable=not self._rich.is_terminal
         ) as progress:
             task = progress.add_task(text, total=len(names))
             for name in names:

@@ -8,16 +8,16 @@ import ssl
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.errors import ClusterError
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 from localcluster.pki import Authority, Certificate
 from localcluster.processes import Processes, http_ok, wait_until
 
 SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""In the order in which they start."""
+"""In start order."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def port_is_free(address: str, port: int) -> bool:
 
 
 def choose_ports(remembered: Path, address: str, bases: range) -> Ports:
-    """The ports of the last `up`; else the first block of free ones, remembered for the next.
+    """The ports stored in `remembered`; else the first block of free ports, which is stored there.
 
-    Raises ClusterError when every block from `bases` has a port in use.
+    Raises ClusterError when every block has a port in use.
     """
     if remembered.exists():
         return Ports(**json.loads(remembered.read_text()))
@@ -68,21 +68,22 @@ def choose_ports(remembered: Path, address: str, bases: range) -> Ports:
 class ControlPlane:
     """The control plane of one profile.
 
-    `address` is where the API server listens and what it tells pods to reach it at.
+    `address` is the API server's listen address, also for pods.
     """
 
-    def __init__(self, layout: Layout, processes: Processes, address: str, ports: Ports) -> None:
-        self.layout = layout
+    def __init__(self, paths: Paths, processes: Processes, address: str, ports: Ports) -> None:
+        self.paths = paths
         self.processes = processes
         self.address = address
         self.ports = ports
-        self.authority = Authority(layout.pki)
+        self.authority = Authority(paths.pki)
 
     @property
     def server(self) -> str:
         return f"https://{self.address}:{self.ports.api}"
 
     def certificates(self) -> list[Certificate]:
+        """All certificates of the control plane."""
         api_names = (
             *("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"),
             *("kubernetes.default.svc.cluster.local", "127.0.0.1", API_SERVICE_ADDRESS, self.address),
@@ -94,14 +95,14 @@ class ControlPlane:
             Certificate("admin", "local-cluster-admin", "system:masters"),
             Certificate("kube-controller-manager", "system:kube-controller-manager"),
             Certificate("kube-scheduler", "system:kube-scheduler"),
-            # The names that the operator's and CoreDNS' own RBAC bind to.
+            # The names to which the RBAC rules of the training-operator and CoreDNS are bound.
             Certificate("training-operator", "system:serviceaccount:kubeflow:training-operator"),
             Certificate("coredns", "system:serviceaccount:kube-system:coredns"),
             Certificate("kube-proxy", "system:kube-proxy"),
         ]
 
     def prepare(self) -> None:
-        """Certificates and kubeconfig files."""
+        """Create the certificates and kubeconfig files."""
         self.authority.create()
         for certificate in self.certificates():
             self.authority.sign(certificate)
@@ -113,20 +114,20 @@ class ControlPlane:
             "kube-proxy",
         ):
             self.authority.kubeconfig(name, self.server, self.component_kubeconfig(name))
-        self.authority.kubeconfig("admin", self.server, self.layout.kubeconfig)
+        self.authority.kubeconfig("admin", self.server, self.paths.kubeconfig)
 
     def component_kubeconfig(self, name: str) -> Path:
-        return self.layout.home / "kubeconfigs" / name
+        return self.paths.home / "kubeconfigs" / name
 
     def argv(self, component: str) -> list[str | Path]:
-        """The command line of one of COMPONENTS."""
+        """The command line of one of COMPONENTS. Raises ClusterError on another name."""
         pki, ports = self.authority, self.ports
-        binary = self.layout.binary(component)
+        binary = self.paths.binary(component)
         if component == "etcd":
             client, peer = f"https://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.etcd_peer}"
             return [
                 binary,
-                f"--data-dir={self.layout.home / 'etcd'}",
+                f"--data-dir={self.paths.home / 'etcd'}",
                 f"--listen-client-urls={client}",
                 f"--advertise-client-urls={client}",
                 f"--listen-peer-urls={peer}",
@@ -136,7 +137,7 @@ class ControlPlane:
                 f"--key-file={pki.key('etcd')}",
                 f"--trusted-ca-file={pki.certificate}",
                 "--client-cert-auth",
-                # Survives a killed process, not a power cut: the cluster is for tests.
+                # Data survives a killed process, not a power loss, which suffices for tests.
                 "--unsafe-no-fsync",
                 "--log-level=warn",
             ]
@@ -164,10 +165,10 @@ class ControlPlane:
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
                 "--allow-privileged=true",
-                # Webhooks are called at their pods' addresses: the host has routes to pods, no kube-proxy.
+                # Call webhooks at their pods' addresses: the host has routes to pods, but no kube-proxy.
                 "--enable-aggregator-routing=true",
-                # With the controller manager's grace period: pods of a dead node are given up after half a
-                # minute, not after six.
+                # Together with the controller manager's grace period, pods of a lost node are evicted after
+                # half a minute instead of six.
                 "--default-not-ready-toleration-seconds=10",
                 "--default-unreachable-toleration-seconds=10",
                 "--max-requests-inflight=1000",
@@ -197,7 +198,7 @@ class ControlPlane:
                 "leaderElection": {"leaderElect": False},
                 "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
             }
-            path = self.layout.home / "kube-scheduler.json"
+            path = self.paths.home / "kube-scheduler.json"
             path.write_text(json.dumps(config))
             return [
                 binary,
@@ -208,20 +209,21 @@ class ControlPlane:
         raise ClusterError(f"component {component!r} is unknown; one of: {', '.join(COMPONENTS)}")
 
     def start(self, component: str) -> None:
+        """Start one of COMPONENTS, unless it is running."""
         self.processes.start(component, self.argv(component))
 
-    def up(self, report: Report) -> None:
-        """Start what is not running and wait until the API server is ready."""
+    def up(self, console: Console) -> None:
+        """Start what is not running and wait until the API server is ready. Raises ClusterError."""
         running = [name for name in COMPONENTS if self.processes.running(name)]
         if len(running) == len(COMPONENTS) and self.ready():
             return
-        with report.step("control plane: " + ", ".join(COMPONENTS)):
+        with console.step("control plane: " + ", ".join(COMPONENTS)):
             for component in COMPONENTS:
                 self.start(component)
             self.wait_ready()
 
     def wait_ready(self, seconds: float = 120.0) -> None:
-        """Raises ClusterError with the API server's last words when it does not become ready."""
+        """Wait for the API server. Raises ClusterError with its last output when it does not become ready."""
         try:
             wait_until(
                 self.ready, seconds, "API server ready", lambda: self.processes.running("kube-apiserver")
@@ -230,6 +232,7 @@ class ControlPlane:
             raise ClusterError(f"{error}\n{self.processes.tail('kube-apiserver')}") from error
 
     def ready(self) -> bool:
+        """Whether the API server's /readyz answers 200."""
         context = ssl.create_default_context(cafile=str(self.authority.certificate))
         context.load_cert_chain(self.authority.crt("admin"), self.authority.key("admin"))
         return http_ok(f"{self.server}/readyz", context)

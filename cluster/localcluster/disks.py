@@ -1,7 +1,7 @@
-"""A disk of a few MiB in place of a folder, seen by the host and by every node: one that can be filled up.
+"""A disk of a few MiB over a folder, for the host and for every node, which tests can fill.
 
-The nodes' mount namespaces take no part in what is mounted on the host later, so a clone of the mount is
-moved into each of them (open_tree(2), move_mount(2), Linux 5.2).
+The nodes' mount namespaces do not receive later mounts of the host, so a clone of the mount is moved into
+each of them (open_tree(2), move_mount(2), Linux 5.2).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if libc.setns(namespace, 0x20000) or libc.syscall(429, descriptor, b"", -100, pa
 
 @contextlib.contextmanager
 def small_disk(folder: Path, mebibytes: int, inits: Sequence[int]) -> Iterator[None]:
-    """An empty tmpfs of that size at `folder`, for the host and for the nodes whose PID 1 `inits` are.
+    """Mount an empty tmpfs at `folder`, on the host and in the nodes with the PIDs 1 `inits`.
 
-    What pods have mounted before stays what it was. Raises ClusterError with the kernel's words.
+    Earlier mounts of running pods do not change. Raises ClusterError with the kernel's message.
     """
     run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=777", "small-disk", folder])
     try:

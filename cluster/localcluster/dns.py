@@ -1,9 +1,9 @@
-"""CoreDNS, as a process of the host on the bridge: a node that is stopped takes no name service with it."""
+"""CoreDNS as a host process on the bridge, so that name service survives a node that is stopped."""
 
 from __future__ import annotations
 
 from localcluster.addresses import DNS_DOMAIN, HOST
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
 from localcluster.kubectl import Kubectl, Object
 from localcluster.processes import http_ok, wait_until
@@ -13,6 +13,7 @@ READY_PORT = 8181
 
 
 def corefile(kubeconfig: str) -> str:
+    """CoreDNS' configuration."""
     return f""".:53 {{
     bind {HOST}
     errors
@@ -27,7 +28,7 @@ def corefile(kubeconfig: str) -> str:
 
 
 def roles() -> list[Object]:
-    """What CoreDNS may read: the rules of its own manifest."""
+    """The RBAC rules of CoreDNS' own manifest."""
     rule = {"verbs": ["list", "watch"]}
     return [
         {
@@ -53,14 +54,15 @@ def roles() -> list[Object]:
     ]
 
 
-def up(plane: ControlPlane, kubectl: Kubectl, report: Report) -> None:
+def up(plane: ControlPlane, kubectl: Kubectl, console: Console) -> None:
+    """Start CoreDNS unless it is running, and wait until it is ready. Raises ClusterError."""
     if plane.processes.running(NAME):
         return
-    with report.step("CoreDNS"):
+    with console.step("CoreDNS"):
         kubectl.apply(roles())
-        path = plane.layout.home / "Corefile"
+        path = plane.paths.home / "Corefile"
         path.write_text(corefile(str(plane.component_kubeconfig(NAME))))
-        plane.processes.start(NAME, [plane.layout.binary(NAME), "-conf", path])
+        plane.processes.start(NAME, [plane.paths.binary(NAME), "-conf", path])
         wait_until(
             lambda: http_ok(f"http://{HOST}:{READY_PORT}/ready"),
             60,

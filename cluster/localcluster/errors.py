@@ -1,17 +1,14 @@
-"""The one error that reaches a user: what is wrong and what mends it, never a traceback."""
+"""Errors that are shown to the user without a traceback: each names the problem and the remedy."""
 
 from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """A step failed; the text names it and the mend."""
+    """A step failed; the message names it and the remedy."""
 
 
-class MissingRequirements(ClusterError):
-    """The machine lacks something that the profile needs.
-
-    `missing` has one line for each thing.
-    """
+class MissingRequirementsError(ClusterError):
+    """The machine does not meet the requirements of a profile; `missing` has one line for each."""
 
     def __init__(self, profile: str, missing: list[str]) -> None:
         self.missing = missing

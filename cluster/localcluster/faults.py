@@ -1,6 +1,6 @@
-"""Faults that are done to the processes of one container, from the host: kill, stop, slow down, starve.
+"""Faults in the processes of one container, injected from the host: kill, stop, slow down, exhaust memory.
 
-Nothing inside the container takes part: signals, ptrace and control groups of the host's kernel do it.
+Nothing inside the container takes part: the host's kernel does it with signals, ptrace and control groups.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ while True:
 
 @dataclass(frozen=True)
 class Process:
-    """A process, by the host's number, which nobody else has as long as the start time is the same."""
+    """A process, identified by the host's PID and its start time."""
 
     pid: int
     began: int
 
     @property
     def alive(self) -> bool:
-        """Whether it is there and no zombie."""
+        """Whether it exists and is no zombie."""
         return start_time(self.pid) == self.began
 
     @property
     def parent(self) -> int:
+        """PID of the parent; 0 when the process is gone."""
         return self._stat(1)
 
     @property
     def session(self) -> int:
-        """The pid of its session's leader."""
+        """PID of the session leader; 0 when the process is gone."""
         return self._stat(3)
 
     @property
     def command(self) -> str:
-        """The command line, as far as it can still be read."""
+        """The command line; empty when the process is gone."""
         try:
             return (
                 Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -68,7 +69,7 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal. Raises ClusterError when the process is gone."""
         if not self.alive:
-            raise ClusterError(f"process {self.pid} is gone: no {number.name} can be sent")
+            raise ClusterError(f"process {self.pid} is gone; cannot send {number.name}")
         os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -77,7 +78,7 @@ class Process:
         wait_until(lambda: not self.alive, 20, f"process {self.pid} to end")
 
     def _stat(self, field: int) -> int:
-        """A field of /proc/PID/stat behind the name, counted from the state. 0 when the process is gone."""
+        """A field of /proc/PID/stat, counted from the state after the name; 0 when the process is gone."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -86,18 +87,20 @@ class Process:
 
 
 class Container:
-    """The processes of one running container, found by its control group."""
+    """The processes of one running container, read from its control group."""
 
     def __init__(self, container_id: str) -> None:
-        """`container_id` as in a pod's status, `containerd://...`. Raises ClusterError when it does not
-        run."""
+        """`container_id` as in a pod's status, `containerd://...`.
+
+        Raises ClusterError when the container is not running.
+        """
         self.id = container_id.rpartition("/")[2]
         self._groups = _groups(self.id)
         if not self._groups:
-            raise ClusterError(f"container {self.id[:12]} has no control group: it does not run here")
+            raise ClusterError(f"container {self.id[:12]} has no control group: it is not running")
 
     def processes(self) -> list[Process]:
-        """All of them, oldest first; none once the container has ended."""
+        """All processes, oldest first; none once the container has ended."""
         try:
             pids = [int(line) for line in (self._groups[0] / "cgroup.procs").read_text().split()]
         except OSError:
@@ -114,14 +117,16 @@ class Container:
         raise ClusterError(f"container {self.id[:12]} has ended")
 
     def children(self, parent: Process) -> list[Process]:
-        """Oldest first."""
+        """Children of a process, oldest first."""
         return [process for process in self.processes() if process.parent == parent.pid]
 
     @contextlib.contextmanager
     def out_of_memory(self, victim: Process, seconds: float = 30.0) -> Iterator[None]:
-        """Let the kernel's OOM killer end `victim`, for the container's limit. The limit comes back after.
+        """Make the kernel's OOM killer end `victim` at the container's limit; the limit is restored
+        afterwards.
 
-        A helper process takes what little room a lowered limit leaves; the victim is made first in line.
+        A helper process uses up the memory that a lowered limit leaves; the victim has the highest OOM score.
+        Raises ClusterError when the victim is not killed within `seconds`.
         """
         group = next((path for path in self._groups if _limit_file(path)), None)
         limit = _limit_file(group) if group else None
@@ -132,7 +137,7 @@ class Container:
         limit.write_text(str(_held_bytes(group) + 64 * _MIB))
         hog = subprocess.Popen([sys.executable, "-c", _HOG, str(group / "cgroup.procs")])
         try:
-            wait_until(lambda: not victim.alive, seconds, "the kernel to end a process for lack of memory")
+            wait_until(lambda: not victim.alive, seconds, "the OOM killer to end the process")
             hog.kill()
             yield
         finally:
@@ -183,13 +188,13 @@ _WALL = 0x40000000
 
 
 def end_with_success(process: Process) -> None:
-    """Make a process end with exit code 0 wherever it is, as a library's stray `exit(0)` would.
+    """Make a process exit with code 0 at an arbitrary point, as a stray `exit(0)` in a library would.
 
     Its main thread is made to call exit_group(0). Raises ClusterError where the machine is not x86-64 or the
-    kernel allows no ptrace.
+    kernel does not permit ptrace.
     """
     if platform.machine() != "x86_64":
-        raise ClusterError(f"a process can be made to exit on x86_64 only, not on {platform.machine()}")
+        raise ClusterError(f"making a process exit is supported on x86_64 only, not on {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.restype = ctypes.c_long
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -203,10 +208,10 @@ def end_with_success(process: Process) -> None:
     os.waitpid(process.pid, _WALL)
     registers = _Registers()
     ptrace(_GETREGS, 0, ctypes.addressof(registers))
-    # The page of code becomes this process's own copy.
+    # The kernel gives the process its own copy of this page of code.
     ptrace(_POKETEXT, registers.rip, _SYSCALL)
     registers.rax, registers.rdi = _EXIT_GROUP, 0
-    # Else the kernel would take up the system call that the attaching interrupted.
+    # Otherwise the kernel would restart the system call that was interrupted by the attach.
     registers.orig_rax = 2**64 - 1
     ptrace(_SETREGS, 0, ctypes.addressof(registers))
     ptrace(_DETACH)
@@ -214,7 +219,7 @@ def end_with_success(process: Process) -> None:
 
 
 def _groups(container_id: str) -> list[Path]:
-    """The container's control groups, one a hierarchy."""
+    """The container's control groups, one per hierarchy."""
     found = cgroups.mounted()
     points = [*found["cgroup"], *found["cgroup2"]]
     tops = [top for point in points for top in point.glob(f"{cgroups.PREFIX}node-*")]
@@ -222,7 +227,7 @@ def _groups(container_id: str) -> list[Path]:
 
 
 def _pid_inside(pid: int) -> int | None:
-    """The process's number in the innermost PID namespace."""
+    """The PID in the innermost PID namespace; None when the process is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -232,7 +237,7 @@ def _pid_inside(pid: int) -> int | None:
 
 
 def _limit_file(group: Path) -> Path | None:
-    """The file that limits the group's memory: v1, v2."""
+    """The file with the group's memory limit in cgroup v1 or v2."""
     for name in ("memory.limit_in_bytes", "memory.max"):
         if (group / name).exists():
             return group / name
@@ -240,7 +245,7 @@ def _limit_file(group: Path) -> Path | None:
 
 
 def _held_bytes(group: Path) -> int:
-    """Memory of the group that cannot be taken back by dropping caches."""
+    """Memory of the group, in bytes, that cannot be freed by dropping caches."""
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     if "total_rss" in stat:
         return int(stat["total_rss"]) + int(stat.get("total_shmem", 0))

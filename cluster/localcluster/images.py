@@ -1,4 +1,4 @@
-"""The project's own images: built, pushed to the cluster's registry, and pulled by every node beforehand."""
+"""The project's own images: built, pushed to the cluster's registry, and pulled by every node in advance."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from localcluster.addresses import NODES, REGISTRY
 from localcluster.buildah import Buildah, write_build_environment
 from localcluster.commands import run
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 from localcluster.systemimages import BASE_IMAGE
 
 TAG = "dev"
@@ -31,6 +31,7 @@ class Image:
 
     @property
     def reference(self) -> str:
+        """The image's name with registry and tag."""
         return f"{REGISTRY}/{self.name}:{TAG}"
 
 
@@ -39,8 +40,8 @@ TRAINER = Image("megatron-trainer-cpu", "trainer-image/Dockerfile", ".")
 IMAGES = (OPERATOR, TRAINER)
 
 
-def named(name: str) -> Image:
-    """Raises ClusterError when there is no such image."""
+def find_image(name: str) -> Image:
+    """The image of this name. Raises ClusterError when there is none."""
     for image in IMAGES:
         if image.name == name:
             return image
@@ -48,14 +49,14 @@ def named(name: str) -> Image:
 
 
 def _uv() -> Path | None:
-    beside = Path(sys.prefix) / "bin" / "uv"
-    found = str(beside) if beside.exists() else shutil.which("uv")
+    installed = Path(sys.prefix) / "bin" / "uv"
+    found = str(installed) if installed.exists() else shutil.which("uv")
     return Path(found) if found else None
 
 
-def _volumes(layout: Layout) -> dict[Path, str]:
-    """uv and its download cache, shared with the host: torch is downloaded once for all."""
-    volumes = {write_build_environment(layout): "/run/build-environment:ro"}
+def _volumes(paths: Paths) -> dict[Path, str]:
+    """The host's uv and its download cache, so that torch is downloaded only once."""
+    volumes = {write_build_environment(paths): "/run/build-environment:ro"}
     if (uv := _uv()) is not None:
         cache = Path(run([uv, "cache", "dir"]).strip())
         cache.mkdir(parents=True, exist_ok=True)
@@ -63,24 +64,26 @@ def _volumes(layout: Layout) -> dict[Path, str]:
     return volumes
 
 
-def build(layout: Layout, image: Image, buildah: Buildah, report: Report) -> None:
-    with report.step(f"image {image.reference}"):
+def build(paths: Paths, image: Image, buildah: Buildah, console: Console) -> None:
+    """Build an image with cached layers. Raises ClusterError."""
+    with console.step(f"image {image.reference}"):
         buildah.build(
             image.reference,
-            layout.checkout / image.context,
-            layout.checkout / image.dockerfile,
+            paths.checkout / image.context,
+            paths.checkout / image.dockerfile,
             arguments={"BASE": BASE_IMAGE},
-            volumes=_volumes(layout),
+            volumes=_volumes(paths),
         )
 
 
-def push(image: Image, buildah: Buildah, report: Report) -> None:
-    with report.step(f"push {image.reference}"):
+def push(image: Image, buildah: Buildah, console: Console) -> None:
+    """Push an image to the cluster's registry. Raises ClusterError."""
+    with console.step(f"push {image.reference}"):
         buildah.push(image.reference)
 
 
-class Pulled:
-    """Which image, by its id, every node of the running cluster has under a name."""
+class PulledImages:
+    """The ids of the images that every node of the running cluster has pulled, by image name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,20 +96,22 @@ class Pulled:
         return ids
 
     def get(self, image: Image) -> str | None:
+        """The pulled id; None where the image was not pulled."""
         return self._read().get(image.name)
 
     def put(self, ids: Mapping[Image, str | None]) -> None:
-        named_ids = {image.name: made for image, made in ids.items()}
+        """Note the ids of pulled images."""
+        named_ids = {image.name: image_id for image, image_id in ids.items()}
         self.path.write_text(json.dumps({**self._read(), **named_ids}))
 
 
 def pull_pod(node: str, images: list[str]) -> Object:
-    """A pod that has a node pull `images` and ends: an init container each."""
+    """A pod that makes a node pull `images`, one per init container, and exits."""
     containers = [
         {
             "name": f"pull-{index}",
             "image": image,
-            # A tag that moved is resolved again; layers that are there are not fetched again.
+            # Resolve a tag that has moved; layers that exist are not fetched again.
             "imagePullPolicy": "Always",
             "command": ["true"],
         }
@@ -125,9 +130,9 @@ def pull_pod(node: str, images: list[str]) -> Object:
     }
 
 
-def pull(kubectl: Kubectl, references: list[str], report: Report) -> None:
-    """Have every node pull `references`, both at once, so that pods start without waiting."""
-    with report.step(f"pull {', '.join(references)} on {len(NODES)} nodes"):
+def pull(kubectl: Kubectl, references: list[str], console: Console) -> None:
+    """Pull `references` on all nodes in parallel, so that pods start without waiting. Raises ClusterError."""
+    with console.step(f"pull {', '.join(references)} on {len(NODES)} nodes"):
         names = [f"pod/pull-on-{node.name}" for node in NODES]
         kubectl.run("delete", "--namespace=kube-system", "--ignore-not-found", "--now", *names)
         kubectl.apply(pull_pod(node.name, references) for node in NODES)

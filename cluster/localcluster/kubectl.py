@@ -1,4 +1,4 @@
-"""The cluster's own kubectl, called with the cluster's own kubeconfig."""
+"""The cluster's own kubectl with the cluster's own kubeconfig."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from localcluster.commands import run
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 
 # libyaml's parser where PyYAML has it: the training-operator's manifests are 3.7 MB.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -19,18 +19,19 @@ FIELD_MANAGER = "local-cluster"
 
 
 class Kubectl:
-    """kubectl of one profile. Every method raises ClusterError with kubectl's words when it fails."""
+    """kubectl of one profile. Every method raises ClusterError with kubectl's output when it fails."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
 
     def run(self, *words: str | Path, stdin: str | None = None) -> str:
-        # The machine's own proxy would be asked for the cluster's addresses too.
-        environment = {"KUBECONFIG": str(self.layout.kubeconfig), "NO_PROXY": "*", "no_proxy": "*"}
-        return run([self.layout.binary("kubectl"), *words], stdin=stdin, environment=environment)
+        """Standard output of kubectl."""
+        # The machine's proxy must not be used for the cluster's addresses.
+        environment = {"KUBECONFIG": str(self.paths.kubeconfig), "NO_PROXY": "*", "no_proxy": "*"}
+        return run([self.paths.binary("kubectl"), *words], stdin=stdin, environment=environment)
 
     def apply(self, objects: Iterable[Object]) -> None:
-        """Apply server-side: the training-operator's CRDs are too big for a last-applied annotation."""
+        """Server-side apply: the training-operator's CRDs are too big for the last-applied annotation."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self.run(
             "apply",
@@ -43,10 +44,12 @@ class Kubectl:
         )
 
     def get(self, *words: str) -> Mapping[str, Any]:
+        """The object that `kubectl get` returns."""
         result: Mapping[str, Any] = json.loads(self.run("get", *words, "-o", "json"))
         return result
 
     def exists(self, *words: str) -> bool:
+        """Whether `kubectl get` finds the object."""
         return bool(self.run("get", *words, "--ignore-not-found", "-o", "name").strip())
 
     def kustomize(self, directory: Path) -> list[Object]:

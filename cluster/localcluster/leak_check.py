@@ -1,4 +1,4 @@
-"""What a cluster could leave on a machine, looked up the same way before and after."""
+"""What a cluster might leave on the machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from localcluster.processes import owned_pids
 
 
 @dataclass(frozen=True)
-class Traces:
-    """Processes that carry our mark, and the machine's mounts, control groups, network and rules."""
+class MachineState:
+    """The cluster's processes, and the machine's mounts, control groups, network and iptables rules."""
 
     processes: frozenset[str]
     mounts: frozenset[str]
@@ -24,8 +24,8 @@ class Traces:
     routes: frozenset[str]
     iptables_rules: frozenset[str]
 
-    def since(self, before: Traces) -> list[str]:
-        """What is here and was not in `before`, a line each."""
+    def added_since(self, before: MachineState) -> list[str]:
+        """One line for each item that `before` does not contain."""
         lines = []
         for name in self.__dataclass_fields__:
             for item in sorted(getattr(self, name) - getattr(before, name)):
@@ -33,7 +33,7 @@ class Traces:
         return lines
 
 
-NONE = Traces(*[frozenset()] * 7)
+EMPTY = MachineState(*[frozenset()] * 7)
 
 
 def _iptables() -> frozenset[str]:
@@ -43,11 +43,11 @@ def _iptables() -> frozenset[str]:
     return frozenset(line for line in rules if line.startswith("-A"))
 
 
-def take(home: Path) -> Traces:
-    """The machine as it is; `home` is the profile's folder, by which our processes are known."""
+def read_machine_state(home: Path) -> MachineState:
+    """The current state; `home` is the profile's folder, which marks the cluster's processes."""
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     namespaces = Path("/run/netns")
-    return Traces(
+    return MachineState(
         processes=frozenset(str(pid) for pid in owned_pids(home)),
         mounts=frozenset(" ".join(line.split()[1:3]) for line in mounts),
         cgroups=frozenset(map(str, cgroups.leftovers())),

@@ -1,23 +1,27 @@
-"""One command at a time: two that start or build the same thing would undo each other's work."""
+"""One command at a time: two that start or build the same thing would interfere with each other."""
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from localcluster.console import Report
+from filelock import FileLock, Timeout
+
+from localcluster.console import Console
 
 
 @contextmanager
-def exclusive(path: Path, what: str, report: Report) -> Iterator[None]:
-    """Hold `path` for the block; say so when another command holds it, and wait."""
+def exclusive(path: Path, what: str, console: Console) -> Iterator[None]:
+    """Hold the lock file `path` during the block; print a line before waiting for another command."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report.line(f"another command is at work on {what}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        console.line(f"waiting for another command that works on {what}")
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()

@@ -1,4 +1,4 @@
-"""Who runs the full cluster of this machine: its addresses and control groups exist once."""
+"""Which checkout runs the full cluster of this machine: its addresses and control groups exist only once."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ PATH = Path("/run/megatron-local-cluster.json")
 
 
 @dataclass(frozen=True)
-class Claim:
-    """The checkout whose full cluster runs, since which boot."""
+class Holder:
+    """The checkout whose full cluster runs, and the boot in which it was started."""
 
     checkout: str
     boot: str
 
 
-def current() -> Claim | None:
-    """The claim of this boot; one of an earlier boot holds nothing."""
+def current_holder() -> Holder | None:
+    """The holder of this boot's lock; the lock of an earlier boot is void."""
     try:
-        claim = Claim(**json.loads(PATH.read_text()))
+        holder = Holder(**json.loads(PATH.read_text()))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return claim if claim.boot == boot_id() else None
+    return holder if holder.boot == boot_id() else None
 
 
 def check(checkout: Path) -> None:
-    """Raises ClusterError naming the other checkout that holds the machine, and how to stop its cluster."""
-    holder = current()
+    """Raises ClusterError when another checkout holds the lock; the message says how to stop its cluster."""
+    holder = current_holder()
     if holder is not None and holder.checkout != str(checkout):
         raise ClusterError(
             f"the checkout {holder.checkout} runs the full cluster of this machine; "
@@ -40,22 +40,22 @@ def check(checkout: Path) -> None:
         )
 
 
-def take(checkout: Path) -> None:
-    """Claim the machine. Raises ClusterError when another checkout holds it."""
+def acquire(checkout: Path) -> None:
+    """Take the lock. Raises ClusterError when another checkout holds it."""
     check(checkout)
-    wanted = Claim(str(checkout), boot_id())
     partial = PATH.with_name(f"{PATH.name}.{os.getpid()}")
-    partial.write_text(json.dumps(asdict(wanted)))
+    partial.write_text(json.dumps(asdict(Holder(str(checkout), boot_id()))))
     partial.rename(PATH)
 
 
-def is_ours(checkout: Path) -> bool:
-    holder = current()
+def is_held_by(checkout: Path) -> bool:
+    """Whether `checkout` holds the lock."""
+    holder = current_holder()
     return holder is not None and holder.checkout == str(checkout)
 
 
 def release(checkout: Path) -> None:
-    """Give the machine back, if it is `checkout`'s."""
-    holder = current()
+    """Release the lock unless another checkout holds it."""
+    holder = current_holder()
     if holder is None or holder.checkout == str(checkout):
         PATH.unlink(missing_ok=True)

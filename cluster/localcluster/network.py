@@ -1,6 +1,6 @@
-"""The host's side of the network: a bridge, and routes to pods. No iptables rule, no sysctl.
+"""The host's side of the network: a bridge and routes to pods.
 
-All of those are inside the nodes' own network namespaces, which end with the nodes.
+iptables rules and sysctls exist only in the nodes' network namespaces, which end with the nodes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ def links() -> list[str]:
 
 
 def foreign_routes() -> list[str]:
-    """Routes of the host that overlap ours and are not ours, as `range dev name`."""
-    ours = {BRIDGE}
+    """Routes of the host that overlap the cluster's ranges, as `range dev name`; the cluster's own are left
+    out."""
     found = []
     for target in (HOST_RANGE, POD_RANGE):
         for route in json.loads(run(["ip", "-json", "route", "show", "root", target])):
-            if route.get("dev") not in ours:
+            if route.get("dev") != BRIDGE:
                 found.append(f"{route['dst']} dev {route.get('dev')}")
     return found
 
 
 def up() -> None:
-    """Make the bridge with the host's address."""
+    """Create the bridge with the host's address, unless it exists."""
     if BRIDGE in links():
         return
     run(["ip", "link", "add", BRIDGE, "type", "bridge"])
@@ -39,7 +39,7 @@ def up() -> None:
 
 
 def connect(node: NodeAddress, pid: int) -> None:
-    """Plug a cable from the bridge into the network namespace of `pid`; there it is called eth0."""
+    """Connect the network namespace of `pid` to the bridge with a veth pair, as eth0."""
     if node.host_link in links():
         run(["ip", "link", "delete", node.host_link])
     peer = f"{node.host_link}p"
@@ -50,11 +50,11 @@ def connect(node: NodeAddress, pid: int) -> None:
 
 
 def down() -> None:
-    """Remove bridge and cables; the routes go with the bridge."""
+    """Delete the bridge and the veth pairs; the routes vanish with the bridge. Raises ClusterError."""
     present = links()
     for name in (*(node.host_link for node in NODES), BRIDGE):
         if name in present:
-            # A dead node's cable may vanish between the listing and here.
+            # The veth pair of a node that has ended may vanish after it was listed.
             with contextlib.suppress(ClusterError):
                 run(["ip", "link", "delete", name])
     if left := [name for name in links() if name.startswith(BRIDGE)]:

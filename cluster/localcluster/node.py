@@ -1,7 +1,7 @@
-"""One node: containerd, kubelet and kube-proxy in namespaces of their own, under one PID 1.
+"""One node: containerd, kubelet and kube-proxy in their own namespaces, under one PID 1.
 
-Killing that PID 1 is what cutting the power is to a machine: the kernel ends every process of the node and
-takes its mounts and network with it. Its disk (`NODE_LIB`) stays.
+Killing that PID 1 has the effect of a power loss: the kernel ends every process of the node and removes its
+mounts and its network. Its disk (`NODE_LIB`) stays.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ LABELS = {
 
 
 def cni_plugins() -> Path | None:
+    """Folder of the CNI plugins; None where they are not installed."""
     return next((path for path in CNI_DIRECTORIES if (path / "bridge").exists()), None)
 
 
 def untagged(listing: str) -> list[str]:
-    """The references in `ctr images list` whose content no tag names.
+    """The references in `ctr images list` whose content has no tag.
 
     containerd lists an image by tag, by digest (`name@sha256:...`) and by id (`sha256:...`).
     """
@@ -62,9 +63,9 @@ class Node:
         self.address = address
         self.plane = plane
         self.kubectl = kubectl
-        self.home = plane.layout.home / "nodes" / address.name
-        # Images are a cache: they outlive the cluster.
-        self.containerd_root = plane.layout.cache / "nodes" / address.name / "containerd"
+        self.home = plane.paths.home / "nodes" / address.name
+        # Images are a cache that outlives the cluster.
+        self.containerd_root = plane.paths.cache / "nodes" / address.name / "containerd"
 
     @property
     def name(self) -> str:
@@ -75,7 +76,7 @@ class Node:
         return self.plane.processes.running(self.name)
 
     def containerd_config(self) -> str:
-        """containerd's own settings, format 2, which containerd 1.6 to 2 read."""
+        """containerd's configuration in format 2, which containerd 1.6 to 2 support."""
         plugins = cni_plugins()
         return f"""version = 2
 root = "{self.containerd_root}"
@@ -84,10 +85,10 @@ state = "/run/containerd"
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE_IMAGE}"
-  # Lowering a score needs CAP_SYS_RESOURCE; where root has none, no pod would start without this.
+  # Lowering the OOM score needs CAP_SYS_RESOURCE; pods start without it only with this setting.
   restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".containerd]
-  # The torch layer is gigabytes: keep what was unpacked, not the archive too.
+  # The torch layer has gigabytes: do not keep the archive of unpacked layers.
   discard_unpacked_layers = true
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
@@ -99,6 +100,7 @@ state = "/run/containerd"
 """
 
     def cni_config(self) -> dict[str, object]:
+        """The configuration of the pod network."""
         return {
             "cniVersion": "0.4.0",
             "name": "pods",
@@ -110,7 +112,7 @@ state = "/run/containerd"
                     "hairpinMode": True,
                     "ipam": {
                         "type": "host-local",
-                        # Below /run: a node that starts anew has given out no address.
+                        # In /run: addresses are free again after a restart of the node.
                         "dataDir": "/run/cni-addresses",
                         "ranges": [[{"subnet": self.address.pods}]],
                         "routes": [{"dst": "0.0.0.0/0"}],
@@ -121,6 +123,7 @@ state = "/run/containerd"
         }
 
     def kubelet_config(self) -> dict[str, object]:
+        """The KubeletConfiguration."""
         authority = self.plane.authority
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -143,7 +146,7 @@ state = "/run/containerd"
             "failCgroupV1": False,
             "failSwapOn": False,
             "enforceNodeAllocatable": [],
-            # Two nodes share one disk: neither may empty it because the other fills it.
+            # Two nodes share one disk: neither may evict pods because the other one fills it.
             "evictionHard": {},
             "imageGCHighThresholdPercent": 100,
             "serializeImagePulls": False,
@@ -152,6 +155,7 @@ state = "/run/containerd"
         }
 
     def kube_proxy_config(self) -> dict[str, object]:
+        """The KubeProxyConfiguration."""
         return {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -163,7 +167,7 @@ state = "/run/containerd"
         }
 
     def prepare(self) -> None:
-        """Write the node's files."""
+        """Write the node's configuration and certificates."""
         authority = self.plane.authority
         authority.sign(
             Certificate(
@@ -183,11 +187,14 @@ state = "/run/containerd"
         )
 
     def start(self) -> None:
-        """Power on. Returns when its namespaces are there; `wait_ready` waits for the kubelet."""
+        """Switch the power on. Returns once the namespaces exist; `wait_ready` waits for the kubelet.
+
+        Raises ClusterError when the node ends at once.
+        """
         if self.running:
             if self.address.host_link in network.links():
                 return
-            # Left by an `up` that was killed before it plugged the cable in.
+            # Left by an `up` that was killed before it connected the node.
             self.stop()
         self.prepare()
         cgroups.create(self.name)
@@ -205,7 +212,7 @@ state = "/run/containerd"
                 "PEERS": peers,
                 "NODE_HOME": str(self.home),
                 "NODE_LIB": str(self.home / "lib"),
-                "BIN": str(self.plane.layout.bin),
+                "BIN": str(self.plane.paths.bin),
             },
         )
         wait_until(
@@ -218,7 +225,7 @@ state = "/run/containerd"
 
     @staticmethod
     def init_pid(parent: int) -> int | None:
-        """The host's number for the node's PID 1, the only child of `unshare`."""
+        """The host's PID of the node's PID 1, the only child of `unshare`."""
         try:
             children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         except FileNotFoundError:
@@ -226,7 +233,8 @@ state = "/run/containerd"
         return int(children[0]) if children else None
 
     def wait_ready(self, seconds: float = 120.0) -> None:
-        """Wait until the node is Ready with its 8 simulated GPUs. Raises ClusterError with its last words."""
+        """Wait until the node is Ready with its 8 simulated GPUs. Raises ClusterError with its last
+        output."""
 
         def ready() -> bool:
             if not self.kubectl.exists("node", self.name) or not self._leased_since_start():
@@ -245,7 +253,7 @@ state = "/run/containerd"
             ) from error
 
     def _leased_since_start(self) -> bool:
-        """Whether this kubelet, not the one before a restart, has spoken to the API server."""
+        """Whether the kubelet has renewed its lease since the node was started."""
         words = ("lease", self.name, "--namespace=kube-node-lease")
         if not self.kubectl.exists(*words):
             return False
@@ -253,11 +261,12 @@ state = "/run/containerd"
         return renewed.timestamp() > (self.home / "started").stat().st_mtime
 
     def label(self) -> None:
+        """Set LABELS on the node object."""
         words = [f"{name}={value}" for name, value in LABELS.items()]
         self.kubectl.run("label", "--overwrite", "node", self.name, *words)
 
     def stop(self) -> None:
-        """Cut the power: the kubelet and every container end at once."""
+        """Switch the power off: the kubelet and every container end at once."""
         parent = self.plane.processes.record(self.name)
         init = self.init_pid(parent.pid) if parent else None
         self.plane.processes.kill(self.name)
@@ -265,18 +274,18 @@ state = "/run/containerd"
             wait_until(lambda: not Path(f"/proc/{init}").exists(), 30, f"{self.name} to end")
 
     def prune_images(self) -> None:
-        """Forget images that a tag has moved away from; running containers keep what they use."""
+        """Delete images that lost their tag; running containers keep what they use."""
         ctr = [*self.enter(), "ctr", "--namespace", "k8s.io", "images"]
         if references := untagged(run([*ctr, "list"])):
             run([*ctr, "remove", "--sync", *references])
 
     def init(self) -> int | None:
-        """The host's number for the node's PID 1; None when the node is off."""
+        """The host's PID of the node's PID 1; None when the node is off."""
         record = self.plane.processes.record(self.name)
         return self.init_pid(record.pid) if record and self.running else None
 
     def enter(self) -> list[str]:
-        """The words that put a command into the node."""
+        """The command prefix that enters the node's namespaces. Raises ClusterError when the node is off."""
         if (init := self.init()) is None:
-            raise ClusterError(f"{self.name} is not running: start it with `node_start`")
+            raise ClusterError(f"{self.name} is not running; start it with `node_start`")
         return ["nsenter", "--target", str(init), "--mount", "--pid", "--net", "--uts", "--ipc"]

@@ -1,4 +1,4 @@
-"""Programs that come from the machine's own Debian packages."""
+"""Programs from Debian packages of the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from localcluster.commands import run
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.errors import ClusterError
 from localcluster.node import CNI_DIRECTORIES, cni_plugins
 
@@ -23,7 +23,7 @@ COMMANDS = {
     "openssl": "openssl",
     "conntrack": "conntrack",
 }
-"""Command, and the Debian package that has it."""
+"""Debian package by command."""
 CNI_PACKAGE = "containernetworking-plugins"
 POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -33,32 +33,32 @@ def _which(command: str) -> str | None:
 
 
 def missing() -> dict[str, str]:
-    """What is not installed, and the package that has it."""
+    """What is not installed, with its Debian package."""
     found = {command: package for command, package in COMMANDS.items() if _which(command) is None}
     if cni_plugins() is None:
         found[f"the CNI plugins (in {' or '.join(map(str, CNI_DIRECTORIES))})"] = CNI_PACKAGE
     return found
 
 
-def install(report: Report) -> None:
-    """Install what is missing, without starting the services that packages bring.
+def install(console: Console) -> None:
+    """Install what is missing without starting the packages' services.
 
-    Raises ClusterError with apt's words when it cannot.
+    Raises ClusterError with apt's output when that fails.
     """
     packages = sorted(set(missing().values()))
     if not packages:
         return
-    with report.step(f"Debian packages: {', '.join(packages)}"):
+    with console.step(f"Debian packages: {', '.join(packages)}"):
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-        ours = not POLICY.exists()
-        if ours:
+        created = not POLICY.exists()
+        if created:
             POLICY.write_text("#!/bin/sh\nexit 101\n")
             POLICY.chmod(0o755)
         try:
             run(["apt-get", "update", "-q"], environment=quiet)
             run(["apt-get", "install", "-qy", "--no-install-recommends", *packages], environment=quiet)
         finally:
-            if ours:
+            if created:
                 POLICY.unlink()
     if left := missing():
         raise ClusterError(f"still missing after apt-get install: {', '.join(left)}")

@@ -1,4 +1,4 @@
-"""Where everything lies: one folder in the checkout, `.cluster`, holds all state and all caches."""
+"""The paths of the cluster: `.cluster` in the checkout holds all state and all caches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from localcluster.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-"""The repository's root: this package is only ever installed editable, from a checkout."""
+"""The repository's root; this package is always installed in editable mode from a checkout."""
 
 PROFILES = ("full", "control-plane")
 
 
 @dataclass(frozen=True)
-class Layout:
+class Paths:
     """The paths of one profile."""
 
     profile: str
@@ -30,7 +30,7 @@ class Layout:
 
     @property
     def home(self) -> Path:
-        """All state of this profile; `down` empties it."""
+        """All state of this profile, which `down` deletes."""
         return self.root / self.profile
 
     @property
@@ -39,7 +39,7 @@ class Layout:
 
     @property
     def cache(self) -> Path:
-        """Downloads and root file systems: faster when there, never needed."""
+        """Downloads and root file systems, which only save time."""
         return self.root / "cache"
 
     @property

@@ -1,7 +1,7 @@
-"""Processes that outlive the command that started them, found again by pid, start time and boot.
+"""Processes that outlive the command that started them, identified by PID, start time and boot.
 
-A pid alone can belong to somebody else by the time it is signalled, so a record holds also the start
-time in clock ticks after boot (field 22 of /proc/PID/stat) and the boot's id.
+A PID may be reused before it is signalled, so a record also holds the start time in clock ticks after boot
+(field 22 of /proc/PID/stat) and the id of the boot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from localcluster.errors import ClusterError
 
 OWNER_VARIABLE = "MEGATRON_LOCAL_CLUSTER"
-"""Set in each process we start, to the profile's folder: finds one that was started but not recorded."""
+"""Set to the profile's folder in each process: finds processes that were started but not recorded."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class Record:
 
 
 def boot_id() -> str:
+    """The kernel's random id of the current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which `pid` began; None when it is gone or a zombie.
+    """Start time of `pid` in clock ticks after boot; None when it is gone or a zombie.
 
-    A process whose first thread is a zombie may still have others, and with them its sockets.
+    A process whose first thread is a zombie may have other threads, which keep its sockets open.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -54,7 +55,7 @@ def start_time(pid: int) -> int | None:
 
 
 def owned_pids(home: Path) -> list[int]:
-    """The pids of all live processes that carry our mark for `home`."""
+    """PIDs of all processes that are marked with `home`."""
     mark = f"{OWNER_VARIABLE}={home}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -70,7 +71,7 @@ def owned_pids(home: Path) -> list[int]:
 
 
 def _without_proxies() -> dict[str, str]:
-    """The caller's environment; the machine's proxies would be asked for the cluster's own addresses."""
+    """The caller's environment without proxies, which must not be used for the cluster's addresses."""
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
@@ -91,7 +92,7 @@ def wait_until(
 
 
 def http_ok(url: str, context: ssl.SSLContext | None = None) -> bool:
-    """Whether a GET is answered with 200 within two seconds, past any proxy: these are the cluster's own."""
+    """Whether a GET is answered with 200 within two seconds; proxies are not used."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
     )
@@ -103,7 +104,7 @@ def http_ok(url: str, context: ssl.SSLContext | None = None) -> bool:
 
 
 class Processes:
-    """The processes of one profile. Records lie in `home/processes`, output in `home/logs`."""
+    """The processes of one profile. Records are in `home/processes`, output in `home/logs`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -112,6 +113,7 @@ class Processes:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def record(self, name: str) -> Record | None:
+        """The record of a process; None where there is none."""
         path = self.records / f"{name}.json"
         try:
             return Record(**json.loads(path.read_text()))
@@ -119,22 +121,25 @@ class Processes:
             return None
 
     def names(self) -> list[str]:
+        """Names of all recorded processes."""
         return sorted(path.stem for path in self.records.glob("*.json"))
 
     def running(self, name: str) -> bool:
+        """Whether the recorded process is alive."""
         if (child := self._children.get(name)) is not None:
             child.poll()
         record = self.record(name)
         return record is not None and record.boot == boot_id() and start_time(record.pid) == record.start_time
 
     def argv(self, name: str) -> list[str] | None:
+        """The recorded command line; None without a record."""
         record = self.record(name)
         return record.argv if record else None
 
     def start(
         self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
     ) -> int:
-        """Start `argv` in a session of its own, unless it runs already. Returns the pid.
+        """Start `argv` in a new session, unless it is running. Returns the PID.
 
         Raises ClusterError when the program cannot be executed.
         """
@@ -157,7 +162,7 @@ class Processes:
                 raise ClusterError(f"{name}: cannot start {words[0]}: {error.strerror}") from error
         began = start_time(child.pid)
         if began is None:
-            raise ClusterError(f"{name} ended at once; its output is in {self.logs / name}.log")
+            raise ClusterError(f"{name} ended at once; see its output in {self.logs / name}.log")
         record = Record(name, child.pid, began, boot_id(), words)
         self._write(record)
         self._children[name] = child
@@ -170,7 +175,7 @@ class Processes:
         partial.rename(path)
 
     def kill(self, name: str) -> None:
-        """End the process as a crash would, and forget it. No error when it is gone."""
+        """Kill the process with SIGKILL and delete its record. No error when it is gone."""
         record = self.record(name)
         if record is not None and self.running(name):
             os.kill(record.pid, signal.SIGKILL)
@@ -179,7 +184,7 @@ class Processes:
         (self.records / f"{name}.json").unlink(missing_ok=True)
 
     def kill_all(self) -> None:
-        """Kill every recorded process at once, then any that carries our mark without a record."""
+        """Kill every recorded process and every marked process without a record."""
         live = {record.pid for name in self.names() if self.running(name) and (record := self.record(name))}
         pids = (live | set(owned_pids(self.home))) - {os.getpid()}
         began = {pid: start_time(pid) for pid in pids}

@@ -1,4 +1,4 @@
-"""The cluster's own image registry, on the bridge. What it stores outlives the cluster: it is a cache."""
+"""The cluster's image registry on the bridge. Its storage is a cache that outlives the cluster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 from localcluster.addresses import HOST, REGISTRY_PORT
 from localcluster.commands import run
-from localcluster.console import Report
-from localcluster.paths import Layout
+from localcluster.console import Console
+from localcluster.paths import Paths
 from localcluster.processes import Processes, http_ok, wait_until
 
 NAME = "registry"
 
 
 def configuration(storage: Path) -> dict[str, object]:
+    """The registry's configuration."""
     return {
         "version": 0.1,
         "log": {"level": "warn"},
@@ -23,22 +24,23 @@ def configuration(storage: Path) -> dict[str, object]:
     }
 
 
-def prune(layout: Layout) -> None:
-    """Delete what no tag names. Nobody may push meanwhile."""
+def prune(paths: Paths) -> None:
+    """Delete untagged images. Nothing may be pushed meanwhile. Raises ClusterError."""
     words: list[str | Path] = ["garbage-collect", "--delete-untagged", "--quiet"]
-    run([layout.binary(NAME), *words, layout.home / "registry.json"])
+    run([paths.binary(NAME), *words, paths.home / "registry.json"])
 
 
-def up(layout: Layout, processes: Processes, report: Report) -> None:
+def up(paths: Paths, processes: Processes, console: Console) -> None:
+    """Start the registry unless it is running, and wait until it is ready. Raises ClusterError."""
     if processes.running(NAME):
         return
-    with report.step("image registry"):
-        storage = layout.cache / "registry"
+    with console.step("image registry"):
+        storage = paths.cache / "registry"
         storage.mkdir(parents=True, exist_ok=True)
-        path = layout.home / "registry.json"
+        path = paths.home / "registry.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(configuration(storage)))
-        processes.start(NAME, [layout.binary(NAME), "serve", path])
+        processes.start(NAME, [paths.binary(NAME), "serve", path])
         wait_until(
             lambda: http_ok(f"http://{HOST}:{REGISTRY_PORT}/v2/"),
             30,

@@ -1,7 +1,6 @@
-"""StorageClass `local-shared`: volumes that both nodes mount, from Rancher's local-path-provisioner.
+"""StorageClass `local-shared`: ReadWriteMany volumes from Rancher's local-path-provisioner.
 
-Both nodes are on one machine, so one folder of it is the shared file system: ReadWriteMany as a user's
-network file system would give.
+Both nodes are on one machine, so a folder on it serves as the shared file system.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ CLASS = "local-shared"
 NAMESPACE = "local-path-storage"
 
 
-def adapted(objects: list[Object], folder: str) -> list[Object]:
-    """The provisioner's own manifest with our image, our folder and our class."""
+def adapt(objects: list[Object], folder: str) -> list[Object]:
+    """The provisioner's own manifest with this cluster's image, folder and storage class."""
     for item in objects:
         if item["kind"] == "Deployment":
             pod = item["spec"]["template"]["spec"]
@@ -35,7 +34,7 @@ def adapted(objects: list[Object], folder: str) -> list[Object]:
                 "name": CLASS,
                 "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
             }
-            # The folder is on every node: no need to wait for a pod to choose one.
+            # Every node has the folder, so binding need not wait for a pod's node.
             item["volumeBindingMode"] = "Immediate"
         elif item["kind"] == "ConfigMap":
             data = item["data"]
@@ -45,10 +44,10 @@ def adapted(objects: list[Object], folder: str) -> list[Object]:
 
 
 def install(plane: ControlPlane, kubectl: Kubectl, binaries: Binaries) -> None:
-
-    folder = plane.layout.home / "volumes"
+    """Apply the provisioner and its storage class. Raises ClusterError."""
+    folder = plane.paths.home / "volumes"
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     source = binaries.module_directory("local-path-provisioner", MODULE)
     text = (source / "deploy" / "local-path-storage.yaml").read_text()
     objects = [item for item in yaml.load_all(text, Loader=LOADER) if item]
-    kubectl.apply(adapted(objects, str(folder)))
+    kubectl.apply(adapt(objects, str(folder)))

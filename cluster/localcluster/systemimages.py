@@ -1,4 +1,4 @@
-"""Images of the cluster's own programs: each is one static binary, or the Debian base."""
+"""Images of the cluster's own programs: one static binary each, and the Debian base image."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from localcluster.addresses import REGISTRY
 from localcluster.binaries import PROGRAMS, fingerprint, go_version
 from localcluster.buildah import Buildah, scratch_dockerfile
 from localcluster.commands import run
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.errors import ClusterError
 from localcluster.node import PAUSE_IMAGE
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 
 SUITE = "trixie"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
@@ -27,12 +27,12 @@ PROGRAM_IMAGES = {
     TRAINING_OPERATOR_IMAGE: ("training-operator", "/manager"),
     PROVISIONER_IMAGE: ("local-path-provisioner", "/usr/bin/local-path-provisioner"),
 }
-"""Image: the program in it, and where."""
+"""Program and its path in the image, by image."""
 INPUT_LABEL = "megatron.training/made-from"
 
 BASE_DOCKERFILE = """FROM scratch
 COPY . /
-# The training-operator's init container waits with `nslookup MASTER`, which a minimal Debian lacks.
+# The training-operator's init container needs nslookup, which a minimal Debian does not have.
 RUN printf '#!/bin/sh\\nexec getent hosts "$1"\\n' > /usr/local/bin/nslookup \\
  && chmod 755 /usr/local/bin/nslookup \\
  && echo 'megatron:x:1000:1000::/tmp:/bin/sh' >> /etc/passwd && echo 'megatron:x:1000:' >> /etc/group
@@ -40,7 +40,7 @@ RUN printf '#!/bin/sh\\nexec getent hosts "$1"\\n' > /usr/local/bin/nslookup \\
 
 
 def mirrors(sources: Iterable[str]) -> list[str]:
-    """The Debian archives that apt's source files name, in both of their formats, security left out."""
+    """The Debian archives in apt's source files, in both formats, without the security archive."""
     found = []
     for text in sources:
         for line in text.splitlines():
@@ -55,13 +55,13 @@ def machine_mirror() -> str:
     paths = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
     found = mirrors(path.read_text() for path in paths if path.is_file())
     if not found:
-        raise ClusterError("no Debian archive in /etc/apt/sources.list*: add one, its suite does not matter")
+        raise ClusterError("no Debian archive in /etc/apt/sources.list*; add one of any suite")
     return found[0]
 
 
-def base_root(layout: Layout) -> Path:
-    """A minimal Debian with Python, made once by debootstrap."""
-    path = layout.cache / f"debian-{SUITE}"
+def base_root(paths: Paths) -> Path:
+    """Folder with a minimal Debian with Python, created once by debootstrap. Raises ClusterError."""
+    path = paths.cache / f"debian-{SUITE}"
     if not path.exists():
         partial = path.with_suffix(".partial")
         if partial.exists():
@@ -69,47 +69,48 @@ def base_root(layout: Layout) -> Path:
         partial.parent.mkdir(parents=True, exist_ok=True)
         include = ",".join(PACKAGES)
         run(["debootstrap", "--variant=minbase", f"--include={include}", SUITE, partial, machine_mirror()])
-        # Downloads and lists are of no use in an image.
+        # Package downloads and lists are not needed in an image.
         for folder in ("var/cache/apt/archives", "var/lib/apt/lists"):
             shutil.rmtree(partial / folder)
         partial.rename(path)
     return path
 
 
-def build_base(layout: Layout, buildah: Buildah, report: Report) -> None:
-    """The Debian base image, unless there is one made from the same recipe."""
-    made_from = hashlib.sha256(repr((SUITE, PACKAGES, BASE_DOCKERFILE)).encode()).hexdigest()
-    if buildah.labels(BASE_IMAGE).get(INPUT_LABEL) == made_from:
+def build_base(paths: Paths, buildah: Buildah, console: Console) -> None:
+    """Build the Debian base image, unless its inputs are unchanged. Raises ClusterError."""
+    input_hash = hashlib.sha256(repr((SUITE, PACKAGES, BASE_DOCKERFILE)).encode()).hexdigest()
+    if buildah.labels(BASE_IMAGE).get(INPUT_LABEL) == input_hash:
         return
-    with report.step(f"base image: Debian {SUITE} with {', '.join(PACKAGES)}"):
-        dockerfile = layout.cache / "Dockerfile.base"
-        root = base_root(layout)
+    with console.step(f"base image: Debian {SUITE} with {', '.join(PACKAGES)}"):
+        dockerfile = paths.cache / "Dockerfile.base"
+        root = base_root(paths)
         dockerfile.write_text(BASE_DOCKERFILE)
-        buildah.build(BASE_IMAGE, root, dockerfile, labels={INPUT_LABEL: made_from})
+        buildah.build(BASE_IMAGE, root, dockerfile, labels={INPUT_LABEL: input_hash})
 
 
-def build_programs(layout: Layout, buildah: Buildah, report: Report) -> None:
-    """An image for each of PROGRAM_IMAGES whose program changed."""
+def build_programs(paths: Paths, buildah: Buildah, console: Console) -> None:
+    """Build those of PROGRAM_IMAGES whose program has changed. Raises ClusterError."""
     toolchain = go_version()
     stale = {}
     for image, (name, _) in PROGRAM_IMAGES.items():
-        made_from = fingerprint(PROGRAMS[name], layout.tools, toolchain)
-        if buildah.labels(image).get(INPUT_LABEL) != made_from:
-            stale[image] = made_from
+        input_hash = fingerprint(PROGRAMS[name], paths.tools, toolchain)
+        if buildah.labels(image).get(INPUT_LABEL) != input_hash:
+            stale[image] = input_hash
     if not stale:
         return
-    with report.step(f"images of {', '.join(PROGRAM_IMAGES[image][0] for image in stale)}"):
-        for image, made_from in stale.items():
+    with console.step(f"images of {', '.join(PROGRAM_IMAGES[image][0] for image in stale)}"):
+        for image, input_hash in stale.items():
             name, target = PROGRAM_IMAGES[image]
-            context = layout.cache / "context" / name
+            context = paths.cache / "context" / name
             context.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(layout.binary(name), context / name)
+            shutil.copy2(paths.binary(name), context / name)
             dockerfile = context.with_suffix(".Dockerfile")
             dockerfile.write_text(scratch_dockerfile([(name, target)], target))
-            buildah.build(image, context, dockerfile, labels={INPUT_LABEL: made_from})
+            buildah.build(image, context, dockerfile, labels={INPUT_LABEL: input_hash})
 
 
-def push(buildah: Buildah, report: Report) -> None:
-    with report.step("push the cluster's own images"):
+def push(buildah: Buildah, console: Console) -> None:
+    """Push all of these images to the cluster's registry. Raises ClusterError."""
+    with console.step("push the cluster's own images"):
         for image in (*PROGRAM_IMAGES, BASE_IMAGE):
             buildah.push(image)

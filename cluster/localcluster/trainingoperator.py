@@ -1,8 +1,8 @@
-"""The Kubeflow training-operator, from the manifests that its Go module carries.
+"""The Kubeflow training-operator, from the manifests in its Go module.
 
-In the full profile it runs in the cluster, its webhooks included. In the control-plane profile there is no
-kubelet to run it, so it is a process of the host, with the same role; its webhooks cannot be reached through
-a Service without a node, so there a webhook configuration with the same name matches nothing.
+In the full profile it runs in the cluster, with its webhooks. The control-plane profile has no kubelet, so it
+is a host process with the same role there. Without a node its webhooks cannot be reached through a Service,
+so a webhook configuration of the same name has no rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from localcluster.binaries import Binaries
-from localcluster.console import Report
+from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
 from localcluster.kubectl import Kubectl, Object
 from localcluster.pki import Authority, Certificate
@@ -26,11 +26,11 @@ NAMESPACE = "kubeflow"
 NAME = "training-operator"
 WEBHOOK_SECRET = "training-operator-webhook-cert"
 CERTIFICATE_DIRECTORY = Path("/tmp/k8s-webhook-server/serving-certs")
-"""Fixed in the training-operator's own source."""
+"""Hard-coded in the training-operator."""
 INIT_CONTAINER = Path(__file__).parent / "data" / "init-container.yaml"
 FLAGS = (
     "--enable-scheme=pytorchjob",
-    # Its own defaults (20, 30, 1) create two jobs a second, whatever the machine.
+    # With its defaults (20, 30, 1) it creates only two jobs per second.
     "--kube-api-qps=1000",
     "--kube-api-burst=1000",
     "--controller-threads=8",
@@ -38,7 +38,7 @@ FLAGS = (
 
 
 def manifests(binaries: Binaries, kubectl: Kubectl) -> list[Object]:
-    """The stock standalone overlay."""
+    """The objects of its standalone overlay."""
     directory = binaries.module_directory("training-operator", MODULE)
     return kubectl.kustomize(directory / "manifests" / "overlays" / "standalone")
 
@@ -66,7 +66,7 @@ def without_workload(objects: Sequence[Object]) -> list[Object]:
 def in_cluster(
     objects: Sequence[Object], image: str, init_image: str, node_selector: dict[str, str]
 ) -> list[Object]:
-    """The overlay with our image, flags and init container, on a node that fault tests leave alone."""
+    """The overlay with this cluster's image, flags and init container, on `node_selector`'s node."""
     template: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -82,7 +82,7 @@ def in_cluster(
         pod["volumes"].append({"name": "config", "configMap": {"name": template["metadata"]["name"]}})
         container = pod["containers"][0]
         container["image"] = image
-        # The folder in which the training-operator looks for it unasked.
+        # The training-operator's default path of the init container template.
         container["volumeMounts"].append({"name": "config", "mountPath": "/etc/config"})
         container["args"] = [*FLAGS, f"--pytorch-init-container-image={init_image}"]
         container["readinessProbe"].update(initialDelaySeconds=1, periodSeconds=2)
@@ -90,21 +90,22 @@ def in_cluster(
 
 
 class WebhookCertificates:
-    """The certificates of the training-operator's webhooks, made before it starts.
+    """The certificates of the training-operator's webhooks, created before it starts.
 
-    Left to itself it makes them and waits until the kubelet shows them in its volume, which was measured to
-    take 104 s. It keeps a pair that it finds when authority and server carry the names that it wants.
+    Otherwise it creates them itself and waits until the kubelet updates its volume, which takes up to 104 s
+    (measured). It keeps an existing pair whose CA and server names are as it expects.
     """
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory, "training-operator-ca", rsa=True)
 
     def create(self) -> None:
+        """Create what does not exist yet."""
         self.authority.create()
         self.authority.sign(Certificate("tls", NAME, hosts=(f"{NAME}.{NAMESPACE}.svc",)))
 
     def files(self) -> dict[str, Path]:
-        """The Secret's entries."""
+        """Files by key of the Secret."""
         authority = self.authority
         return {
             "ca.crt": authority.certificate,
@@ -114,7 +115,7 @@ class WebhookCertificates:
         }
 
     def fill(self, objects: Sequence[Object]) -> list[Object]:
-        """The overlay with its empty Secret filled."""
+        """The overlay with the certificates in its empty Secret."""
         result = copy.deepcopy(list(objects))
         for item in result:
             if item["kind"] == "Secret" and item["metadata"]["name"] == WEBHOOK_SECRET:
@@ -125,19 +126,20 @@ class WebhookCertificates:
 
 
 class HostTrainingOperator:
-    """The training-operator as a process of the host."""
+    """The training-operator as a host process."""
 
     def __init__(self, plane: ControlPlane, kubectl: Kubectl) -> None:
         self.plane = plane
         self.kubectl = kubectl
-        self.certificates = WebhookCertificates(plane.layout.pki / "webhook")
-        # The webhook server reads its certificates below the temporary directory.
-        self.temporary = plane.layout.home / "tmp"
+        self.certificates = WebhookCertificates(plane.paths.pki / "webhook")
+        # The webhook server reads its certificates in the temporary directory.
+        self.temporary = plane.paths.home / "tmp"
 
     def argv(self) -> list[str | Path]:
+        """The command line."""
         ports = self.plane.ports
         return [
-            self.plane.layout.binary(NAME),
+            self.plane.paths.binary(NAME),
             *FLAGS,
             f"--pytorch-init-container-template-file={INIT_CONTAINER}",
             f"--metrics-bind-address=127.0.0.1:{ports.training_operator_metrics}",
@@ -146,7 +148,7 @@ class HostTrainingOperator:
         ]
 
     def start(self) -> None:
-        """Start the process and wait until its controllers run."""
+        """Start the process and wait until its controllers run. Raises ClusterError."""
         self._place_certificates()
         environment = {
             "KUBECONFIG": str(self.plane.component_kubeconfig(NAME)),
@@ -156,17 +158,18 @@ class HostTrainingOperator:
         self.plane.processes.start(NAME, self.argv(), environment)
         wait_until(self._ready, 60, "training-operator ready", lambda: self.plane.processes.running(NAME))
 
-    def up(self, stock: Sequence[Object], report: Report) -> None:
-        """Install its custom resource, role and empty webhook from the `stock` overlay, and start it."""
-        with report.step("training-operator: its custom resources, then the process"):
+    def up(self, stock: Sequence[Object], console: Console) -> None:
+        """Install its CRD, role and empty webhook from the `stock` overlay, and start it. Raises
+        ClusterError."""
+        with console.step("training-operator: its custom resources, then the process"):
             self.certificates.create()
             self.kubectl.apply(self.certificates.fill(without_workload(only_pytorchjob(stock))))
             self.start()
 
     def _place_certificates(self) -> None:
-        """What a mounted Secret is in a pod.
+        """Place the files that a mounted Secret provides in a pod.
 
-        The certificate rotator looks for the files in one fixed place, the webhook server below TMPDIR.
+        The certificate rotator reads them from a hard-coded path, the webhook server from TMPDIR.
         """
         for directory in (self.temporary / "k8s-webhook-server" / "serving-certs", CERTIFICATE_DIRECTORY):
             directory.mkdir(parents=True, exist_ok=True)
@@ -174,7 +177,7 @@ class HostTrainingOperator:
                 shutil.copy(path, directory / name)
 
     def remove_certificates(self) -> None:
-        """Undo what was placed outside of the profile's folder."""
+        """Delete the certificates outside the profile's folder."""
         shutil.rmtree(CERTIFICATE_DIRECTORY, ignore_errors=True)
         with contextlib.suppress(OSError):
             CERTIFICATE_DIRECTORY.parent.rmdir()

@@ -50,7 +50,7 @@ def kill_rank_without(component: str, seconds: float) -> Injection:
 
     def inject(context: AnyContext) -> InjectedFault:
         fault, victim = context.fault_at(1, RANKS_PER_NODE), context.run.ranks(1)[0]
-        with context.cluster.component_away(component):
+        with context.cluster.component_down(component):
             victim.kill()
             hold(seconds)
         return fault
@@ -63,7 +63,7 @@ def replace_pod_without(component: str, seconds: float) -> Injection:
 
     def inject(context: AnyContext) -> InjectedFault:
         fault = delete_pod(1)(context)
-        with context.cluster.component_away(component):
+        with context.cluster.component_down(component):
             hold(seconds)
         return fault
 

@@ -60,7 +60,7 @@ def cluster() -> Iterator[Cluster]:
         running = bool(cluster.status()) and all(cluster.status().values())
         if not running:
             cluster.up()
-        if not cluster.layout.binary("helm").exists():
+        if not cluster.paths.binary("helm").exists():
             cluster.binaries.build(("helm",), cluster.report)
     except ClusterError as error:
         pytest.fail(f"the control plane does not start: {error}")
@@ -111,7 +111,7 @@ def install(cluster: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory
         path.write_text(yaml.safe_dump(values))
         rendered = subprocess.run(
             [
-                cluster.layout.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
+                cluster.paths.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
                 namespace, "--kube-version", "1.36.3", "--values", path,
             ],
             check=True, capture_output=True, text=True,

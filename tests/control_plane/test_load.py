@@ -69,7 +69,7 @@ def test_a_recovery_that_is_interrupted_is_completed_later(
     world.train("run", 10, checkpoint=5)
     world.report("run", phase="rendezvous", iteration=10, checkpointIteration=5)
     world.terminate("run-worker-0", 138)
-    with cluster.component_away(component):
+    with cluster.component_down(component):
         assert world.operator.running()
     world.wait_for("run", pods=2, status={"recovery": {"restarts": 1}}, seconds=LONG_DEADLINE)
     state = world.train("run", 11, checkpoint=5, generation=2, resumedFrom=5)
@@ -79,7 +79,7 @@ def test_a_recovery_that_is_interrupted_is_completed_later(
 def test_the_training_operator_replaces_the_pod_after_its_own_outage(world: World, cluster: Cluster) -> None:
     world.apply("run")
     world.train("run", 10, checkpoint=5)
-    with cluster.component_away("training-operator"):
+    with cluster.component_down("training-operator"):
         world.report("run", phase="rendezvous", iteration=10, checkpointIteration=5)
         world.terminate("run-worker-0", 138, '{"message": "rank 3 was killed"}')
         state = world.wait_for("run", conditions={"Recovering": "PodsLost"})

@@ -40,7 +40,7 @@ def header(path: Path, key: str) -> list[str]:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("path", REFUSALS, ids=lambda path: path.stem)
 def test_kubectl_apply_refuses_what_the_crd_can_check(path: Path, cluster: Cluster) -> None:
-    kubectl = [cluster.layout.binary("kubectl"), "--kubeconfig", cluster.kubeconfig]
+    kubectl = [cluster.paths.binary("kubectl"), "--kubeconfig", cluster.kubeconfig]
     done = subprocess.run(
         [*kubectl, "apply", "--dry-run=server", "-f", path], text=True, capture_output=True, check=False
     )

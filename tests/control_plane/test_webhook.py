@@ -33,7 +33,7 @@ def rendered(cluster: Cluster, folder: Path) -> list[Object]:
     values.write_text(yaml.safe_dump({"webhook": {"enabled": True, "timeoutSeconds": 10}}))
     done = subprocess.run(
         [
-            cluster.layout.binary("helm"), "template", "megatron-operator", CHART, "--values", values,
+            cluster.paths.binary("helm"), "template", "megatron-operator", CHART, "--values", values,
             "--namespace", OPERATOR_NAMESPACE, "--kubeconfig", cluster.kubeconfig, "--dry-run=server",
             "--kube-version", "1.36.3",
         ],
@@ -91,7 +91,7 @@ def recipe_of(name: str, namespace: str) -> Object:
 
 
 def kubectl_apply(cluster: Cluster, recipe: Object) -> subprocess.CompletedProcess[str]:
-    kubectl = [cluster.layout.binary("kubectl"), "--kubeconfig", cluster.kubeconfig, "apply", "-f", "-"]
+    kubectl = [cluster.paths.binary("kubectl"), "--kubeconfig", cluster.kubeconfig, "apply", "-f", "-"]
     return subprocess.run(kubectl, input=json.dumps(recipe), text=True, capture_output=True, check=False)
 
 

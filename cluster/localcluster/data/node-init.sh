@@ -1,6 +1,6 @@
 #!/bin/bash
-# PID 1 of a node: it lives in mount, pid, network, ipc and uts namespaces of its own, so whatever is started
-# or mounted here ends with it. bash reaps the orphans that containers leave.
+# PID 1 of a node, in its own mount, PID, network, IPC and UTS namespaces: every process and mount of the node
+# ends with it. bash reaps the orphans of containers.
 #
 # From the environment: NODE, NODE_ADDRESS, NODE_PREFIX, HOST_ADDRESS, PEERS ("range=address ..."),
 # NODE_HOME (its folder), NODE_LIB (its /var/lib), BIN.
@@ -8,7 +8,7 @@ set -eu
 
 hostname "$NODE"
 
-# The places that a node's programs share with nobody.
+# Folders that each node has for itself.
 mount --bind "$NODE_LIB" /var/lib
 mount --bind "$NODE_HOME/log" /var/log
 mount -t tmpfs -o mode=755 tmpfs /run
@@ -27,7 +27,7 @@ echo 1 >/proc/sys/net/ipv4/ip_forward
 
 containerd --config "$NODE_HOME/containerd.toml" >>"$NODE_HOME/logs/containerd.log" 2>&1 &
 until ctr version >/dev/null 2>&1; do sleep 0.1; done
-# Containers of an earlier life: no process of theirs is left, their network is gone.
+# Containers from before a restart of the node have no processes and no network.
 for container in $(ctr -n k8s.io containers list -q); do
   ctr -n k8s.io containers delete "$container" || true
 done
@@ -38,5 +38,5 @@ done
 "$BIN/kubelet" --config="$NODE_HOME/kubelet.json" --kubeconfig="$NODE_HOME/kubeconfig" \
   --hostname-override="$NODE" --node-ip="$NODE_ADDRESS" --v=1 >>"$NODE_HOME/logs/kubelet.log" 2>&1 &
 
-# The node is up as long as its kubelet and containerd are.
+# The node ends when its kubelet or containerd ends.
 wait -n

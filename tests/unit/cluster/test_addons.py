@@ -1,4 +1,4 @@
-"""Stock manifests, and the few lines of them that the local cluster changes."""
+"""Upstream manifests, and what the local cluster changes in them."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return found["spec"]["template"]["spec"]  # type: ignore[no-any-return]
 
 
-def test_in_the_cluster_image_and_flags_are_ours() -> None:
+def test_the_in_cluster_deployment_has_the_local_image_and_flags() -> None:
     pod = deployment(trainingoperator.in_cluster(overlay(), "ours:1", "init:1", {"node": "a"}))
     container = pod["containers"][0]
     assert container["image"] == "ours:1"
@@ -42,7 +42,7 @@ def test_in_the_cluster_image_and_flags_are_ours() -> None:
     assert pod["nodeSelector"] == {"node": "a"}
 
 
-def test_the_stock_objects_stay_as_they_were() -> None:
+def test_the_upstream_objects_are_not_modified() -> None:
     stock = overlay()
     before = copy.deepcopy(stock)
     trainingoperator.in_cluster(stock, "ours:1", "init:1", {})
@@ -50,14 +50,14 @@ def test_the_stock_objects_stay_as_they_were() -> None:
     assert stock == before
 
 
-def test_outside_of_the_cluster_no_webhook_matches() -> None:
+def test_the_host_process_has_no_webhook_rules() -> None:
     objects = trainingoperator.without_workload(overlay())
     assert {item["kind"] for item in objects}.isdisjoint({"Deployment", "Service"})
     webhooks = next(item for item in objects if item["kind"] == "ValidatingWebhookConfiguration")
     assert all(webhook["rules"] == [] for webhook in webhooks["webhooks"])
 
 
-def test_only_the_job_kind_that_is_switched_on_is_installed() -> None:
+def test_only_the_enabled_kind_of_job_is_installed() -> None:
     objects = trainingoperator.only_pytorchjob(overlay())
     kinds = [item["spec"]["names"]["kind"] for item in objects if item["kind"] == "CustomResourceDefinition"]
     assert kinds == ["PyTorchJob"]
@@ -88,26 +88,26 @@ def provisioner() -> list[dict[str, Any]]:
 
 
 def test_the_storage_class_is_shared_and_the_default(provisioner: list[dict[str, Any]]) -> None:
-    _, storage_class, config = storage.adapted(provisioner, "/shared")
+    _, storage_class, config = storage.adapt(provisioner, "/shared")
     assert storage_class["metadata"]["name"] == "local-shared"
     annotations = storage_class["metadata"]["annotations"]
     assert annotations["storageclass.kubernetes.io/is-default-class"] == "true"
     assert json.loads(config["data"]["config.json"])["sharedFileSystemPath"] == "/shared"
 
 
-def test_no_image_comes_from_outside(provisioner: list[dict[str, Any]]) -> None:
-    workload, _, config = storage.adapted(provisioner, "/shared")
+def test_all_images_come_from_the_local_registry(provisioner: list[dict[str, Any]]) -> None:
+    workload, _, config = storage.adapt(provisioner, "/shared")
     assert deployment([workload])["containers"][0]["image"].startswith("registry.local/")
     assert "busybox" not in config["data"]["helperPod.yaml"]
 
 
-def test_the_training_operator_finds_its_certificates_made(tmp_path: Path) -> None:
+def test_the_training_operator_finds_existing_certificates(tmp_path: Path) -> None:
     certificates = trainingoperator.WebhookCertificates(tmp_path)
     certificates.create()
     secret = {"kind": "Secret", "metadata": {"name": trainingoperator.WEBHOOK_SECRET}}
     (filled,) = certificates.fill([secret])
     assert set(filled["data"]) == {"ca.crt", "ca.key", "tls.crt", "tls.key"}
-    # Its rotator reads the authority's key as PKCS#1 and nothing else, or waits for ever.
+    # Its rotator accepts the CA's key only as PKCS#1; with another format it never becomes ready.
     assert b64decode(filled["data"]["ca.key"]).startswith(b"-----BEGIN RSA PRIVATE KEY-----")
 
 
@@ -115,9 +115,9 @@ def test_the_training_operator_finds_its_certificates_made(tmp_path: Path) -> No
     ("file", "name"),
     [("ca.crt", "training-operator-ca"), ("tls.crt", "training-operator.kubeflow.svc")],
 )
-def test_webhook_certificates_carry_the_names_it_looks_for(tmp_path: Path, file: str, name: str) -> None:
+def test_webhook_certificates_have_the_names_that_it_expects(tmp_path: Path, file: str, name: str) -> None:
     certificates = trainingoperator.WebhookCertificates(tmp_path)
     certificates.create()
     words = ["openssl", "x509", "-noout", "-checkhost", name, "-in", certificates.files()[file]]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert "does match" in told
+    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "does match" in output

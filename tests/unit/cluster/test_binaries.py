@@ -1,4 +1,4 @@
-"""Which programs are built, and when again."""
+"""Which programs are built, and when they are rebuilt."""
 
 import re
 import shutil
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from localcluster.binaries import BY_PROFILE, KUBERNETES, PROGRAMS, fingerprint
-from localcluster.paths import CHECKOUT, Layout
+from localcluster.paths import CHECKOUT, Paths
 
-TOOLS = Layout("full").tools
+TOOLS = Paths("full").tools
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def tools(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TOOLS, tmp_path / "tools"))
 
 
-def test_kubernetes_says_the_version_that_is_pinned() -> None:
+def test_kubernetes_reports_the_pinned_version() -> None:
     pinned = re.search(r"k8s\.io/kubernetes (v\S+)", (TOOLS / "kubernetes" / "go.mod").read_text())
     assert pinned is not None
     assert pinned[1] == KUBERNETES
@@ -34,19 +34,19 @@ def test_every_program_has_pins_and_checksums(program) -> None:
         assert f'_ "{program.package}"' in (module / "tools.go").read_text()
 
 
-def test_profiles_name_programs_that_exist() -> None:
+def test_profiles_list_existing_programs() -> None:
     assert {name for names in BY_PROFILE.values() for name in names} == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("file", ["go.mod", "go.sum"])
-def test_a_changed_pin_builds_again(tools: Path, file: str) -> None:
+def test_a_changed_pin_causes_a_rebuild(tools: Path, file: str) -> None:
     before = fingerprint(PROGRAMS["kubelet"], tools, "go1.26.8")
     with (tools / "kubernetes" / file).open("a") as pins:
         pins.write("\n")
     assert fingerprint(PROGRAMS["kubelet"], tools, "go1.26.8") != before
 
 
-def test_a_changed_source_builds_its_own_program_only(tools: Path) -> None:
+def test_a_changed_source_rebuilds_only_its_own_program(tools: Path) -> None:
     pause, kubelet = PROGRAMS["pause"], PROGRAMS["kubelet"]
     before = [fingerprint(program, tools, "go1.26.8") for program in (pause, kubelet)]
     with (tools / "kubernetes" / "pause" / "main.go").open("a") as source:
@@ -56,13 +56,13 @@ def test_a_changed_source_builds_its_own_program_only(tools: Path) -> None:
     assert after[1] == before[1]
 
 
-def test_toolchain_and_build_line_count_too() -> None:
+def test_toolchain_and_build_flags_are_part_of_the_fingerprint() -> None:
     kubelet = PROGRAMS["kubelet"]
     before = fingerprint(kubelet, TOOLS, "go1.26.8")
     assert fingerprint(kubelet, TOOLS, "go1.26.9") != before
     assert fingerprint(replace(kubelet, ldflags=""), TOOLS, "go1.26.8") != before
 
 
-def test_no_pin_names_a_folder_of_one_machine() -> None:
+def test_no_pin_is_a_local_path() -> None:
     for path in (CHECKOUT / "cluster" / "tools").glob("*/go.mod"):
         assert not re.search(r"=>\s*[./]", path.read_text()), path

@@ -1,4 +1,4 @@
-"""Control groups of a node on both cgroup versions, played on ordinary folders."""
+"""Control groups of a node on both cgroup versions, simulated with ordinary folders."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
 """
 
 
-def test_hierarchies_are_told_apart_by_type() -> None:
+def test_hierarchies_are_grouped_by_type() -> None:
     found = cgroups.hierarchies(HYBRID)
     assert [path.name for path in found["cgroup"]] == ["cpu,cpuacct", "memory"]
     assert [path.name for path in found["cgroup2"]] == ["unified"]
@@ -37,7 +37,7 @@ def version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_new_cpuset_may_run_on_what_its_parent_may(version_1: Path) -> None:
+def test_a_new_cpuset_inherits_the_cpus_of_its_parent(version_1: Path) -> None:
     cgroups.create("node-0")
     assert (version_1 / "cpuset" / "megatron-node-0" / "cpuset.cpus").read_text() == "0-1\n"
     assert (version_1 / "cpuset" / "megatron-node-0" / "cpuset.mems").read_text() == "0\n"
@@ -54,7 +54,7 @@ def test_version_2_offers_all_in_one_hierarchy(version_2: Path) -> None:
     assert (version_2 / "megatron-node-0").is_dir()
 
 
-def test_removing_takes_what_is_below_and_nothing_else(version_1: Path) -> None:
+def test_removing_deletes_only_the_subgroups(version_1: Path) -> None:
     (version_1 / "memory" / "somebody-elses").mkdir()
     (version_1 / "memory" / "megatron-node-1" / "kubepods" / "pod1").mkdir(parents=True)
     cgroups.remove()

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from localcluster.controlplane import COMPONENTS, ControlPlane, Ports, choose_ports
 from localcluster.errors import ClusterError
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 from localcluster.processes import Processes
 
 
 @pytest.fixture
 def plane(tmp_path: Path) -> ControlPlane:
-    layout = Layout("control-plane", tmp_path)
-    layout.home.mkdir(parents=True)
-    return ControlPlane(layout, Processes(layout.home), "127.0.0.1", Ports.preferred(26400))
+    paths = Paths("control-plane", tmp_path)
+    paths.home.mkdir(parents=True)
+    return ControlPlane(paths, Processes(paths.home), "127.0.0.1", Ports.preferred(26400))
 
 
-def test_a_busy_block_of_ports_is_passed_over(tmp_path: Path) -> None:
+def test_a_block_with_a_used_port_is_skipped(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -28,7 +28,7 @@ def test_a_busy_block_of_ports_is_passed_over(tmp_path: Path) -> None:
     assert ports.api > base
 
 
-def test_ports_stay_while_the_cluster_is_there(tmp_path: Path) -> None:
+def test_ports_stay_the_same_while_the_cluster_exists(tmp_path: Path) -> None:
     remembered = tmp_path / "ports.json"
     first = choose_ports(remembered, "127.0.0.1", range(42000, 43000, 20))
     with socket.socket() as server:
@@ -37,7 +37,7 @@ def test_ports_stay_while_the_cluster_is_there(tmp_path: Path) -> None:
         assert choose_ports(remembered, "127.0.0.1", range(42000, 43000, 20)) == first
 
 
-def test_no_free_ports_says_where_it_looked(tmp_path: Path) -> None:
+def test_the_error_without_free_ports_names_the_range(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="between 0 and 0"):
         choose_ports(tmp_path / "ports.json", "127.0.0.1", range(0))
 
@@ -48,12 +48,12 @@ def test_no_two_ports_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_nothing_listens_beyond_the_machine(plane: ControlPlane, component: str) -> None:
+def test_everything_listens_on_local_addresses(plane: ControlPlane, component: str) -> None:
     words = " ".join(map(str, plane.argv(component)))
     assert "0.0.0.0" not in words
     assert "127.0.0.1" in words
 
 
-def test_an_unknown_component_is_answered_with_the_known(plane: ControlPlane) -> None:
+def test_an_unknown_component_lists_the_known_ones(plane: ControlPlane) -> None:
     with pytest.raises(ClusterError, match="one of: etcd, kube-apiserver"):
         plane.argv("kubelet")

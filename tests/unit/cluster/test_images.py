@@ -1,4 +1,4 @@
-"""What images are made of, and what a build is told about the machine."""
+"""The contents of images, and the settings of the machine that a build receives."""
 
 import subprocess
 
@@ -31,22 +31,22 @@ deb http://packages.example/cloud sdk main
     ],
     ids=["deb822", "one line", "nothing"],
 )
-def test_the_mirror_is_the_machines_own(text: str, expected: list[str]) -> None:
+def test_the_mirror_is_that_of_the_machine(text: str, expected: list[str]) -> None:
     assert mirrors([text]) == expected
 
 
-def test_what_pip_was_told_uv_is_told_too() -> None:
+def test_settings_of_pip_are_passed_to_uv() -> None:
     text = build_environment({"PIP_INDEX_URL": "https://index.example/simple", "HOME": "/root"})
     assert "export UV_DEFAULT_INDEX='https://index.example/simple'\n" in text
     assert "HOME" not in text
 
 
-def test_uvs_own_setting_wins() -> None:
+def test_settings_of_uv_take_precedence() -> None:
     text = build_environment({"PIP_INDEX_URL": "https://a.example", "UV_DEFAULT_INDEX": "https://b.example"})
     assert "export UV_DEFAULT_INDEX='https://b.example'\n" in text
 
 
-def test_paths_of_the_machine_stay_on_it() -> None:
+def test_paths_of_the_machine_are_not_passed_on() -> None:
     text = build_environment({"PIP_FIND_LINKS": "/opt/wheels", "UV_CACHE_DIR": "/fast/cache"})
     assert "/opt/wheels" not in text
     assert "/fast/cache" not in text
@@ -59,7 +59,7 @@ def test_a_shell_reads_back_what_was_quoted() -> None:
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == value
 
 
-def test_a_program_image_is_its_files_alone() -> None:
+def test_a_program_image_holds_only_its_files() -> None:
     assert scratch_dockerfile([("pause", "/pause")], "/pause").splitlines() == [
         "FROM scratch",
         "COPY pause /pause",
@@ -74,7 +74,7 @@ def test_dockerfiles_end_as_an_ordinary_user(image: images.Image) -> None:
 
 
 @pytest.mark.parametrize("image", images.IMAGES, ids=lambda image: image.name)
-def test_requirements_are_a_layer_below_the_code(image: images.Image) -> None:
+def test_requirements_are_in_a_layer_before_the_code(image: images.Image) -> None:
     text = (CHECKOUT / image.dockerfile).read_text()
     assert text.index("-r /opt/megatron/requirements.txt") < text.index("/opt/megatron/source")
 
@@ -88,6 +88,6 @@ def test_every_node_pulls_every_image() -> None:
     assert pulled == [("registry.local/a:dev", "Always"), ("registry.local/b:dev", "Always")]
 
 
-def test_an_unknown_image_is_answered_with_the_known() -> None:
+def test_an_unknown_image_lists_the_known_ones() -> None:
     with pytest.raises(ClusterError, match="one of: megatron-operator, megatron-trainer-cpu"):
-        images.named("megatron-trainer")
+        images.find_image("megatron-trainer")

@@ -1,4 +1,4 @@
-"""A node's own settings."""
+"""The configuration of a node."""
 
 import ipaddress
 import tomllib
@@ -9,10 +9,10 @@ from localcluster.addresses import NODES
 from localcluster.controlplane import SERVICE_RANGE, ControlPlane, Ports
 from localcluster.kubectl import Kubectl
 from localcluster.node import INIT, PAUSE_IMAGE, Node
-from localcluster.paths import Layout
+from localcluster.paths import Paths
 from localcluster.processes import Processes
 
-LAYOUT = Layout("full")
+LAYOUT = Paths("full")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_interface_names_fit_the_kernel() -> None:
         assert len(node.host_link + "p") <= 15
 
 
-def test_containerd_reads_its_settings(nodes: list[Node]) -> None:
+def test_the_containerd_configuration_is_valid(nodes: list[Node]) -> None:
     settings = tomllib.loads(nodes[0].containerd_config())
     plugin = settings["plugins"]["io.containerd.grpc.v1.cri"]
     assert plugin["sandbox_image"] == PAUSE_IMAGE
@@ -58,19 +58,19 @@ def test_containerd_reads_its_settings(nodes: list[Node]) -> None:
     assert plugin["containerd"]["discard_unpacked_layers"] is True
 
 
-def test_the_kubelet_lets_nobody_in_without_a_certificate(nodes: list[Node]) -> None:
+def test_the_kubelet_rejects_anonymous_requests(nodes: list[Node]) -> None:
     authentication = nodes[0].kubelet_config()["authentication"]
     assert isinstance(authentication, dict)
     assert authentication["anonymous"] == {"enabled": False}
 
 
-def test_images_are_never_collected(nodes: list[Node]) -> None:
+def test_images_are_never_garbage_collected(nodes: list[Node]) -> None:
     assert nodes[0].kubelet_config()["imageGCHighThresholdPercent"] == 100
 
 
 def test_the_init_script_gets_every_variable_it_reads() -> None:
     script = INIT.read_text()
-    told = script.split("From the environment:")[1].split("set -eu")[0]
+    documented = script.split("From the environment:")[1].split("set -eu")[0]
     for name in ("NODE_ADDRESS", "NODE_PREFIX", "HOST_ADDRESS", "PEERS", "NODE_HOME", "NODE_LIB", "BIN"):
-        assert name in told
+        assert name in documented
         assert f"${name}" in script or f"${{{name}" in script

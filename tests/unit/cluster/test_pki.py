@@ -1,4 +1,4 @@
-"""What certificates say, and that they are made once."""
+"""The contents of certificates, and that they are created only once."""
 
 import subprocess
 from pathlib import Path
@@ -9,11 +9,11 @@ from localcluster.pki import Authority, Certificate
 KUBELET = Certificate("node-0", "system:node:node-0", "system:nodes", ("node-0", "10.245.0.10"))
 
 
-def test_a_nodes_subject_is_what_the_node_authorizer_wants() -> None:
+def test_a_nodes_subject_is_that_of_the_node_authorizer() -> None:
     assert KUBELET.subject() == "/O=system:nodes/CN=system:node:node-0"
 
 
-def test_names_and_addresses_are_told_apart() -> None:
+def test_names_and_addresses_are_distinguished() -> None:
     assert "subjectAltName=DNS:node-0,IP:10.245.0.10" in KUBELET.extensions()
 
 
@@ -28,13 +28,13 @@ def authority(tmp_path: Path) -> Authority:
     return result
 
 
-def test_what_was_signed_verifies_against_the_authority(authority: Authority) -> None:
+def test_a_signed_certificate_verifies_against_the_authority(authority: Authority) -> None:
     authority.sign(KUBELET)
     words = ["openssl", "verify", "-x509_strict", "-CAfile", authority.certificate, authority.crt("node-0")]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.endswith("OK\n")
 
 
-def test_keys_are_for_their_owner_only(authority: Authority) -> None:
+def test_keys_are_readable_only_by_their_owner(authority: Authority) -> None:
     authority.sign(KUBELET)
     for name in ("ca", "service-account", "node-0"):
         assert authority.key(name).stat().st_mode & 0o077 == 0, name

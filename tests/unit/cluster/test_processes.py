@@ -1,4 +1,4 @@
-"""Only processes that we started are ended, whatever their pid has become since."""
+"""Only processes that the cluster started are killed, even where a PID was reused."""
 
 import json
 import os
@@ -29,19 +29,17 @@ def test_start_and_kill(processes: Processes) -> None:
     assert processes.names() == []
 
 
-def test_starting_twice_is_starting_once(processes: Processes) -> None:
+def test_a_running_process_is_not_started_again(processes: Processes) -> None:
     assert processes.start("sleeper", SLEEP) == processes.start("sleeper", SLEEP)
 
 
-def test_another_command_finds_the_process_again(processes: Processes) -> None:
+def test_another_command_finds_the_process(processes: Processes) -> None:
     processes.start("sleeper", SLEEP)
     assert Processes(processes.home).running("sleeper")
 
 
 @pytest.mark.parametrize("changed", [{"start_time": 1}, {"boot": "another"}])
-def test_a_pid_that_became_somebody_elses_is_left_alone(
-    processes: Processes, changed: dict[str, object]
-) -> None:
+def test_a_reused_pid_is_not_killed(processes: Processes, changed: dict[str, object]) -> None:
     foreign = subprocess.Popen(SLEEP)
     try:
         own = processes.start("sleeper", SLEEP)
@@ -59,7 +57,7 @@ def test_a_pid_that_became_somebody_elses_is_left_alone(
         foreign.wait()
 
 
-def test_a_process_that_was_not_recorded_is_found_by_its_mark(processes: Processes) -> None:
+def test_an_unrecorded_process_is_found_by_its_mark(processes: Processes) -> None:
     unrecorded = subprocess.Popen(SLEEP, env={**os.environ, OWNER_VARIABLE: str(processes.home)})
     wait_until(lambda: owned_pids(processes.home) == [unrecorded.pid], 10, "the mark to show")
     processes.kill_all()
@@ -79,13 +77,13 @@ def test_a_missing_program_is_named(processes: Processes) -> None:
         processes.start("etcd", ["/nowhere/etcd"])
 
 
-def test_a_process_is_not_told_of_proxies(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_does_not_inherit_proxies(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     pid = processes.start("sleeper", SLEEP)
     assert b"proxy.example" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_waiting_ends_when_the_process_does() -> None:
+def test_a_wait_ends_with_the_process() -> None:
     with pytest.raises(ClusterError, match="API server ready: the process ended"):
         wait_until(lambda: False, 60, "API server ready", alive=lambda: False)

@@ -1,8 +1,8 @@
-"""Old images go, images in use stay."""
+"""Old images are deleted, images in use are kept."""
 
 from pathlib import Path
 
-from localcluster.images import OPERATOR, TRAINER, Pulled
+from localcluster.images import OPERATOR, TRAINER, PulledImages
 from localcluster.node import untagged
 
 LISTING = """REF TYPE DIGEST SIZE PLATFORMS LABELS
@@ -14,20 +14,20 @@ sha256:idofold application/vnd.oci sha256:old 1 MiB linux/amd64 a=b
 """
 
 
-def test_what_a_tag_moved_away_from_is_forgotten() -> None:
+def test_images_without_a_tag_are_deleted() -> None:
     assert untagged(LISTING) == ["registry.local/megatron-operator@sha256:old", "sha256:idofold"]
 
 
-def test_a_node_without_images_has_nothing_to_forget() -> None:
+def test_a_node_without_images_has_nothing_to_delete() -> None:
     assert untagged("REF TYPE DIGEST SIZE PLATFORMS LABELS\n") == []
 
 
-def test_what_was_pulled_is_remembered_by_image(tmp_path: Path) -> None:
-    pulled = Pulled(tmp_path / "pulled.json")
+def test_pulled_ids_are_stored_by_image(tmp_path: Path) -> None:
+    pulled = PulledImages(tmp_path / "pulled.json")
     pulled.put({OPERATOR: "1", TRAINER: "2"})
     pulled.put({OPERATOR: "3"})
     assert (pulled.get(OPERATOR), pulled.get(TRAINER)) == ("3", "2")
 
 
-def test_nothing_is_remembered_of_a_new_cluster(tmp_path: Path) -> None:
-    assert Pulled(tmp_path / "pulled.json").get(OPERATOR) is None
+def test_a_new_cluster_has_pulled_nothing(tmp_path: Path) -> None:
+    assert PulledImages(tmp_path / "pulled.json").get(OPERATOR) is None

@@ -1,4 +1,4 @@
-// Command pause holds a pod's namespaces open until it is told to end, and reaps orphans.
+// Command pause holds a pod's namespaces open until it is terminated, and reaps orphans.
 package main
 
 import (

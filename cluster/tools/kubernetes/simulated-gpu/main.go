@@ -49,7 +49,7 @@ func (p *plugin) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	return response, nil
 }
 
-// serve registers once and returns when the kubelet's socket is made anew, which a restarted kubelet does.
+// serve registers once and returns when a restarted kubelet re-creates its socket.
 func serve(directory string, devices []*api.Device) error {
 	socket := filepath.Join(directory, "simulated-gpu.sock")
 	kubelet := filepath.Join(directory, "kubelet.sock")
