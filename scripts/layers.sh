@@ -1,26 +1,58 @@
-# Sourced by check.sh and test.sh: runs layers one after the other and prints a table of their seconds at the end.
-# The table is printed after a failure too, with the layer that failed.
+# Sourced by check.sh and test.sh: runs layers and prints a table of their seconds at the end, after a failure too.
+# A layer that mostly waits can run in the background beside others: start_layer, later finish_layer.
 
 layer_names=() layer_seconds=() layer_results=()
+background_name='' background_pid='' background_started=0 background_output=''
+
+record_layer() { # record_layer NAME SECONDS STATUS
+    layer_names+=("$1")
+    layer_seconds+=("$2")
+    layer_results+=("$([ "$3" = 0 ] && echo passed || echo "failed ($3)")")
+}
 
 layer() { # layer NAME COMMAND...
     local name=$1 started=$SECONDS status=0
     shift
     printf '\n=== %s\n' "$name"
     "$@" || status=$?
-    layer_names+=("$name")
-    layer_seconds+=($((SECONDS - started)))
-    layer_results+=("$([ "$status" = 0 ] && echo passed || echo "failed ($status)")")
+    record_layer "$name" $((SECONDS - started)) "$status"
     return "$status"
 }
 
-print_layers() {
-    local index total=0
-    printf '\n%-72s %8s  %s\n' layer seconds result
-    for index in "${!layer_names[@]}"; do
-        printf '%-72s %8d  %s\n' "${layer_names[index]}" "${layer_seconds[index]}" "${layer_results[index]}"
-        total=$((total + layer_seconds[index]))
-    done
-    printf '%-72s %8d\n' total "$total"
+start_layer() { # start_layer NAME COMMAND...
+    background_name=$1 background_started=$SECONDS background_output=$(mktemp)
+    shift
+    printf '\n=== %s: started in the background\n' "$background_name"
+    # A session of its own, so that an interrupted run can end it as a whole; bash ignores SIGINT in the background.
+    setsid env --default-signal=INT "$@" > "$background_output" 2>&1 < /dev/null &
+    background_pid=$!
 }
-trap print_layers EXIT
+
+finish_layer() { # waits for the background layer and prints its output
+    local status=0
+    printf '\n=== %s\n' "$background_name"
+    wait "$background_pid" || status=$?
+    background_pid=''
+    cat "$background_output"
+    rm -f "$background_output"
+    record_layer "$background_name (beside others)" $((SECONDS - background_started)) "$status"
+    return "$status"
+}
+
+end_layers() {
+    if [ -n "$background_pid" ]; then
+        # SIGINT lets pytest run its teardown, which stops what the layer started.
+        kill -INT -- "-$background_pid" 2> /dev/null || true
+        wait "$background_pid" || true
+        tail -n 20 "$background_output"
+        rm -f "$background_output"
+        record_layer "$background_name (beside others)" $((SECONDS - background_started)) "not finished"
+    fi
+    local index
+    printf '\n%-84s %8s  %s\n' layer seconds result
+    for index in "${!layer_names[@]}"; do
+        printf '%-84s %8d  %s\n' "${layer_names[index]}" "${layer_seconds[index]}" "${layer_results[index]}"
+    done
+    printf '%-84s %8d\n' 'wall time' "$SECONDS"
+}
+trap end_layers EXIT

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All layers of tests, cheap ones first; stops at the first that fails and prints the seconds of each layer.
-# The binaries come early because the chart's unit tests use the helm that is built there.
+# All layers of tests. Stops at the first that fails and prints the seconds of each layer.
+# The binaries come early because the chart's unit tests use the helm that is built there. The control-plane layer
+# mostly waits for timeouts of Kubernetes, so it runs beside the layers that need the processor.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/layers.sh
@@ -9,10 +10,11 @@ parallel=(-n auto --maxprocesses 8 --dist worksteal)
 
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
+start_layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
 layer "unit and refusals: no cluster" $python -m pytest -q "${parallel[@]}" tests/unit tests/refusals
 layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
-layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
+finish_layer
 $python -m localcluster down --profile control-plane
 layer "faults: kubelets, containers, training, injected faults" $python -m pytest -q tests/faults
