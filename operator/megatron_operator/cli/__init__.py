@@ -1,1 +1,1 @@
-"""`megatron` on the shell and `kubectl megatron`: the operator's own stages, without a cluster."""
+"""The commands `megatron` and `kubectl megatron`: plan, validate and render without a cluster."""

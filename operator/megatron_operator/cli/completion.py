@@ -1,4 +1,4 @@
-"""`megatron completion`: what a shell needs to complete commands, recipes and accelerators."""
+"""`megatron completion`: shell completion of commands, recipes and accelerators."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import click
 from click.shell_completion import ShellComplete, get_completion_class
 
 _NO_FILES, _FILES = ":4", ":0"
-"""What kubectl reads after the proposals: whether the shell may propose files (cobra's directives)."""
+"""Cobra's directives, which kubectl reads after the proposals: whether the shell may propose files."""
 
 
 @click.command("completion")
@@ -15,7 +15,7 @@ _NO_FILES, _FILES = ":4", ":0"
 def command(ctx: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
-    `kubectl megatron` is completed by kubectl itself, which calls kubectl_complete-megatron.
+    kubectl completes `kubectl megatron` itself: it calls kubectl_complete-megatron.
 
     \b
     source <(megatron completion bash)
@@ -26,7 +26,7 @@ def command(ctx: click.Context, shell: str) -> None:
 
 
 def proposals(cli: click.Command, words: Sequence[str], incomplete: str) -> Iterator[str]:
-    """What may follow these words, one a line, and the directive, as kubectl reads them."""
+    """Completions of `incomplete` after `words`, one per line, then the directive, as kubectl reads them."""
     found = ShellComplete(cli, {}, "megatron", "_MEGATRON_COMPLETE").get_completions(list(words), incomplete)
     for item in found:
         if item.type == "plain":

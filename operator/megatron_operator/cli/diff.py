@@ -1,4 +1,4 @@
-"""`megatron diff`: what a recipe changes of Megatron's command line."""
+"""`megatron diff`: compares the command line of a recipe with a published or a running one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import click
 from megatron_contract.environment import CONTAINER_NAME
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
-from megatron_operator.cli import output as printing
-from megatron_operator.cli.cluster import Cluster, asks_cluster
-from megatron_operator.cli.inputs import Question, question, resource
+from megatron_operator.cli import printing
+from megatron_operator.cli.errors import CommandError
+from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options
+from megatron_operator.cli.kubectl import Kubectl, kubectl_options
 
 EXIT_DIFFERENT = 1
 
@@ -23,14 +23,14 @@ Flags = dict[str, str]
     type=click.Path(path_type=Path, allow_dash=True),
     help="The running PyTorchJob, as `kubectl get pytorchjob NAME -o yaml` prints it; - is standard input.",
 )
-@click.option("--live", is_flag=True, help="The running PyTorchJob, asked of the cluster.")
-@question
-@asks_cluster
-@printing.formatted
-def command(asked: Question, running: Path | None, live: bool, cluster: Cluster, output: str) -> None:
+@click.option("--live", is_flag=True, help="The running PyTorchJob, read from the cluster.")
+@recipe_options
+@kubectl_options
+@printing.output_option
+def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: Kubectl, output: str) -> None:
     """Compare a recipe's command line with the catalog's for the same accelerators, or with a running job's.
 
-    Ends with 0 when they are the same, with 1 when they differ.
+    Exits with 0 when they are equal, with 1 when they differ.
 
     \b
     megatron diff -f recipe.yaml
@@ -38,40 +38,29 @@ def command(asked: Question, running: Path | None, live: bool, cluster: Cluster,
     kubectl get pytorchjob llama3-8b -o yaml | megatron diff -f recipe.yaml --running -
     """
     from megatron_operator.cli import documents
-    from megatron_operator.cli.stages import run
+    from megatron_operator.cli.planning import plan_recipe
 
-    mine = resource(asked)
-    one = run(asked, mine)
+    recipe = load_recipe(options)
+    planned = plan_recipe(options, recipe)
     if running is not None:
-        before = flags(_arguments(documents.read(running), str(running)))
+        before = flags(_arguments(documents.read_yaml(running), str(running)))
     elif live:
-        from megatron_operator.manifests import object_name
-
-        own_namespace = (mine.get("metadata") or {}).get("namespace")
-        there = (
-            cluster if cluster.namespace or not own_namespace else replace(cluster, namespace=own_namespace)
-        )
-        job = object_name(one.name)
-        before = flags(_arguments(there.job(job), f"pytorchjob {job}"))
+        before = flags(_live_arguments(kubectl, recipe, planned.name))
     else:
-        if one.resolved.recipe is None:
+        if planned.resolved.recipe is None:
             fix = "name a recipe, or give --live or --running"
-            raise InvalidRecipeError(
-                [FieldError("spec.recipe", "is missing: there is nothing to compare with", fix)]
-            )
-        spec = {
-            name: mine["spec"][name] for name in ("recipe", "accelerator", "data") if name in mine["spec"]
-        }
-        published = run(asked, mine | {"spec": spec})
-        before = flags(published.arguments)
-    after = flags(one.arguments)
+            raise CommandError("spec.recipe", "is required: without it there is nothing to compare with", fix)
+        names = ("recipe", "accelerator", "data")
+        spec = {name: recipe["spec"][name] for name in names if name in recipe["spec"]}
+        before = flags(plan_recipe(options, recipe | {"spec": spec}).arguments)
+    after = flags(planned.arguments)
     changes = [
         {"flag": flag, "before": before.get(flag), "after": after.get(flag)}
         for flag in [*before, *(flag for flag in after if flag not in before)]
         if before.get(flag) != after.get(flag)
     ]
     if output != "table":
-        printing.data(changes, output)
+        printing.print_data(changes, output)
     else:
         for change in changes:
             _print("-", "red", change["flag"], change["before"])
@@ -85,16 +74,25 @@ def _print(sign: str, colour: str, flag: str | None, value: str | None) -> None:
         click.secho(f"{sign} {flag} {value}".rstrip(), fg=colour)
 
 
-def flags(words: list[str]) -> Flags:
-    """Each flag with its values as one text; a bare switch has none."""
+def flags(arguments: list[str]) -> Flags:
+    """Each flag with its values in one string; a flag without a value has an empty one."""
     found: dict[str, list[str]] = {}
     last: list[str] = []
-    for word in words:
-        if word.startswith("--"):
-            last = found.setdefault(word, [])
+    for argument in arguments:
+        if argument.startswith("--"):
+            last = found.setdefault(argument, [])
         else:
-            last.append(word)
+            last.append(argument)
     return {flag: " ".join(values) for flag, values in found.items()}
+
+
+def _live_arguments(kubectl: Kubectl, recipe: dict[str, Any], name: str) -> list[str]:
+    """Arguments of the job in the cluster; the recipe's own namespace is the default."""
+    from megatron_operator.manifests import object_name
+
+    namespace = kubectl.namespace or (recipe.get("metadata") or {}).get("namespace")
+    job = object_name(name)
+    return _arguments(replace(kubectl, namespace=namespace).job(job), f"pytorchjob {job}")
 
 
 def _arguments(job: Any, where: str) -> list[str]:
@@ -103,4 +101,4 @@ def _arguments(job: Any, where: str) -> list[str]:
         return [str(word) for c in containers if c["name"] == CONTAINER_NAME for word in c["args"]]
     except (KeyError, TypeError):
         fix = "give the output of `kubectl get pytorchjob NAME -o yaml`"
-        raise InvalidRecipeError([FieldError(where, "is no PyTorchJob of a recipe", fix)]) from None
+        raise CommandError(where, "is not the PyTorchJob of a recipe", fix) from None

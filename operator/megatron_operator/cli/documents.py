@@ -1,4 +1,8 @@
-"""Reading recipe files as kubectl reads them."""
+"""Reads YAML files with kubectl's types; duplicate keys are an error.
+
+PyYAML with these resolvers, because kubectl's YAML is neither version: `3e-4` is a number as in YAML 1.2, but
+`yes` is true and `010` is 8 as in YAML 1.1.
+"""
 
 import re
 import sys
@@ -7,12 +11,25 @@ from typing import Any
 
 import yaml
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import KIND
+from megatron_operator.cli.errors import CommandError
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML as kubectl has it: `3e-4` is a number, dates are text."""
+    """YAML as kubectl reads it: `3e-4` is a number, dates are strings."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Raises yaml.YAMLError for a key that occurs twice; a key may override one that is merged in."""
+        keys = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in keys:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark
+                    )
+                keys.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -26,48 +43,48 @@ _Loader.add_implicit_resolver(
 )
 
 
-def value(text: str) -> Any:
-    """One YAML value, as after `--set path=`."""
-    return _load(text, "--set")
+def parse_value(text: str) -> Any:
+    """One YAML value of `--set PATH=VALUE`. Raises CommandError."""
+    return _parse(text, "--set")
 
 
-def read(path: Path) -> Any:
-    """The one YAML document of a file."""
-    return _load(_text(path), str(path))
+def read_yaml(path: Path) -> Any:
+    """The only YAML document of a file (`-` is standard input). Raises CommandError."""
+    return _parse(_read(path), str(path))
 
 
-def recipes(path: Path) -> list[dict[str, Any]]:
-    """All MegatronRecipe objects of a file (`-` is standard input). Raises InvalidRecipeError for none."""
-    text = _text(path)
+def read_recipes(path: Path) -> list[dict[str, Any]]:
+    """All MegatronRecipe objects of a file (`-` is standard input). Raises CommandError if there are none."""
+    text = _read(path)
     try:
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
     except yaml.YAMLError as problem:
-        raise InvalidRecipeError([_no_yaml(str(path), problem)]) from None
+        raise _invalid_yaml(str(path), problem) from None
     found = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if found:
         return found
     kinds = ", ".join(str(d.get("kind")) if isinstance(d, dict) else type(d).__name__ for d in documents)
-    raise InvalidRecipeError(
-        [FieldError(str(path), f"has no {KIND} (it has: {kinds or 'nothing'})", "give a recipe file")]
-    )
+    raise CommandError(str(path), f"has no {KIND} (found: {kinds or 'nothing'})", "give a recipe file")
 
 
-def _text(path: Path) -> str:
+def _read(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else "is not text"
-        raise InvalidRecipeError([FieldError(str(path), reason.lower(), "name a readable file")]) from None
+        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else "not a text file"
+        raise CommandError(str(path), reason.lower(), "give a readable file") from None
 
 
-def _load(text: str, where: str) -> Any:
+def _parse(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as problem:
-        raise InvalidRecipeError([_no_yaml(where, problem)]) from None
+        raise _invalid_yaml(where, problem) from None
 
 
-def _no_yaml(where: str, problem: yaml.YAMLError) -> FieldError:
+def _invalid_yaml(where: str, problem: yaml.YAMLError) -> CommandError:
     mark = getattr(problem, "problem_mark", None)
-    at = f" in line {mark.line + 1}" if mark else ""
-    return FieldError(where, f"is no YAML{at}: {getattr(problem, 'problem', problem)}", "mend the file")
+    line = f" in line {mark.line + 1}" if mark else ""
+    return CommandError(
+        where, f"invalid YAML{line}: {getattr(problem, 'problem', problem)}", "correct the file"
+    )

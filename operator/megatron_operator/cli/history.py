@@ -1,50 +1,50 @@
-"""`megatron history`: what happened to a run."""
+"""`megatron history`: incidents, Events and conditions of a run in order of time."""
 
 from typing import Any
 
 import click
 
-from megatron_operator.cli import output as printing
-from megatron_operator.cli.cluster import Cluster, asks_cluster, complete_run
+from megatron_operator.cli import printing
+from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 
 
 @click.command("history")
 @click.argument("name", shell_complete=complete_run)
-@asks_cluster
-@printing.formatted
-def command(name: str, cluster: Cluster, output: str) -> None:
-    """Show what happened to a run: interruptions with their cause and cost, Events, turns of its conditions.
+@kubectl_options
+@printing.output_option
+def command(name: str, kubectl: Kubectl, output: str) -> None:
+    """Show interruptions of a run with cause and cost, its Events, and changes of its conditions.
 
     \b
     megatron history llama3-8b -n research
     megatron history llama3-8b -o json | jq '.timeline[] | select(.source == "incident")'
     """
-    from megatron_operator.cli.timeline import after, cost, timeline
+    from megatron_operator.cli.timeline import elapsed, incident_cost, timeline
 
-    recipe = cluster.recipe(name)
-    moments = timeline(recipe, cluster.events(name))
+    recipe = kubectl.recipe(name)
+    entries = timeline(recipe, kubectl.events(name))
     if output != "table":
-        printing.data(_summary(recipe) | {"timeline": [moment.document() for moment in moments]}, output)
+        printing.print_data(_summary(recipe) | {"timeline": [entry.to_dict() for entry in entries]}, output)
         return
     for label, text in _lines(recipe):
         click.echo(f"{label:<12}{text}")
     click.echo()
-    widest = max(len(moment.reason) for moment in moments)
-    for moment in moments:
-        padded = moment.reason.ljust(widest) if moment.message else moment.reason
-        reason = click.style(padded, fg="yellow" if moment.warning else None)
-        times = f" (x{moment.count})" if moment.count > 1 else ""
-        time = moment.time[:19].replace("T", " ")
-        first, *more = moment.message.splitlines() or [""]
-        click.echo(f"{time}  {after(moment, moments[0]):>7}  {reason}  {first}{times}".rstrip())
-        if moment.incident is not None:
-            more.append(cost(moment.incident))
+    widest = max(len(entry.reason) for entry in entries)
+    for entry in entries:
+        padded = entry.reason.ljust(widest) if entry.message else entry.reason
+        reason = click.style(padded, fg="yellow" if entry.warning else None)
+        times = f" (x{entry.count})" if entry.count > 1 else ""
+        time = entry.time[:19].replace("T", " ")
+        first, *more = entry.message.splitlines() or [""]
+        click.echo(f"{time}  {elapsed(entry, entries[0]):>7}  {reason}  {first}{times}".rstrip())
+        if entry.incident is not None:
+            more.append(incident_cost(entry.incident))
         for line in more:
             click.echo(f"{'':<{19 + 2 + 7 + 2 + widest + 2}}{line}".rstrip())
 
 
 def _summary(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Field names are those of the status."""
+    """Totals of the run, under the field names of the status."""
     status, metadata = recipe.get("status") or {}, recipe["metadata"]
     recovery = status.get("recovery") or {}
     return {
@@ -65,21 +65,26 @@ def _summary(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lines(recipe: dict[str, Any]) -> list[tuple[str, str]]:
-    from megatron_operator.cli.timeline import lost
+    from megatron_operator.cli.timeline import format_lost_time
 
-    said = _summary(recipe)
-    run = f"{said['namespace']}/{said['name']}, {said['phase'] or 'not looked at yet'}"
-    if said["iteration"] is not None:
-        length = f" of {said['trainIters']:,}" if said["trainIters"] else ""
-        run += f", iteration {said['iteration']:,}{length}"
-    if said["checkpointIteration"] is not None:
-        run += f", checkpoint at {said['checkpointIteration']:,}"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in said["restartsByKind"].items() if count)
-    lines = [("run", run), ("restarts", f"{said['restarts']}{f' ({kinds})' if kinds else ''}")]
-    if said["restarts"] or kinds:
-        lines.append(("lost", f"{said['lostIterations']:,} iterations; time: {lost(said['lostSeconds'])}"))
-    if said["goodput"] is not None:
-        lines.append(("goodput", f"{said['goodput']:.1%} of the time since the first start were kept steps"))
-    if said["nodesAvoided"]:
-        lines.append(("avoided", ", ".join(said["nodesAvoided"])))
+    summary = _summary(recipe)
+    run = f"{summary['namespace']}/{summary['name']}, {summary['phase'] or 'not reconciled yet'}"
+    if summary["iteration"] is not None:
+        length = f" of {summary['trainIters']:,}" if summary["trainIters"] else ""
+        run += f", iteration {summary['iteration']:,}{length}"
+    if summary["checkpointIteration"] is not None:
+        run += f", checkpoint at {summary['checkpointIteration']:,}"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in summary["restartsByKind"].items() if count)
+    lines = [("run", run), ("restarts", f"{summary['restarts']}{f' ({kinds})' if kinds else ''}")]
+    if summary["restarts"] or kinds:
+        lines.append(
+            (
+                "lost",
+                f"{summary['lostIterations']:,} iterations; time: {format_lost_time(summary['lostSeconds'])}",
+            )
+        )
+    if summary["goodput"] is not None:
+        lines.append(("goodput", f"{summary['goodput']:.1%} of wall time since the first start"))
+    if summary["nodesAvoided"]:
+        lines.append(("avoided", ", ".join(summary["nodesAvoided"])))
     return lines

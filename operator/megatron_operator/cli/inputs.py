@@ -1,4 +1,4 @@
-"""What every command takes: a recipe file or a catalog name with a count, overrides, a platform."""
+"""Options of commands that take a recipe: a file or a catalog name, overrides, a platform, a catalog."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import API_VERSION, KIND
+from megatron_operator.cli.errors import CommandError
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The recipe and platform that a command line asks about."""
+class RecipeOptions:
+    """The recipe, overrides and platform of a command line. Exactly one of `file` and `recipe` is set."""
 
     file: Path | None
     recipe: str | None
@@ -25,8 +25,8 @@ class Question:
     catalog: Path | None
 
 
-def question(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that make a Question, and hand it to the command as `asked`."""
+def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of RecipeOptions to a command, and pass them to it as `options`."""
 
     def wrapped(
         file: Path | None,
@@ -40,8 +40,8 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if (file is None) == (recipe is None):
             raise click.UsageError("give either -f FILE or --recipe NAME")
-        asked = Question(file, recipe, gpus, accelerator, overrides, platform, catalog)
-        return command(asked=asked, **rest)
+        options = RecipeOptions(file, recipe, gpus, accelerator, overrides, platform, catalog)
+        return command(options=options, **rest)
 
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
@@ -52,77 +52,74 @@ def question(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--recipe", metavar="NAME", shell_complete=complete_recipe, help="A recipe of the catalog."
             ),
-            click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="Accelerators of the run."),
+            click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="Number of accelerators."),
             click.option(
                 "--accelerator",
                 metavar="TYPE",
                 shell_complete=complete_accelerator,
-                help="Kind of accelerator.",
+                help="Accelerator type.",
             ),
             click.option(
                 "--set",
                 "overrides",
                 multiple=True,
                 metavar="PATH=VALUE",
-                help="Set a field below spec, as in training.globalBatchSize=512; may be repeated.",
+                help="Set a field below spec, for example training.globalBatchSize=512; repeatable.",
             ),
             click.option("--platform", type=path, help="Platform file of the cluster."),
-            click.option("--catalog", type=path, help="Directory with recipes of your own."),
+            click.option("--catalog", type=path, help="Directory with additional recipes."),
         )
     ):
         wrapped = decorate(wrapped)
     return wrapped
 
 
-def resources(asked: Question) -> list[dict[str, Any]]:
-    """The MegatronRecipe objects asked about, overrides applied. Raises InvalidRecipeError."""
+def load_recipes(options: RecipeOptions) -> list[dict[str, Any]]:
+    """The MegatronRecipe objects of the options, with overrides applied. Raises CommandError."""
     from megatron_operator.cli import documents
 
-    if asked.file is not None:
-        found = documents.recipes(asked.file)
+    if options.file is not None:
+        found = documents.read_recipes(options.file)
     else:
         found = [
             {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
-                "metadata": {"name": asked.recipe},
-                "spec": {"recipe": asked.recipe, "accelerator": {}, "data": {"mockData": True}},
+                "metadata": {"name": options.recipe},
+                "spec": {"recipe": options.recipe, "accelerator": {}, "data": {"mockData": True}},
             }
         ]
     for resource in found:
-        _apply(asked, resource)
+        _apply_overrides(options, resource)
     return found
 
 
-def resource(asked: Question) -> dict[str, Any]:
-    """The one object asked about. Raises InvalidRecipeError when the file has several."""
-    found = resources(asked)
+def load_recipe(options: RecipeOptions) -> dict[str, Any]:
+    """The only MegatronRecipe object of the options. Raises CommandError if the file has several."""
+    found = load_recipes(options)
     if len(found) > 1:
-        raise InvalidRecipeError(
-            [
-                FieldError(
-                    str(asked.file), f"has {len(found)} recipes", "give a file with one, or use validate"
-                )
-            ]
-        )
+        fix = "give a file with one, or use validate"
+        raise CommandError(str(options.file), f"has {len(found)} recipes", fix)
     return found[0]
 
 
-def _apply(asked: Question, resource: dict[str, Any]) -> None:
+def _apply_overrides(options: RecipeOptions, resource: dict[str, Any]) -> None:
     from megatron_operator.cli import documents
 
-    if asked.gpus is not None:
-        _put(resource, "accelerator.count", asked.gpus)
-    if asked.accelerator is not None:
-        _put(resource, "accelerator.type", asked.accelerator)
-    for override in asked.overrides:
+    if options.gpus is not None:
+        _set_field(resource, "accelerator.count", options.gpus)
+    if options.accelerator is not None:
+        _set_field(resource, "accelerator.type", options.accelerator)
+    for override in options.overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise click.UsageError(f"--set {override}: write PATH=VALUE, as in training.globalBatchSize=512")
-        _put(resource, path.removeprefix("spec."), documents.value(text))
+            raise click.UsageError(
+                f"invalid --set {override}; use PATH=VALUE, for example training.globalBatchSize=512"
+            )
+        _set_field(resource, path.removeprefix("spec."), documents.parse_value(text))
 
 
-def _put(resource: dict[str, Any], path: str, value: Any) -> None:
+def _set_field(resource: dict[str, Any], path: str, value: Any) -> None:
     target = resource.setdefault("spec", {})
     *parents, leaf = path.split(".", 1) if path.startswith("megatronArgs.") else path.split(".")
     for parent in parents:
@@ -130,16 +127,14 @@ def _put(resource: dict[str, Any], path: str, value: Any) -> None:
             break
         target = target.setdefault(parent, {})
     if not isinstance(target, dict):
-        raise InvalidRecipeError(
-            [FieldError(f"spec.{path}", "lies below a value", "set a field of a section")]
-        )
+        raise CommandError(f"spec.{path}", "its parent is not an object", "set a field of an object")
     if parents == ["data"] and leaf in ("blend", "prepare"):
         target.pop("mockData", None)
     target[leaf] = value
 
 
 def complete_recipe(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the catalog that begin so."""
+    """Names of the catalog that start with `incomplete`."""
     from megatron_operator import catalog
 
     return [CompletionItem(name) for name in catalog.load().names() if name.startswith(incomplete)]
@@ -148,7 +143,7 @@ def complete_recipe(_ctx: click.Context, _param: click.Parameter, incomplete: st
 def complete_accelerator(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Accelerators of the generic platform that begin so."""
-    from megatron_operator.cli import generic
+    """Accelerators of the default platform that start with `incomplete`."""
+    from megatron_operator.cli.default_platform import default_platform
 
-    return [CompletionItem(name) for name in generic.platform().accelerators if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in default_platform().accelerators if name.startswith(incomplete)]

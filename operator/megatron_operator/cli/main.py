@@ -1,4 +1,4 @@
-"""The entry point. A command's module is imported when it is called, so that the shell does not wait."""
+"""The entry point. Modules of commands are imported when they are called, to keep the start fast."""
 
 import importlib
 import os
@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from megatron_operator.cli import output as printing
+from megatron_operator.cli import printing
 
 _COMMANDS = {
-    "recipes": "List the catalog's recipes, or show one whole.",
-    "recommend": "Find the recipe for a model, a mode and the GPUs there are.",
-    "plan": "Show how a run would lie on its accelerators, and why.",
-    "validate": "Say everything that is wrong with a recipe.",
+    "recipes": "List the recipes of the catalog, or show one.",
+    "recommend": "Find the recipe for a model, a mode and a number of GPUs.",
+    "plan": "Show the layout of a run, its memory and speed, and why it was chosen.",
+    "validate": "Report every error of a recipe.",
     "args": "Print Megatron's command line.",
     "diff": "Compare a recipe's command line with the published or the running one.",
     "render": "Print the Kubernetes objects of a recipe.",
-    "history": "Show what happened to a run on the cluster.",
+    "history": "Show the interruptions, Events and conditions of a run.",
     "logs": "Print the log of the pod that failed first.",
     "completion": "Print the shell's completion script.",
 }
@@ -42,17 +42,17 @@ class _Commands(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.obj = printing.asked_for(args)
+        ctx.obj = printing.requested_format(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """A wrong command line is told in the form that it asks for."""
+        """Print usage errors as JSON if the command line requests JSON."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
             if ctx.obj != "json":
                 raise
-            printing.refuse([printing.usage_error(error)], ctx.obj)
+            printing.exit_with_errors([printing.usage_error(error)], ctx.obj)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,14 +69,14 @@ def cli() -> None:
 
 
 def main() -> None:
-    """`megatron`, and `kubectl megatron` through the name kubectl-megatron."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # saves a look at every installed package
+    """Entry point of `megatron`, and of `kubectl megatron` under the name kubectl-megatron."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # saves a scan of all installed packages
     called = Path(sys.argv[0]).name
     cli(prog_name="kubectl megatron" if called == "kubectl-megatron" else called)
 
 
 def kubectl_complete() -> None:
-    """`kubectl_complete-megatron`, which kubectl calls for what may follow `kubectl megatron`."""
+    """Entry point of `kubectl_complete-megatron`, which kubectl calls to complete `kubectl megatron`."""
     from megatron_operator.cli.completion import proposals
 
     *words, incomplete = sys.argv[1:] or [""]

@@ -1,40 +1,40 @@
-"""`megatron plan`: the layout of a run, its sizes and the reasons."""
+"""`megatron plan`: the layout of a run, its memory and speed, and why it was chosen."""
 
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
-from megatron_operator.cli import output as printing
-from megatron_operator.cli.inputs import Question, question, resource
+from megatron_operator.cli import printing
+from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options
 
 if TYPE_CHECKING:
     from megatron_operator.planner import Alternative
 
 _BAR = 40
 _PARTS = ("weights", "gradients", "optimizer", "activations", "other")
-_COLOURS = ("blue", "cyan", "green", "yellow", "magenta")
+_COLORS = ("blue", "cyan", "green", "yellow", "magenta")
 
 
 @click.command("plan")
-@question
-@printing.formatted
-def command(asked: Question, output: str) -> None:
-    """Show how a run would lie on its accelerators, how much memory it takes and how fast it would be.
+@recipe_options
+@printing.output_option
+def command(options: RecipeOptions, output: str) -> None:
+    """Show the layout of a run on its accelerators, its memory, its speed, and why it was chosen.
 
     \b
     megatron plan --recipe llama3-8b --gpus 64 --accelerator h100-sxm
     megatron plan -f recipe.yaml --set parallelism.tensorModelParallelSize=4
     megatron plan --recipe llama3-70b --gpus 64 --accelerator h100-sxm -o json
     """
-    from megatron_operator.cli.stages import run_and_compare
+    from megatron_operator.cli.planning import plan_with_alternatives
 
-    one, alternatives = run_and_compare(asked, resource(asked))
-    p = one.plan
+    planned, alternatives = plan_with_alternatives(options, load_recipe(options))
+    p = planned.plan
     if output != "table":
-        printing.data(document(p, alternatives), output)
+        printing.print_data(document(p, alternatives), output)
         return
-    click.secho(f"{one.name} on {p.world_size} x {one.resolved.accelerator_type}", bold=True)
+    click.secho(f"{planned.name} on {p.world_size} x {planned.resolved.accelerator_type}", bold=True)
     for name, text in _lines(p):
         click.echo(f"  {name:<12}{text}")
     if p.memory_per_gpu is not None:
@@ -48,7 +48,7 @@ def command(asked: Question, output: str) -> None:
 
 
 def document(plan: Plan, alternatives: "list[Alternative]") -> dict[str, Any]:
-    """The plan as programs read it: every field is there, null where it does not apply."""
+    """The plan for programs: every field is present, null where it does not apply."""
     others = [alternative.model_dump(by_alias=True, mode="json") for alternative in alternatives]
     return plan.model_dump(by_alias=True, mode="json") | {"alternatives": others}
 
@@ -79,17 +79,17 @@ def _table(p: Plan, alternatives: "list[Alternative]") -> None:
             str(x.expert_model_parallel_size),
             str(x.micro_batch_size),
             x.recompute_granularity or "-",
-            printing.gib(x.memory_per_gpu.total) if x.memory_per_gpu else "-",
+            printing.format_bytes(x.memory_per_gpu.total) if x.memory_per_gpu else "-",
             *_speed(x.expected, p),
             reason,
         )
         for x, reason in compared
     ]
-    printing.table(header, rows)
+    printing.print_table(header, rows)
 
 
 def _speed(expected: Expected | None, p: Plan) -> tuple[str, str, str]:
-    """Tokens a second and GPU, model FLOPs utilization, days for the whole run."""
+    """Tokens per second and GPU, model FLOPs utilization, days for the whole run."""
     if expected is None:
         return "-", "-", "-"
     days = expected.step_seconds * p.train_iters / 86400 if p.train_iters else None
@@ -118,11 +118,11 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
     )
     lines = [("layout", layout), ("pods", f"{p.nodes} of {p.per_node}"), ("batch", batch)]
     if p.parameters is not None:
-        size = printing.billions(p.parameters)
+        size = printing.format_count(p.parameters)
         if p.active_parameters is not None and p.active_parameters != p.parameters:
-            size += f" ({printing.billions(p.active_parameters)} active)"
+            size += f" ({printing.format_count(p.active_parameters)} active)"
         if p.flops_per_token is not None:
-            size += f", {printing.billions(p.flops_per_token)} FLOP a token"
+            size += f", {printing.format_count(p.flops_per_token)} FLOPs per token"
         lines.append(("parameters", size))
     if p.train_iters:
         lines.append(("length", f"{p.train_iters:,} iterations"))
@@ -133,28 +133,28 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
         lines.append(
             (
                 "expected",
-                f"{e.step_seconds:.2f} s a step, {e.tokens_per_second_per_gpu:,.0f} tokens/s and "
-                f"{e.tflops_per_gpu:.0f} TFLOP/s a GPU ({e.mfu:.0%} MFU, {e.bubble:.0%} bubble)",
+                f"{e.step_seconds:.2f} s per step, {e.tokens_per_second_per_gpu:,.0f} tokens/s and "
+                f"{e.tflops_per_gpu:.0f} TFLOP/s per GPU ({e.mfu:.0%} MFU, {e.bubble:.0%} bubble)",
             )
         )
     return lines
 
 
 def _memory(memory: MemoryPerGpu) -> None:
-    """A bar as wide as the accelerator's memory, one colour a part."""
+    """Print a bar of the accelerator's memory, with one color for each part."""
     whole = max(memory.capacity or 0, memory.total)
     bar, filled = "", 0
     summed = 0
-    for part, colour in zip(_PARTS, _COLOURS, strict=True):
+    for part, color in zip(_PARTS, _COLORS, strict=True):
         summed += getattr(memory, part)
         upto = round(_BAR * summed / whole)
-        bar += click.style("█" * (upto - filled), fg=colour)
+        bar += click.style("█" * (upto - filled), fg=color)
         filled = upto
     bar += "░" * (_BAR - filled)
-    of = f" of {printing.gib(memory.capacity)}" if memory.capacity else ""
-    click.echo(f"  {'memory':<12}{bar} {printing.gib(memory.total)}{of}")
+    of = f" of {printing.format_bytes(memory.capacity)}" if memory.capacity else ""
+    click.echo(f"  {'memory':<12}{bar} {printing.format_bytes(memory.total)}{of}")
     parts = ", ".join(
-        click.style(f"{part} {printing.gib(getattr(memory, part))}", fg=colour)
-        for part, colour in zip(_PARTS, _COLOURS, strict=True)
+        click.style(f"{part} {printing.format_bytes(getattr(memory, part))}", fg=color)
+        for part, color in zip(_PARTS, _COLORS, strict=True)
     )
     click.echo(f"  {'':<12}{parts}")

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import click
 
-from megatron_operator.cli import output as printing
+from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import complete_recipe
 
 _CATALOG = click.option(
-    "--catalog", type=click.Path(path_type=Path), help="Directory with recipes of your own."
+    "--catalog", type=click.Path(path_type=Path), help="Directory with additional recipes."
 )
 
 
 @click.group("recipes", invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """The catalog's recipes.
+    """List or show the recipes of the catalog.
 
     \b
     megatron recipes list
@@ -28,7 +28,7 @@ def command(ctx: click.Context) -> None:
 @command.command("list")
 @click.option("--family", help="Only recipes of this family.")
 @_CATALOG
-@printing.formatted
+@printing.output_option
 def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
     """List all recipes.
 
@@ -57,7 +57,7 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
             }
             for e in entries
         ]
-        printing.data(listed, output)
+        printing.print_data(listed, output)
         return
     rows = [
         (
@@ -70,15 +70,15 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
         )
         for e in entries
     ]
-    printing.table(("name", "family", "engine", "modes", "published layouts", "description"), rows)
+    printing.print_table(("name", "family", "engine", "modes", "published layouts", "description"), rows)
 
 
 @command.command("show")
 @click.argument("name", shell_complete=complete_recipe)
 @_CATALOG
-@printing.formatted
+@printing.output_option
 def show(name: str, catalog: Path | None, output: str) -> None:
-    """Show one recipe whole, with its source and what was corrected.
+    """Show all settings of a recipe, with its source and corrections.
 
     \b
     megatron recipes show llama3-8b
@@ -88,8 +88,8 @@ def show(name: str, catalog: Path | None, output: str) -> None:
     entry = library.load(catalog).get(name)
     shown = entry.wire()
     if output == "json":
-        printing.data(shown, "json")
+        printing.print_data(shown, "json")
         return
-    if entry.functions:  # dozens for some recipes; one line each is enough to read
+    if entry.functions:  # up to dozens: one line each keeps the output readable
         shown["functions"] = {str(x.function): f"{x.title}, {x.precision}" for x in entry.functions}
-    printing.data(shown, "yaml")
+    printing.print_data(shown, "yaml")

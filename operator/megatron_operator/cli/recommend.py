@@ -1,11 +1,11 @@
-"""`megatron recommend`: the recipe for a model, a mode and the accelerators there are."""
+"""`megatron recommend`: the recipe for a model, a mode and a number of accelerators."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from megatron_operator.cli import output as printing
+from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import complete_accelerator, complete_recipe
 
 if TYPE_CHECKING:
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     help="A name, a family, a size (8b) or a kind (moe).",
 )
 @click.option(
-    "--gpus", type=click.IntRange(min=1), metavar="N", required=True, help="Accelerators there are."
+    "--gpus", type=click.IntRange(min=1), metavar="N", required=True, help="Number of accelerators."
 )
-@click.option(
-    "--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Kind of accelerator."
-)
+@click.option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
 @click.option(
     "--mode",
     type=click.Choice(["pretrain", "sft", "lora"]),
@@ -33,11 +31,11 @@ if TYPE_CHECKING:
     help="Purpose.",
 )
 @click.option(
-    "--seq-length", type=click.IntRange(min=1), metavar="N", help="Tokens of a sample, if not the recipe's."
+    "--seq-length", type=click.IntRange(min=1), metavar="N", help="Tokens per sample; default the recipe's."
 )
 @click.option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
-@click.option("--catalog", type=click.Path(path_type=Path), help="Directory with recipes of your own.")
-@printing.formatted
+@click.option("--catalog", type=click.Path(path_type=Path), help="Directory with additional recipes.")
+@printing.output_option
 def command(
     model: str | None,
     gpus: int,
@@ -48,7 +46,7 @@ def command(
     catalog: Path | None,
     output: str,
 ) -> None:
-    """Find the recipe for a model, a mode and the GPUs there are; say why, what else, and what to type next.
+    """Find the recipe for a model, a mode and a number of GPUs, with reasons and runners-up.
 
     \b
     megatron recommend --model llama3 --gpus 64 --accelerator h100-sxm
@@ -57,13 +55,13 @@ def command(
     megatron recommend --model moe --gpus 8
     """
     from megatron_operator import catalog as library
-    from megatron_operator.cli.stages import platform_of
+    from megatron_operator.cli.planning import load_platform
     from megatron_operator.planner.recommend import Query, recommend
 
     query = Query(model, gpus, accelerator, mode, seq_length)
-    found = recommend(query, platform_of(platform), library.load(catalog))
+    found = recommend(query, load_platform(platform), library.load(catalog))
     if output != "table":
-        printing.data([_document(recommendation, query) for recommendation in found], output)
+        printing.print_data([_document(recommendation, query) for recommendation in found], output)
         return
     best, *others = found
     if best.plan is None:
@@ -77,7 +75,7 @@ def command(
         click.echo(f"\nNext: {_next_command(best, query)}")
     if others:
         click.echo()
-        printing.table(
+        printing.print_table(
             ("runners-up", "parameters", "layout", "tokens/s/GPU", "why"), [_row(c) for c in others[:5]]
         )
 
@@ -95,7 +93,7 @@ def _next_command(recommendation: "Recommendation", query: "Query") -> str:
 
 def _row(recommendation: "Recommendation") -> tuple[str, ...]:
     p = recommendation.plan
-    size = printing.billions(recommendation.parameters) if recommendation.parameters else "-"
+    size = printing.format_count(recommendation.parameters) if recommendation.parameters else "-"
     if p is None:
         return recommendation.entry.name, size, "-", "-", recommendation.reasons[0]
     layout = (

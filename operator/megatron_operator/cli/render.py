@@ -2,29 +2,30 @@
 
 import click
 
-from megatron_operator.cli import output as printing
-from megatron_operator.cli.inputs import Question, question, resource
+from megatron_operator.cli import printing
+from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options
 
 
 @click.command("render")
-@question
-@printing.formatted
-def command(asked: Question, output: str) -> None:
-    """Print the Kubernetes objects of a recipe: claims, preparation, job.
+@recipe_options
+@printing.output_option
+def command(options: RecipeOptions, output: str) -> None:
+    """Print the Kubernetes objects of a recipe: claims, preparation Job, PyTorchJob.
 
-    They are what the operator would apply, without the owner's uid, which only the cluster gives.
+    They are what the operator applies, without the owner's UID, which only the cluster knows.
 
     \b
     megatron render -f recipe.yaml --platform platform.yaml
     """
     from megatron_operator import manifests
-    from megatron_operator.cli.stages import run
+    from megatron_operator.cli.planning import plan_recipe
 
-    one = run(asked, resource(asked))
-    built = manifests.build(one, "").all()
+    planned = plan_recipe(options, load_recipe(options))
+    objects = manifests.build(planned, "").all()
     if output == "json":
-        printing.data(built, output)
+        printing.print_data(objects, output)
         return
-    for i, manifest in enumerate(built):
-        click.echo("---", nl=True) if i else None
-        printing.data(manifest, "yaml")
+    for i, manifest in enumerate(objects):
+        if i:
+            click.echo("---")
+        printing.print_data(manifest, "yaml")

@@ -1,4 +1,4 @@
-"""What happened to a run, in order: its incidents, the operator's Events, the turns of its conditions."""
+"""The timeline of a run: its incidents, the operator's Events, and the changes of its conditions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,8 +8,8 @@ from megatron_operator.api.status import LostSeconds
 from megatron_operator.api.times import seconds
 
 Object = dict[str, Any]
-NEAR = 120.0
-"""Seconds within which an Event with an incident's cause is taken for the incident's."""
+SAME_INCIDENT = 120.0
+"""Seconds within which an Event or condition with an incident's cause belongs to that incident."""
 KINDS = {
     "rank": "RankRestarted",
     "pod": "PodsReplaced",
@@ -23,8 +23,8 @@ KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """One line of the timeline."""
+class TimelineEntry:
+    """One entry of the timeline."""
 
     time: str
     source: str
@@ -34,27 +34,27 @@ class Moment:
     warning: bool = False
     count: int = 1
     incident: Object | None = field(default=None)
-    """As status.recovery.history has it."""
+    """The incident as in status.recovery.history."""
 
-    def document(self) -> Object:
-        """For programs."""
+    def to_dict(self) -> Object:
+        """The entry for programs."""
         return asdict(self)
 
 
-def timeline(recipe: Object, events: Sequence[Object]) -> list[Moment]:
-    """Oldest first; of an incident and its Event only the incident, which says more."""
+def timeline(recipe: Object, events: Sequence[Object]) -> list[TimelineEntry]:
+    """All entries, oldest first. An Event or condition that only repeats an incident is left out."""
     status = recipe.get("status") or {}
     incidents = [_incident(each) for each in (status.get("recovery") or {}).get("history") or []]
-    told = [event for event in map(_event, events) if not _tells(event, incidents)]
-    said = {(event.reason, event.message) for event in told}
-    turns = [turn for turn in _conditions(status, said) if not _tells(turn, incidents)]
-    made = Moment(recipe["metadata"]["creationTimestamp"], "recipe", "Created", "")
-    return sorted([made, *incidents, *told, *turns], key=lambda moment: seconds(moment.time) or 0.0)
+    reported = [event for event in map(_event, events) if not _repeats(event, incidents)]
+    texts = {(event.reason, event.message) for event in reported}
+    changes = [change for change in _conditions(status, texts) if not _repeats(change, incidents)]
+    created = TimelineEntry(recipe["metadata"]["creationTimestamp"], "recipe", "Created", "")
+    return sorted([created, *incidents, *reported, *changes], key=lambda entry: seconds(entry.time) or 0.0)
 
 
-def _incident(incident: Object) -> Moment:
+def _incident(incident: Object) -> TimelineEntry:
     kind = str(incident["kind"])
-    return Moment(
+    return TimelineEntry(
         incident["time"],
         "incident",
         KINDS.get(kind, kind),
@@ -64,7 +64,7 @@ def _incident(incident: Object) -> Moment:
     )
 
 
-def _event(event: Object) -> Moment:
+def _event(event: Object) -> TimelineEntry:
     series = event.get("series") or {}
     times = (
         series.get("lastObservedTime"),
@@ -73,7 +73,7 @@ def _event(event: Object) -> Moment:
         event.get("firstTimestamp"),
         event["metadata"].get("creationTimestamp"),
     )
-    return Moment(
+    return TimelineEntry(
         next(str(time) for time in times if time),
         "event",
         str(event.get("reason") or ""),
@@ -83,49 +83,49 @@ def _event(event: Object) -> Moment:
     )
 
 
-def _tells(moment: Moment, incidents: Sequence[Moment]) -> bool:
-    """Whether an Event or a condition only says that there was this incident."""
-    at = seconds(moment.time) or 0.0
-    resized = moment.source == "condition" and moment.reason in ("Shrunk", "Grown")
-    reason = KINDS["resize"] if resized else moment.reason
+def _repeats(entry: TimelineEntry, incidents: Sequence[TimelineEntry]) -> bool:
+    """Whether an Event or a condition reports only what one of the incidents does."""
+    at = seconds(entry.time) or 0.0
+    resized = entry.source == "condition" and entry.reason in ("Shrunk", "Grown")
+    reason = KINDS["resize"] if resized else entry.reason
     return any(
         incident.reason == reason
-        and incident.message in moment.message
-        and abs((seconds(incident.time) or 0.0) - at) <= NEAR
+        and incident.message in entry.message
+        and abs((seconds(incident.time) or 0.0) - at) <= SAME_INCIDENT
         for incident in incidents
     )
 
 
-def _conditions(status: Object, told: set[tuple[str, str]]) -> Iterator[Moment]:
-    """The turns that no Event has told already."""
+def _conditions(status: Object, reported: set[tuple[str, str]]) -> Iterator[TimelineEntry]:
+    """The last change of each condition, unless an Event has reported its reason and message."""
     for condition in status.get("conditions") or []:
-        if (condition.get("reason"), condition.get("message")) in told:
+        if (condition.get("reason"), condition.get("message")) in reported:
             continue
-        turned = condition["type"] if condition["status"] == "True" else f"not {condition['type']}"
+        change = condition["type"] if condition["status"] == "True" else f"not {condition['type']}"
         reason = condition.get("reason") or ""
         message = condition.get("message") or ""
-        said = f"{turned}: {message}" if message else turned
-        yield Moment(
+        text = f"{change}: {message}" if message else change
+        yield TimelineEntry(
             condition["lastTransitionTime"],
             "condition",
             reason,
-            message if reason == condition["type"] else said,
+            message if reason == condition["type"] else text,
             warning=condition["type"] == "Failed" and condition["status"] == "True",
         )
 
 
-def cost(incident: Object) -> str:
-    """Where it was and what it cost, in one line."""
+def incident_cost(incident: Object) -> str:
+    """Place of an incident and what it cost, in one line."""
     parts = []
     where = [incident.get("pod"), _of("rank", incident.get("rank")), _of("on", incident.get("node"))]
     if any(where):
         parts.append(" ".join(part for part in where if part))
     if incident.get("resumedFrom") is not None:
-        redone = incident.get("lostIterations")
-        again = f", {redone:,} iterations again" if redone else ""
-        parts.append(f"resumed from iteration {incident['resumedFrom']:,}{again}")
+        lost = incident.get("lostIterations")
+        repeated = f", {lost:,} iterations repeated" if lost else ""
+        parts.append(f"resumed from iteration {incident['resumedFrom']:,}{repeated}")
     if any((incident.get("seconds") or {}).values()):
-        parts.append(f"lost {lost(incident['seconds'])}")
+        parts.append(f"lost {format_lost_time(incident['seconds'])}")
     elif incident.get("recoveredAt") is None:
         parts.append("not training again yet")
     return "; ".join(parts)
@@ -135,8 +135,8 @@ def _of(word: str, value: object) -> str | None:
     return None if value is None else f"{word} {value}"
 
 
-def _short(value: float) -> str:
-    """`0.4 s`, `12 s`, `3m05s`, `2h04m`, `3d02h`."""
+def _duration(value: float) -> str:
+    """Seconds as `0.4 s`, `12 s`, `3m05s`, `2h04m` or `3d02h`."""
     if value < 60:
         return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)
@@ -146,15 +146,15 @@ def _short(value: float) -> str:
     return f"{hours}h{minutes:02}m" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
 
 
-def after(moment: Moment, first: Moment) -> str:
-    """How long after the first."""
-    return _short(max(0.0, (seconds(moment.time) or 0.0) - (seconds(first.time) or 0.0)))
+def elapsed(entry: TimelineEntry, first: TimelineEntry) -> str:
+    """Time from the first entry to this one."""
+    return _duration(max(0.0, (seconds(entry.time) or 0.0) - (seconds(first.time) or 0.0)))
 
 
-def lost(spent: Object) -> str:
-    """Seconds of the phases, summed and apart, in the order in which they pass."""
+def format_lost_time(spent: Object) -> str:
+    """Seconds lost by phase as a sum and in order of the phases; `none` without any."""
     phases = {name: spent[name] for name in LostSeconds.model_fields if spent.get(name)}
     if not phases:
         return "none"
-    apart = ", ".join(f"{name} {_short(value)}" for name, value in phases.items())
-    return f"{_short(sum(phases.values()))} ({apart})"
+    by_phase = ", ".join(f"{name} {_duration(value)}" for name, value in phases.items())
+    return f"{_duration(sum(phases.values()))} ({by_phase})"

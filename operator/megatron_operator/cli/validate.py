@@ -1,47 +1,46 @@
-"""`megatron validate`: everything that is wrong with a recipe, in the operator's words."""
+"""`megatron validate`: every error of a recipe, as the operator would report it."""
 
 import click
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
-from megatron_operator.cli import output as printing
-from megatron_operator.cli.inputs import Question, question, resources
+from megatron_operator.cli import printing
+from megatron_operator.cli.inputs import RecipeOptions, load_recipes, recipe_options
 
 
 @click.command("validate")
-@question
-@printing.formatted
-def command(asked: Question, output: str) -> None:
-    """Say everything that is wrong with a recipe: schema, rules, catalog, layout, memory, objects.
+@recipe_options
+@printing.output_option
+def command(options: RecipeOptions, output: str) -> None:
+    """Report every error of a recipe: schema, rules, catalog, layout, memory, Kubernetes objects.
 
     \b
     megatron validate -f recipe.yaml
     megatron validate --recipe llama3-8b --gpus 12 --accelerator h100-sxm
     """
     from megatron_operator import manifests
-    from megatron_operator.cli.stages import run
+    from megatron_operator.cli.planning import plan_recipe
 
     errors: list[FieldError] = []
     valid = []
-    found = resources(asked)
-    for resource in found:
+    for resource in load_recipes(options):
         try:
-            one = run(asked, resource)
-            if one.resolved.engine == "megatron":
-                manifests.build(one, "")
-            valid.append(one)
-        except InvalidRecipeError as refused:
-            errors += refused.errors
+            planned = plan_recipe(options, resource)
+            if planned.resolved.engine == "megatron":
+                manifests.build(planned, "")
+            valid.append(planned)
+        except InvalidRecipeError as error:
+            errors += error.errors
     if errors:
-        printing.refuse(errors, output)
-    if output == "table":
-        for one in valid:
-            p = one.plan
-            click.echo(
-                f"{one.name}: valid on {p.world_size} x {one.resolved.accelerator_type} "
-                f"(TP {p.tensor_model_parallel_size}, PP {p.pipeline_model_parallel_size}, "
-                f"CP {p.context_parallel_size}, DP {p.data_parallel_size})"
-            )
-            if one.resolved.engine == "bridge":
-                click.echo(f"  {p.notes[-1]}")
+        printing.exit_with_errors(errors, output)
+    if output != "table":
+        printing.print_data({"valid": [planned.name for planned in valid], "errors": []}, output)
         return
-    printing.data({"valid": [one.name for one in valid], "errors": []}, output)
+    for planned in valid:
+        p = planned.plan
+        click.echo(
+            f"{planned.name}: valid on {p.world_size} x {planned.resolved.accelerator_type} "
+            f"(TP {p.tensor_model_parallel_size}, PP {p.pipeline_model_parallel_size}, "
+            f"CP {p.context_parallel_size}, DP {p.data_parallel_size})"
+        )
+        if planned.resolved.engine == "bridge":
+            click.echo(f"  {p.notes[-1]}")

@@ -10,7 +10,7 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import Catalog, bridge_tables, loader
 from megatron_operator.catalog.catalog import DATA_DIR
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.cli import generic
+from megatron_operator.cli.default_platform import default_platform
 
 TABLE = f"""
 {"  ".join(bridge_tables.COLUMNS)}
@@ -20,7 +20,7 @@ tiny_pretrain_8gpu_h100_fp8cs_config 8xh100 fp8cs 2 4 5 1 - - 1 1 64 4096 0.0003
 
 def resolved(recipe: str, accelerator: str, count: int, **spec: Any) -> ResolvedRecipe:
     asked = {"recipe": recipe, "accelerator": {"type": accelerator, "count": count}} | spec
-    platform = generic.platform()
+    platform = default_platform()
     return catalog.resolve(
         MegatronRecipeSpec.model_validate({"data": {"mockData": True}} | asked), platform, catalog.load()
     )

@@ -1,4 +1,4 @@
-"""What the shell tells of recipes that Megatron-Bridge runs."""
+"""Commands on recipes that Megatron-Bridge runs."""
 
 import json
 
@@ -13,7 +13,7 @@ def megatron(*words: str) -> Result:
     return CliRunner().invoke(cli, list(words))
 
 
-def test_a_plan_leaves_what_is_not_modelled_null() -> None:
+def test_values_that_are_not_modelled_are_null_in_a_plan() -> None:
     done = megatron("plan", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json")
     assert done.exit_code == 0, done.output
     plan = json.loads(done.stdout)
@@ -24,7 +24,7 @@ def test_a_plan_leaves_what_is_not_modelled_null() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["qwen3-vl-8b-sft", "qwen3_vl_8b_sft_config"])
-def test_a_valid_recipe_says_who_would_run_it(recipe: str) -> None:
+def test_a_valid_recipe_names_the_engine_that_runs_it(recipe: str) -> None:
     done = megatron("validate", "--recipe", recipe, *EIGHT)
     assert done.exit_code == 0, done.output
     assert "valid on 8 x h100-sxm" in done.stdout
@@ -32,14 +32,14 @@ def test_a_valid_recipe_says_who_would_run_it(recipe: str) -> None:
     assert "untested on hardware" in done.stdout
 
 
-def test_the_command_is_that_of_megatron_bridge() -> None:
+def test_args_prints_the_command_of_megatron_bridge() -> None:
     words = json.loads(megatron("args", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json").stdout)
     assert words[0] == "torchrun"
     assert words[words.index("--recipe") + 1] == "qwen3_vl_8b_sft_2gpu_h100_bf16_config"
     assert words[words.index("--mode") + 1] == "sft"
 
 
-def test_there_are_no_objects_to_render() -> None:
+def test_render_reports_that_there_are_no_objects() -> None:
     done = megatron("render", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json")
     assert done.exit_code == 2
     (error,) = json.loads(done.stdout)["errors"]
@@ -47,14 +47,14 @@ def test_there_are_no_objects_to_render() -> None:
     assert "does not start yet" in error["message"]
 
 
-def test_the_list_names_engine_mode_and_function() -> None:
+def test_the_list_has_engine_mode_and_function() -> None:
     listed = {entry["name"]: entry for entry in json.loads(megatron("recipes", "list", "-o", "json").stdout)}
     entry = listed["flux1-12b-sft"]
     assert (entry["engine"], entry["modes"]) == ("bridge", ["sft"])
     assert entry["layouts"][0]["function"] == "flux_12b_sft_2gpu_h100_bf16_config"
 
 
-def test_a_function_shows_its_recipe() -> None:
+def test_a_recipe_is_shown_by_the_name_of_its_function() -> None:
     shown = json.loads(
         megatron("recipes", "show", "llama3_70b_pretrain_64gpu_gb200_fp8mx_config", "-o", "json").stdout
     )

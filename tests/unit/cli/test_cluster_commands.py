@@ -1,4 +1,4 @@
-"""history and logs: what they ask kubectl, and what they make of its answers. kubectl is a stand-in here."""
+"""history, logs and diff --live against a fake kubectl."""
 
 import json
 import stat
@@ -51,8 +51,8 @@ PODS = {
     ]
 }
 
-STAND_IN = """#!/bin/sh
-echo "$@" >> {folder}/asked
+FAKE_KUBECTL = """#!/bin/sh
+echo "$@" >> {folder}/calls
 for word in "$@"; do
     case $word in
         logs) echo "a line of the log"; exit 0 ;;
@@ -65,31 +65,31 @@ done
 """
 
 
-class Kubectl:
-    """Answers from files, and what it was asked."""
+class FakeKubectl:
+    """Answers from files, and a record of the calls."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.say(recipe=RECIPE, pods=PODS, events={"items": []})
+        self.answer(recipe=RECIPE, pods=PODS, events={"items": []})
 
-    def say(self, **answers: Any) -> None:
+    def answer(self, **answers: Any) -> None:
         for name, answer in answers.items():
             (self._folder / name).write_text(json.dumps(answer))
 
-    def forget_recipe(self) -> None:
+    def delete_recipe(self) -> None:
         (self._folder / "recipe").unlink()
 
-    def asked(self) -> list[str]:
-        return (self._folder / "asked").read_text().splitlines()
+    def calls(self) -> list[str]:
+        return (self._folder / "calls").read_text().splitlines()
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
     program = tmp_path / "kubectl"
-    program.write_text(STAND_IN.format(folder=tmp_path))
+    program.write_text(FAKE_KUBECTL.format(folder=tmp_path))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return Kubectl(tmp_path)
+    return FakeKubectl(tmp_path)
 
 
 def megatron(*words: str) -> Result:
@@ -97,7 +97,7 @@ def megatron(*words: str) -> Result:
 
 
 @pytest.mark.usefixtures("kubectl")
-def test_history_tells_the_run_and_its_incidents() -> None:
+def test_history_prints_the_run_and_its_incidents() -> None:
     lines = megatron("history", "run").stdout.splitlines()
     assert lines[0].endswith("research/run, Training, iteration 1,240 of 100,000, checkpoint at 1,200")
     assert lines[1].split(maxsplit=1) == ["restarts", "1 (rank 1)"]
@@ -105,51 +105,51 @@ def test_history_tells_the_run_and_its_incidents() -> None:
     assert "97.1%" in lines[3]
     assert lines[4].split() == ["avoided", "gpu-7"]
     assert "1h00m  RankRestarted  rank 25 was killed by SIGKILL" in lines[7]
-    assert "worker-2 rank 25; resumed from iteration 120, 3 iterations again" in lines[8]
+    assert "worker-2 rank 25; resumed from iteration 120, 3 iterations repeated" in lines[8]
 
 
 @pytest.mark.usefixtures("kubectl")
-def test_history_for_programs_has_the_names_of_the_status() -> None:
-    said = json.loads(megatron("history", "run", "-o", "json").stdout)
-    assert said["restartsByKind"] == {"rank": 1, "pod": 0}
-    assert said["goodput"] == 0.9712
-    [created, incident] = said["timeline"]
+def test_history_as_json_has_the_field_names_of_the_status() -> None:
+    printed = json.loads(megatron("history", "run", "-o", "json").stdout)
+    assert printed["restartsByKind"] == {"rank": 1, "pod": 0}
+    assert printed["goodput"] == 0.9712
+    [created, incident] = printed["timeline"]
     assert created["reason"] == "Created"
     assert incident["incident"]["resumedFrom"] == 120
 
 
-def test_the_namespace_and_the_context_are_kubectls(kubectl: Kubectl) -> None:
+def test_namespace_and_context_are_passed_to_kubectl(kubectl: FakeKubectl) -> None:
     megatron("history", "run", "-n", "research", "--context", "here", "--kubeconfig", "/a/file")
-    said = "--namespace=research --context=here --kubeconfig=/a/file "
-    assert all(asked.startswith(said) for asked in kubectl.asked())
+    flags = "--namespace=research --context=here --kubeconfig=/a/file "
+    assert all(call.startswith(flags) for call in kubectl.calls())
 
 
 @pytest.mark.parametrize("command", ["history", "logs"])
-def test_a_recipe_that_is_not_there_is_refused_in_the_api_servers_words(
-    command: str, kubectl: Kubectl
+def test_a_missing_recipe_is_reported_with_the_api_servers_message(
+    command: str, kubectl: FakeKubectl
 ) -> None:
-    kubectl.forget_recipe()
+    kubectl.delete_recipe()
     result = megatron(command, "run", "-o", "json")
     assert result.exit_code == 2
     [error] = json.loads(result.stdout)["errors"]
     assert error["message"] == '(NotFound): megatronrecipes "run" not found'
 
 
-def test_without_kubectl_its_absence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kubectl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     result = megatron("logs", "run")
     assert result.exit_code == 2
-    assert "kubectl: is not on PATH" in result.stderr
+    assert "kubectl: not found on PATH" in result.stderr
 
 
-def test_logs_prints_the_log_of_the_pod_that_failed_first(kubectl: Kubectl) -> None:
+def test_logs_prints_the_log_of_the_pod_that_failed_first(kubectl: FakeKubectl) -> None:
     result = megatron("logs", "run")
     assert "run-worker-2 on gpu-2: rank 25 was killed by SIGKILL" in result.stderr
-    assert kubectl.asked()[-1] == "logs --container pytorch run-worker-2 --tail=-1"
+    assert kubectl.calls()[-1] == "logs --container pytorch run-worker-2 --tail=-1"
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "call"),
     [
         (("--rank", "9"), "logs --container pytorch run-worker-0 --tail=-1"),
         (("--follow", "--tail", "5"), "logs --container pytorch run-worker-2 --follow --tail=5"),
@@ -160,30 +160,30 @@ def test_logs_prints_the_log_of_the_pod_that_failed_first(kubectl: Kubectl) -> N
         ),
     ],
 )
-def test_other_logs_can_be_asked_for(words: tuple[str, ...], asked: str, kubectl: Kubectl) -> None:
+def test_logs_options_select_other_logs(words: tuple[str, ...], call: str, kubectl: FakeKubectl) -> None:
     assert megatron("logs", "run", *words).exit_code == 0
-    assert kubectl.asked()[-1] == asked
+    assert kubectl.calls()[-1] == call
 
 
 @pytest.mark.usefixtures("kubectl")
-def test_logs_says_which_pod_it_is_for_programs() -> None:
-    said = json.loads(megatron("logs", "run", "-o", "json").stdout)
-    assert (said["pod"], said["rank"], said["previous"]) == ("run-worker-2", 25, False)
+def test_logs_as_json_names_the_pod() -> None:
+    printed = json.loads(megatron("logs", "run", "-o", "json").stdout)
+    assert (printed["pod"], printed["rank"], printed["previous"]) == ("run-worker-2", 25, False)
 
 
-def test_a_run_without_pods_leads_to_its_history(kubectl: Kubectl) -> None:
-    kubectl.say(pods={"items": []})
+def test_a_run_without_pods_refers_to_its_history(kubectl: FakeKubectl) -> None:
+    kubectl.answer(pods={"items": []})
     result = megatron("logs", "run")
     assert result.exit_code == 2
     assert "recipe run: has no pods (Training); see megatron history run" in result.stderr
 
 
 @pytest.mark.usefixtures("kubectl")
-def test_a_rank_that_no_pod_has_is_refused() -> None:
+def test_a_rank_without_a_pod_is_an_error() -> None:
     assert "has no pod of rank 99" in megatron("logs", "run", "--rank", "99").stderr
 
 
-def test_diff_compares_with_the_job_in_the_cluster(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_diff_compares_with_the_job_in_the_cluster(kubectl: FakeKubectl, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         """\
@@ -195,11 +195,11 @@ spec: {recipe: llama3-8b, data: {mockData: true}, accelerator: {type: h100-sxm, 
     )
     rendered = json.loads(megatron("render", "-f", str(recipe), "-o", "json").stdout)
     [job] = [manifest for manifest in rendered if manifest["kind"] == "PyTorchJob"]
-    kubectl.say(job=job)
+    kubectl.answer(job=job)
     assert megatron("diff", "-f", str(recipe), "--live").exit_code == 0
     name = job["metadata"]["name"]
-    asked = f"--namespace=research get pytorchjobs.kubeflow.org {name} --output json"
-    assert kubectl.asked()[-1] == asked
+    call = f"--namespace=research get pytorchjobs.kubeflow.org {name} --output json"
+    assert kubectl.calls()[-1] == call
     changed = megatron("diff", "-f", str(recipe), "--live", "-n", "other", "--set", "training.lr=1e-4")
     assert changed.stdout.splitlines() == ["- --lr 0.0003", "+ --lr 0.0001"]
-    assert kubectl.asked()[-1].startswith("--namespace=other ")
+    assert kubectl.calls()[-1].startswith("--namespace=other ")

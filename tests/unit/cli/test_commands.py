@@ -1,3 +1,5 @@
+"""Commands that work without a cluster."""
+
 import json
 import subprocess
 import sys
@@ -35,7 +37,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_plan_prints_json_with_the_names_of_the_status() -> None:
+def test_plan_as_json_has_the_field_names_of_the_status() -> None:
     plan = json.loads(megatron("plan", *LLAMA, "-o", "json").stdout)
     assert {
         "worldSize", "nodes", "tensorModelParallelSize", "pipelineModelParallelSize",
@@ -72,7 +74,7 @@ def test_set_overrides_a_field_of_the_file(recipe: Path) -> None:
     assert json.loads(plan.stdout)["worldSize"] == 32
 
 
-def test_a_number_without_a_point_is_read_as_kubectl_reads_it(recipe: Path) -> None:
+def test_numbers_are_parsed_as_kubectl_parses_them(recipe: Path) -> None:
     words = json.loads(megatron("args", "-f", str(recipe), "-o", "json").stdout)
     assert words[words.index("--lr") + 1] == "0.0003"
 
@@ -86,7 +88,7 @@ def test_a_recipe_is_read_from_standard_input() -> None:
     assert done.stdout.startswith("mine: valid on 16 x h100-sxm")
 
 
-def test_args_prints_lines_that_a_shell_takes() -> None:
+def test_args_prints_a_shell_command() -> None:
     lines = megatron("args", *LLAMA).stdout.splitlines()
     assert lines[0] == "--tensor-model-parallel-size 1 \\"
     assert not lines[-1].endswith("\\")
@@ -97,7 +99,7 @@ def test_render_prints_the_job(recipe: Path) -> None:
     assert kinds == ["PersistentVolumeClaim", "PyTorchJob"]
 
 
-def test_a_platform_file_decides_what_accelerators_there_are(recipe: Path, tmp_path: Path) -> None:
+def test_a_platform_file_defines_the_accelerators(recipe: Path, tmp_path: Path) -> None:
     platform = tmp_path / "platform.yaml"
     platform.write_text("accelerators: {a100-80: {perNode: 8}}\nimage: trainer:1\n")
     result = megatron("validate", "-f", str(recipe), "--platform", str(platform))
@@ -105,7 +107,7 @@ def test_a_platform_file_decides_what_accelerators_there_are(recipe: Path, tmp_p
     assert "the platform has no accelerator 'h100-sxm'" in result.stderr
 
 
-def test_recipes_are_listed_with_what_programs_need() -> None:
+def test_recipes_as_json_have_all_fields() -> None:
     listed = json.loads(megatron("recipes", "list", "-o", "json").stdout)
     assert {"llama3-8b", "gpt3-175b", "tiny-gpt"} <= {entry["name"] for entry in listed}
     assert all({"name", "family", "engine", "modes", "layouts", "source"} <= entry.keys() for entry in listed)
@@ -118,25 +120,25 @@ def test_a_recipe_is_shown_with_its_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("plan",), "give either -f FILE or --recipe NAME"),
         (("plan", "-f", "x.yaml", "--recipe", "llama3-8b"), "give either -f FILE or --recipe NAME"),
         (("plan", "-f", "/nowhere/recipe.yaml"), "/nowhere/recipe.yaml: no such file or directory"),
-        (("plan", *LLAMA, "--set", "training.lr"), "write PATH=VALUE"),
-        (("plan", *LLAMA, "--set", "recipe.name=x"), "spec.recipe.name: lies below a value"),
+        (("plan", *LLAMA, "--set", "training.lr"), "use PATH=VALUE"),
+        (("plan", *LLAMA, "--set", "recipe.name=x"), "spec.recipe.name: its parent is not an object"),
         (("plan", "--recipe", "llama3-8b"), "spec.accelerator.count: is required; set it"),
         (("recipes", "show", "nothing-like-it"), "the catalog has no recipe 'nothing-like-it'"),
     ],
 )  # fmt: skip
-def test_misuse_ends_with_2_and_a_word_on_standard_error(words: tuple[str, ...], said: str) -> None:
+def test_errors_are_printed_on_standard_error_with_exit_code_2(words: tuple[str, ...], message: str) -> None:
     result = megatron(*words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "field", "said"),
+    ("words", "field", "message"),
     [
         (("plan", "-o", "json"), "command line", "give either -f FILE or --recipe NAME"),
         (("plan", *LLAMA, "--gpus", "many", "-ojson"), "--gpus", "'many' is not a valid integer range"),
@@ -145,50 +147,51 @@ def test_misuse_ends_with_2_and_a_word_on_standard_error(words: tuple[str, ...],
         (("plan", "--recipe", "llama3-8b", "-o", "json"), "spec.accelerator.count", "is required"),
     ],
 )
-def test_a_wrong_command_line_is_told_as_json_where_json_is_asked_for(
-    words: tuple[str, ...], field: str, said: str
+def test_errors_are_printed_as_json_if_json_is_requested(
+    words: tuple[str, ...], field: str, message: str
 ) -> None:
     result = megatron(*words)
     assert result.exit_code == 2
     [error] = json.loads(result.stdout)["errors"]
     assert error["field"] == field
-    assert said in error["message"]
+    assert message in error["message"]
     assert error["fix"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("a: [\n", "is no YAML in line 2"),
-        ("kind: Pod", "has no MegatronRecipe (it has: Pod); give a recipe file"),
-        ("", "has no MegatronRecipe (it has: nothing); give a recipe file"),
+        ("a: [\n", "invalid YAML in line 2"),
+        (f"{RECIPE}  suspend: false\n  suspend: true\n", "invalid YAML in line 10: duplicate key 'suspend'"),
+        ("kind: Pod", "has no MegatronRecipe (found: Pod); give a recipe file"),
+        ("", "has no MegatronRecipe (found: nothing); give a recipe file"),
         ("kind: MegatronRecipe\napiVersion: megatron.training/v2\n", "set megatron.training/v1alpha1"),
         ("kind: MegatronRecipe\napiVersion: megatron.training/v1alpha1\n", "spec: is required"),
         (f"{RECIPE}---\n{RECIPE}", "has 2 recipes; give a file with one, or use validate"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_without_a_valid_recipe_is_an_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "file.yaml"
     path.write_text(text)
     result = megatron("plan", "-f", str(path))
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
-def test_plan_shows_the_runners_up() -> None:
+def test_plan_shows_alternatives() -> None:
     plan = json.loads(megatron("plan", *LLAMA, "-o", "json").stdout)
     assert {"tensorModelParallelSize", "expected", "memoryPerGpu", "reason"} <= plan["alternatives"][0].keys()
     assert "Other layouts:" in megatron("plan", *LLAMA).stdout
 
 
-def test_recommend_says_what_to_type_next() -> None:
+def test_recommend_prints_the_next_command() -> None:
     printed = megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm").stdout
     assert "Next: megatron plan --recipe llama3-8b --gpus 8 --accelerator h100-sxm" in printed
     best = json.loads(megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "-o", "json").stdout)[0]
     assert (best["name"], best["runs"], best["published"]) == ("llama3-8b", True, True)
 
 
-def test_diff_shows_what_a_recipe_changes_of_the_published_command_line() -> None:
+def test_diff_compares_with_the_published_command_line() -> None:
     same = megatron("diff", *LLAMA)
     assert (same.exit_code, same.stdout) == (0, "")
     changed = megatron("diff", *LLAMA, "--set", "training.lr=1e-4")
@@ -210,13 +213,13 @@ def test_diff_compares_with_a_running_job(recipe: Path, tmp_path: Path) -> None:
     assert {"flag": "--train-iters", "before": "100000", "after": "50000"} in json.loads(changed.stdout)
 
 
-def test_diff_refuses_what_is_no_job(recipe: Path) -> None:
+def test_diff_rejects_a_file_that_is_not_a_job(recipe: Path) -> None:
     result = megatron("diff", "-f", str(recipe), "--running", str(recipe))
     assert result.exit_code == 2
-    assert "is no PyTorchJob of a recipe" in result.stderr
+    assert "is not the PyTorchJob of a recipe" in result.stderr
 
 
-def test_help_names_every_command() -> None:
+def test_help_lists_every_command() -> None:
     printed = megatron("--help").stdout
     for name in ("recipes", "recommend", "plan", "validate", "args", "diff", "render", "completion"):
         assert name in printed
@@ -229,17 +232,17 @@ def test_completion_prints_a_script(shell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "proposed"),
+    ("words", "completions"),
     [
-        (("pl",), ["plan\tShow how a run would lie on its...", ":4"]),
+        (("pl",), ["plan\tShow the layout of a run on its...", ":4"]),
         (("plan", "--recipe", "llama3-8b-f"), ["llama3-8b-fp8", ":4"]),
         (("plan", "--accelerator", "b30"), ["b300", ":4"]),
         (("plan", "-f", ""), [":0"]),
     ],
 )
-def test_kubectl_is_told_what_may_follow(words: tuple[str, ...], proposed: list[str]) -> None:
+def test_completions_are_printed_for_kubectl(words: tuple[str, ...], completions: list[str]) -> None:
     *before, incomplete = words
-    assert list(proposals(cli, before, incomplete)) == proposed
+    assert list(proposals(cli, before, incomplete)) == completions
 
 
 def every_command() -> list[tuple[str, ...]]:
@@ -255,7 +258,7 @@ def test_help_of_every_command_has_an_example(words: tuple[str, ...]) -> None:
     assert "  megatron " in megatron(*words, "--help").stdout.replace("<(", " ")
 
 
-def test_showing_help_imports_neither_models_nor_catalog() -> None:
+def test_help_imports_neither_models_nor_catalog() -> None:
     program = (
         "import sys; from megatron_operator.cli import main; "
         "main.cli(['--help'], standalone_mode=False); "
@@ -265,7 +268,7 @@ def test_showing_help_imports_neither_models_nor_catalog() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_planning_imports_nothing_of_the_cluster() -> None:
+def test_plan_imports_no_cluster_library() -> None:
     program = (
         "import sys; from megatron_operator.cli import main; "
         "main.cli(['plan', '--recipe', 'llama3-8b', '--gpus', '8'], standalone_mode=False); "

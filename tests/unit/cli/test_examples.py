@@ -1,4 +1,4 @@
-"""Every file of examples/ is a recipe that the operator takes as it is."""
+"""Every file of examples/ is a valid recipe."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def recipe(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_valid_and_becomes_a_job(path: Path) -> None:
+def test_an_example_is_valid_and_renders_a_job(path: Path) -> None:
     result = megatron("validate", "-f", str(path))
     assert result.stderr == ""
     assert result.exit_code == 0
@@ -30,7 +30,7 @@ def test_an_example_is_valid_and_becomes_a_job(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_says_what_it_is(path: Path) -> None:
+def test_an_example_starts_with_a_comment_and_is_named_as_its_file(path: Path) -> None:
     assert path.read_text().startswith("# ")
     assert recipe(path)["metadata"]["name"] in path.stem
 
@@ -39,9 +39,9 @@ ELASTIC = [path for path in EXAMPLES if "elastic" in recipe(path)["spec"].get("r
 
 
 @pytest.mark.parametrize("path", ELASTIC, ids=lambda path: path.stem)
-def test_an_elastic_example_can_be_planned_on_the_fewest_that_it_names(path: Path) -> None:
-    fewest = recipe(path)["spec"]["recovery"]["elastic"]["minCount"]
-    assert megatron("validate", "-f", str(path), "--gpus", str(fewest)).exit_code == 0
+def test_an_elastic_example_is_valid_on_its_smallest_count(path: Path) -> None:
+    smallest = recipe(path)["spec"]["recovery"]["elastic"]["minCount"]
+    assert megatron("validate", "-f", str(path), "--gpus", str(smallest)).exit_code == 0
 
 
 def test_there_is_an_elastic_example() -> None:

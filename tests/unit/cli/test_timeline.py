@@ -1,9 +1,9 @@
-"""What happened to a run, in order and told once."""
+"""The timeline of a run: in order of time, each interruption once."""
 
 from typing import Any
 
 import pytest
-from megatron_operator.cli.timeline import Moment, after, cost, lost, timeline
+from megatron_operator.cli.timeline import TimelineEntry, elapsed, format_lost_time, incident_cost, timeline
 
 INCIDENT: dict[str, Any] = {
     "number": 1,
@@ -26,8 +26,8 @@ def event(time: str, reason: str, message: str, **more: Any) -> dict[str, Any]:
 
 
 def condition(kind: str, status: str, reason: str, message: str, time: str) -> dict[str, Any]:
-    said = {"type": kind, "status": status, "reason": reason, "message": message}
-    return said | {"lastTransitionTime": time}
+    fields = {"type": kind, "status": status, "reason": reason, "message": message}
+    return fields | {"lastTransitionTime": time}
 
 
 def recipe(*conditions: dict[str, Any], history: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -37,12 +37,12 @@ def recipe(*conditions: dict[str, Any], history: list[dict[str, Any]] | None = N
     }
 
 
-def reasons(moments: list[Moment]) -> list[str]:
-    return [moment.reason for moment in moments]
+def reasons(entries: list[TimelineEntry]) -> list[str]:
+    return [entry.reason for entry in entries]
 
 
-def test_everything_is_in_the_order_of_its_time() -> None:
-    moments = timeline(
+def test_entries_are_in_order_of_time() -> None:
+    entries = timeline(
         recipe(
             condition("Succeeded", "True", "Succeeded", "the run is done", "2026-01-01T12:00:00Z"),
             condition("Planned", "True", "Planned", "TP 1 x DP 2", "2026-01-01T10:00:01Z"),
@@ -50,18 +50,18 @@ def test_everything_is_in_the_order_of_its_time() -> None:
         ),
         [event("2026-01-01T11:30:00.123456Z", "CheckpointVolumeLow", "3 GiB are left", type="Warning")],
     )
-    assert reasons(moments) == ["Created", "Planned", "PodsReplaced", "CheckpointVolumeLow", "Succeeded"]
-    assert [moment.warning for moment in moments] == [False, False, True, True, False]
+    assert reasons(entries) == ["Created", "Planned", "PodsReplaced", "CheckpointVolumeLow", "Succeeded"]
+    assert [entry.warning for entry in entries] == [False, False, True, True, False]
 
 
-def test_an_event_that_tells_an_incident_is_not_told_twice() -> None:
-    told = event("2026-01-01T11:00:03Z", "PodsReplaced", "worker-0: out of memory; 1 of 10 restarts")
+def test_an_event_that_repeats_an_incident_is_left_out() -> None:
+    repeated = event("2026-01-01T11:00:03Z", "PodsReplaced", "worker-0: out of memory; 1 of 10 restarts")
     later = event("2026-01-01T11:20:00Z", "PodsReplaced", "worker-0: out of memory; 2 of 10 restarts")
-    moments = timeline(recipe(history=[INCIDENT]), [told, later])
-    assert [moment.source for moment in moments] == ["recipe", "incident", "event"]
+    entries = timeline(recipe(history=[INCIDENT]), [repeated, later])
+    assert [entry.source for entry in entries] == ["recipe", "incident", "event"]
 
 
-def test_the_condition_of_an_incident_is_not_told_twice_but_what_followed_is() -> None:
+def test_a_condition_that_repeats_an_incident_is_left_out_and_later_ones_are_kept() -> None:
     cause = INCIDENT["cause"]
     conditions = (
         condition("Recovering", "True", "PodsReplaced", cause, "2026-01-01T11:00:01Z"),
@@ -74,51 +74,51 @@ def test_the_condition_of_an_incident_is_not_told_twice_but_what_followed_is() -
     ]
 
 
-def test_a_resize_is_told_by_its_incident_and_its_event_which_says_to_how_many() -> None:
+def test_a_resize_keeps_its_event_which_has_the_new_count() -> None:
     resize = INCIDENT | {"kind": "resize", "cause": "8 accelerators are gone", "pod": None}
     conditions = (
         condition("Recovering", "True", "Shrunk", "8 accelerators are gone", "2026-01-01T11:00:00Z"),
         condition("Running", "False", "Shrunk", "8 accelerators are gone", "2026-01-01T11:00:00Z"),
     )
     shrunk = event("2026-01-01T11:00:00Z", "Shrunk", "laid out on 8 accelerators: 8 accelerators are gone")
-    moments = timeline(recipe(*conditions, history=[resize]), [shrunk])
-    assert reasons(moments) == ["Created", "Resized", "Shrunk"]
+    entries = timeline(recipe(*conditions, history=[resize]), [shrunk])
+    assert reasons(entries) == ["Created", "Resized", "Shrunk"]
 
 
-def test_a_condition_that_an_event_tells_is_not_told_twice() -> None:
+def test_a_condition_that_repeats_an_event_is_left_out() -> None:
     failed = condition("Failed", "True", "BadData", "no dataset", "2026-01-01T11:00:00Z")
-    moments = timeline(recipe(failed), [event("2026-01-01T11:00:00Z", "BadData", "no dataset")])
-    assert reasons(moments) == ["Created", "BadData"]
+    entries = timeline(recipe(failed), [event("2026-01-01T11:00:00Z", "BadData", "no dataset")])
+    assert reasons(entries) == ["Created", "BadData"]
 
 
-def test_an_event_that_came_again_is_one_with_its_count() -> None:
+def test_a_repeated_event_is_one_entry_with_its_count() -> None:
     [_, again] = timeline(recipe(), [event("2026-01-01T11:00:00Z", "Queued", "waits", count=4)])
     assert again.count == 4
 
 
-def test_an_event_without_a_count_by_the_newer_interface_has_its_time() -> None:
+def test_an_event_without_count_uses_its_event_time() -> None:
     newer = {
         "metadata": {}, "eventTime": "2026-01-01T10:30:00.000000Z", "lastTimestamp": None,
         "reason": "Seen", "message": "", "series": None, "count": None,
     }  # fmt: skip
-    [_, moment] = timeline(recipe(), [newer])
-    assert (moment.time, moment.count) == ("2026-01-01T10:30:00.000000Z", 1)
+    [_, entry] = timeline(recipe(), [newer])
+    assert (entry.time, entry.count) == ("2026-01-01T10:30:00.000000Z", 1)
 
 
-def test_an_incidents_cost_says_where_what_and_how_long() -> None:
-    assert cost(INCIDENT) == (
-        "worker-0 rank 9 on gpu-7; resumed from iteration 120, 3 iterations again; "
+def test_the_cost_of_an_incident_has_its_place_and_duration() -> None:
+    assert incident_cost(INCIDENT) == (
+        "worker-0 rank 9 on gpu-7; resumed from iteration 120, 3 iterations repeated; "
         "lost 1m27s (detect 0.4 s, schedule 2.0 s, start 9.6 s, load 1m15s)"
     )
 
 
-def test_an_incident_that_is_not_over_says_so() -> None:
+def test_an_open_incident_is_reported_as_such() -> None:
     open_one = {"kind": "gang", "time": INCIDENT["time"], "cause": "hang", "seconds": {}, "recoveredAt": None}
-    assert cost(open_one) == "not training again yet"
+    assert incident_cost(open_one) == "not training again yet"
 
 
 @pytest.mark.parametrize(
-    ("time", "said"),
+    ("time", "text"),
     [
         ("2026-01-01T10:00:04Z", "4.0 s"),
         ("2026-01-01T10:03:05Z", "3m05s"),
@@ -126,11 +126,11 @@ def test_an_incident_that_is_not_over_says_so() -> None:
         ("2026-01-04T12:00:00Z", "3d02h"),
     ],
 )
-def test_times_since_the_start_are_told_as_long_as_they_are(time: str, said: str) -> None:
-    first = Moment("2026-01-01T10:00:00Z", "recipe", "Created", "")
-    assert after(Moment(time, "event", "x", ""), first) == said
+def test_elapsed_time_has_a_unit_of_its_size(time: str, text: str) -> None:
+    first = TimelineEntry("2026-01-01T10:00:00Z", "recipe", "Created", "")
+    assert elapsed(TimelineEntry(time, "event", "x", ""), first) == text
 
 
-def test_lost_time_is_summed_and_told_by_phase() -> None:
-    assert lost({"detect": 1.0, "load": 60.0, "redo": None}) == "1m01s (detect 1.0 s, load 1m00s)"
-    assert lost({}) == "none"
+def test_lost_time_is_a_sum_and_its_phases() -> None:
+    assert format_lost_time({"detect": 1.0, "load": 60.0, "redo": None}) == "1m01s (detect 1.0 s, load 1m00s)"
+    assert format_lost_time({}) == "none"

@@ -48,14 +48,14 @@ COMMAND = '''\
 
 import click
 
-from megatron_operator.cli.inputs import Question, question
+from megatron_operator.cli.inputs import RecipeOptions, recipe_options
 
 
 @click.command("gpus")
-@question
-def command(asked: Question) -> None:
+@recipe_options
+def command(options: RecipeOptions) -> None:
     """Print the number of accelerators."""
-    click.echo(f"{asked.gpus} x {asked.accelerator}")
+    click.echo(f"{options.gpus} x {options.accelerator}")
 '''
 
 

@@ -8,7 +8,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe, load, resolve
-from megatron_operator.cli import generic
+from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.planner import PlannedRun, megatron_arguments, plan, plan_and_alternatives
 
 NOT_STARTED = "this operator does not start its loop yet, and the command is untested on hardware"
@@ -16,7 +16,7 @@ NOT_STARTED = "this operator does not start its loop yet, and the command is unt
 
 def resolved(recipe: str, count: int, accelerator: str = "h100-sxm", **spec: Any) -> ResolvedRecipe:
     asked = {"recipe": recipe, "accelerator": {"type": accelerator, "count": count}} | spec
-    return resolve(MegatronRecipeSpec.model_validate(asked), generic.platform(), load())
+    return resolve(MegatronRecipeSpec.model_validate(asked), default_platform(), load())
 
 
 def layout(p: Plan) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The platform that is assumed where none is given: every accelerator that the planner knows."""
+"""The platform that commands assume without --platform: one node type for every known accelerator."""
 
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.planner.estimate import hardware
@@ -7,8 +7,8 @@ DEFAULT_ACCELERATOR = "h100-sxm"
 IMAGE = "megatron-trainer:dev"
 
 
-def platform() -> PlatformConfig:
-    """One profile per known accelerator, in nodes as they are sold, and `cpu`."""
+def default_platform() -> PlatformConfig:
+    """One profile per known accelerator, with 4 or 8 per node as vendors sell them, and `cpu`."""
     profiles: dict[str, dict[str, object]] = {
         name: {"perNode": 4 if accelerator.domain > 8 else 8}
         for name, accelerator in hardware.table().items()

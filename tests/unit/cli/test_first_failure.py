@@ -1,9 +1,9 @@
-"""Whose log `megatron logs` prints."""
+"""Which pod's log `megatron logs` prints."""
 
 from typing import Any
 
 import pytest
-from megatron_operator.cli.culprit import first_failed, of_rank
+from megatron_operator.cli.first_failure import first_failed_pod, pod_of_rank
 
 EARLY, INCIDENT, LATE = "2026-01-01T10:00:00Z", "2026-01-01T11:00:00Z", "2026-01-01T12:00:00Z"
 
@@ -23,44 +23,44 @@ def ended(time: str, code: int = 138, **more: Any) -> dict[str, Any]:
 
 
 def run(**incident: Any) -> dict[str, Any]:
-    said = {"kind": "rank", "time": INCIDENT, "cause": "rank 3 was killed by SIGKILL"} | incident
-    recovery = {"lastIncident": said} if incident else {}
+    last = {"kind": "rank", "time": INCIDENT, "cause": "rank 3 was killed by SIGKILL"} | incident
+    recovery = {"lastIncident": last} if incident else {}
     return {"status": {"plan": {"perNode": 2}, "recovery": recovery}}
 
 
-def test_of_a_healthy_run_it_is_the_master() -> None:
-    found = first_failed(run(), [pod("worker"), pod("master")])
+def test_a_healthy_run_yields_the_master() -> None:
+    found = first_failed_pod(run(), [pod("worker"), pod("master")])
     assert found is not None
     assert (found.pod, found.previous) == ("run-master-0", False)
     assert found.why == "nothing has failed; this is the master"
 
 
-def test_without_pods_there_is_none() -> None:
-    assert first_failed(run(pod="worker-0"), []) is None
+def test_a_run_without_pods_yields_none() -> None:
+    assert first_failed_pod(run(pod="worker-0"), []) is None
 
 
-def test_of_pods_that_failed_it_is_the_first() -> None:
+def test_the_first_of_several_failed_pods_is_found() -> None:
     pods = [
         pod("master", state=ended(LATE, 140)),
         pod("worker", 0, state=ended("2026-01-01T11:59:58Z", 138)),
         pod("worker", 1, state=ended(LATE, 140)),
     ]
-    found = first_failed(run(), pods)
+    found = first_failed_pod(run(), pods)
     assert found is not None
     assert found.pod == "run-worker-0"
     assert found.node == "node-of-run-worker-0"
-    assert "exit code 138" in found.why
+    assert "exited with code 138" in found.why
 
 
-def test_a_rank_that_failed_in_a_pod_that_stayed_is_in_that_pods_log() -> None:
-    found = first_failed(run(pod="worker-0", rank=3), [pod("master"), pod("worker")])
+def test_a_rank_that_failed_in_a_running_pod_yields_that_pod() -> None:
+    found = first_failed_pod(run(pod="worker-0", rank=3), [pod("master"), pod("worker")])
     assert found is not None
     assert (found.pod, found.rank, found.previous) == ("run-worker-0", 3, False)
     assert "rank 3 was killed by SIGKILL" in found.why
 
 
-def test_the_log_of_a_pod_that_was_replaced_is_gone_and_its_last_words_are_told() -> None:
-    found = first_failed(run(pod="worker-0", rank=3), [pod("master"), pod("worker", born=LATE)])
+def test_a_replaced_pod_yields_its_replacement_and_the_cause() -> None:
+    found = first_failed_pod(run(pod="worker-0", rank=3), [pod("master"), pod("worker", born=LATE)])
     assert found is not None
     assert (found.pod, found.previous) == ("run-worker-0", False)
     assert "rank 3 was killed by SIGKILL" in found.why
@@ -68,26 +68,26 @@ def test_the_log_of_a_pod_that_was_replaced_is_gone_and_its_last_words_are_told(
 
 
 @pytest.mark.parametrize("failed_at", ["2026-01-01T10:59:55Z", "2026-01-01T11:00:01Z"])
-def test_the_log_of_a_container_that_was_restarted_is_the_one_before(failed_at: str) -> None:
+def test_a_restarted_container_yields_its_previous_log(failed_at: str) -> None:
     restarted = pod("worker", state={"running": {"startedAt": failed_at}}, lastState=ended(failed_at))
-    found = first_failed(run(pod="worker-0"), [pod("master"), restarted])
+    found = first_failed_pod(run(pod="worker-0"), [pod("master"), restarted])
     assert found is not None
     assert (found.pod, found.previous) == ("run-worker-0", True)
 
 
-def test_a_failure_after_the_last_incident_comes_before_it() -> None:
+def test_a_failure_after_the_last_incident_takes_precedence() -> None:
     pods = [pod("master", state=ended(LATE)), pod("worker", state=ended("2026-01-01T10:30:00Z"))]
-    found = first_failed(run(pod="worker-0"), pods)
+    found = first_failed_pod(run(pod="worker-0"), pods)
     assert found is not None
     assert found.pod == "run-master-0"
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "run-master-0"), (1, "run-master-0"), (5, "run-worker-1")])
-def test_a_rank_is_found_by_its_number(rank: int, name: str) -> None:
-    found = of_rank(run(), [pod("worker", 1), pod("master"), pod("worker", 0)], rank)
+def test_the_pod_of_a_rank_is_found(rank: int, name: str) -> None:
+    found = pod_of_rank(run(), [pod("worker", 1), pod("master"), pod("worker", 0)], rank)
     assert found is not None
     assert found.pod == name
 
 
-def test_a_rank_beyond_the_gang_is_in_no_pod() -> None:
-    assert of_rank(run(), [pod("master")], 2) is None
+def test_a_rank_beyond_the_gang_has_no_pod() -> None:
+    assert pod_of_rank(run(), [pod("master")], 2) is None

@@ -1,0 +1,110 @@
+"""kubectl, for commands that read the cluster: its kubeconfig, contexts and credentials apply here too."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+from megatron_contract.environment import CONTAINER_NAME
+
+from megatron_operator.api.labels import GROUP, LABEL_RECIPE, LABEL_ROLE, PLURAL
+from megatron_operator.cli.errors import CommandError
+
+Object = dict[str, Any]
+RECIPES = f"{PLURAL}.{GROUP}"
+TRAINER = "trainer"
+"""Value of the role label on trainer pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl with the namespace, context and kubeconfig of a command line; None leaves kubectl's default."""
+
+    namespace: str | None
+    context: str | None
+    kubeconfig: str | None
+
+    def recipe(self, name: str) -> Object:
+        """The MegatronRecipe of this name. Raises CommandError with the API server's message."""
+        found: Object = self._json(["get", RECIPES, name], f"recipe {name}")
+        return found
+
+    def recipes(self) -> list[Object]:
+        """All MegatronRecipes of the namespace. Raises CommandError."""
+        return self._items(["get", RECIPES], "recipes")
+
+    def job(self, name: str) -> Object:
+        """The PyTorchJob of this name. Raises CommandError with the API server's message."""
+        found: Object = self._json(["get", "pytorchjobs.kubeflow.org", name], f"pytorchjob {name}")
+        return found
+
+    def events(self, name: str) -> list[Object]:
+        """Events of the recipe. Raises CommandError."""
+        selector = f"involvedObject.kind=MegatronRecipe,involvedObject.name={name}"
+        return self._items(["get", "events", "--field-selector", selector], "events")
+
+    def pods(self, name: str) -> list[Object]:
+        """The recipe's trainer pods. Raises CommandError."""
+        return self._items(["get", "pods", "--selector", trainer_selector(name)], "pods")
+
+    def logs(self, arguments: Sequence[str]) -> int:
+        """Run `kubectl logs` on the trainer container, with its output on ours; returns its exit code."""
+        command = [*self._command(), "logs", "--container", CONTAINER_NAME, *arguments]
+        try:
+            return subprocess.run(command, check=False).returncode
+        except KeyboardInterrupt:  # the usual end of --follow
+            return 0
+
+    def _items(self, arguments: Sequence[str], what: str) -> list[Object]:
+        return list(self._json(arguments, what)["items"])
+
+    def _json(self, arguments: Sequence[str], what: str) -> Any:
+        done = subprocess.run(
+            [*self._command(), *arguments, "--output", "json"], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"kubectl exited with {done.returncode}"]
+            fix = "see kubectl get megatronrecipes --all-namespaces; choose with -n, --context, --kubeconfig"
+            raise CommandError(what, lines[-1].removeprefix("Error from server "), fix)
+        return json.loads(done.stdout)
+
+    def _command(self) -> list[str]:
+        binary = shutil.which("kubectl")
+        if binary is None:
+            raise CommandError("kubectl", "not found on PATH", "install it, or add its folder to PATH")
+        flags = (("namespace", self.namespace), ("context", self.context), ("kubeconfig", self.kubeconfig))
+        return [binary, *(f"--{flag}={value}" for flag, value in flags if value)]
+
+
+def trainer_selector(name: str) -> str:
+    """Label selector of the trainer pods of a recipe."""
+    return f"{LABEL_RECIPE}={name},{LABEL_ROLE}={TRAINER}"
+
+
+def kubectl_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add kubectl's options to a command, and pass it a Kubectl as `kubectl`."""
+
+    @click.option("-n", "--namespace", metavar="NAMESPACE", help="Namespace; default the context's.")
+    @click.option("--context", metavar="NAME", help="Context of the kubeconfig.")
+    @click.option("--kubeconfig", metavar="FILE", help="Default $KUBECONFIG, then ~/.kube/config.")
+    @wraps(command)
+    def wrapped(
+        *args: Any, namespace: str | None, context: str | None, kubeconfig: str | None, **rest: Any
+    ) -> Any:
+        return command(*args, kubectl=Kubectl(namespace, context, kubeconfig), **rest)
+
+    return wrapped
+
+
+def complete_run(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of recipes in the context's namespace that start with `incomplete`."""
+    try:
+        found = Kubectl(None, None, None).recipes()
+    except CommandError:
+        return []
+    names = [str(recipe["metadata"]["name"]) for recipe in found]
+    return [name for name in names if name.startswith(incomplete)]

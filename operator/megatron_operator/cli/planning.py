@@ -1,0 +1,43 @@
+"""Parse, resolve and plan a recipe with the functions that the controller calls."""
+
+from pathlib import Path
+from typing import Any
+
+from megatron_operator import catalog
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.validation import parse, parse_recipe
+from megatron_operator.cli import documents
+from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.cli.inputs import RecipeOptions
+from megatron_operator.planner import Alternative, PlannedRun, admit, admit_and_compare
+
+
+def plan_recipe(options: RecipeOptions, resource: dict[str, Any]) -> PlannedRun:
+    """Plan a MegatronRecipe object. Raises InvalidRecipeError with the errors that its status would have."""
+    spec = parse_recipe(resource)
+    name, namespace = _names(resource)
+    platform, library = load_platform(options.platform), catalog.load(options.catalog)
+    return admit(name, spec, platform, library, namespace)
+
+
+def plan_with_alternatives(
+    options: RecipeOptions, resource: dict[str, Any]
+) -> tuple[PlannedRun, list[Alternative]]:
+    """Plan a MegatronRecipe object, and list the layouts that were not chosen. Raises InvalidRecipeError."""
+    spec = parse_recipe(resource)
+    name, namespace = _names(resource)
+    platform, library = load_platform(options.platform), catalog.load(options.catalog)
+    return admit_and_compare(name, spec, platform, library, namespace)
+
+
+def _names(resource: dict[str, Any]) -> tuple[str, str]:
+    metadata = resource.get("metadata") or {}
+    name = metadata.get("name") or resource["spec"].get("recipe") or "recipe"
+    return str(name), str(metadata.get("namespace") or "default")
+
+
+def load_platform(file: Path | None) -> PlatformConfig:
+    """The platform of a file, or the default one for None. Raises InvalidRecipeError and CommandError."""
+    if file is None:
+        return default_platform()
+    return parse(PlatformConfig, documents.read_yaml(file) or {}, str(file))
