@@ -9,35 +9,39 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
+from megatron_contract.incident import ReportedIncident
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds as moment
 from megatron_operator.api.times import timestamp
-from megatron_operator.lifecycle import (
-    Avoid,
-    Fail,
-    ForceDelete,
-    Heartbeat,
-    History,
-    Limits,
-    Observation,
-    Place,
-    PodEnd,
-    PodPhase,
-    PodView,
-    ReleaseNodes,
-    Replaced,
-    Resize,
-    RestartGang,
-    Wait,
+from megatron_operator.lifecycle.incidents import (
+    PodReplacement,
     checkpoint_saved,
     gang_restarted,
     node_lost,
     pods_replaced,
-    reported,
-    trained,
+    recovered,
 )
-from megatron_operator.lifecycle.recovery_policy import decide
+from megatron_operator.lifecycle.observation import (
+    Heartbeat,
+    History,
+    Limits,
+    Observation,
+    PodPhase,
+    PodView,
+)
+from megatron_operator.lifecycle.pod_termination import PodEnd
+from megatron_operator.lifecycle.recovery_policy import (
+    Avoid,
+    Fail,
+    ForceDelete,
+    ReleaseNodes,
+    Resize,
+    RestartGang,
+    Wait,
+    decide,
+)
+from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_reported_incidents
 
 from bench.interruptions import Effect, Fault
 from bench.wall_time import Clock, Phases, Scale
@@ -147,7 +151,7 @@ class SimulatedRun:
     def _replaced(self, pod: PodView, end: PodEnd) -> None:
         self.recovery = pods_replaced(
             self.recovery,
-            [Replaced(pod.name, end)],
+            [PodReplacement(pod.name, end)],
             EPOCH + self.clock.now,
             checkpoint=self.clock.checkpoints,
             iteration=self.clock.checkpoints,
@@ -196,7 +200,7 @@ class SimulatedRun:
             case ForceDelete(names, cause):
                 for name in names:
                     pod = self._pods[ranks[name]]
-                    told = Replaced(name, PodEnd(cause, node=pod.node))
+                    told = PodReplacement(name, PodEnd(cause, node=pod.node))
                     self.recovery = node_lost(
                         self.recovery, [told], cause, now, iteration=self.clock.checkpoints
                     )
@@ -289,7 +293,7 @@ class SimulatedRun:
         if not self._spend("load", self._scale.groups + self._scale.load):
             return False
         self._reason = None
-        self.recovery = trained(self.recovery, EPOCH + self.clock.now, resumed_from=self.clock.checkpoints)
+        self.recovery = recovered(self.recovery, EPOCH + self.clock.now, resumed_from=self.clock.checkpoints)
         return True
 
     def _meet(self, began: float, bound: float) -> None:
@@ -302,10 +306,10 @@ class SimulatedRun:
         if self._reason is not None:
             times = {"detectedAt": EPOCH + began, "metAt": started}
             self._told = [*self._told, self._reason | times | {"generation": self._generation}][-8:]
-        places = {pod.node_rank: Place(pod.name, pod.node) for pod in self._pods}
-        self.recovery = reported(
+        places = {pod.node_rank: PodPlacement(pod.name, pod.node) for pod in self._pods}
+        self.recovery = add_reported_incidents(
             self.recovery,
-            self._told,
+            [ReportedIncident.from_json(each) for each in self._told],
             places,
             bound_at=EPOCH + bound,
             checkpoint=self.clock.checkpoints,

@@ -303,7 +303,7 @@ LAYOUTS = (
         resizes.shrink_and_grow,
         kinds("node", "resize"),
         r"{node}",
-        later_causes=(r"2 of 4 accelerators could be had", r"4 of 4 accelerators have been free"),
+        later_causes=(r"2 of 4 accelerators have been available", r"4 of 4 accelerators have been free"),
         reported=("node",),
         spec=resizes.ELASTIC,
         extended=True,

@@ -90,7 +90,9 @@ def test_pods_that_do_not_complete_the_rendezvous_are_restarted(world: World) ->
     state = world.wait_for(
         "run", pods=2, without=before.pod_uids, where=lambda state: "lastCause" in state.recovery
     )
-    assert state.recovery["lastCause"] == "pods did not come together within 3 s (rendezvousTimeout)"
+    assert (
+        state.recovery["lastCause"] == "pods did not complete the rendezvous within 3 s (rendezvousTimeout)"
+    )
 
 
 def test_when_the_budget_is_spent_the_run_fails_and_releases_its_accelerators(world: World) -> None:

@@ -1,20 +1,21 @@
-"""A run as the API server holds it, made up in memory."""
+"""A run as the API server holds it, built in memory."""
 
 import itertools
 from typing import Any
 
 import pytest
+from megatron_contract.progress import ProgressReport
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.progress_poller import Reading
 from megatron_operator.lifecycle.pod_termination import PodEnd
-from megatron_operator.lifecycle.snapshot import Scene
-from megatron_operator.lifecycle.status_builder import Draft
+from megatron_operator.lifecycle.progress_reading import ProgressReading
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 NOW = 1_800_000_000.0
 
 
 class Run:
-    """Two pods of a PyTorchJob, and the recipe's status as it is carried from look to look."""
+    """Two pods of a PyTorchJob, and the recipe's status from one reconcile to the next."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -37,47 +38,61 @@ class Run:
             },
         }
         self.pods = [self.pod("master"), self.pod("worker")]
-        self.reading: Reading | None = None
+        self.reading: ProgressReading | None = None
         self.ends: dict[str, PodEnd] = {}
         self.events: list[dict[str, Any]] = []
 
-    def pod(self, kind: str, phase: str = "Running", born: float | None = None) -> dict[str, Any]:
-        born = self.now if born is None else born
+    def pod(self, kind: str, phase: str = "Running", created: float | None = None) -> dict[str, Any]:
+        """A pod of the gang, new in every call."""
+        created = self.now if created is None else created
         return {
             "metadata": {
                 "name": f"run-{kind}-0",
                 "uid": f"uid-{next(self.numbers)}",
-                "creationTimestamp": timestamp(born),
+                "creationTimestamp": timestamp(created),
                 "labels": {
                     "training.kubeflow.org/replica-type": kind,
                     "training.kubeflow.org/replica-index": "0",
                     "training.kubeflow.org/job-name": "run",
                 },
             },
-            "status": {"phase": phase, "podIP": "10.0.0.1", "startTime": timestamp(born)},
+            "status": {"phase": phase, "podIP": "10.0.0.1", "startTime": timestamp(created)},
         }
 
     def replace_worker(self, phase: str = "Running") -> None:
+        """Replace the worker as the training-operator does."""
         self.pods[1] = self.pod("worker", phase)
 
     def pass_time(self, seconds: float) -> None:
+        """Advance the clock."""
         self.now += seconds
 
-    def say(self, **report: Any) -> None:
+    def report(self, **fields: Any) -> None:
+        """Let the pods report progress, with fields as on the wire."""
         defaults = {"phase": "training", "generation": 1, "trainIters": 200, "stepSeconds": 1.0}
         self.now += 1
-        self.reading = Reading({"schema": 1, **defaults, **report}, self.now)
+        report = ProgressReport.parse({"schema": 1, **defaults, **fields})
+        self.reading = ProgressReading(report, self.now)
 
-    def draft(self) -> Draft:
-        return Draft.of(self.body, self.now)
+    def status(self) -> StatusBuilder:
+        """The status as a reconcile starts with it."""
+        return StatusBuilder.of(self.body, self.now)
 
-    def scene(self) -> Scene:
-        return Scene(self.job, self.pods, self.reading, self.ends, self.events)
+    def snapshot(self) -> RunSnapshot:
+        """The run as a reconcile reads it."""
+        return RunSnapshot(
+            self.now,
+            self.job,
+            tuple(self.pods),
+            reading=self.reading,
+            ends=self.ends,
+            events=tuple(self.events),
+        )
 
-    def keep(self, draft: Draft) -> Draft:
-        """Write the status, as the API server would keep it."""
-        self.body["status"] = draft.status.wire()
-        return draft
+    def write(self, status: StatusBuilder) -> StatusBuilder:
+        """Write the status to the API server."""
+        self.body["status"] = status.current.wire()
+        return status
 
 
 @pytest.fixture

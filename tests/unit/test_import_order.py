@@ -1,12 +1,18 @@
-"""Data flows one way: api, catalog, planner, manifests, controller | cli; recovery beside the planner."""
+"""Imports go one way: api, catalog, planner, manifests, then controller or cli; lifecycle beside manifests.
+
+The contract imports the standard library only, the trainer imports the contract and nothing of the operator,
+and the test kit is imported by tests, benchmarks and demo, never the other way round.
+"""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "operator" / "megatron_operator"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "operator" / "megatron_operator"
 
 MAY_IMPORT = {
     "api": set(),
@@ -17,9 +23,15 @@ MAY_IMPORT = {
     "controller": {"api", "catalog", "planner", "manifests", "lifecycle"},
     "cli": {"api", "catalog", "planner", "manifests"},
 }
-"""What each part may import beside itself."""
+"""What each part of the operator may import beside itself and the contract."""
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")
+CLUSTER_LIBRARIES = {"kopf", "kubernetes", "aiohttp"}
+TRAINER_LIBRARIES = {"torch", "megatron", "megatron_trainer"}
+
+
+def python_files(*parts: str) -> list[Path]:
+    return sorted(ROOT.joinpath(*parts).rglob("*.py"))
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -31,33 +43,58 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def imported_packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported_modules(path)}
+
+
 def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def test_every_part_of_the_operator_has_its_place_in_the_order() -> None:
-    assert {part(path) for path in FILES} <= MAY_IMPORT.keys()
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_order_lists_every_part_of_the_operator() -> None:
+    assert {part(path) for path in FILES} == MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
 def test_a_module_imports_only_earlier_parts(path: Path) -> None:
     own = part(path)
     parts = {name.split(".")[1] for name in imported_modules(path) if name.startswith("megatron_operator.")}
     assert parts - {own} <= MAY_IMPORT[own]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_the_controller_knows_the_cluster_and_nobody_knows_torch(path: Path) -> None:
-    roots = {name.split(".")[0] for name in imported_modules(path)}
-    assert not roots & {"torch", "megatron", "megatron_trainer", "localcluster"}
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_only_the_controller_accesses_the_cluster_and_no_part_imports_torch(path: Path) -> None:
+    packages = imported_packages(path)
+    assert not packages & (TRAINER_LIBRARIES | {"localcluster", "testkit", "tests"})
     if part(path) != "controller":
-        assert not roots & {"kopf", "kubernetes", "aiohttp"}
+        assert not packages & CLUSTER_LIBRARIES
 
 
-TRAINER = sorted((PACKAGE.parents[1] / "trainer-image" / "megatron_trainer").rglob("*.py"))
+@pytest.mark.parametrize("path", [path for path in FILES if part(path) == "lifecycle"], ids=relative)
+def test_the_lifecycle_is_synchronous(path: Path) -> None:
+    asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+    tree = ast.parse(path.read_text())
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, asynchronous)]
+    assert "asyncio" not in imported_packages(path)
 
 
-@pytest.mark.parametrize("path", TRAINER, ids=lambda path: str(path.name))
+@pytest.mark.parametrize("path", python_files("contract", "megatron_contract"), ids=relative)
+def test_the_contract_imports_only_the_standard_library(path: Path) -> None:
+    assert imported_packages(path) <= sys.stdlib_module_names | {"megatron_contract"}
+
+
+@pytest.mark.parametrize("path", python_files("trainer-image", "megatron_trainer"), ids=relative)
 def test_the_trainer_imports_nothing_of_the_operator(path: Path) -> None:
-    roots = {name.split(".")[0] for name in imported_modules(path)}
-    assert not roots & {"megatron_operator", "kopf", "kubernetes", "localcluster"}
+    forbidden = {"megatron_operator", "kopf", "kubernetes", "localcluster", "testkit", "tests"}
+    assert not imported_packages(path) & forbidden
+
+
+@pytest.mark.parametrize(
+    "path", [*python_files("bench"), *python_files("demo"), *python_files("testkit")], ids=relative
+)
+def test_test_kit_benchmarks_and_demo_do_not_import_tests(path: Path) -> None:
+    assert "tests" not in imported_packages(path)

@@ -1,1 +1,1 @@
-"""When and in which order: the only part that knows kopf and the API server."""
+"""The part that does I/O: watches, reads and writes the API server, polls pods, serves the webhook."""

@@ -1,9 +1,9 @@
-"""The API server as this operator uses it: plain dicts, one error type, server-side apply."""
+"""The client of the API server: objects as JSON, one error type, server-side apply."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 from kubernetes.aio import client, config
@@ -11,28 +11,30 @@ from kubernetes.aio import client, config
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
 from megatron_operator.controller.clock import ServerClock
-from megatron_operator.controller.process_metrics import WRITES
+from megatron_operator.controller.metrics import WRITES
+from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests import pytorchjob
 
-Object = dict[str, Any]
 TIMEOUT: Final = 20.0
-"""Seconds for one request; the work queue tries again."""
+"""Seconds for one request; the work queue retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of object, as its path names it."""
+    """A kind of object, as in the path of its URL."""
 
     group: str
     version: str
     plural: str
 
     def path(self, namespace: str, name: str | None = None, subresource: str | None = None) -> str:
+        """Path of a namespace's collection, an object or its subresource."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root, "namespaces", namespace, self.plural, name, subresource]
         return "/".join(part for part in parts if part)
 
-    def path_everywhere(self) -> str:
+    def cluster_path(self) -> str:
+        """Path of the collection over all namespaces."""
         return f"/apis/{self.group}/{self.version}/{self.plural}" if self.group else f"/api/v1/{self.plural}"
 
 
@@ -47,7 +49,7 @@ NODES: Final = Resource("", "v1", "nodes")
 
 
 class ApiError(OperatorError):
-    """The API server answered with an error. `message` is its own word."""
+    """The API server responded with an error; `message` is from its response."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -57,28 +59,30 @@ class ApiError(OperatorError):
 
     @property
     def not_found(self) -> bool:
+        """Whether the object or its kind does not exist."""
         return self.status == 404
 
     @property
     def conflict(self) -> bool:
+        """Whether the object has changed, or exists already."""
         return self.status == 409
 
     @property
     def refused(self) -> bool:
-        """Forbidden or invalid: trying the same again changes nothing until somebody else acts."""
+        """Forbidden or invalid: the same request fails until something else changes."""
         return self.status in (400, 403, 422)
 
 
-class Cluster:
-    """One connection to the API server, and its time."""
+class ApiClient:
+    """A connection to the API server, and the clock of that server."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
         self.clock = ServerClock()
 
     @classmethod
-    async def connect(cls) -> "Cluster":
-        """With the service account of the pod, else with KUBECONFIG."""
+    async def connect(cls) -> "ApiClient":
+        """Connect with the service account of the pod, or else with KUBECONFIG."""
         configuration = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -87,9 +91,11 @@ class Cluster:
         return cls(client.ApiClient(configuration=configuration))
 
     async def close(self) -> None:
+        """Close the connection."""
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """The object; None when it does not exist. This and all methods below raise ApiError."""
         try:
             return await self._request("GET", resource.path(namespace, name))
         except ApiError as error:
@@ -105,30 +111,31 @@ class Cluster:
         labels: str | None = None,
         fields: str | None = None,
     ) -> list[Object]:
-        """Objects of one namespace, or of all."""
+        """Objects of one namespace, or of all when it is None, by label and field selector."""
         query = {"labelSelector": labels, "fieldSelector": fields}
-        path = resource.path(namespace) if namespace else resource.path_everywhere()
+        path = resource.path(namespace) if namespace else resource.cluster_path()
         return list((await self._request("GET", path, query)).get("items") or [])
 
     async def node_labels(self) -> list[dict[str, str]]:
-        """Labels of all nodes; their metadata alone is sent."""
+        """Labels of all nodes; only their metadata is transferred."""
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
         nodes = (await self._request("GET", "/api/v1/nodes", accept=accept)).get("items") or []
         return [node["metadata"].get("labels") or {} for node in nodes]
 
     async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
-        """Server-side apply: fields that we set before and leave out now are taken away."""
+        """Server-side apply: fields that an earlier apply set and this one omits are removed."""
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"], subresource)
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self._request("PATCH", path, query, body, "application/apply-patch+yaml")
 
     async def create(self, resource: Resource, body: Object) -> Object:
+        """Create an object; a conflict when it exists."""
         path = resource.path(body["metadata"]["namespace"])
         return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, body)
 
     async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
-        """Merge changes into this very version of an object; null takes a field away."""
+        """JSON merge patch of exactly this version of an object; null removes a field."""
         metadata = target["metadata"]
         version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         path = resource.path(metadata["namespace"], metadata["name"])
@@ -137,8 +144,8 @@ class Cluster:
         return await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
     async def cordon(self, node: str) -> None:
-        """Have the scheduler place nothing more on a node."""
-        path, body = f"{NODES.path_everywhere()}/{node}", {"spec": {"unschedulable": True}}
+        """Mark a node as unschedulable."""
+        path, body = f"{NODES.cluster_path()}/{node}", {"spec": {"unschedulable": True}}
         await self._request(
             "PATCH", path, {"fieldManager": FIELD_MANAGER}, body, "application/merge-patch+json"
         )
@@ -151,7 +158,10 @@ class Cluster:
         *,
         same_version: bool = False,
     ) -> None:
-        """Delete this very object, with `same_version` only as it was seen: one that came later stays."""
+        """Delete the object with this UID, with `same_version` only if it has not changed since it was read.
+
+        Does nothing when it no longer exists.
+        """
         metadata = target["metadata"]
         kept = ("uid", "resourceVersion") if same_version else ("uid",)
         options: Object = {
@@ -184,15 +194,15 @@ class Cluster:
         given = {key: value for key, value in (query or {}).items() if value is not None}
         url = self._api.configuration.host + path + (f"?{urlencode(given)}" if given else "")
         response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
-        self.clock.heard(response.headers.get("Date"))
+        self.clock.synchronize(response.headers.get("Date"))
         content = await response.read()  # type: ignore[no-untyped-call]
         if response.status < 400:
             return dict(json.loads(content)) if content else {}
         try:
-            said = json.loads(content)
+            status = json.loads(content)
         except ValueError:
-            said = {"message": content[:200].decode(errors="replace")}
-        raise ApiError(response.status, str(said.get("reason", "")), str(said.get("message", "")))
+            status = {"message": content[:200].decode(errors="replace")}
+        raise ApiError(response.status, str(status.get("reason", "")), str(status.get("message", "")))
 
 
 def _plural(path: str) -> str:

@@ -1,4 +1,4 @@
-"""What time it is, by the API server's clock."""
+"""The time by the API server's clock."""
 
 import logging
 import time
@@ -8,15 +8,15 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-NEAR: Final = 5.0
-"""Seconds of difference that are taken for none: `Date` has whole seconds, and an answer takes its time."""
+TOLERANCE: Final = 5.0
+"""Seconds of difference that are ignored: `Date` has whole seconds, and a response takes time."""
 
 
 class ServerClock:
-    """The clock of this machine, put right by the `Date` of the API server's answers where it is far off.
+    """The local clock, corrected by the `Date` header of the API server's responses where it is far off.
 
-    What the operator notes down is compared with times that the API server, kubelets and trainers wrote. A
-    clock that is wrong here alone, or jumps, would part what belongs together.
+    The operator compares the times it records with times that the API server, kubelets and trainers wrote. If
+    only the operator's clock were wrong or jumped, it would take one event for two.
     """
 
     def __init__(self, local: Callable[[], float] = time.time) -> None:
@@ -27,17 +27,17 @@ class ServerClock:
         """Seconds since the epoch."""
         return self._local() - self._ahead
 
-    def heard(self, date: str | None) -> None:
-        """Take in the `Date` of an answer that has just come; one that cannot be read changes nothing."""
+    def synchronize(self, date: str | None) -> None:
+        """Use the `Date` header of a response that has just arrived; one that is invalid changes nothing."""
         try:
-            said = parsedate_to_datetime(date).timestamp() if date else None
+            server = parsedate_to_datetime(date).timestamp() if date else None
         except ValueError:
-            said = None
-        if said is None:
+            server = None
+        if server is None:
             return
-        ahead = self._local() - said
-        if abs(ahead) <= NEAR:
+        ahead = self._local() - server
+        if abs(ahead) <= TOLERANCE:
             self._ahead = 0.0
-        elif abs(ahead - self._ahead) > NEAR:
-            log.warning("the clock here is %.0f s ahead of the API server's, which counts", ahead)
+        elif abs(ahead - self._ahead) > TOLERANCE:
+            log.warning("the local clock is %.0f s ahead of the API server's, which is used", ahead)
             self._ahead = ahead

@@ -1,10 +1,9 @@
-"""The platform file and the user's catalog, read live from their ConfigMaps."""
+"""Reads the platform configuration and the user's catalog from their ConfigMaps."""
 
 import asyncio
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,26 +15,20 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
-from megatron_operator.controller.api_client import CONFIG_MAPS, Cluster, Object
+from megatron_operator.controller.api_client import CONFIG_MAPS, ApiClient
 from megatron_operator.controller.settings import Settings
+from megatron_operator.lifecycle.desired import Config
+from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests.metadata import digest
 
 PLATFORM_KEY: Final = "platform.yaml"
 FRESH: Final = 1.0
-"""Seconds for which what was read is taken as it is; a thousand recipes at once ask once."""
+"""Seconds for which the ConfigMaps are cached; a thousand recipes at once cause one read."""
 NODES_FRESH: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What recipes are resolved against."""
-
-    platform: PlatformConfig
-    catalog: Catalog
-
-
 def parse_platform(text: str, source: str) -> PlatformConfig:
-    """The platform file. Raises InvalidRecipeError with every field that is wrong."""
+    """Parse the platform file. Raises InvalidRecipeError with every field that is wrong."""
     fix = f"correct it in {source}"
     try:
         return PlatformConfig.model_validate(yaml.safe_load(text) or {})
@@ -48,60 +41,63 @@ def parse_platform(text: str, source: str) -> PlatformConfig:
         ) from None
 
 
-class Sources:
-    """Reads both ConfigMaps and the nodes' labels when asked, parses them when they changed."""
+class ConfigSource:
+    """Reads both ConfigMaps and the labels of nodes, and parses them when they have changed."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
-        self._cluster = cluster
+    def __init__(self, api: ApiClient, settings: Settings) -> None:
+        self._api = api
         self._settings = settings
         self._lock = asyncio.Lock()
         self._read_at = 0.0
         self._nodes_read_at = -NODES_FRESH
         self._node_labels: list[dict[str, str]] = []
         self._versions: tuple[str | None, ...] | None = None
-        self._known: Known | InvalidRecipeError | None = None
+        self._config: Config | InvalidRecipeError | None = None
         self.revision = 0
-        """Counts what was found changed; 0 before the first reading."""
+        """Number of changes found; 0 before the first read."""
 
-    async def known(self) -> Known:
-        """Raises InvalidRecipeError while the platform file is broken; a missing one is an empty one."""
+    async def read(self) -> Config:
+        """The configuration, at most `FRESH` seconds old; a missing platform file is an empty one.
+
+        Raises InvalidRecipeError while the platform file is invalid.
+        """
         await self.refresh()
-        if isinstance(self._known, InvalidRecipeError):
-            raise self._known
-        assert self._known is not None, "a refresh leaves something known"
-        return self._known
+        if isinstance(self._config, InvalidRecipeError):
+            raise self._config
+        assert self._config is not None, "a refresh sets the configuration"
+        return self._config
 
     async def refresh(self) -> None:
-        """Read again when it is time."""
+        """Read again when the cached configuration is too old. Raises ApiError."""
         async with self._lock:
-            if self._known is not None and time.monotonic() - self._read_at < FRESH:
+            if self._config is not None and time.monotonic() - self._read_at < FRESH:
                 return
             namespace = self._settings.namespace
-            platform = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
-            recipes = await self._cluster.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
+            platform = await self._api.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
+            recipes = await self._api.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
             self._read_at = time.monotonic()
-            nodes = await self._nodes()
+            nodes = await self._read_node_labels()
             versions = (
                 _version(platform),
                 _version(recipes),
                 digest(sorted(map(sorted, map(dict.items, nodes)))),
             )
-            if self._known is not None and versions == self._versions:
+            if self._config is not None and versions == self._versions:
                 return
             self._versions = versions
             try:
                 described = with_nodes(self._platform(platform), nodes)
-                self._known = Known(described, _catalog(recipes))
-            except InvalidRecipeError as refused:
-                self._known = refused
+                self._config = Config(described, _catalog(recipes))
+            except InvalidRecipeError as error:
+                self._config = error
             self.revision += 1
 
-    async def _nodes(self) -> list[dict[str, str]]:
-        """Labels that tell of accelerators; read seldom, for nodes come and go slowly."""
+    async def _read_node_labels(self) -> list[dict[str, str]]:
+        """Labels that describe accelerators; read seldom because nodes change seldom."""
         now = time.monotonic()
         if self._settings.node_discovery and now - self._nodes_read_at >= NODES_FRESH:
             self._nodes_read_at = now
-            self._node_labels = await self._cluster.node_labels()
+            self._node_labels = await self._api.node_labels()
         return self._node_labels
 
     def _platform(self, config_map: Object | None) -> PlatformConfig:

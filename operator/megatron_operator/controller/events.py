@@ -1,27 +1,30 @@
-"""Kubernetes Events about a recipe: what `kubectl describe` tells beside the status."""
+"""Posts the Kubernetes Events of a recipe, which `kubectl describe` shows beside its status."""
 
 import logging
 
 from megatron_operator.api.labels import API_VERSION, FIELD_MANAGER, KIND
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.api_client import EVENTS, ApiError, Cluster
-from megatron_operator.lifecycle.status_builder import Draft
+from megatron_operator.controller.api_client import EVENTS, ApiClient, ApiError
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.metadata import digest
 
 log = logging.getLogger(__name__)
 
 
-async def post(cluster: Cluster, draft: Draft) -> None:
-    """Post what is new. The name comes from what is said, so that saying it twice is one Event.
+async def post_events(api: ApiClient, status: StatusBuilder) -> None:
+    """Post the new Events. Their names are hashes of their content, so posting one twice creates one.
 
-    An Event that cannot be posted is logged: the status has said it already.
+    An Event that cannot be posted is logged: the status holds the same information.
     """
-    metadata = draft.body["metadata"]
-    now = timestamp(draft.now)
-    for notice in draft.notices:
-        said = [draft.uid, draft.generation, draft.recovery.restarts, notice.reason, notice.message]
+    metadata = status.body["metadata"]
+    now = timestamp(status.now)
+    for event in status.events:
+        content = [status.uid, status.generation, status.recovery.restarts, event.reason, event.message]
         body = {
-            "metadata": {"name": f"{metadata['name']}.{digest(said)}", "namespace": metadata["namespace"]},
+            "metadata": {
+                "name": f"{metadata['name']}.{digest(content)}",
+                "namespace": metadata["namespace"],
+            },
             "involvedObject": {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -29,16 +32,16 @@ async def post(cluster: Cluster, draft: Draft) -> None:
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
             },
-            "type": "Warning" if notice.warning else "Normal",
-            "reason": notice.reason,
-            "message": notice.message,
+            "type": "Warning" if event.warning else "Normal",
+            "reason": event.reason,
+            "message": event.message,
             "source": {"component": FIELD_MANAGER},
             "firstTimestamp": now,
             "lastTimestamp": now,
             "count": 1,
         }
         try:
-            await cluster.create(EVENTS, body)
+            await api.create(EVENTS, body)
         except ApiError as error:
             if not error.conflict:
-                log.warning("%s: event %s not posted: %s", draft.key, notice.reason, error)
+                log.warning("%s: event %s not posted: %s", status.key, event.reason, error)

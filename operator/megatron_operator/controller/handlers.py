@@ -1,4 +1,4 @@
-"""What kopf watches: every event says only which recipe to look at."""
+"""kopf event handlers: every event adds the recipe that it concerns to the work queue."""
 
 import asyncio
 import contextlib
@@ -11,23 +11,27 @@ import kopf
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, PLURAL
-from megatron_operator.controller.api_client import RECIPES, Cluster
-from megatron_operator.controller.capacity_finder import RoomFinder
-from megatron_operator.controller.config_source import Sources
-from megatron_operator.controller.node_reader import Nodes
-from megatron_operator.controller.progress_poller import Poller
+from megatron_operator.controller.api_client import RECIPES, ApiClient
+from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.controller.children import Children
+from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
+from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.webhook import Webhook
-from megatron_operator.controller.workqueue import Key, WorkQueue
+from megatron_operator.controller.workqueue import WorkQueue
+from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests import pytorchjob
 
 log = logging.getLogger(__name__)
 
-SOURCES_INTERVAL: Final = 5.0
-"""Seconds between two looks at the operator's ConfigMaps."""
+CONFIG_INTERVAL: Final = 5.0
+"""Seconds between two checks of the operator's ConfigMaps."""
 WAITING_PHASES: Final = frozenset({Phase.REFUSED, Phase.PENDING})
-OF_A_RECIPE: Final = {LABEL_RECIPE: kopf.PRESENT}
+"""Phases in which a change of platform or catalog may help a recipe."""
+HAS_RECIPE_LABEL: Final = {LABEL_RECIPE: kopf.PRESENT}
 
 
 class Operator:
@@ -36,41 +40,51 @@ class Operator:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._tasks: list[asyncio.Task[None]] = []
-        self._seen: dict[Key, tuple[str, int]] = {}
+        self._seen: dict[RecipeKey, tuple[str, int]] = {}
 
     async def start(self) -> None:
-        self.cluster = await Cluster.connect()
-        self.sources = Sources(self.cluster, self.settings)
-        self.poller = Poller(self.settings, lambda key: self.queue.add(key, 0), self.cluster.clock.now)
-        allowed = self.settings.node_discovery
-        nodes = Nodes(self.cluster, allowed=allowed)
-        rooms = RoomFinder(self.cluster, self.sources, allowed=allowed)
-        self.reconciler = Reconciler(self.cluster, nodes, self.sources, rooms, self.poller)
-        self.queue = WorkQueue(self.reconciler, self.settings.workers)
+        """Connect to the API server and start all tasks."""
+        settings = self.settings
+        self.api = await ApiClient.connect()
+        self.config = ConfigSource(self.api, settings)
+        self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
+        nodes = NodeReader(self.api, allowed=settings.node_discovery)
+        self.snapshots = SnapshotReader(self.api, nodes, self.poller)
+        reconciler = Reconciler(
+            self.api,
+            self.config,
+            self.snapshots,
+            Children(self.api, nodes),
+            CapacityFinder(self.api, self.config, allowed=settings.node_discovery),
+            self.poller,
+        )
+        self.queue = WorkQueue(reconciler, settings.workers)
         self.queue.start()
         self._tasks = [
             asyncio.create_task(self.poller.run(), name="progress"),
-            asyncio.create_task(self._follow_sources(), name="sources"),
+            asyncio.create_task(self._watch_config(), name="config"),
         ]
-        if self.settings.webhook_port:
-            webhook = Webhook(self.sources, self.settings)
+        if settings.webhook_port:
+            webhook = Webhook(self.config, settings)
             self._tasks.append(asyncio.create_task(webhook.run(), name="webhook"))
         for task in self._tasks:
-            task.add_done_callback(_tell_end)
+            task.add_done_callback(_log_end)
 
     async def stop(self) -> None:
+        """Stop all tasks and close the connection."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.queue.stop()
-        await self.cluster.close()
+        await self.api.close()
 
     def alive(self) -> bool:
+        """Whether all tasks run."""
         return self.queue.alive() and all(not task.done() for task in self._tasks)
 
     def recipe_event(self, body: dict[str, Any], gone: bool) -> None:
-        """A spec that was seen before is no news: the operator's own status writes come back as events."""
-        key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+        """A recipe changed. A known generation is ignored: the operator's own writes cause such events."""
+        key = RecipeKey(body["metadata"]["namespace"], body["metadata"]["name"])
         if gone:
             self._seen.pop(key, None)
             self.queue.add(key)
@@ -80,48 +94,52 @@ class Operator:
             self._seen[key] = version
             self.queue.add(key, 0)
 
-    def part_event(self, body: dict[str, Any]) -> None:
+    def child_event(self, body: dict[str, Any]) -> None:
         """An object of a recipe changed."""
-        metadata = body["metadata"]
-        self.queue.add(Key(metadata["namespace"], metadata["labels"][LABEL_RECIPE]))
+        self.queue.add(_recipe_of(body))
 
     def pod_event(self, body: dict[str, Any]) -> None:
-        metadata = body["metadata"]
-        self.reconciler.note_pod(Key(metadata["namespace"], metadata["labels"][LABEL_RECIPE]), body)
-        self.part_event(body)
+        """A pod of a recipe changed."""
+        self.snapshots.cache_pod_end(_recipe_of(body), body)
+        self.child_event(body)
 
-    async def _follow_sources(self) -> None:
-        """When the platform or the catalog changed, recipes that wait or were refused have another chance."""
+    async def _watch_config(self) -> None:
+        """Reconcile recipes that wait or were refused after the platform or the catalog has changed."""
         seen = 0
         while True:
-            await asyncio.sleep(SOURCES_INTERVAL)
+            await asyncio.sleep(CONFIG_INTERVAL)
             try:
-                await self.sources.refresh()
-                if self.sources.revision != seen:
-                    await self._look_at_waiting()
-                    seen = self.sources.revision
+                await self.config.refresh()
+                if self.config.revision != seen:
+                    await self._add_waiting()
+                    seen = self.config.revision
             except Exception as error:
-                log.warning("platform and catalog could not be read: %s", error or repr(error))
+                log.warning("cannot read platform and catalog: %s", error or repr(error))
 
-    async def _look_at_waiting(self) -> None:
+    async def _add_waiting(self) -> None:
         for namespace in self.settings.watch_namespaces or (None,):
-            for recipe in await self.cluster.find(RECIPES, namespace):
+            for recipe in await self.api.find(RECIPES, namespace):
                 if (recipe.get("status") or {}).get("phase") in WAITING_PHASES:
-                    self.queue.add(Key(recipe["metadata"]["namespace"], recipe["metadata"]["name"]))
+                    self.queue.add(RecipeKey(recipe["metadata"]["namespace"], recipe["metadata"]["name"]))
 
 
-def _tell_end(task: asyncio.Task[None]) -> None:
-    """A task that should run for ever has ended; the liveness probe fails from now on."""
+def _recipe_of(body: dict[str, Any]) -> RecipeKey:
+    metadata = body["metadata"]
+    return RecipeKey(metadata["namespace"], metadata["labels"][LABEL_RECIPE])
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    """Log that a permanent task has ended; the liveness probe fails from now on."""
     if not task.cancelled():
         log.error("task %s has ended", task.get_name(), exc_info=task.exception())
 
 
 def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
-    """Bind the operator to kopf."""
+    """Register the operator's handlers with kopf."""
 
     @kopf.on.startup(registry=registry)
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings, everywhere=not operator.settings.watch_namespaces)
+        configure(settings, clusterwide=not operator.settings.watch_namespaces)
         await operator.start()
 
     @kopf.on.login(registry=registry)
@@ -143,15 +161,15 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     async def recipe(body: kopf.Body, type: str | None, **_: Any) -> None:
         operator.recipe_event(dict(body), type == "DELETED")
 
-    @kopf.on.event(pytorchjob.GROUP, pytorchjob.PLURAL, registry=registry, labels=OF_A_RECIPE)
+    @kopf.on.event(pytorchjob.GROUP, pytorchjob.PLURAL, registry=registry, labels=HAS_RECIPE_LABEL)
     async def training_job(body: kopf.Body, **_: Any) -> None:
-        operator.part_event(dict(body))
+        operator.child_event(dict(body))
 
-    @kopf.on.event("batch", "jobs", registry=registry, labels=OF_A_RECIPE)
+    @kopf.on.event("batch", "jobs", registry=registry, labels=HAS_RECIPE_LABEL)
     async def prepare_job(body: kopf.Body, **_: Any) -> None:
-        operator.part_event(dict(body))
+        operator.child_event(dict(body))
 
-    @kopf.on.event("", "pods", registry=registry, labels=OF_A_RECIPE)
+    @kopf.on.event("", "pods", registry=registry, labels=HAS_RECIPE_LABEL)
     async def pod(body: kopf.Body, **_: Any) -> None:
         operator.pod_event(dict(body))
 
@@ -163,16 +181,16 @@ class Backoffs:
         return itertools.chain((1.0, 1.0, 2.0, 3.0), itertools.repeat(5.0))
 
 
-def configure(settings: kopf.OperatorSettings, *, everywhere: bool) -> None:
-    """kopf only watches here: it writes nothing, neither annotations nor finalizers."""
+def configure(settings: kopf.OperatorSettings, *, clusterwide: bool) -> None:
+    """Make kopf watch only: it writes neither annotations nor finalizers nor Events."""
     settings.posting.enabled = False
-    # Without rights on the whole cluster new kinds of objects cannot be noticed.
-    settings.scanning.disabled = not everywhere
+    # Without cluster-wide permissions, kopf cannot watch for new resource kinds.
+    settings.scanning.disabled = not clusterwide
     settings.watching.server_timeout = 600
     settings.watching.client_timeout = 660
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 30
-    # kopf would give up after a minute and end the process; an API server may be away for longer.
+    # By default kopf gives up after a minute and exits; an API server may be unavailable for longer.
     settings.networking.error_backoffs = Backoffs()
     for plural in ("pods", "jobs", pytorchjob.PLURAL):
         settings.watching.label_selectors[plural] = LABEL_RECIPE

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from typing import Any
 
 import click
 import kopf
@@ -19,51 +20,30 @@ def _names(text: str) -> tuple[str, ...]:
 
 @click.command(context_settings={"auto_envvar_prefix": "MEGATRON_OPERATOR", "show_default": True})
 @click.option(
-    "--namespace", default=lambda: os.environ.get("POD_NAMESPACE", "megatron-system"), help="Its own."
+    "--namespace",
+    default=lambda: os.environ.get("POD_NAMESPACE", "megatron-system"),
+    help="The operator's own namespace.",
 )
-@click.option("--watch-namespaces", default="", help="Namespaces it serves, comma-separated; empty: all.")
+@click.option("--watch-namespaces", default="", help="Namespaces to serve, comma-separated; empty: all.")
 @click.option("--platform-config-map", default="megatron-platform", help="ConfigMap with platform.yaml.")
-@click.option("--catalog-config-map", default="megatron-catalog", help="ConfigMap with further recipes.")
-@click.option("--node-discovery", is_flag=True, help="Learn accelerators from labels of nodes.")
-@click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="Where pods tell their progress.")
-@click.option("--progress-interval", default=5.0, help="Seconds between two looks at a run's progress.")
-@click.option("--workers", default=8, help="Recipes that are reconciled at once.")
+@click.option("--catalog-config-map", default="megatron-catalog", help="ConfigMap with additional recipes.")
+@click.option("--node-discovery", is_flag=True, help="Discover accelerators from node labels.")
+@click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="URL of a pod's progress.")
+@click.option("--progress-interval", default=5.0, help="Seconds between two polls of a run's progress.")
+@click.option("--workers", default=8, help="Recipes that are reconciled concurrently.")
 @click.option("--liveness-port", default=8080, help="Port of /healthz; 0: none.")
 @click.option("--metrics-port", default=0, help="Port of the operator's Prometheus metrics; 0: none.")
 @click.option("--webhook-port", default=0, help="Port of the validating webhook; 0: none.")
-@click.option("--webhook-certificates", default="/certificates", help="Folder of its tls.crt and tls.key.")
-@click.option("--log-level", default="INFO", help="Python's log level.")
+@click.option("--webhook-certificates", default="/certificates", help="Directory with tls.crt and tls.key.")
+@click.option("--log-level", default="INFO", help="Log level.")
 def main(
-    namespace: str,
-    watch_namespaces: str,
-    platform_config_map: str,
-    catalog_config_map: str,
-    node_discovery: bool,
-    progress_url: str,
-    progress_interval: float,
-    workers: int,
-    liveness_port: int,
-    metrics_port: int,
-    webhook_port: int,
-    webhook_certificates: str,
-    log_level: str,
+    watch_namespaces: str, liveness_port: int, metrics_port: int, log_level: str, **options: Any
 ) -> None:
     """Turn MegatronRecipe objects into training runs and keep them running."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("kopf").setLevel(max(logging.getLogger().level, logging.WARNING))
-    settings = Settings(
-        namespace=namespace,
-        watch_namespaces=_names(watch_namespaces),
-        platform_config_map=platform_config_map,
-        catalog_config_map=catalog_config_map,
-        node_discovery=node_discovery,
-        progress_url=progress_url,
-        progress_interval=progress_interval,
-        workers=workers,
-        webhook_port=webhook_port,
-        webhook_certificates=webhook_certificates,
-    )
+    settings = Settings(watch_namespaces=_names(watch_namespaces), **options)
     if metrics_port:
         start_http_server(metrics_port)
     registry = kopf.OperatorRegistry()

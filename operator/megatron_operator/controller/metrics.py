@@ -1,57 +1,66 @@
-"""What Prometheus is told of each run: the status in numbers."""
+"""The operator's Prometheus metrics: of its own work, and of each run as its status has it."""
 
 from typing import Final
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.status import LostSeconds, RestartsByKind
-from megatron_operator.controller.workqueue import Key
-from megatron_operator.lifecycle.status_builder import Draft
+from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 
-_OF_A_RUN: Final = ["namespace", "name"]
-RESTARTS: Final = Gauge("megatron_recipe_restarts", "Interruptions of the run, by kind", [*_OF_A_RUN, "kind"])
+RECONCILES: Final = Counter("megatron_operator_reconciles", "Reconciles, by outcome", ["outcome"])
+RECONCILE_SECONDS: Final = Histogram(
+    "megatron_operator_reconcile_seconds",
+    "Duration of a reconcile",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+WRITES: Final = Counter(
+    "megatron_operator_writes",
+    "Write requests to the API server, by method and resource",
+    ["method", "plural"],
+)
+
+_RUN: Final = ["namespace", "name"]
+RESTARTS: Final = Gauge("megatron_recipe_restarts", "Interruptions of the run, by kind", [*_RUN, "kind"])
 LOST_SECONDS: Final = Gauge(
-    "megatron_recipe_lost_seconds", "Seconds lost to interruptions, by phase", [*_OF_A_RUN, "phase"]
+    "megatron_recipe_lost_seconds", "Seconds lost to interruptions, by phase", [*_RUN, "phase"]
 )
-LOST_ITERATIONS: Final = Gauge(
-    "megatron_recipe_lost_iterations", "Iterations that were done again", _OF_A_RUN
-)
+LOST_ITERATIONS: Final = Gauge("megatron_recipe_lost_iterations", "Iterations that were repeated", _RUN)
 GOODPUT: Final = Gauge(
-    "megatron_recipe_goodput", "Step time of kept iterations over wall time since the first start", _OF_A_RUN
+    "megatron_recipe_goodput", "Step time of kept iterations over wall time since the first start", _RUN
 )
-AVOIDED: Final = Gauge("megatron_recipe_nodes_avoided", "Nodes that the run keeps off", _OF_A_RUN)
+NODES_AVOIDED: Final = Gauge("megatron_recipe_nodes_avoided", "Nodes that the run avoids", _RUN)
 ACCELERATORS: Final = Gauge(
-    "megatron_recipe_accelerators", "Accelerators that the run holds or waits for", _OF_A_RUN
+    "megatron_recipe_accelerators", "Accelerators that the run holds or waits for", _RUN
 )
 _PHASES: Final = tuple(LostSeconds.model_fields)
 _KINDS: Final = tuple(RestartsByKind.model_fields)
-_HOLDING_NOTHING: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED, Phase.REFUSED})
-_shown: set[Key] = set()
+_WITHOUT_ACCELERATORS: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED, Phase.REFUSED})
+_runs: set[RecipeKey] = set()
 
 
-def show(draft: Draft) -> None:
-    """What the status says of a run that has been laid out."""
-    plan, recovery = draft.status.plan, draft.recovery
+def update_run(status: StatusBuilder) -> None:
+    """Set the series of a run from its status; a recipe without a plan has none."""
+    plan, recovery = status.current.plan, status.recovery
     if plan is None:
         return
-    _shown.add(draft.key)
+    _runs.add(status.key)
     for kind in _KINDS:
-        RESTARTS.labels(*draft.key, kind).set(getattr(recovery.restarts_by_kind, kind))
+        RESTARTS.labels(*status.key, kind).set(getattr(recovery.restarts_by_kind, kind))
     for phase in _PHASES:
-        LOST_SECONDS.labels(*draft.key, phase).set(getattr(recovery.lost_seconds, phase) or 0.0)
-    LOST_ITERATIONS.labels(*draft.key).set(recovery.lost_iterations)
-    AVOIDED.labels(*draft.key).set(len(recovery.nodes_avoided))
-    over = draft.phase in _HOLDING_NOTHING
-    ACCELERATORS.labels(*draft.key).set(0 if over else plan.world_size)
+        LOST_SECONDS.labels(*status.key, phase).set(getattr(recovery.lost_seconds, phase) or 0.0)
+    LOST_ITERATIONS.labels(*status.key).set(recovery.lost_iterations)
+    NODES_AVOIDED.labels(*status.key).set(len(recovery.nodes_avoided))
+    holds_none = status.phase in _WITHOUT_ACCELERATORS
+    ACCELERATORS.labels(*status.key).set(0 if holds_none else plan.world_size)
     if recovery.goodput is not None:
-        GOODPUT.labels(*draft.key).set(recovery.goodput)
+        GOODPUT.labels(*status.key).set(recovery.goodput)
 
 
-def forget(key: Key) -> None:
-    """The recipe is gone, and its series with it."""
-    if key not in _shown:
+def remove_run(key: RecipeKey) -> None:
+    """Remove the series of a recipe that no longer exists."""
+    if key not in _runs:
         return
-    _shown.discard(key)
-    for gauge in (RESTARTS, LOST_SECONDS, LOST_ITERATIONS, GOODPUT, AVOIDED, ACCELERATORS):
+    _runs.discard(key)
+    for gauge in (RESTARTS, LOST_SECONDS, LOST_ITERATIONS, GOODPUT, NODES_AVOIDED, ACCELERATORS):
         gauge.remove_by_labels({"namespace": key.namespace, "name": key.name})

@@ -1,4 +1,4 @@
-"""What the operator is told at its start: environment names are those of the command's options."""
+"""The operator's settings, from the options of its command and their environment variables."""
 
 from dataclasses import dataclass
 
@@ -7,27 +7,28 @@ DEFAULT_PROGRESS_URL = "http://{ip}:{port}/progress"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this operator runs. What may change while it runs is in the platform ConfigMap instead."""
+    """Fixed while the operator runs; what may change meanwhile is in the platform ConfigMap."""
 
     namespace: str = "megatron-system"
-    """The operator's own, where its ConfigMaps lie."""
+    """The operator's own namespace, with its ConfigMaps."""
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces whose recipes are served; empty serves all."""
     platform_config_map: str = "megatron-platform"
     catalog_config_map: str = "megatron-catalog"
     node_discovery: bool = False
-    """Learn accelerators from the labels of nodes, for what the platform file does not say."""
+    """Discover accelerators from node labels, in addition to the platform file."""
     progress_url: str = DEFAULT_PROGRESS_URL
-    """Where a pod tells its progress; {ip} {port} {namespace} {pod} are filled in."""
+    """URL of a pod's progress, with {ip} {port} {namespace} {pod}."""
     progress_interval: float = 5.0
-    """Seconds between two looks at the progress of a run."""
+    """Seconds between two polls of a run's progress."""
     workers: int = 8
-    """Recipes that are reconciled at once."""
+    """Recipes that are reconciled concurrently."""
 
     webhook_port: int = 0
     """Port of the validating webhook; 0: none."""
     webhook_certificates: str = "/certificates"
-    """Folder with the webhook's tls.crt and tls.key."""
+    """Directory with the webhook's tls.crt and tls.key."""
 
     def serves(self, namespace: str) -> bool:
+        """Whether recipes of this namespace are served."""
         return not self.watch_namespaces or namespace in self.watch_namespaces

@@ -1,38 +1,42 @@
-"""How pods ended that were replaced while the operator was away: Events remember it for an hour."""
+"""How pods ended that were replaced while the operator was not running: Events are kept for an hour."""
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-from megatron_operator.controller.api_client import EVENTS, Cluster, Object
-from megatron_operator.lifecycle import PodEnd
-from megatron_operator.lifecycle.pod_termination import short_name
-from megatron_operator.lifecycle.snapshot import Scene
+from megatron_operator.controller.api_client import EVENTS, ApiClient
+from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.pod_termination import PodEnd, short_name
+from megatron_operator.lifecycle.snapshot import RunSnapshot
 
-MOST: Final = 8
-"""Of more pods that went at once the first ones tell enough."""
+MAX_PODS: Final = 8
+"""At most so many pods are inspected."""
 _EXITED: Final = re.compile(r"\.(\S+) exited with code (\d+)$")
-"""The training-operator's: `Pod: default.run-worker-0 exited with code 138`."""
+"""By the training-operator: `Pod: default.run-worker-0 exited with code 138`."""
 _SCHEDULED: Final = re.compile(r" to (\S+)$")
-"""The scheduler's: `Successfully assigned default/run-worker-0 to node-1`."""
+"""By the scheduler: `Successfully assigned default/run-worker-0 to node-1`."""
 
 
 async def ends_from_events(
-    cluster: Cluster, scene: Scene, pods: Iterable[Object], since: str
+    api: ApiClient, snapshot: RunSnapshot, pods: Iterable[Object], since: str
 ) -> dict[str, PodEnd]:
-    """By name, for those of `pods` whose predecessors Events tell of; `since` is an RFC 3339 time."""
-    missing = [pod for pod in pods if pod["metadata"]["name"] not in scene.ends][:MOST]
+    """Pod name -> how its predecessor ended, for those of `pods` that have Events of it.
+
+    `since` is an RFC 3339 time: exit codes reported before are of an earlier pod.
+    """
+    missing = [pod for pod in pods if pod["metadata"]["name"] not in snapshot.ends][:MAX_PODS]
     if not missing:
         return {}
-    namespace, uid = scene.job["metadata"]["namespace"], scene.job["metadata"]["uid"]
-    of_job = await cluster.find(EVENTS, namespace, fields=f"involvedObject.uid={uid},reason=ExitedWithCode")
+    namespace = snapshot.existing_job["metadata"]["namespace"]
+    selector = f"involvedObject.uid={snapshot.job_uid},reason=ExitedWithCode"
+    of_job = await api.find(EVENTS, namespace, fields=selector)
     ends = {}
     for pod in missing:
         name = pod["metadata"]["name"]
-        of_pod = await cluster.find(
+        of_pod = await api.find(
             EVENTS, namespace, fields=f"involvedObject.kind=Pod,involvedObject.name={name}"
         )
-        end = _end(pod, short_name(pod, scene.name), _exit_code(of_job, name, since), of_pod)
+        end = _end(pod, short_name(pod, snapshot.name), _exit_code(of_job, name, since), of_pod)
         if end is not None:
             ends[name] = end
     return ends
@@ -40,21 +44,21 @@ async def ends_from_events(
 
 def _exit_code(events: list[Object], pod: str, since: str) -> int | None:
     for event in sorted(events, key=_time, reverse=True):
-        said = _EXITED.search(event.get("message") or "")
-        if said and said[1] == pod and _time(event) >= since:
-            return int(said[2])
+        match = _EXITED.search(event.get("message") or "")
+        if match and match[1] == pod and _time(event) >= since:
+            return int(match[2])
     return None
 
 
 def _end(pod: Object, name: str, code: int | None, events: list[Object]) -> PodEnd | None:
-    """Of the pod before `pod`, by what was said of it under the same name."""
+    """How the predecessor of `pod` ended, by the Events under the same name."""
     before = [event for event in events if event["involvedObject"].get("uid") != pod["metadata"]["uid"]]
     scheduled = [event for event in before if event.get("reason") == "Scheduled"]
     if not scheduled:
         return None if code is None else PodEnd(f"{name}: ended (exit code {code})", code)
     last = max(scheduled, key=_time)
-    said = _SCHEDULED.search(last.get("message") or "")
-    node = said[1] if said else None
+    match = _SCHEDULED.search(last.get("message") or "")
+    node = match[1] if match else None
     if code is not None:
         return PodEnd(f"{name}: ended (exit code {code})", code, node=node)
     evicted = any(
@@ -67,5 +71,5 @@ def _end(pod: Object, name: str, code: int | None, events: list[Object]) -> PodE
     return PodEnd(f"{name}: pod was lost", node=node)
 
 
-def _time(event: dict[str, Any]) -> str:
+def _time(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")

@@ -1,7 +1,7 @@
-"""The validating webhook: says at `kubectl apply` what the status would say, by the same stages.
+"""The validating webhook: `kubectl apply` reports what the status would report, from the same stages.
 
-It only ever saves a look at the status: without it, or while it is away, recipes are accepted and the
-condition Planned has the same words.
+It is optional: without it, or while it is unavailable, recipes are accepted and the condition Planned has the
+same message.
 """
 
 import asyncio
@@ -16,46 +16,46 @@ from typing import Any, Final
 from aiohttp import web
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
-from megatron_operator.controller.config_source import Known, Sources
+from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.settings import Settings
-from megatron_operator.lifecycle.desired import incompatible, want
-from megatron_operator.lifecycle.status_builder import Draft
-from megatron_operator.planner import warnings_of
+from megatron_operator.lifecycle.desired import Config, checkpoint_conflicts, desired_state
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/validate"
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 CERTIFICATES_INTERVAL: Final = 30.0
-"""Seconds between two looks at the certificate's files: cert-manager renews them, the kubelet swaps them."""
+"""Seconds between two checks of the certificate files: cert-manager renews them, the kubelet swaps them."""
 LARGEST_REVIEW: Final = 8 * 2**20
+"""Bytes."""
 UNPROCESSABLE: Final = 422
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the API server may take a recipe; why not, or what its user should know."""
+    """Whether the API server may accept a recipe: the errors that prevent it, and warnings for its user."""
 
     errors: tuple[FieldError, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def judge(request: Mapping[str, Any], known: Known) -> Verdict:
-    """The verdict on an AdmissionRequest's object, in the words of `megatron validate`."""
+def review(request: Mapping[str, Any], config: Config) -> Verdict:
+    """The verdict on the object of an AdmissionRequest, with the messages of `megatron validate`."""
     body = dict(request["object"])
-    if _changes_nothing_that_is_planned(request):
+    if _leaves_plan_unchanged(request):
         return Verdict()
     metadata = {"uid": "", "generation": 1, "namespace": request["namespace"]} | body["metadata"]
-    draft = Draft.of(body | {"metadata": metadata}, time.time())
+    status = StatusBuilder.of(body | {"metadata": metadata}, time.time())
     try:
-        wanted = want(draft, known)
-    except InvalidRecipeError as refused:
-        return Verdict(tuple(refused.errors))
-    return Verdict(tuple(incompatible(draft, wanted)), tuple(warnings_of(wanted.resolved, wanted.plan)))
+        desired = desired_state(status, config)
+    except InvalidRecipeError as error:
+        return Verdict(tuple(error.errors))
+    return Verdict(tuple(checkpoint_conflicts(status, desired)), tuple(desired.run.warnings))
 
 
-def _changes_nothing_that_is_planned(request: Mapping[str, Any]) -> bool:
-    """Labels, finalizers and `suspend` always pass: a run can be let go of even when it is refused by now."""
+def _leaves_plan_unchanged(request: Mapping[str, Any]) -> bool:
+    """Labels, finalizers and `suspend` may always change: an invalid recipe can be suspended and deleted."""
     if request["object"]["metadata"].get("deletionTimestamp"):
         return True
     if request.get("operation") != "UPDATE":
@@ -64,28 +64,28 @@ def _changes_nothing_that_is_planned(request: Mapping[str, Any]) -> bool:
     return {**before, "suspend": None} == {**after, "suspend": None}
 
 
-def response(uid: str, verdict: Verdict) -> dict[str, Any]:
-    """An AdmissionReview with the verdict."""
-    answer: dict[str, Any] = {"uid": uid, "allowed": not verdict.errors}
+def admission_review(uid: str, verdict: Verdict) -> dict[str, Any]:
+    """The AdmissionReview that responds to the request with this UID."""
+    response: dict[str, Any] = {"uid": uid, "allowed": not verdict.errors}
     if verdict.warnings:
-        answer["warnings"] = list(verdict.warnings)
+        response["warnings"] = list(verdict.warnings)
     if verdict.errors:
         message = "\n".join(map(str, verdict.errors))
-        answer["status"] = {"code": UNPROCESSABLE, "reason": "Invalid", "message": message}
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+        response["status"] = {"code": UNPROCESSABLE, "reason": "Invalid", "message": message}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
 class Webhook:
-    """The server; its certificate is read anew when its files change."""
+    """The HTTPS server; it reloads its certificate when the files change."""
 
-    def __init__(self, sources: Sources, settings: Settings) -> None:
-        self._sources = sources
+    def __init__(self, config: ConfigSource, settings: Settings) -> None:
+        self._config = config
         self._settings = settings
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises OSError without a certificate or when the port is taken."""
+        """Serve until cancelled. Raises OSError without a certificate or when the port is in use."""
         loaded = self._load()
         application = web.Application(client_max_size=LARGEST_REVIEW)
         application.router.add_post(PATH, self._validate)
@@ -96,7 +96,7 @@ class Webhook:
             log.info("the validating webhook listens on port %s", self._settings.webhook_port)
             while True:
                 await asyncio.sleep(CERTIFICATES_INTERVAL)
-                if self._written() != loaded:
+                if self._modified() != loaded:
                     loaded = self._load()
         finally:
             await runner.cleanup()
@@ -105,28 +105,28 @@ class Webhook:
         folder = Path(self._settings.webhook_certificates)
         return folder / CERTIFICATE, folder / KEY
 
-    def _written(self) -> tuple[int, ...]:
+    def _modified(self) -> tuple[int, ...]:
         return tuple(file.stat().st_mtime_ns for file in self._files())
 
     def _load(self) -> tuple[int, ...]:
-        written = self._written()
+        modified = self._modified()
         self._tls.load_cert_chain(*self._files())
-        return written
+        return modified
 
     async def _validate(self, http: web.Request) -> web.Response:
         try:
             request = (await http.json())["request"]
             uid = request["uid"]
         except (ValueError, TypeError, KeyError):
-            return web.Response(status=400, text="an AdmissionReview was expected")
-        return web.json_response(response(uid, await self._verdict(request)))
+            return web.Response(status=400, text="expected an AdmissionReview")
+        return web.json_response(admission_review(uid, await self._verdict(request)))
 
     async def _verdict(self, request: Mapping[str, Any]) -> Verdict:
         if not self._settings.serves(request["namespace"]):
             return Verdict()
         try:
-            known = await self._sources.known()
-        except InvalidRecipeError as refused:
-            # Not the user's fault: the recipe waits until the platform file is mended.
-            return Verdict(warnings=tuple(map(str, refused.errors)))
-        return await asyncio.to_thread(judge, request, known)
+            config = await self._config.read()
+        except InvalidRecipeError as error:
+            # Not the user's fault: the recipe waits until the platform file is fixed.
+            return Verdict(warnings=tuple(map(str, error.errors)))
+        return await asyncio.to_thread(review, request, config)

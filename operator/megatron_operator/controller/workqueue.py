@@ -1,52 +1,48 @@
-"""Which recipes are to be looked at: each once, never two workers at the same one, failures again later."""
+"""A deduplicating work queue that retries with back-off."""
 
 import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from typing import Final
 
-from megatron_operator.controller.process_metrics import LOOKS, SECONDS
+from megatron_operator.controller.metrics import RECONCILE_SECONDS, RECONCILES
+from megatron_operator.lifecycle.status_builder import RecipeKey
 
 log = logging.getLogger(__name__)
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
 COALESCE: Final = 0.1
-"""Seconds that events about one recipe are gathered before it is looked at."""
+"""Seconds for which events of one recipe are collected before it is reconciled."""
 
-
-class Key(NamedTuple):
-    """A recipe's place."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-Reconcile = Callable[[Key], Awaitable[float | None]]
+Reconcile = Callable[[RecipeKey], Awaitable[float | None]]
+"""Returns the seconds until the next reconcile, or None to wait for an event."""
 
 
 class WorkQueue:
-    """Level-triggered: a key says that something may have changed, not what."""
+    """Runs `reconcile` for each key that was added, never twice at the same time for one key.
+
+    Level-triggered: a key means that something may have changed, not what.
+    """
 
     def __init__(self, reconcile: Reconcile, workers: int) -> None:
         self._reconcile = reconcile
         self._workers = workers
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
-        self._waiting: set[Key] = set()
-        self._working: set[Key] = set()
-        self._again: set[Key] = set()
-        self._timers: dict[Key, tuple[float, asyncio.Handle]] = {}
-        self._failures: dict[Key, int] = {}
+        self._ready: asyncio.Queue[RecipeKey] = asyncio.Queue()
+        self._waiting: set[RecipeKey] = set()
+        self._working: set[RecipeKey] = set()
+        self._again: set[RecipeKey] = set()
+        self._timers: dict[RecipeKey, tuple[float, asyncio.Handle]] = {}
+        self._failures: dict[RecipeKey, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
+        """Start the workers."""
         self._tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._workers)]
 
     async def stop(self) -> None:
+        """Cancel timers and workers."""
         for _, timer in self._timers.values():
             timer.cancel()
         for task in self._tasks:
@@ -54,20 +50,21 @@ class WorkQueue:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def alive(self) -> bool:
+        """Whether all workers run."""
         return all(not task.done() for task in self._tasks)
 
-    def add(self, key: Key, delay: float = COALESCE) -> None:
-        """Look at this recipe after `delay` seconds; an earlier appointment stands."""
+    def add(self, key: RecipeKey, delay: float = COALESCE) -> None:
+        """Reconcile this recipe after `delay` seconds, or earlier if that is already scheduled."""
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
         if key in self._timers:
-            earlier, timer = self._timers[key]
-            if earlier <= due:
+            scheduled, timer = self._timers[key]
+            if scheduled <= due:
                 return
             timer.cancel()
         self._timers[key] = (due, loop.call_later(delay, self._due, key))
 
-    def _due(self, key: Key) -> None:
+    def _due(self, key: RecipeKey) -> None:
         self._timers.pop(key, None)
         if key in self._working:
             self._again.add(key)
@@ -81,13 +78,13 @@ class WorkQueue:
             self._waiting.discard(key)
             self._working.add(key)
             try:
-                with SECONDS.time():
+                with RECONCILE_SECONDS.time():
                     delay = await self._reconcile(key)
             except Exception as error:
-                LOOKS.labels("error").inc()
+                RECONCILES.labels("error").inc()
                 self._retry(key, error)
             else:
-                LOOKS.labels("done").inc()
+                RECONCILES.labels("done").inc()
                 self._failures.pop(key, None)
                 if delay is not None:
                     self.add(key, delay)
@@ -97,11 +94,11 @@ class WorkQueue:
                     self._again.discard(key)
                     self.add(key)
 
-    def _retry(self, key: Key, error: Exception) -> None:
+    def _retry(self, key: RecipeKey, error: Exception) -> None:
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         delay = min(FIRST_RETRY * 2**count, LAST_RETRY) * random.uniform(0.8, 1.2)
-        # A conflict or a lost connection is everyday; the trace is for what should not happen.
+        # Conflicts and lost connections are normal; only an unexpected error gets a traceback.
         expected = isinstance(error, (OSError, TimeoutError)) or hasattr(error, "status")
-        log.warning("%s: %s; again in %.1f s", key, error or repr(error), delay, exc_info=not expected)
+        log.warning("%s: %s; retry in %.1f s", key, error or repr(error), delay, exc_info=not expected)
         self.add(key, delay)

@@ -1,4 +1,4 @@
-"""How long to wait before a further gang restart."""
+"""The delay before a further gang restart."""
 
 import random
 from typing import Final
@@ -9,10 +9,10 @@ JITTER: Final = 0.25
 
 
 def backoff(run_id: str, restarts: int) -> float:
-    """Seconds after the last restart: 10, 20, 40 up to 300, each a quarter more or less.
+    """Seconds after the last restart: 10, 20, 40 up to 300, with a jitter of 25 %.
 
-    The jitter keeps runs that one fault hit from starting at the same moment. It depends on the run and the
-    count alone, so that a restarted operator waits as long.
+    The jitter keeps runs that were hit by one fault from restarting at the same moment. It depends on the run
+    and the count only, so that a restarted operator waits for the same time.
     """
     if restarts <= 0:
         return 0.0

@@ -1,61 +1,66 @@
-"""How many of a run's pods the cluster has room for. Arithmetic on what was listed, no I/O."""
+"""How many of a run's pods fit on the nodes of the cluster, by the scheduler's rules."""
 
 from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
-from megatron_operator.controller.node_reader import NodeState, node_of, node_state
+from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state
 from megatron_operator.manifests import quantity
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Fraction]
+"""Resource name -> amount in base units."""
 
 PODS: Final = "pods"
-_TRIES: Final = frozenset({"NoSchedule", "NoExecute"})
+_BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
-def room(
-    nodes: Iterable[Object], pods: Iterable[Object], template: Object, mine: Collection[str]
+def fitting_pods(
+    nodes: Iterable[Object], pods: Iterable[Object], template: Object, own_uids: Collection[str]
 ) -> dict[str, int]:
-    """Pods made from `template` that fit, by node, in what is free there and what pods of `mine` (uids) hold.
+    """Node name -> number of pods made from `template` that fit, counting the run's own pods as free.
 
-    Nodes that are not ready, are cordoned, are tainted or do not match are left out. What nodes do not say,
-    such as volumes, anti-affinity and quotas of queues, is not looked at.
+    Nodes that are not ready, cordoned, tainted or excluded by selector or affinity are left out. Volumes,
+    anti-affinity and queue quotas are not considered.
     """
     spec = template["spec"]
-    wanted = requests(spec) | {PODS: Fraction(1)}
+    requested = pod_requests(spec) | {PODS: Fraction(1)}
     used: dict[str, Amounts] = {}
     for pod in pods:
-        where = node_of(pod)
+        node_name = node_of(pod)
         phase = (pod.get("status") or {}).get("phase")
-        if where is None or phase in ("Succeeded", "Failed") or pod["metadata"]["uid"] in mine:
+        if node_name is None or phase in ("Succeeded", "Failed") or pod["metadata"]["uid"] in own_uids:
             continue
-        _add(used.setdefault(where, {}), requests(pod["spec"]) | {PODS: Fraction(1)})
+        _add(used.setdefault(node_name, {}), pod_requests(pod["spec"]) | {PODS: Fraction(1)})
     fits = {}
     for node in nodes:
         name = node["metadata"]["name"]
-        if _takes(node, spec):
-            count = _times(_allocatable(node), used.get(name, {}), wanted)
+        if _is_schedulable(node, spec):
+            count = _count(_allocatable(node), used.get(name, {}), requested)
             if count > 0:
                 fits[name] = count
     return fits
 
 
-def requests(spec: Object) -> Amounts:
-    """What the scheduler counts for a pod: containers together, or its greediest init container."""
+def pod_requests(spec: Object) -> Amounts:
+    """A pod's requests as the scheduler counts them.
+
+    The sum over its containers, or the largest init container if that is more, plus sidecars and overhead
+    (https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers).
+    """
     total: Amounts = {}
     for container in spec.get("containers") or []:
-        _add(total, _asked(container))
+        _add(total, _container_requests(container))
     for container in spec.get("initContainers") or []:
-        for name, amount in _asked(container).items():
-            always = container.get("restartPolicy") == "Always"
+        for name, amount in _container_requests(container).items():
+            sidecar = container.get("restartPolicy") == "Always"
             before = total.get(name, Fraction(0))
-            total[name] = before + amount if always else max(before, amount)
+            total[name] = before + amount if sidecar else max(before, amount)
     _add(total, _amounts(spec.get("overhead") or {}))
     return total
 
 
-def _asked(container: Object) -> Amounts:
+def _container_requests(container: Object) -> Amounts:
     resources = container.get("resources") or {}
     return _amounts((resources.get("limits") or {}) | (resources.get("requests") or {}))
 
@@ -73,23 +78,24 @@ def _allocatable(node: Object) -> Amounts:
     return _amounts((node.get("status") or {}).get("allocatable") or {})
 
 
-def _times(there: Amounts, used: Amounts, wanted: Amounts) -> int:
+def _count(allocatable: Amounts, used: Amounts, requested: Amounts) -> int:
     none = Fraction(0)
     return int(
         min(
-            (there.get(name, none) - used.get(name, none)) // amount
-            for name, amount in wanted.items()
+            (allocatable.get(name, none) - used.get(name, none)) // amount
+            for name, amount in requested.items()
             if amount > 0
         )
     )
 
 
-def _takes(node: Object, spec: Object) -> bool:
+def _is_schedulable(node: Object, spec: Object) -> bool:
     if node_state(node) is not NodeState.READY or (node.get("spec") or {}).get("unschedulable"):
         return False
     tolerations = spec.get("tolerations") or []
     for taint in (node.get("spec") or {}).get("taints") or []:
-        if taint.get("effect") in _TRIES and not any(_tolerates(each, taint) for each in tolerations):
+        blocking = taint.get("effect") in _BLOCKING_EFFECTS
+        if blocking and not any(_tolerates(each, taint) for each in tolerations):
             return False
     selector = spec.get("nodeSelector") or {}
     labels = node["metadata"].get("labels") or {}
@@ -107,12 +113,12 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
         return False
     if toleration.get("operator") == "Exists":
         return toleration.get("key") in (None, "", taint.get("key"))
-    same = toleration.get("key") == taint.get("key")
-    return same and (toleration.get("value") or "") == (taint.get("value") or "")
+    same_key = toleration.get("key") == taint.get("key")
+    return same_key and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
 def _matches(term: Object, labels: Mapping[str, str]) -> bool:
-    """The operators that templates of this operator have; a term with any other matches nothing."""
+    """Supports the operators that this operator's templates use; a term with any other matches nothing."""
     if term.get("matchFields"):
         return False
     for each in term.get("matchExpressions") or []:

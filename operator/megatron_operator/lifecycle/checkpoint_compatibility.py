@@ -1,6 +1,6 @@
-"""What a checkpoint fixes: settings that a later start of the same run must not change."""
+"""Settings that a checkpoint fixes: a later start of the same run must not change them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from megatron_operator.api.errors import FieldError
@@ -24,7 +24,7 @@ FREE_MODEL_SETTINGS: Final = frozenset(
         "noRopeFusion",
     }
 )
-"""Neither shapes nor meanings of weights."""
+"""Settings of the model that affect neither the shape nor the meaning of its weights."""
 NUMBER_FORMATS: Final = (
     "bf16",
     "fp16",
@@ -44,8 +44,10 @@ RESHARDABLE: Final = "optimizerReshardable"
 FULLY_RESHARDABLE_FLAG: Final = "--dist-ckpt-optim-fully-reshardable"
 
 
-def contract(resolved: ResolvedRecipe, plan: Plan, arguments: list[str]) -> dict[str, str]:
-    """Path below `spec` -> value, of everything that a checkpoint of this run fixes."""
+def checkpoint_contract(
+    resolved: ResolvedRecipe, plan: Plan, megatron_args: Collection[str]
+) -> dict[str, str]:
+    """Path below `spec` -> value of every setting that a checkpoint of this run fixes."""
     model = resolved.model.wire()
     free = set(FREE_MODEL_SETTINGS)
     if model.get("positionEmbeddingType") != "learned_absolute":
@@ -59,15 +61,18 @@ def contract(resolved: ResolvedRecipe, plan: Plan, arguments: list[str]) -> dict
     if resolved.data.prepare is not None:
         fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}
-    whole = "--use-distributed-optimizer" not in arguments or FULLY_RESHARDABLE_FLAG in arguments
-    fixed[RESHARDABLE] = whole
-    # false is what was not said: Megatron's switches are off by default.
-    said = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
-    return {path: _text(said[path]) for path in sorted(said)}
+    fixed[RESHARDABLE] = (
+        "--use-distributed-optimizer" not in megatron_args or FULLY_RESHARDABLE_FLAG in megatron_args
+    )
+    # False equals unset: Megatron's switches are off by default.
+    set_values = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
+    return {path: _text(set_values[path]) for path in sorted(set_values)}
 
 
-def breaches(before: Mapping[str, str], after: Mapping[str, str], iteration: int | None) -> list[FieldError]:
-    """What the checkpoint of a run with `before` cannot take of `after`."""
+def contract_violations(
+    before: Mapping[str, str], after: Mapping[str, str], iteration: int | None
+) -> list[FieldError]:
+    """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded."""
     made = "the run's checkpoints" if iteration is None else f"the run's checkpoint of iteration {iteration}"
     fix = "set it back, or start a new recipe under another name"
     layout = {f"parallelism.{name}" for name, _ in LAYOUT}
@@ -82,8 +87,8 @@ def breaches(before: Mapping[str, str], after: Mapping[str, str], iteration: int
             old, new = before.get(path), after.get(path)
             if old != new:
                 message = (
-                    f"is {new}, and the optimizer state of {made} lies split for {old}: "
-                    "it loads at another data-parallel size alone"
+                    f"is {new}, and the optimizer state of {made} is sharded for {old}: "
+                    "only the data-parallel size may change"
                 )
                 fix = f"set {old}; runs with recovery.elastic can change it"
                 errors.append(FieldError(f"spec.{path}", message, fix))

@@ -1,41 +1,42 @@
-"""On how many accelerators a run can go on."""
+"""On how many accelerators an elastic run can continue."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 
-def fitting(
-    capacity: int, *, asked: int, min_count: int, per_node: int, accepts: Callable[[int], bool]
+def largest_fitting_count(
+    capacity: int, *, requested: int, min_count: int, per_node: int, accepts: Callable[[int], bool]
 ) -> int | None:
-    """Largest count of whole nodes within `capacity` and `asked` that `accepts`; None below `min_count`.
+    """Largest count of whole nodes within `capacity` and `requested` that `accepts`; None below `min_count`.
 
-    `accepts` is the planner's word, asked from the largest count down: the batch need not divide over every
-    count.
+    `accepts` asks the planner, from the largest count down: the batch need not be divisible by every count.
     """
-    most = min(capacity, asked)
-    if per_node >= asked:
-        counts = range(asked if capacity >= asked else 0, 0, -asked)
+    most = min(capacity, requested)
+    if per_node >= requested:
+        counts = range(requested if capacity >= requested else 0, 0, -requested)
     else:
         counts = range(most // per_node * per_node, 0, -per_node)
     return next((count for count in counts if count >= min_count and accepts(count)), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Larger:
-    """More accelerators than the run is laid out on, and since when (seconds since the epoch)."""
+class LargerCount:
+    """More accelerators than the run has, and since when they are free (seconds since the epoch)."""
 
     count: int
     since: float
 
 
-def larger(known: Larger | None, *, count: int, fits: int | None, now: float) -> Larger | None:
-    """What could be grown to, look by look: the count that has fitted ever since.
+def track_larger_count(
+    known: LargerCount | None, *, count: int, fits: int | None, now: float
+) -> LargerCount | None:
+    """The count that the run could grow to, updated at every reconcile.
 
-    `fits` that falls, but not to `count`, lowers it and leaves the time; `fits` that rises changes nothing:
-    the further accelerators have not been free as long.
+    When `fits` falls but stays above `count`, the tracked count falls and its time stays. When `fits` rises,
+    nothing changes: the additional accelerators have not been free for as long.
     """
     if fits is None or fits <= count:
         return None
     if known is None or known.count <= count:
-        return Larger(fits, now)
-    return Larger(min(known.count, fits), known.since)
+        return LargerCount(fits, now)
+    return LargerCount(min(known.count, fits), known.since)

@@ -1,35 +1,33 @@
-"""Whether a gang that is all there makes no progress."""
+"""Whether a gang whose pods all run makes no progress."""
 
 from typing import Final
 
 from megatron_operator.lifecycle.observation import (
     HEARTBEAT_ENDED,
-    HEARTBEAT_GATHERING,
+    HEARTBEAT_RENDEZVOUS,
     HEARTBEAT_TRAINING,
     Heartbeat,
     Observation,
 )
 
 STEPS: Final = 30
-"""`hangTimeout: auto`: silence of that many iterations is a hang."""
+"""`hangTimeout: auto`: no new iteration for the time of so many iterations is a hang."""
 SHORTEST: Final = 120.0
-"""A pause of two minutes is no hang, however short the step: logs, validation of data, slow storage."""
+"""Seconds. A shorter pause is no hang, however short the step: logging, data validation, slow storage."""
 UNMEASURED: Final = 1800.0
-"""Longest wait where no step time says what is usual: loading, saving, evaluating, the first step."""
-
-
+"""Seconds of patience where no step time is known: loading, saving, evaluating, the first step."""
 STALE: Final = 60.0
-"""Seconds without any answer after which nothing can be said of the iterations."""
+"""Seconds after the last answer for which its iteration still counts."""
 
 
-def heard(observation: Observation) -> bool:
-    """Whether a pod answered lately, by the operator's clock."""
+def answered_recently(observation: Observation) -> bool:
+    """Whether a pod answered within the last `STALE` seconds."""
     heartbeat = observation.heartbeat
     return heartbeat is not None and abs(observation.now - heartbeat.answered) <= STALE
 
 
 def hang_limit(observation: Observation) -> float | None:
-    """Seconds without a new iteration that are a hang; None when hangs are not looked for."""
+    """Seconds without a new iteration after which the run hangs; None when hangs are not detected."""
     limits, heartbeat = observation.limits, observation.heartbeat
     if limits.hang_timeout is not None:
         return limits.hang_timeout
@@ -40,26 +38,26 @@ def hang_limit(observation: Observation) -> float | None:
     return UNMEASURED
 
 
-def stall(observation: Observation, together: float) -> str | None:
-    """Why the gang, running whole since `together`, must be started anew; None while it need not.
+def hang_cause(observation: Observation, running_since: float) -> str | None:
+    """Why the gang, whose pods all run since `running_since`, must be restarted; None while it need not.
 
-    Pods that never answered since then are not blamed: it may be the network up to the operator. Those that
-    stopped answering are given the longest wait there is: the trainer has a watchdog of its own.
+    Pods that have not answered since then do not count as hanging: the operator may not reach them. Pods that
+    stopped answering get the longest time-out, because the trainer has its own watchdog.
     """
     heartbeat = observation.heartbeat
-    if heartbeat is None or heartbeat.answered < together or heartbeat.phase in HEARTBEAT_ENDED:
+    if heartbeat is None or heartbeat.answered < running_since or heartbeat.phase in HEARTBEAT_ENDED:
         return None
-    since = max(together, heartbeat.moved or 0.0)
+    since = max(running_since, heartbeat.moved or 0.0)
     silent = observation.now - since
-    if not heard(observation):
-        return _unheard(observation, heartbeat)
+    if not answered_recently(observation):
+        return _unanswered_cause(observation, heartbeat)
     if heartbeat.unmoved is not None:
-        # The operator's clock may have been set.
+        # The operator's wall clock may have jumped.
         silent = min(silent, heartbeat.unmoved)
-    if heartbeat.phase in HEARTBEAT_GATHERING:
+    if heartbeat.phase in HEARTBEAT_RENDEZVOUS:
         limit = observation.limits.rendezvous_timeout
         if silent > limit:
-            return f"pods did not come together within {limit:.0f} s (rendezvousTimeout)"
+            return f"pods did not complete the rendezvous within {limit:.0f} s (rendezvousTimeout)"
         return None
     allowed = hang_limit(observation)
     if allowed is not None and silent > allowed:
@@ -68,7 +66,7 @@ def stall(observation: Observation, together: float) -> str | None:
     return None
 
 
-def _unheard(observation: Observation, heartbeat: Heartbeat) -> str | None:
+def _unanswered_cause(observation: Observation, heartbeat: Heartbeat) -> str | None:
     usual = hang_limit(observation)
     if usual is None:
         return None

@@ -1,36 +1,38 @@
-"""The run's list of incidents, and the sums over all of them, in `status.recovery`. No I/O."""
+"""The run's list of incidents in `status.recovery`, and the totals over all of them."""
 
 from typing import Any, Final
 
 from megatron_operator.api.status import Incident, LostSeconds, RecoveryStatus, RestartsByKind
 
-KEPT: Final = 20
-"""Incidents in the status; the sums count the older ones too."""
+HISTORY_LIMIT: Final = 20
+"""Incidents in the status; the totals count the older ones too."""
 LONGEST_CAUSE: Final = 400
+"""Characters of a cause."""
 
 
 def newest(recovery: RecoveryStatus) -> Incident | None:
+    """The last incident; None before the first."""
     return recovery.history[-1] if recovery.history else None
 
 
 def unrecovered(recovery: RecoveryStatus) -> Incident | None:
-    """The incident that the run has not come back from yet."""
+    """The incident that the run has not recovered from yet."""
     last = newest(recovery)
     return last if last is not None and last.recovered_at is None else None
 
 
 def append(recovery: RecoveryStatus, **fields: Any) -> RecoveryStatus:
-    """A further incident, with the fields of `api.status.Incident` but its number."""
+    """Append an incident, given the fields of `api.status.Incident` except its number."""
     last = newest(recovery)
     fields["cause"] = fields["cause"][:LONGEST_CAUSE]
     incident = Incident(number=1 if last is None else last.number + 1, **fields)
-    return _with(recovery, [*recovery.history, incident][-KEPT:], None, incident)
+    return _with(recovery, [*recovery.history, incident][-HISTORY_LIMIT:], None, incident)
 
 
 def change(recovery: RecoveryStatus, number: int, **fields: Any) -> RecoveryStatus:
-    """Say more of an incident; the sums follow. One that is no longer kept stays as it was.
+    """Change fields of an incident and the totals; an incident that is no longer listed stays as it was.
 
-    A run that has come back from it has come back from those before it too.
+    A run that has recovered from it has recovered from those before it too.
     """
     old = next((each for each in recovery.history if each.number == number), None)
     if old is None:
@@ -38,18 +40,18 @@ def change(recovery: RecoveryStatus, number: int, **fields: Any) -> RecoveryStat
     new = old.model_copy(update=fields)
     if new == old:
         return recovery
-    kept = [new if each.number == number else _over(each, new) for each in recovery.history]
+    kept = [new if each.number == number else _recovered_with(each, new) for each in recovery.history]
     return _with(recovery, kept, old, new)
 
 
-def appeared(before: RecoveryStatus, after: RecoveryStatus) -> list[Incident]:
-    """Incidents that `after` has and `before` had not."""
+def added(before: RecoveryStatus, after: RecoveryStatus) -> list[Incident]:
+    """Incidents that `after` has and `before` has not."""
     last = newest(before)
     known = 0 if last is None else last.number
     return [each for each in after.history if each.number > known]
 
 
-def _over(each: Incident, later: Incident) -> Incident:
+def _recovered_with(each: Incident, later: Incident) -> Incident:
     if each.number > later.number or each.recovered_at is not None:
         return each
     return each.model_copy(update={"recovered_at": later.recovered_at})
@@ -58,21 +60,21 @@ def _over(each: Incident, later: Incident) -> Incident:
 def _with(
     recovery: RecoveryStatus, kept: list[Incident], old: Incident | None, new: Incident
 ) -> RecoveryStatus:
-    kind, again, seconds = None, new.lost_iterations or 0, LostSeconds()
+    kind, repeated, seconds = None, new.lost_iterations or 0, LostSeconds()
     if old is not None:
-        kind, again, seconds = old.kind, again - (old.lost_iterations or 0), old.seconds
+        kind, repeated, seconds = old.kind, repeated - (old.lost_iterations or 0), old.seconds
     return recovery.model_copy(
         update={
             "history": kept,
             "last_incident": kept[-1],
-            "restarts_by_kind": _counted(recovery.restarts_by_kind, kind, new.kind),
-            "lost_iterations": recovery.lost_iterations + again,
-            "lost_seconds": _summed(recovery.lost_seconds, seconds, new.seconds),
+            "restarts_by_kind": _recounted(recovery.restarts_by_kind, kind, new.kind),
+            "lost_iterations": recovery.lost_iterations + repeated,
+            "lost_seconds": _retotalled(recovery.lost_seconds, seconds, new.seconds),
         }
     )
 
 
-def _counted(counts: RestartsByKind, old: str | None, new: str) -> RestartsByKind:
+def _recounted(counts: RestartsByKind, old: str | None, new: str) -> RestartsByKind:
     if old == new:
         return counts
     update = {new: getattr(counts, new) + 1}
@@ -81,7 +83,7 @@ def _counted(counts: RestartsByKind, old: str | None, new: str) -> RestartsByKin
     return counts.model_copy(update=update)
 
 
-def _summed(total: LostSeconds, old: LostSeconds, new: LostSeconds) -> LostSeconds:
+def _retotalled(total: LostSeconds, old: LostSeconds, new: LostSeconds) -> LostSeconds:
     update = {}
     for phase in LostSeconds.model_fields:
         if getattr(new, phase) is not None:

@@ -1,8 +1,8 @@
-"""What the operator itself sees happen to a run, as incidents and as the budget's count. No I/O.
+"""Incidents that the operator observes itself, and what they cost of the restart budget.
 
-Every function takes `status.recovery` and gives the one to be written. Calling one again with what it has
-already taken in changes nothing but where its text says so: an operator that died after writing the status
-does what it was about to do, one that died before sees the same again.
+Every function takes `status.recovery` and returns the one to write. Calling one again with facts that are
+already recorded changes nothing, except where its docstring says otherwise: an operator that died after
+writing the status does what it was about to do, one that died before sees the same facts again.
 """
 
 from collections.abc import Sequence
@@ -16,43 +16,43 @@ from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.pod_termination import PodEnd
 
-ONE_FAILURE: Final = 60.0
-"""Seconds within which further pods that are replaced went for the same reason as the first."""
+SAME_FAILURE: Final = 60.0
+"""Seconds within which further replaced pods count as lost for the same reason as the first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """A pod whose place another one has taken."""
+class PodReplacement:
+    """A pod that was replaced by a new one."""
 
     pod: str
     """Without the job's name: `worker-3`."""
     end: PodEnd | None
-    """How it ended; None when nobody saw it."""
+    """How it ended; None when that was not observed."""
 
 
 def pods_replaced(
     recovery: RecoveryStatus,
-    replaced: Sequence[Replaced],
+    replaced: Sequence[PodReplacement],
     now: float,
     *,
     checkpoint: int | None,
     iteration: int | None,
 ) -> RecoveryStatus:
-    """Pods were replaced by the training-operator; to be called once for each of them.
+    """Record that the training-operator replaced pods; to be called once for each of them.
 
-    Pods that went together are one incident and cost one restart of the budget. Those that were drained,
-    preempted or told to stop cost none, nor do those that ended for want of a peer that is being replaced.
+    Pods lost together are one incident and cost one restart of the budget. Pods that were drained, preempted
+    or terminated cost none, and neither do those that ended because a peer is being replaced.
 
     Args:
         now: Seconds since the epoch.
         checkpoint: Iteration of the newest checkpoint.
-        iteration: Last one that the run was seen to do.
+        iteration: The last iteration that the run is known to have completed.
     """
-    first = _first(replaced)
+    first = _first_cause(replaced)
     open_ = incident_history.unrecovered(recovery)
-    costs = _costs(recovery, replaced)
+    costs = _spends_budget(recovery, replaced)
     if open_ is not None and _same_failure(recovery, open_, replaced, now):
-        recovery = _known_better(recovery, open_, first)
+        recovery = _refine(recovery, open_, first)
         if _counted(recovery, open_):
             return recovery
         recovery = _blame_node(recovery, replaced) if open_.node is None else recovery
@@ -70,16 +70,21 @@ def pods_replaced(
             iteration=iteration,
         )
     last = incident_history.newest(recovery)
-    assert last is not None, "an incident has just been written"
-    return _restarted(recovery, last.cause, now, checkpoint, cost=int(costs))
+    assert last is not None, "an incident has just been appended"
+    return _count_restart(recovery, last.cause, now, checkpoint, cost=int(costs))
 
 
 def node_lost(
-    recovery: RecoveryStatus, lost: Sequence[Replaced], cause: str, now: float, *, iteration: int | None
+    recovery: RecoveryStatus,
+    lost: Sequence[PodReplacement],
+    cause: str,
+    now: float,
+    *,
+    iteration: int | None,
 ) -> RecoveryStatus:
-    """Pods are about to be deleted by force because their node is unreachable; `pods_replaced` follows.
+    """Record that pods are about to be force-deleted because their node is unreachable.
 
-    An incident that is open for one of these pods becomes this one.
+    `pods_replaced` follows. An open incident of one of these pods becomes this one.
     """
     first = lost[0]
     open_ = incident_history.unrecovered(recovery)
@@ -107,34 +112,40 @@ def node_lost(
 def gang_restarted(
     recovery: RecoveryStatus, cause: str, now: float, *, checkpoint: int | None, iteration: int | None
 ) -> RecoveryStatus:
-    """The operator starts all pods anew. Not to be called again for the same decision."""
+    """Record that the operator restarts all pods. Not to be called again for the same decision."""
     recovery = incident_history.append(
         recovery, time=timestamp(now), kind="gang", cause=cause, iteration=iteration
     )
-    return _restarted(recovery, cause, now, checkpoint, cost=1)
+    return _count_restart(recovery, cause, now, checkpoint, cost=1)
 
 
 def resized(
-    recovery: RecoveryStatus, count: int, asked: int, cause: str, now: float, *, iteration: int | None
+    recovery: RecoveryStatus,
+    count: int,
+    requested: int,
+    cause: str,
+    now: float,
+    *,
+    iteration: int | None,
 ) -> RecoveryStatus:
-    """The run is laid out on `count` of the `asked` accelerators from now on; costs nothing of the budget."""
-    fewer = ElasticStatus(count=count, since=timestamp(now), reason=cause) if count < asked else None
-    return resized_by_hand(recovery, cause, now, iteration=iteration).model_copy(
+    """Record that the run continues on `count` of the `requested` accelerators; costs no budget."""
+    fewer = ElasticStatus(count=count, since=timestamp(now), reason=cause) if count < requested else None
+    return resized_by_edit(recovery, cause, now, iteration=iteration).model_copy(
         update={"elastic": fewer, "last_resize_time": timestamp(now), "waiting_since": None}
     )
 
 
-def resized_by_hand(
+def resized_by_edit(
     recovery: RecoveryStatus, cause: str, now: float, *, iteration: int | None
 ) -> RecoveryStatus:
-    """Another count was asked for: no reason for an elastic run to wait with a resize of its own."""
+    """Record that the user changed the count; a resize by the operator need not wait because of it."""
     return incident_history.append(
         recovery, time=timestamp(now), kind="resize", cause=cause, iteration=iteration
     )
 
 
-def trained(recovery: RecoveryStatus, now: float, *, resumed_from: int | None) -> RecoveryStatus:
-    """The whole gang was heard training: it has come back from what was open."""
+def recovered(recovery: RecoveryStatus, now: float, *, resumed_from: int | None) -> RecoveryStatus:
+    """Record that the whole gang trains, which ends the open incident."""
     open_ = incident_history.unrecovered(recovery)
     if open_ is None:
         return recovery
@@ -149,7 +160,7 @@ def trained(recovery: RecoveryStatus, now: float, *, resumed_from: int | None) -
 
 
 def checkpoint_saved(recovery: RecoveryStatus, iteration: int | None) -> RecoveryStatus:
-    """A checkpoint newer than the one at the last restart gives the whole budget back."""
+    """Restore the whole budget once there is a checkpoint newer than the one at the last restart."""
     if not recovery.restarts_since_checkpoint or iteration is None:
         return recovery
     if recovery.checkpoint_iteration is not None and iteration <= recovery.checkpoint_iteration:
@@ -159,17 +170,23 @@ def checkpoint_saved(recovery: RecoveryStatus, iteration: int | None) -> Recover
     )
 
 
+def count_node_failure(recovery: RecoveryStatus, node: str) -> RecoveryStatus:
+    """Count one more failure of the run on a node."""
+    failures = recovery.node_failures
+    return recovery.model_copy(update={"node_failures": failures | {node: failures.get(node, 0) + 1}})
+
+
 def _same_failure(
-    recovery: RecoveryStatus, open_: Incident, replaced: Sequence[Replaced], now: float
+    recovery: RecoveryStatus, open_: Incident, replaced: Sequence[PodReplacement], now: float
 ) -> bool:
     pods = {each.pod for each in replaced}
     if open_.kind not in ("pod", "node"):
         return False
     if not _counted(recovery, open_):
         return open_.pod is None or open_.pod in pods
-    if recovery.waiting_since is not None and not any(_guilty(each) for each in replaced):
+    if recovery.waiting_since is not None and not any(_at_fault(each) for each in replaced):
         return True
-    recent = now - (seconds(recovery.last_restart_time) or 0.0) <= ONE_FAILURE
+    recent = now - (seconds(recovery.last_restart_time) or 0.0) <= SAME_FAILURE
     return recent and open_.pod not in pods
 
 
@@ -178,31 +195,31 @@ def _counted(recovery: RecoveryStatus, open_: Incident) -> bool:
     return (recovery.last_restart_time or "") >= open_.time
 
 
-def _guilty(each: Replaced) -> bool:
-    """Whether it may have ended by itself, rather than by a drain or for want of its peers."""
+def _at_fault(each: PodReplacement) -> bool:
+    """Whether the pod may have ended by itself, not because of a disruption or a lost peer."""
     return each.end is None or (each.end.own_fault and not each.end.voluntary)
 
 
-def _costs(recovery: RecoveryStatus, replaced: Sequence[Replaced]) -> bool:
-    """Whether the budget pays for it.
+def _spends_budget(recovery: RecoveryStatus, replaced: Sequence[PodReplacement]) -> bool:
+    """Whether the replacement costs a restart of the budget.
 
-    A pod that saved a checkpoint on SIGTERM got further, whoever sent the signal. Pods that gave each other
-    up although none waits for a place are paid for: free of cost they would do so for ever.
+    A pod that saved a checkpoint on SIGTERM made progress and costs nothing. Pods that only lost their peers
+    cost a restart unless a pod waits for capacity: otherwise they could replace each other without end.
     """
-    ends = [each.end for each in replaced if _guilty(each)]
+    ends = [each.end for each in replaced if _at_fault(each)]
     if ends:
-        return any(end is None or not _got_further(recovery, end) for end in ends)
-    drained = any(each.end is not None and each.end.voluntary for each in replaced)
-    return not drained and recovery.waiting_since is None
+        return any(end is None or not _made_progress(recovery, end) for end in ends)
+    disrupted = any(each.end is not None and each.end.voluntary for each in replaced)
+    return not disrupted and recovery.waiting_since is None
 
 
-def _got_further(recovery: RecoveryStatus, end: PodEnd) -> bool:
+def _made_progress(recovery: RecoveryStatus, end: PodEnd) -> bool:
     if end.exit_code != ExitCode.TERMINATED or end.checkpoint_iteration is None:
         return False
     return end.checkpoint_iteration > (recovery.checkpoint_iteration or 0)
 
 
-def _restarted(
+def _count_restart(
     recovery: RecoveryStatus, cause: str, now: float, checkpoint: int | None, *, cost: int
 ) -> RecoveryStatus:
     before = recovery.restarts_since_checkpoint
@@ -218,15 +235,15 @@ def _restarted(
     )
 
 
-def _known_better(recovery: RecoveryStatus, open_: Incident, first: Replaced) -> RecoveryStatus:
-    """An incident that was told without its pod, or by peers alone, gets the name of who began it."""
+def _refine(recovery: RecoveryStatus, open_: Incident, first: PodReplacement) -> RecoveryStatus:
+    """Name the pod that caused an incident, if only its peers were known to have ended so far."""
     end = first.end
-    if end is None or not _guilty(first) or open_.exit_code not in (None, ExitCode.PEER_LOST):
+    if end is None or not _at_fault(first) or open_.exit_code not in (None, ExitCode.PEER_LOST):
         return recovery
     cause = open_.cause if open_.kind == "node" else end.cause
-    told = {name: cause for name in ("first_cause", "last_cause") if getattr(recovery, name) == open_.cause}
+    causes = {name: cause for name in ("first_cause", "last_cause") if getattr(recovery, name) == open_.cause}
     return incident_history.change(
-        recovery.model_copy(update=told),
+        recovery.model_copy(update=causes),
         open_.number,
         kind="node" if end.node_lost else open_.kind,
         cause=cause,
@@ -237,32 +254,25 @@ def _known_better(recovery: RecoveryStatus, open_: Incident, first: Replaced) ->
     )
 
 
-def _blame_node(recovery: RecoveryStatus, replaced: Sequence[Replaced]) -> RecoveryStatus:
+def _blame_node(recovery: RecoveryStatus, replaced: Sequence[PodReplacement]) -> RecoveryStatus:
     """Count a failure of the node. Pods that fail on several nodes at once are no node's fault."""
-    nodes = {each.end.node for each in replaced if _guilty(each) and each.end is not None and each.end.node}
+    nodes = {each.end.node for each in replaced if _at_fault(each) and each.end is not None and each.end.node}
     if len(nodes) != 1:
         return recovery
-    return blamed(recovery, nodes.pop())
+    return count_node_failure(recovery, nodes.pop())
 
 
-def blamed(recovery: RecoveryStatus, node: str) -> RecoveryStatus:
-    """One more failure of the run on a node."""
-    failures = recovery.node_failures
-    return recovery.model_copy(update={"node_failures": failures | {node: failures.get(node, 0) + 1}})
+def _first_cause(replaced: Sequence[PodReplacement]) -> PodReplacement:
+    """The pod that caused the failure: one at fault, then one whose end is known, then no lost peer."""
+    return sorted(replaced, key=lambda each: (not _at_fault(each), each.end is None, _lost_peer(each)))[0]
 
 
-def _first(replaced: Sequence[Replaced]) -> Replaced:
-    """The one that began it: whoever was drained or lost a peer did not, and who is known tells more."""
-    return sorted(replaced, key=lambda each: (not _guilty(each), each.end is None, _late(each)))[0]
-
-
-def _late(each: Replaced) -> bool:
-    """Whether it only ended for want of its peers."""
+def _lost_peer(each: PodReplacement) -> bool:
     return each.end is not None and not each.end.own_fault
 
 
-def _cause(replaced: Sequence[Replaced]) -> str:
-    first = _first(replaced)
+def _cause(replaced: Sequence[PodReplacement]) -> str:
+    first = _first_cause(replaced)
     if first.end is not None:
         return first.end.cause
     return f"{', '.join(each.pod for each in replaced)}: pod was lost and replaced"

@@ -1,4 +1,4 @@
-"""What recovery looks at. Times are seconds since the epoch, durations seconds."""
+"""What the recovery policy decides on. Times are seconds since the epoch, durations seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,12 +7,12 @@ from enum import StrEnum
 from megatron_operator.api.recipe import RecoverySpec
 
 HEARTBEAT_TRAINING = "training"
-HEARTBEAT_GATHERING = frozenset({"starting", "rendezvous"})
+HEARTBEAT_RENDEZVOUS = frozenset({"starting", "rendezvous"})
 HEARTBEAT_ENDED = frozenset({"finished", "failed"})
 
 
 class PodPhase(StrEnum):
-    """A pod's phase, in Kubernetes' words."""
+    """`status.phase` of a pod."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -27,25 +27,26 @@ class PodView:
     node_rank: int
     phase: PodPhase
     started: float | None = None
-    """When its container began to run."""
+    """When its container started."""
     deleting: bool = False
     name: str = ""
-    """Whole name: decisions name pods by it."""
+    """The full name, by which decisions refer to the pod."""
     node: str | None = None
-    """None while it is not scheduled."""
+    """None while it is not bound."""
     overdue: bool = False
-    """It is being deleted, and its grace period has passed."""
+    """Whether it still exists after its grace period."""
     unreachable_since: float | None = None
-    """Since when nothing was heard of its node: Ready is not true. 0.0 when the node is gone."""
+    """Since when its node has not been Ready; 0.0 when the node is gone."""
 
     @property
     def unreachable(self) -> bool:
+        """Whether no kubelet can end the pod."""
         return self.unreachable_since is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What the pods last said of the training."""
+    """What the pods last reported about the training."""
 
     phase: str
     iteration: int | None
@@ -53,14 +54,14 @@ class Heartbeat:
     answered: float
     """When a pod last answered."""
     moved: float | None
-    """When the iteration was last seen to move."""
+    """When the iteration was last seen to change."""
     unmoved: float | None = None
-    """Seconds for which pods answered without moving, by a clock that nobody sets; None: not measured."""
+    """Seconds for which pods answered without a change, by a monotonic clock; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the status remembers of earlier restarts."""
+    """What the status records of earlier restarts."""
 
     run_id: str
     restarts_since_checkpoint: int = 0
@@ -70,7 +71,7 @@ class History:
     """Of the first restart since the newest checkpoint."""
     last_resize: float | None = None
     node_failures: Mapping[str, int] = field(default_factory=dict)
-    """Failures of the run by node, since the node was last released."""
+    """Failures of the run by node since the node was last released."""
     avoided: frozenset[str] = frozenset()
     """Nodes that new pods avoid."""
 
@@ -86,49 +87,59 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The recipe's `spec.recovery`."""
+    """`spec.recovery`, with durations in seconds."""
 
     max_restarts: int
     rendezvous_timeout: float
     hang_timeout: float | None = None
-    """None with `hang_automatic` false: never."""
+    """None with `hang_automatic` false: hangs are not detected."""
     hang_automatic: bool = True
     avoid_after: int = 0
-    """Failures on one node after which it is avoided; 0 never."""
+    """Failures on one node after which it is avoided; 0 means never."""
     elastic: Elastic | None = None
 
     @classmethod
     def of(cls, spec: RecoverySpec) -> "Limits":
-        """From the words of the recipe."""
+        """The limits of a recipe."""
         limits = cls.parse(spec.max_restarts, spec.rendezvous_timeout, spec.hang_timeout)
         limits = replace(limits, avoid_after=spec.nodes.avoid_after)
-        if (asked := spec.elastic) is None:
+        if (requested := spec.elastic) is None:
             return limits
-        elastic = Elastic(asked.min_count, float(asked.shrink_after), float(asked.grow_after))
+        elastic = Elastic(requested.min_count, float(requested.shrink_after), float(requested.grow_after))
         return replace(limits, elastic=elastic)
 
     @classmethod
     def parse(cls, max_restarts: int, rendezvous_timeout: int, hang_timeout: str) -> "Limits":
-        """The limits of a run that is not elastic; a hang time-out is `auto`, `off` or `600s`."""
+        """The limits of a run that is not elastic. `hang_timeout` is `auto`, `off` or for example `600s`."""
         seconds = float(hang_timeout[:-1]) if hang_timeout.endswith("s") else None
         return cls(max_restarts, float(rendezvous_timeout), seconds, hang_timeout == "auto")
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
-    """Accelerators of the run, and those that it could have: see `recovery.fitting` and `recovery.larger`."""
+class ElasticCapacity:
+    """Accelerators of an elastic run, and those that it could have: see lifecycle/elastic.py."""
 
-    asked: int
+    requested: int
     """`spec.accelerator.count`."""
     count: int
-    """What the run is laid out on now."""
+    """Accelerators that the run has."""
     fits: int | None
-    """Largest count that the planner lays out on what there is for the run: its own accelerators on nodes
-    that are ready, and free ones on nodes that are ready, match and are not avoided. None: not even
-    `elastic.minCount`, or unknown."""
+    """Largest count for which the planner has a plan on the accelerators available to the run: its own on
+    ready nodes, and free ones on ready and matching nodes that are not avoided. None: fewer than
+    `elastic.minCount`, or not known."""
     larger: int | None = None
-    """Count above `count` that has fitted all the time since `larger_since`."""
+    """A count above `count` that has been available since `larger_since`."""
     larger_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Accelerators that a run could have."""
+
+    elastic: ElasticCapacity | None = None
+    """None: not known, or the run is not elastic."""
+    releasable_nodes: frozenset[str] = frozenset()
+    """Avoided nodes that are ready and have free accelerators for a pod of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +148,18 @@ class Observation:
 
     now: float
     size: int
-    """Pods that the gang should have."""
+    """Number of pods in the gang."""
     pods: tuple[PodView, ...]
     heartbeat: Heartbeat | None
     history: History
     limits: Limits
     ended: bool = False
-    """The job has succeeded or failed by its own word."""
-    left_early: str | None = None
-    """Why that word is not true: its Master ended with exit code 0 before the last iteration."""
+    """Whether the job is in phase Succeeded or Failed."""
+    early_exit: str | None = None
+    """Why a job in phase Succeeded is not complete: its Master exited before the last iteration."""
     waiting_since: float | None = None
-    """Since when pods of the gang cannot be placed, or not even made."""
-    capacity: Capacity | None = None
-    """None: not known; only elastic runs need it."""
+    """Since when pods of the gang cannot be scheduled or created."""
+    capacity: ElasticCapacity | None = None
+    """None: not known, or the run is not elastic."""
     releasable: frozenset[str] = frozenset()
-    """Avoided nodes that are ready and have room for a pod of the run."""
+    """Avoided nodes that are ready and have free accelerators for a pod of the run."""

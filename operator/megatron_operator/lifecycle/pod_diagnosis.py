@@ -1,49 +1,51 @@
-"""Why pods do not run, in the words of whoever holds them up."""
+"""Why pods do not start, in the words of the component that reports it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.pod_termination import short_name
 
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
-WITHOUT_PLACE = frozenset({"Unschedulable", "QuotaExceeded", "PodsNotCreated"})
-"""Obstacles that are gone when there is room elsewhere."""
+WITHOUT_CAPACITY = frozenset({Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.PODS_NOT_CREATED})
+"""Reasons that end when capacity becomes free."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The first thing that must be mended."""
+    """The first problem to fix."""
 
-    reason: str
+    reason: Reason
     message: str
 
 
 def diagnose(
     pods: Iterable[dict[str, Any]], events: Iterable[dict[str, Any]], job_name: str
 ) -> Diagnosis | None:
-    """The most telling obstacle: images first, then configuration, placement, and what could not be created.
+    """The most informative problem: images first, then configuration, scheduling and pod creation.
 
     `events` are the warnings about the job; they matter where pods are missing.
     """
     waiting = [(pod, state) for pod in pods for state in _waiting(pod)]
-    for reason, reasons in (("ImagePullFailed", IMAGE_REASONS), ("PodConfigError", CONFIG_REASONS)):
+    kinds = ((Reason.IMAGE_PULL_FAILED, IMAGE_REASONS), (Reason.POD_CONFIG_ERROR, CONFIG_REASONS))
+    for reason, container_reasons in kinds:
         for pod, state in waiting:
-            if state.get("reason") in reasons:
-                said = state.get("message") or state["reason"]
-                return Diagnosis(reason, f"{short_name(pod, job_name)}: {state['reason']}: {said}")
-    unplaced = [(pod, message) for pod in pods if (message := _unschedulable(pod))]
-    if unplaced:
-        pod, message = unplaced[0]
-        count = "1 pod has" if len(unplaced) == 1 else f"{len(unplaced)} pods have"
-        return Diagnosis("Unschedulable", f"{count} no node; {short_name(pod, job_name)}: {message}")
+            if state.get("reason") in container_reasons:
+                detail = state.get("message") or state["reason"]
+                return Diagnosis(reason, f"{short_name(pod, job_name)}: {state['reason']}: {detail}")
+    unscheduled = [(pod, message) for pod in pods if (message := _unschedulable(pod))]
+    if unscheduled:
+        pod, message = unscheduled[0]
+        count = "1 pod has" if len(unscheduled) == 1 else f"{len(unscheduled)} pods have"
+        return Diagnosis(Reason.UNSCHEDULABLE, f"{count} no node; {short_name(pod, job_name)}: {message}")
     for event in sorted(events, key=_time, reverse=True):
         message = event.get("message") or ""
         if "exceeded quota" in message:
-            return Diagnosis("QuotaExceeded", message)
+            return Diagnosis(Reason.QUOTA_EXCEEDED, message)
         if str(event.get("reason", "")).startswith("FailedCreate"):
-            return Diagnosis("PodsNotCreated", message)
+            return Diagnosis(Reason.PODS_NOT_CREATED, message)
     return None
 
 

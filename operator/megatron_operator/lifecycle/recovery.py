@@ -1,76 +1,91 @@
-"""From what is seen to what is done about it: the decision, written into the status before it is acted on.
+"""From a snapshot to the recovery decision, and from the decision to status and actions.
 
-No I/O. Whatever a step does not get done, because the operator died, the next look finds undone.
+A decision is written into the status before it is executed. What is not executed because the operator died
+is found by the next reconcile.
 """
+
+from typing import Final
 
 from pydantic import ValidationError
 
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds
-from megatron_operator.controller.actions import Step
-from megatron_operator.controller.capacity_finder import Rooms
-from megatron_operator.controller.children import SOON
-from megatron_operator.controller.node_reader import node_of
-from megatron_operator.lifecycle import (
+from megatron_operator.lifecycle.actions import (
+    DONE,
+    SOON,
+    AvoidNodes,
+    DeleteJob,
+    DeletePods,
+    DeleteUnboundPods,
+    ForceDeletePods,
+    Result,
+    wait,
+)
+from megatron_operator.lifecycle.incident_history import added, unrecovered
+from megatron_operator.lifecycle.incidents import (
+    PodReplacement,
+    gang_restarted,
+    node_lost,
+    resized,
+    resized_by_edit,
+)
+from megatron_operator.lifecycle.node_state import node_of
+from megatron_operator.lifecycle.observation import Capacity, Heartbeat, History, Limits, Observation
+from megatron_operator.lifecycle.pod_termination import ended_early, pod_end, short_name
+from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     Decision,
     Fail,
     ForceDelete,
-    Heartbeat,
-    History,
-    Limits,
-    Observation,
     ReleaseNodes,
-    Replaced,
     Resize,
     RestartGang,
-    appeared,
-    gang_restarted,
-    node_lost,
-    pod_end,
-    resized,
-    resized_by_hand,
 )
-from megatron_operator.lifecycle.incident_history import unrecovered
-from megatron_operator.lifecycle.pod_termination import left_early, short_name
-from megatron_operator.lifecycle.snapshot import Scene
-from megatron_operator.lifecycle.status_builder import Draft
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import REASONS
 from megatron_operator.manifests.node_avoidance import avoided, avoided_by
 from megatron_operator.manifests.pytorchjob import JobPhase
 
+STARTING_RECHECK: Final = 3.0
+"""Seconds between two checks of pods that do not all run: what blocks them may show in Events only."""
+SLOW_RECHECK: Final = 15.0
+"""The same once they have been in that state for `RECENT` seconds."""
+RECENT: Final = 60.0
 
-def limits_of(draft: Draft) -> Limits:
-    """The recipe's own limits, defaults while what it says is refused."""
+
+def recovery_limits(status: StatusBuilder) -> Limits:
+    """The limits in `spec.recovery`; the defaults while that section is invalid."""
     try:
-        return Limits.of(RecoverySpec.model_validate(draft.spec.get("recovery") or {}))
+        return Limits.of(RecoverySpec.model_validate(status.spec.get("recovery") or {}))
     except ValidationError:
         return Limits.of(RecoverySpec())
 
 
-def observation(draft: Draft, scene: Scene, limits: Limits, rooms: Rooms) -> Observation:
-    """What recovery looks at."""
+def observe(status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, capacity: Capacity) -> Observation:
+    """What the recovery policy decides on."""
     heartbeat = None
-    if scene.reading is not None:
-        report = scene.reading.report
+    if snapshot.reading is not None:
+        report = snapshot.reading.report
         heartbeat = Heartbeat(
-            phase=str(report.get("phase")),
-            iteration=report.get("iteration"),
-            step_seconds=report.get("stepSeconds"),
-            answered=scene.reading.answered,
-            moved=seconds(draft.progress.time),
-            unmoved=scene.reading.unmoved,
+            phase=report.phase,
+            iteration=report.iteration,
+            step_seconds=report.step_seconds,
+            answered=snapshot.reading.answered,
+            moved=seconds(status.progress.time),
+            unmoved=snapshot.reading.unmoved,
         )
-    recovery = draft.recovery
+    recovery = status.recovery
     return Observation(
-        now=draft.now,
-        size=scene.size,
-        pods=scene.views(draft.now),
+        now=snapshot.now,
+        size=snapshot.size,
+        pods=snapshot.pod_views,
         heartbeat=heartbeat,
         history=History(
-            run_id=draft.uid,
+            run_id=status.uid,
             restarts_since_checkpoint=recovery.restarts_since_checkpoint,
             last_restart=seconds(recovery.last_restart_time),
             last_cause=recovery.last_cause,
@@ -80,143 +95,165 @@ def observation(draft: Draft, scene: Scene, limits: Limits, rooms: Rooms) -> Obs
             avoided=frozenset(recovery.nodes_avoided),
         ),
         limits=limits,
-        ended=scene.state.phase is not JobPhase.ACTIVE,
-        left_early=scene.left_early(),
+        ended=snapshot.job_phase is not JobPhase.ACTIVE,
+        early_exit=snapshot.early_exit,
         waiting_since=seconds(recovery.waiting_since),
-        capacity=rooms.capacity,
-        releasable=rooms.releasable,
+        capacity=capacity.elastic,
+        releasable=capacity.releasable_nodes,
     )
 
 
-def unfinished(draft: Draft, scene: Scene) -> Step | None:
-    """What was decided at an earlier look and is not done yet."""
-    recovery = draft.recovery
-    if recovery.outgoing_job == scene.job["metadata"]["uid"]:
-        return Step(again=SOON, delete_job=scene.job)
+def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result | None:
+    """Actions of an earlier decision that are not complete yet; None when there are none."""
+    recovery, job = status.recovery, snapshot.existing_job
+    if recovery.outgoing_job == snapshot.job_uid:
+        return wait(SOON, "the job is being deleted", [DeleteJob(job)])
     if recovery.restart_before is not None and recovery.pods_as_of is None:
         before = recovery.restart_before
-        old = [pod for pod in scene.staying if pod["metadata"]["creationTimestamp"] <= before]
+        old = tuple(pod for pod in snapshot.active_pods if pod["metadata"]["creationTimestamp"] <= before)
         if old:
-            return Step(again=SOON, delete_pods=old)
-    if scene.state.phase is not JobPhase.ACTIVE:
+            return wait(SOON, "the gang is being restarted", [DeletePods(old)])
+    if snapshot.job_phase is not JobPhase.ACTIVE:
         return None
-    if early := [pod for pod in scene.staying if left_early(pod)]:
-        # The training-operator takes them for done and would never replace them.
-        return Step(again=SOON, delete_pods=early)
-    wanted = frozenset(recovery.nodes_avoided)
-    if avoided(scene.job) != wanted:
-        return Step(again=SOON, keep_off=(scene.job, wanted))
-    outdated = [pod for pod in scene.unplaced() if avoided_by(pod) != wanted]
-    misplaced = [pod for pod in scene.staying if node_of(pod) in wanted] if unrecovered(recovery) else []
+    if early := tuple(pod for pod in snapshot.active_pods if ended_early(pod)):
+        # The training-operator takes them for complete and would never replace them.
+        return wait(SOON, "pods ended early", [DeletePods(early)])
+    avoid = frozenset(recovery.nodes_avoided)
+    if avoided(job) != avoid:
+        return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(job, avoid)])
+    outdated = tuple(pod for pod in snapshot.unscheduled_pods if avoided_by(pod) != avoid)
+    misplaced: tuple[dict[str, object], ...] = ()
+    if unrecovered(recovery):
+        misplaced = tuple(pod for pod in snapshot.active_pods if node_of(pod) in avoid)
     if not (outdated or misplaced):
         return None
-    # They replace pods that the operator takes away for their own good: no restart is counted.
-    draft.set_recovery(pods_as_of=None, gang=None, restart_before=None)
-    return Step(again=SOON, delete_unbound=outdated, delete_pods=misplaced)
+    # The operator replaces these pods itself, so they do not count as a restart.
+    status.set_recovery(pods_as_of=None, gang=None, restart_before=None)
+    return wait(SOON, "pods move off avoided nodes", [DeletePods(misplaced), DeleteUnboundPods(outdated)])
 
 
-def carry_out(draft: Draft, scene: Scene, decision: Decision) -> Step:
-    """Write the decision down, and tell what is left to do."""
+def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decision) -> Result:
+    """Record the decision in the status; returns the actions that execute it."""
+    job, recovery = snapshot.existing_job, status.recovery
     match decision:
         case Fail(cause):
-            draft.fail("RestartsSpent", cause)
-            return Step(delete_job=scene.job)
+            status.fail(Reason.RESTARTS_SPENT, cause)
+            return Result((DeleteJob(job),))
         case RestartGang(cause):
-            _restart_gang(draft, scene, cause)
-            if scene.state.phase is JobPhase.ACTIVE:
-                return Step(again=SOON, delete_pods=scene.staying)
-            # The training-operator makes no pod for a job that has ended.
-            draft.set_recovery(outgoing_job=scene.job["metadata"]["uid"])
-            return Step(again=SOON, delete_job=scene.job)
+            return _restart_gang(status, snapshot, cause)
         case ForceDelete(names, cause):
-            return _force_delete(draft, scene, names, cause)
+            return _force_delete(status, snapshot, names, cause)
         case Avoid(nodes, _, cause):
-            # Pods that are on them move at the next look, if the run has not come back by then.
-            return _keep_off(draft, scene, frozenset(draft.recovery.nodes_avoided) | set(nodes), cause)
+            # Pods on these nodes move at the next reconcile, if the run has not recovered by then.
+            return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) | set(nodes), cause)
         case ReleaseNodes(nodes, cause):
-            failures = {n: c for n, c in draft.recovery.node_failures.items() if n not in nodes}
-            draft.set_recovery(node_failures=failures)
-            return _keep_off(draft, scene, frozenset(draft.recovery.nodes_avoided) - set(nodes), cause)
+            failures = {n: c for n, c in recovery.node_failures.items() if n not in nodes}
+            status.set_recovery(node_failures=failures)
+            return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) - set(nodes), cause)
         case Resize(count, cause):
-            return _resize(draft, scene, count, cause)
+            return _resize(status, snapshot, count, cause)
         case _:
-            return Step(again=decision.seconds)
+            return DONE.within(decision.seconds, decision.reason)
 
 
-def tell_incidents(draft: Draft, before: RecoveryStatus) -> None:
-    """An Event for each incident that is new, or that is known better now."""
+def add_incident_events(status: StatusBuilder, before: RecoveryStatus) -> None:
+    """Add an Event for each incident that is new, or whose kind has become known, since `before`."""
     known = {each.number: each.kind for each in before.history}
-    new = {each.number for each in appeared(before, draft.recovery)}
-    for each in draft.recovery.history:
+    new = {each.number for each in added(before, status.recovery)}
+    for each in status.recovery.history:
         if each.kind in REASONS and (each.number in new or known.get(each.number, each.kind) != each.kind):
             where = f" (on {each.node})" if each.node and each.node not in each.cause else ""
-            draft.notice(REASONS[each.kind], f"{each.cause}{where}", warning=True)
+            status.add_event(REASONS[each.kind], f"{each.cause}{where}", warning=True)
 
 
-def tell_edited_count(draft: Draft, before: int | None, count: int) -> None:
-    """An incident for a run that an edit lays out on `count` accelerators, which lay on `before`.
+def record_edited_count(status: StatusBuilder, before: int | None, count: int) -> None:
+    """Record an incident when an edit changes the run's accelerators from `before` to `count`.
 
-    Told from what the status says of the job and the plan until both are written anew, so once.
+    `before` comes from the job, or from what the status records of it until the status is written; so the
+    incident is recorded once.
     """
-    if before is None or before == count or draft.phase in (Phase.FAILED, Phase.SUCCEEDED):
+    if before is None or before == count or status.ended:
         return
     cause = f"accelerator.count was edited: {before} before, {count} now"
-    draft.set(recovery=resized_by_hand(draft.recovery, cause, draft.now, iteration=draft.progress.iteration))
-    draft.notice(_direction(before, count), f"laid out on {count} accelerators: {cause}")
+    recovery = resized_by_edit(status.recovery, cause, status.now, iteration=status.progress.iteration)
+    status.set(recovery=recovery)
+    status.add_event(_direction(before, count), f"continues on {count} accelerators: {cause}")
 
 
-def _direction(before: int, count: int) -> str:
-    return "Shrunk" if count < before else "Grown"
+def accelerators_before(status: StatusBuilder, snapshot: RunSnapshot) -> int | None:
+    """Accelerators of the run's job, or of a deleted one whose deletion the status does not record."""
+    if snapshot.job is not None:
+        return snapshot.accelerators
+    plan, recorded = status.current.plan, status.current.job is not None
+    unrecorded_deletion = recorded and status.recovery.outgoing_job is None
+    return plan.world_size if unrecorded_deletion and plan is not None else None
 
 
-def _restart_gang(draft: Draft, scene: Scene, cause: str) -> None:
-    """All pods are to go, written down before the first one does: a restarted operator goes on with it."""
+def recheck_delay(status: StatusBuilder, snapshot: RunSnapshot) -> float | None:
+    """Seconds until pods that may cause no event are checked again; None while the run trains."""
+    if snapshot.all_running and snapshot.reading_is_current:
+        return None
+    condition = status.condition(Condition.RUNNING)
+    changed_at = 0.0 if condition is None else seconds(condition.last_transition_time) or 0.0
+    if condition is not None and status.now - changed_at >= RECENT:
+        return SLOW_RECHECK
+    return SOON if snapshot.all_running else STARTING_RECHECK
+
+
+def _direction(before: int, count: int) -> Reason:
+    return Reason.SHRUNK if count < before else Reason.GROWN
+
+
+def _restart_gang(status: StatusBuilder, snapshot: RunSnapshot, cause: str) -> Result:
+    """The status records which pods are to go, so that a restarted operator continues deleting them."""
     recovery = gang_restarted(
-        draft.recovery,
+        status.recovery,
         cause,
-        draft.now,
-        checkpoint=draft.checkpoint.iteration,
-        iteration=draft.progress.iteration,
+        status.now,
+        checkpoint=status.checkpoint.iteration,
+        iteration=status.progress.iteration,
     )
-    draft.set(recovery=recovery)
-    draft.set_recovery(
-        pods_as_of=None,
-        gang=None,
-        restart_before=max(pod["metadata"]["creationTimestamp"] for pod in scene.pods),
-    )
-    _stopped(draft, "GangRestarted", cause)
+    youngest = max(pod["metadata"]["creationTimestamp"] for pod in snapshot.pods)
+    status.set(recovery=recovery)
+    status.set_recovery(pods_as_of=None, gang=None, restart_before=youngest)
+    _set_interrupted(status, Reason.GANG_RESTARTED, cause)
+    if snapshot.job_phase is JobPhase.ACTIVE:
+        return wait(SOON, "the gang is being restarted", [DeletePods(snapshot.active_pods)])
+    # The training-operator creates no pods for a job that has ended.
+    status.set_recovery(outgoing_job=snapshot.job_uid)
+    return wait(SOON, "the job is being re-created", [DeleteJob(snapshot.existing_job)])
 
 
-def _force_delete(draft: Draft, scene: Scene, names: tuple[str, ...], cause: str) -> Step:
-    pods = scene.named(names)
-    lost = [Replaced(short_name(pod, scene.name), pod_end(pod, scene.name)) for pod in pods]
-    recovery = node_lost(draft.recovery, lost, cause, draft.now, iteration=draft.progress.iteration)
-    draft.set(recovery=recovery)
-    return Step(again=SOON, force_delete=pods)
+def _force_delete(status: StatusBuilder, snapshot: RunSnapshot, names: tuple[str, ...], cause: str) -> Result:
+    pods = snapshot.pods_named(names)
+    lost = [PodReplacement(short_name(pod, snapshot.name), pod_end(pod, snapshot.name)) for pod in pods]
+    recovery = node_lost(status.recovery, lost, cause, status.now, iteration=status.progress.iteration)
+    status.set(recovery=recovery)
+    return wait(SOON, "pods are being replaced", [ForceDeletePods(pods)])
 
 
-def _keep_off(draft: Draft, scene: Scene, nodes: frozenset[str], cause: str) -> Step:
-    before = frozenset(draft.recovery.nodes_avoided)
-    draft.set_recovery(nodes_avoided=sorted(nodes))
+def _avoid_nodes(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str], cause: str) -> Result:
+    before = frozenset(status.recovery.nodes_avoided)
+    status.set_recovery(nodes_avoided=sorted(nodes))
     if new := sorted(nodes - before):
-        draft.notice("NodeAvoided", f"{', '.join(new)}: {cause}", warning=True)
-    if again := sorted(before - nodes):
-        draft.notice("NodeReleased", f"{', '.join(again)}: {cause}")
-    return Step(again=SOON, keep_off=(scene.job, nodes))
+        status.add_event(Reason.NODE_AVOIDED, f"{', '.join(new)}: {cause}", warning=True)
+    if released := sorted(before - nodes):
+        status.add_event(Reason.NODE_RELEASED, f"{', '.join(released)}: {cause}")
+    return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(snapshot.existing_job, nodes)])
 
 
-def _resize(draft: Draft, scene: Scene, count: int, cause: str) -> Step:
-    asked = int(draft.spec["accelerator"]["count"])
-    recovery = resized(draft.recovery, count, asked, cause, draft.now, iteration=draft.progress.iteration)
-    draft.set(recovery=recovery)
-    draft.set_recovery(outgoing_job=scene.job["metadata"]["uid"])
-    reason = _direction(scene.size * scene.per_node, count)
-    draft.notice(reason, f"laid out on {count} accelerators: {cause}")
-    _stopped(draft, reason, cause)
-    return Step(again=SOON, delete_job=scene.job)
+def _resize(status: StatusBuilder, snapshot: RunSnapshot, count: int, cause: str) -> Result:
+    requested = int(status.spec["accelerator"]["count"])
+    iteration = status.progress.iteration
+    status.set(recovery=resized(status.recovery, count, requested, cause, status.now, iteration=iteration))
+    status.set_recovery(outgoing_job=snapshot.job_uid)
+    reason = _direction(snapshot.accelerators, count)
+    status.add_event(reason, f"continues on {count} accelerators: {cause}")
+    _set_interrupted(status, reason, cause)
+    return wait(SOON, "the job is being resized", [DeleteJob(snapshot.existing_job)])
 
 
-def _stopped(draft: Draft, reason: str, cause: str) -> None:
-    draft.set(phase=Phase.RECOVERING)
-    draft.tell(Condition.RECOVERING, True, reason, cause)
-    draft.tell(Condition.RUNNING, False, reason, cause)
+def _set_interrupted(status: StatusBuilder, reason: Reason, cause: str) -> None:
+    status.set(phase=Phase.RECOVERING)
+    status.set_condition(Condition.RECOVERING, True, reason, cause)
+    status.set_condition(Condition.RUNNING, False, reason, cause)

@@ -1,41 +1,40 @@
-"""The one decision: wait, replace pods, avoid a node, resize, start the gang anew, or give up."""
+"""The recovery policy: wait, replace pods, avoid a node, resize, restart the gang, or fail."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from megatron_operator.lifecycle.backoff import backoff
-from megatron_operator.lifecycle.hang_detection import heard, stall
+from megatron_operator.lifecycle.hang_detection import answered_recently, hang_cause
 from megatron_operator.lifecycle.observation import HEARTBEAT_TRAINING, Observation, PodPhase, PodView
 
 UNREACHABLE_PATIENCE: Final = 30.0
-"""Seconds that a node may be unreachable, after Kubernetes noticed it (40 s and more), before its pods are
-given up: a kubelet that was only restarted is back by then."""
+"""Seconds that a node may be unreachable, after Kubernetes detected it (40 s or more), before its pods are
+force-deleted: a kubelet that was only restarted is back by then."""
 AVOIDED_PATIENCE: Final = 300.0
-"""Seconds that pods wait for a place before nodes that are avoided are taken again."""
-RESIZE_PAUSE: Final = 300.0
+"""Seconds that pods wait for capacity before avoided nodes are released."""
+RESIZE_INTERVAL: Final = 300.0
 """Least seconds between two resizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing is to be done."""
+    """Do nothing now."""
 
-    why: str
+    reason: str
     seconds: float | None = None
-    """Look again after that long; None: when something changes."""
+    """Decide again after that long; None: when something changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartGang:
-    """Delete all pods of the gang, or the job that has ended without need; made anew, they go on from the
-    checkpoint."""
+    """Delete all pods, or a job that ended early; the new ones continue from the checkpoint."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The budget is spent: release the accelerators."""
+    """The budget is spent: fail the run and release its accelerators."""
 
     cause: str
 
@@ -45,23 +44,23 @@ class ForceDelete:
     """Delete pods with a grace period of 0: no kubelet ends them, so the job would never replace them."""
 
     pods: tuple[str, ...]
-    """Whole names."""
+    """Full names."""
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class Avoid:
-    """Remember these nodes as avoided and have the job's pods made from now on keep off them."""
+    """Avoid these nodes: new pods of the job are not scheduled there."""
 
     nodes: tuple[str, ...]
     pods: tuple[str, ...]
-    """The gang's pods that are on them already and do not train: delete them, so that they move."""
+    """The gang's pods on these nodes that do not train; they are deleted so that they move."""
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseNodes:
-    """Avoid these nodes no longer, and forget their failures: a bad node is better than none."""
+    """No longer avoid these nodes, and reset their failures: a bad node is better than none."""
 
     nodes: tuple[str, ...]
     cause: str
@@ -69,7 +68,7 @@ class ReleaseNodes:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Lay the run out on another count of accelerators; its pods save a checkpoint as they end."""
+    """Continue on another count of accelerators; the pods save a checkpoint as they end."""
 
     count: int
     cause: str
@@ -79,79 +78,80 @@ Decision = Wait | RestartGang | Fail | ForceDelete | Avoid | ReleaseNodes | Resi
 
 
 def decide(observation: Observation) -> Decision:
-    """Cheapest first: ranks are restarted by the trainer, lost pods replaced by the training-operator.
+    """What to do about a run, cheapest remedy first.
 
-    What they cannot do is done here: pods of dead nodes are taken away, bad nodes avoided, a gang that is all
-    there and yet makes no progress is started anew, an elastic run is laid out on what there is.
+    The trainer restarts ranks and the training-operator replaces lost pods. What they cannot do is decided
+    here: force-delete the pods of lost nodes, avoid bad nodes, restart a gang that runs without progress,
+    resize an elastic run.
 
-    Total: every observation has a decision. None acts while pods are being deleted, but for those that nobody
-    else can end.
+    Every observation has a decision. While pods are being deleted, the only action is to force-delete those
+    that no kubelet ends.
     """
     history, limits = observation.history, observation.limits
-    if observation.ended and observation.left_early is not None:
-        return _restart(observation, observation.left_early)
+    if observation.ended and observation.early_exit is not None:
+        return _restart(observation, observation.early_exit)
     if observation.ended:
         return Wait("the job has ended")
     if any(pod.deleting for pod in observation.pods):
-        return _deleting(observation)
+        return _while_deleting(observation)
     if history.restarts_since_checkpoint > limits.max_restarts:
-        return Fail(_spent(observation, history.last_cause))
+        return Fail(_budget_spent(observation, history.last_cause))
     if (bad := _bad_nodes(observation)) is not None:
         return bad
     if any(pod.unreachable for pod in observation.pods):
-        return abandoned(observation.pods, observation.now)
+        return force_delete_or_wait(observation.pods, observation.now)
     if observation.waiting_since is not None:
-        return _without_place(observation, observation.waiting_since)
+        return _without_capacity(observation, observation.waiting_since)
     if len(observation.pods) < observation.size:
-        return Wait("pods are being made")
+        return Wait("pods are being created")
     if any(pod.phase is not PodPhase.RUNNING or pod.started is None for pod in observation.pods):
-        return Wait("not all pods run")
-    together = max(pod.started or 0.0 for pod in observation.pods)
-    cause = stall(observation, together)
+        return Wait("pods are starting")
+    running_since = max(pod.started or 0.0 for pod in observation.pods)
+    cause = hang_cause(observation, running_since)
     if cause is None:
-        return _grow(observation, together) or Wait("training goes on")
+        return _grow(observation, running_since) or Wait("the run trains")
     return _restart(observation, cause)
 
 
-def _restart(observation: Observation, cause: str) -> Decision:
-    """Start the gang anew, unless the budget is spent or the last restart was just now."""
-    history, limits = observation.history, observation.limits
-    if history.restarts_since_checkpoint >= limits.max_restarts:
-        return Fail(_spent(observation, cause))
-    pause = backoff(history.run_id, history.restarts_since_checkpoint)
-    # Never longer than the pause, should the operator's clock have been set back.
-    left = min((history.last_restart or 0.0) + pause - observation.now, pause)
-    if left > 0:
-        return Wait(f"back-off of {pause:.0f} s before the next restart", left)
-    return RestartGang(cause)
+def force_delete_or_wait(pods: tuple[PodView, ...], now: float) -> ForceDelete | Wait:
+    """Force-delete pods whose node has been unreachable for `UNREACHABLE_PATIENCE` seconds.
 
-
-def _deleting(observation: Observation) -> Decision:
-    pods = tuple(pod for pod in observation.pods if pod.deleting)
-    if any(pod.unreachable for pod in pods):
-        return abandoned(pods, observation.now)
-    return Wait("pods are being deleted")
-
-
-def abandoned(pods: tuple[PodView, ...], now: float) -> ForceDelete | Wait:
-    """Give up pods whose node has been away for long: the grace period waits for a kubelet that is gone.
-
-    Also for pods that a job left when it was deleted: while one is there, no other job can have its name.
+    Also for pods left over from a deleted job: no job of the same name can start while they exist.
     """
-    ripe: list[PodView] = []
+    abandoned: list[PodView] = []
     soonest = UNREACHABLE_PATIENCE
     for pod in pods:
         if pod.unreachable_since is None:
             continue
         left = pod.unreachable_since + UNREACHABLE_PATIENCE - now
         if left <= 0 or pod.overdue:
-            ripe.append(pod)
+            abandoned.append(pod)
         else:
             soonest = min(soonest, left)
-    if not ripe:
+    if not abandoned:
         return Wait("pods are being deleted, or their node is unreachable", soonest)
-    nodes = ", ".join(sorted({pod.node or "a node that is gone" for pod in ripe}))
-    return ForceDelete(tuple(pod.name for pod in ripe), f"{nodes}: unreachable")
+    nodes = ", ".join(sorted({pod.node or "a node that is gone" for pod in abandoned}))
+    return ForceDelete(tuple(pod.name for pod in abandoned), f"{nodes}: unreachable")
+
+
+def _restart(observation: Observation, cause: str) -> Decision:
+    """Restart the gang, unless the budget is spent or the last restart was too recent."""
+    history, limits = observation.history, observation.limits
+    if history.restarts_since_checkpoint >= limits.max_restarts:
+        return Fail(_budget_spent(observation, cause))
+    pause = backoff(history.run_id, history.restarts_since_checkpoint)
+    # Never longer than the pause, even if the operator's clock was set back.
+    left = min((history.last_restart or 0.0) + pause - observation.now, pause)
+    if left > 0:
+        return Wait(f"back-off of {pause:.0f} s before the next restart", left)
+    return RestartGang(cause)
+
+
+def _while_deleting(observation: Observation) -> Decision:
+    pods = tuple(pod for pod in observation.pods if pod.deleting)
+    if any(pod.unreachable for pod in pods):
+        return force_delete_or_wait(pods, observation.now)
+    return Wait("pods are being deleted")
 
 
 def _bad_nodes(observation: Observation) -> Avoid | None:
@@ -174,63 +174,61 @@ def _bad_nodes(observation: Observation) -> Avoid | None:
     return Avoid(tuple(bad), moving, f"{times} (recovery.nodes.avoidAfter {allowed})")
 
 
-def _without_place(observation: Observation, since: float) -> Decision:
-    """Pods have no place: take avoided nodes again, go on with fewer, or wait."""
+def _without_capacity(observation: Observation, since: float) -> Decision:
+    """Pods cannot be scheduled: release avoided nodes, shrink, or wait."""
     waited = observation.now - since
     later: list[float] = []
     if observation.releasable:
         if waited >= AVOIDED_PATIENCE:
             nodes = tuple(sorted(observation.releasable))
-            return ReleaseNodes(nodes, f"pods could not be placed elsewhere for {waited:.0f} s")
+            return ReleaseNodes(nodes, f"pods could not be scheduled elsewhere for {waited:.0f} s")
         later.append(AVOIDED_PATIENCE - waited)
     elastic, capacity = observation.limits.elastic, observation.capacity
-    if elastic is not None and capacity is not None and _fewer(capacity.fits, capacity.count):
-        ripe = max(
-            elastic.shrink_after - waited,
-            (observation.history.last_resize or 0.0) + RESIZE_PAUSE - observation.now,
-        )
-        if ripe <= 0:
-            assert capacity.fits is not None, "_fewer says so"
-            return Resize(
-                capacity.fits,
-                f"{capacity.fits} of {capacity.asked} accelerators could be had for {waited:.0f} s",
+    if elastic is not None and capacity is not None and capacity.fits is not None:
+        fits = capacity.fits
+        if fits < capacity.count:
+            left = max(
+                elastic.shrink_after - waited,
+                (observation.history.last_resize or 0.0) + RESIZE_INTERVAL - observation.now,
             )
-        later.append(ripe)
-    return Wait("pods wait for a place", min(later, default=None))
+            if left <= 0:
+                cause = (
+                    f"only {fits} of {capacity.requested} accelerators have been available for {waited:.0f} s"
+                )
+                return Resize(fits, cause)
+            later.append(left)
+    return Wait("pods wait for capacity", min(later, default=None))
 
 
-def _fewer(fits: int | None, count: int) -> bool:
-    return fits is not None and fits < count
-
-
-def _grow(observation: Observation, together: float) -> Decision | None:
-    """Take what has been free for long enough, while the training goes on and nothing else is up."""
+def _grow(observation: Observation, running_since: float) -> Decision | None:
+    """Use accelerators that have been free for long enough, while the run trains."""
     elastic, capacity = observation.limits.elastic, observation.capacity
     if elastic is None or capacity is None or capacity.larger is None or capacity.larger_since is None:
         return None
     if capacity.fits is None or capacity.fits < capacity.larger or capacity.larger <= capacity.count:
         return None
     history = observation.history
-    ripe = max(
+    due = max(
         capacity.larger_since + elastic.grow_after,
-        (history.last_resize or 0.0) + RESIZE_PAUSE,
+        (history.last_resize or 0.0) + RESIZE_INTERVAL,
         (history.last_restart or 0.0) + elastic.grow_after,
     )
-    if observation.now < ripe:
-        return Wait("training goes on; more accelerators are free", ripe - observation.now)
+    if observation.now < due:
+        return Wait("the run trains; more accelerators are free", due - observation.now)
     heartbeat = observation.heartbeat
-    if heartbeat is None or not _trains(observation) or (heartbeat.moved or 0.0) < together:
+    if heartbeat is None or not _trains(observation) or (heartbeat.moved or 0.0) < running_since:
         return None
     free = observation.now - capacity.larger_since
     return Resize(
-        capacity.larger, f"{capacity.larger} of {capacity.asked} accelerators have been free for {free:.0f} s"
+        capacity.larger,
+        f"{capacity.larger} of {capacity.requested} accelerators have been free for {free:.0f} s",
     )
 
 
 def _trains(observation: Observation) -> bool:
-    """Whether the gang as it is now was heard training just now."""
+    """Whether the gang as it is now has just reported that it trains."""
     heartbeat = observation.heartbeat
-    if heartbeat is None or heartbeat.phase != HEARTBEAT_TRAINING or not heard(observation):
+    if heartbeat is None or heartbeat.phase != HEARTBEAT_TRAINING or not answered_recently(observation):
         return False
     whole = len(observation.pods) == observation.size
     return whole and all(
@@ -239,7 +237,7 @@ def _trains(observation: Observation) -> bool:
     )
 
 
-def _spent(observation: Observation, cause: str | None) -> str:
+def _budget_spent(observation: Observation, cause: str | None) -> str:
     history = observation.history
     restarts, allowed = history.restarts_since_checkpoint, observation.limits.max_restarts
     first = history.first_cause or cause

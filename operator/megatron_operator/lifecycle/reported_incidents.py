@@ -1,126 +1,126 @@
-"""What the trainer tells of its incidents, brought together with what the operator saw. No I/O.
-
-The format is that of `/progress`: `incidents`, newest last, each written down when the pods met again.
-"""
+"""Incidents that the trainer reports, merged with those that the operator observed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from megatron_contract.incident import ReportedIncident
+from megatron_contract.progress import ProgressReport
 
 from megatron_operator.api.status import Incident, LostSeconds, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
-from megatron_operator.lifecycle.incidents import blamed
+from megatron_operator.lifecycle.incidents import count_node_failure
 
 KINDS: Final = {"rank": "rank", "pod": "pod", "hang": "hang", "loss": "loss", "store": "pod", "stop": "pod"}
-"""Kinds of the trainer to those of the status."""
-OPERATORS_OWN: Final = frozenset({"pod", "node", "gang", "resize"})
-ON_ITS_NODE: Final = frozenset({"rank", "hang", "loss"})
-"""Kinds after which the pod is still there, so that its node is known."""
-SKEW: Final = 60.0
-"""Seconds by which clocks of nodes and operator, and what they notice first, may differ."""
+"""Kinds in the trainer's report -> kinds in the status."""
+OBSERVED_KINDS: Final = frozenset({"pod", "node", "gang", "resize"})
+"""Kinds that the operator observes itself."""
+NODE_KNOWN_KINDS: Final = frozenset({"rank", "hang", "loss"})
+"""Kinds after which the pod still exists, so that its node is known."""
+CLOCK_SKEW: Final = 60.0
+"""Seconds by which the clocks of nodes and operator, and the moments of detection, may differ."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a pod of the gang is."""
+class PodPlacement:
+    """Where a pod of the gang runs."""
 
     pod: str
     """Without the job's name: `worker-3`."""
     node: str | None
     since: float = 0.0
-    """When the pod was bound to it, seconds since the epoch."""
+    """When the pod was bound to the node, seconds since the epoch."""
 
-    def was_there(self, at: float) -> bool:
-        """Whether it is this pod, not one that it replaced, that something at that time happened to."""
-        return self.since <= at
+    def existed_at(self, time: float) -> bool:
+        """Whether an incident at this time happened to this pod, not to one that it replaced."""
+        return self.since <= time
 
 
-def reported(
+def add_reported_incidents(
     recovery: RecoveryStatus,
-    incidents: Sequence[Mapping[str, Any]],
-    placement: Mapping[int, Place],
+    incidents: Sequence[ReportedIncident],
+    placement: Mapping[int, PodPlacement],
     *,
     bound_at: float | None,
     checkpoint: int | None,
 ) -> RecoveryStatus:
-    """Take in `incidents` of `/progress`; the same ones again change nothing.
+    """Add the `incidents` of a progress report; the same ones again change nothing.
 
-    One that the operator saw from outside (a pod replaced, a gang started anew) is the same incident, told
-    by both: it began between the trainer's noticing it and the pods' meeting.
+    An incident that the operator observed as well (a replaced pod, a gang restart) is not added twice: it
+    began between its detection by the trainer and the next rendezvous.
 
     Args:
-        placement: Pods of the gang now, by node rank.
-        bound_at: When the last of these pods got its node, seconds since the epoch; None while one has none.
+        incidents: Newest last.
+        placement: The gang's pods by node rank.
+        bound_at: When the last of these pods was bound, seconds since the epoch; None while one is not.
         checkpoint: Iteration of the newest checkpoint.
     """
-    for told in incidents:
-        if not isinstance(told.get("generation"), int) or not isinstance(told.get("detectedAt"), int | float):
-            continue
-        known = _known(recovery, told)
+    for report in incidents:
+        known = _matching(recovery, report)
         if known is None:
-            if _forgotten(recovery, told):
+            if _dropped_from_history(recovery, report):
                 continue
-            recovery = _new(recovery, told, placement, checkpoint)
+            recovery = _append(recovery, report, placement, checkpoint)
             known = incident_history.newest(recovery)
-            assert known is not None, "an incident has just been written"
-        recovery = _tell(recovery, known, told, placement, bound_at)
+            assert known is not None, "an incident has just been appended"
+        recovery = _update(recovery, known, report, placement, bound_at)
     return recovery
 
 
-def goodput(report: Mapping[str, Any], now: float) -> float | None:
-    """Step time of kept iterations over wall time since the first start, four digits; None when not told."""
-    useful, begun = report.get("usefulSeconds"), report.get("firstStartedAt")
-    if not isinstance(useful, int | float) or not isinstance(begun, int | float) or now <= begun:
+def goodput(report: ProgressReport, now: float) -> float | None:
+    """Step time of kept iterations over wall time since the first start, four digits; None when not known."""
+    useful, begun = report.useful_seconds, report.first_started_at
+    if useful is None or begun is None or now <= begun:
         return None
     return round(min(1.0, useful / (now - begun)), 4)
 
 
-def _known(recovery: RecoveryStatus, told: Mapping[str, Any]) -> Incident | None:
-    """The incident of the status that this one is."""
-    same = [each for each in recovery.history if each.generation == told["generation"]]
+def _matching(recovery: RecoveryStatus, report: ReportedIncident) -> Incident | None:
+    """The incident in the status that the report describes."""
+    same = [each for each in recovery.history if each.generation == report.generation]
     if same:
         return same[-1]
     for each in reversed(recovery.history):
-        if each.generation is not None and each.generation < told["generation"]:
+        if each.generation is not None and each.generation < report.generation:
             return None
-        if each.generation is None and each.kind in OPERATORS_OWN:
+        if each.generation is None and each.kind in OBSERVED_KINDS:
             began = seconds(each.time) or 0.0
-            met = told.get("metAt")
-            if told["detectedAt"] - SKEW <= began and (met is None or began <= met + SKEW):
+            before_rendezvous = report.met_at is None or began <= report.met_at + CLOCK_SKEW
+            if report.detected_at - CLOCK_SKEW <= began and before_rendezvous:
                 return each
     return None
 
 
-def _forgotten(recovery: RecoveryStatus, told: Mapping[str, Any]) -> bool:
-    """Whether it is older than what the status still keeps."""
-    generation = told["generation"]
+def _dropped_from_history(recovery: RecoveryStatus, report: ReportedIncident) -> bool:
+    """Whether the incident is older than the oldest one that the status keeps."""
+    generation = report.generation
     return any(each.generation is not None and each.generation > generation for each in recovery.history)
 
 
-def _new(
+def _append(
     recovery: RecoveryStatus,
-    told: Mapping[str, Any],
-    placement: Mapping[int, Place],
+    report: ReportedIncident,
+    placement: Mapping[int, PodPlacement],
     checkpoint: int | None,
 ) -> RecoveryStatus:
-    kind = KINDS.get(str(told.get("kind")), "pod")
-    place = _place(told, placement)
-    on_its_node = place is not None and kind in ON_ITS_NODE and place.was_there(told["detectedAt"])
-    node = place.node if place is not None and on_its_node else None
+    kind = KINDS.get(report.kind, "pod")
+    place = _placement_of(report, placement)
+    node_known = place is not None and kind in NODE_KNOWN_KINDS and place.existed_at(report.detected_at)
+    node = place.node if place is not None and node_known else None
     recovery = incident_history.append(
         recovery,
-        time=timestamp(told["detectedAt"]),
+        time=timestamp(report.detected_at),
         kind=kind,
-        cause=str(told.get("cause") or kind),
+        cause=report.cause or kind,
         pod=place and place.pod,
         node=node,
-        rank=told.get("rank"),
+        rank=report.rank,
     )
     if node is not None and kind != "loss":
-        recovery = blamed(recovery, node)
+        recovery = count_node_failure(recovery, node)
     if kind == "hang":
-        # Pods stay, so nothing else counts it; a hang that comes again and again must end.
+        # The pods stay, so nothing else counts a hang, and repeated hangs must spend the budget.
         cause = recovery.history[-1].cause
         before = recovery.restarts_since_checkpoint
         recovery = recovery.model_copy(
@@ -134,57 +134,53 @@ def _new(
     return recovery
 
 
-def _tell(
+def _update(
     recovery: RecoveryStatus,
     known: Incident,
-    told: Mapping[str, Any],
-    placement: Mapping[int, Place],
+    report: ReportedIncident,
+    placement: Mapping[int, PodPlacement],
     bound_at: float | None,
 ) -> RecoveryStatus:
-    resumed = told.get("resumedFrom")
-    iteration = told["iteration"] if isinstance(told.get("iteration"), int) else known.iteration
-    first = told.get("firstStepAt")
-    place = _place(told, placement)
+    resumed, first_step = report.resumed_from, report.first_step_at
+    iteration = known.iteration if report.iteration is None else report.iteration
+    place = _placement_of(report, placement)
     return incident_history.change(
         recovery,
         known.number,
-        generation=told["generation"],
-        cause=_cause(known, told),
+        generation=report.generation,
+        cause=_cause(known, report),
         iteration=iteration,
         resumed_from=resumed,
         lost_iterations=max(0, (iteration or 0) - (resumed or 0)),
         pod=known.pod or (place.pod if place is not None and known.kind != "gang" else None),
-        rank=known.rank if known.rank is not None else told.get("rank"),
-        seconds=_parts(known, told, bound_at),
-        recovered_at=known.recovered_at if first is None else timestamp(first),
+        rank=known.rank if known.rank is not None else report.rank,
+        seconds=_lost_seconds(known, report, bound_at),
+        recovered_at=known.recovered_at if first_step is None else timestamp(first_step),
     )
 
 
-def _place(told: Mapping[str, Any], placement: Mapping[int, Place]) -> Place | None:
-    rank = told.get("nodeRank")
-    return placement.get(rank) if isinstance(rank, int) else None
+def _placement_of(report: ReportedIncident, placement: Mapping[int, PodPlacement]) -> PodPlacement | None:
+    return None if report.node_rank is None else placement.get(report.node_rank)
 
 
-def _cause(known: Incident, told: Mapping[str, Any]) -> str:
-    """Who hung is known to the trainer alone."""
-    cause = str(told.get("cause") or "")
-    if known.kind != "gang" or told.get("kind") != "hang" or cause in known.cause:
+def _cause(known: Incident, report: ReportedIncident) -> str:
+    """Only the trainer knows which rank hung, so its cause completes that of a gang restart."""
+    if known.kind != "gang" or report.kind != "hang" or report.cause in known.cause:
         return known.cause
-    return f"{known.cause}; {cause}"[: incident_history.LONGEST_CAUSE]
+    return f"{known.cause}; {report.cause}"[: incident_history.LONGEST_CAUSE]
 
 
-def _parts(known: Incident, told: Mapping[str, Any], bound_at: float | None) -> LostSeconds:
-    parts = known.seconds
-    noticed, last, met = told["detectedAt"], told.get("lastStepAt"), told.get("metAt")
-    update: dict[str, float | None] = {"detect": _between(last, noticed)}
-    if parts.start is None and met is not None:
-        moved = known.kind in OPERATORS_OWN and bound_at is not None
-        bound = min(max(bound_at or 0.0, noticed), met) if moved else noticed
-        update |= {"schedule": _between(noticed, bound), "start": _between(bound, met)}
-    update["load"] = _between(met, told.get("firstStepAt"))
-    update["redo"] = _between(told.get("firstStepAt"), told.get("caughtUpAt"))
-    return parts.model_copy(update={name: value for name, value in update.items() if value is not None})
+def _lost_seconds(known: Incident, report: ReportedIncident, bound_at: float | None) -> LostSeconds:
+    detected, met = report.detected_at, report.met_at
+    update: dict[str, float | None] = {"detect": _duration(report.last_step_at, detected)}
+    if known.seconds.start is None and met is not None:
+        rescheduled = known.kind in OBSERVED_KINDS and bound_at is not None
+        bound = min(max(bound_at or 0.0, detected), met) if rescheduled else detected
+        update |= {"schedule": _duration(detected, bound), "start": _duration(bound, met)}
+    update["load"] = _duration(met, report.first_step_at)
+    update["redo"] = _duration(report.first_step_at, report.caught_up_at)
+    return known.seconds.model_copy(update={n: value for n, value in update.items() if value is not None})
 
 
-def _between(begin: float | None, end: float | None) -> float | None:
+def _duration(begin: float | None, end: float | None) -> float | None:
     return None if begin is None or end is None else round(max(0.0, end - begin), 2)

@@ -1,116 +1,189 @@
-"""What the cluster holds of one recipe's run, read at one moment."""
+"""What the cluster holds of one run at one moment, and the facts that follow from it."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from megatron_operator.api.times import seconds
-from megatron_operator.controller.node_reader import Node, node_of, overdue, unreachable_since
-from megatron_operator.controller.progress_poller import Reading, Target
-from megatron_operator.lifecycle import ForceDelete, PodEnd, PodPhase, PodView, abandoned, pod_end
-from megatron_operator.lifecycle.pod_termination import left_early
+from megatron_operator.lifecycle.node_state import NodeStatus, node_of, overdue, unreachable_since
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.observation import PodPhase, PodView
+from megatron_operator.lifecycle.pod_termination import PodEnd, ended_early, pod_end
+from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
+from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delete_or_wait
 from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.metadata import digest
+from megatron_operator.manifests.pytorchjob import JobPhase
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """The training job, its pods, what they say and what is said about them."""
+@dataclass(frozen=True)
+class RunSnapshot:
+    """The training job, its pods, what the pods report and what Kubernetes reports about them.
 
-    job: dict[str, Any]
-    pods: list[dict[str, Any]]
-    """By node rank."""
-    reading: Reading | None
-    ends: dict[str, PodEnd] = field(default_factory=dict)
-    """How pods that are gone ended, by name; a hint, for the operator may have been away."""
-    events: list[dict[str, Any]] = field(default_factory=list)
+    Everything is read once; the properties are computed once. Times are seconds since the epoch.
+    """
+
+    now: float
+    job: Object | None
+    pods: tuple[Object, ...] = ()
+    """Pods of this job, by node rank."""
+    leftover_pods: tuple[Object, ...] = ()
+    """Trainer pods of the recipe that belong to an earlier job."""
+    reading: ProgressReading | None = None
+    ends: Mapping[str, PodEnd] = field(default_factory=dict)
+    """How pods that are gone ended, by name. Incomplete when the operator was not running."""
+    events: tuple[Object, ...] = ()
     """Warnings about the job."""
-    nodes: dict[str, Node] = field(default_factory=dict)
-    """Where pods are being deleted; none where nodes may not be read."""
+    nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
+    """Nodes with pods that are being deleted; empty where nodes may not be read."""
+
+    def with_job(self, job: Object) -> "RunSnapshot":
+        """The same moment with the job that has just been created."""
+        return replace(self, job=job)
 
     @property
+    def existing_job(self) -> Object:
+        """The job, where the caller knows that there is one."""
+        assert self.job is not None, "the run has no job"
+        return self.job
+
+    @cached_property
     def name(self) -> str:
-        return str(self.job["metadata"]["name"])
+        """Name of the job."""
+        return str(self.existing_job["metadata"]["name"])
 
-    @property
-    def state(self) -> pytorchjob.JobState:
-        return pytorchjob.state(self.job)
+    @cached_property
+    def job_uid(self) -> str:
+        """UID of the job."""
+        return str(self.existing_job["metadata"]["uid"])
 
-    @property
+    @cached_property
+    def job_phase(self) -> JobPhase | None:
+        """The job's phase; None without a job."""
+        return None if self.job is None else pytorchjob.state(self.job).phase
+
+    @cached_property
+    def job_message(self) -> str | None:
+        """The message of the job's last condition."""
+        return pytorchjob.state(self.existing_job).message
+
+    @cached_property
+    def queue(self) -> str | None:
+        """The Kueue queue that the job waits in."""
+        labels = self.existing_job["metadata"].get("labels") or {}
+        return labels.get("kueue.x-k8s.io/queue-name")
+
+    @cached_property
     def size(self) -> int:
-        """Pods that the gang should have."""
-        replicas = self.job["spec"]["pytorchReplicaSpecs"].values()
+        """Number of pods in the gang."""
+        replicas = self.existing_job["spec"]["pytorchReplicaSpecs"].values()
         return sum(int(replica.get("replicas", 1)) for replica in replicas)
 
-    @property
+    @cached_property
     def per_node(self) -> int:
         """Accelerators of one pod."""
-        return int(self.job["spec"]["nprocPerNode"])
+        return int(self.existing_job["spec"]["nprocPerNode"])
 
-    @property
-    def staying(self) -> list[dict[str, Any]]:
+    @cached_property
+    def accelerators(self) -> int:
+        """Accelerators of the whole job."""
+        return self.size * self.per_node
+
+    @cached_property
+    def active_pods(self) -> tuple[Object, ...]:
         """Pods that are not being deleted."""
-        return [pod for pod in self.pods if not pod["metadata"].get("deletionTimestamp")]
+        return tuple(pod for pod in self.pods if not is_deleting(pod))
 
-    def views(self, now: float = 0.0) -> tuple[PodView, ...]:
-        """`now` matters to pods that are being deleted alone."""
-        return tuple(pod_view(pod, self.nodes.get(node_of(pod) or ""), now) for pod in self.pods)
+    @cached_property
+    def pod_views(self) -> tuple[PodView, ...]:
+        """The pods as the recovery policy sees them."""
+        return tuple(pod_view(pod, self.nodes.get(node_of(pod) or ""), self.now) for pod in self.pods)
 
-    def named(self, names: Collection[str]) -> list[dict[str, Any]]:
-        return [pod for pod in self.pods if pod["metadata"]["name"] in names]
+    @cached_property
+    def unscheduled_pods(self) -> tuple[Object, ...]:
+        """Active pods for which the scheduler has found no node."""
+        return tuple(
+            pod
+            for pod in self.active_pods
+            if node_of(pod) is None and _scheduled(pod).get("status") == "False"
+        )
 
-    def unplaced(self) -> list[dict[str, Any]]:
-        """Pods that no node has been found for, as the scheduler says."""
-        return [
-            pod for pod in self.staying if node_of(pod) is None and _scheduled(pod).get("status") == "False"
-        ]
-
-    def bound_at(self) -> float | None:
-        """When the last pod of the whole gang got its node, seconds since the epoch."""
-        known = [since for pod in self.staying if (since := bound_since(pod)) is not None]
+    @cached_property
+    def all_bound_at(self) -> float | None:
+        """When the last pod of the whole gang was bound to its node; None while one is not bound."""
+        known = [since for pod in self.active_pods if (since := bound_since(pod)) is not None]
         return max(known) if len(known) == self.size else None
 
-    def all_run(self) -> bool:
-        views = self.views()
+    @cached_property
+    def all_running(self) -> bool:
+        """Whether every pod of the gang is running and none is being deleted."""
+        views = self.pod_views
         return len(views) == self.size and all(
             view.phase is PodPhase.RUNNING and not view.deleting for view in views
         )
 
+    @cached_property
     def finishing(self) -> bool:
-        """Whether some pods have ended well and the others still run."""
-        phases = {view.phase for view in self.views()}
+        """Whether some pods have completed and the others are still running."""
+        phases = {view.phase for view in self.pod_views}
         done = PodPhase.SUCCEEDED in phases and phases <= {PodPhase.SUCCEEDED, PodPhase.RUNNING}
-        return done and len(self.pods) == self.size and not any(map(left_early, self.pods))
+        return done and len(self.pods) == self.size and not any(map(ended_early, self.pods))
 
-    def left_early(self) -> str | None:
-        """Why a job that calls itself Succeeded is not done: how its Master left; None where it is done.
+    @cached_property
+    def early_exit(self) -> str | None:
+        """Why a job in phase Succeeded is not complete: its Master exited early; None if it is complete.
 
-        A Master that is gone cannot be asked; then the job's word counts.
+        Without the Master's pod, the phase of the job counts.
         """
         master = next((pod for pod in self.pods if pytorchjob.node_rank(pod) == 0), None)
-        if self.state.phase is not pytorchjob.JobPhase.SUCCEEDED or master is None or not left_early(master):
+        if self.job_phase is not JobPhase.SUCCEEDED or master is None or not ended_early(master):
             return None
         end = pod_end(master, self.name)
         return None if end is None else end.cause
 
-    def together(self) -> float:
-        """When the youngest of the running pods began."""
-        return max((view.started or 0.0 for view in self.views()), default=0.0)
+    @cached_property
+    def running_since(self) -> float:
+        """When the youngest running pod started; 0 when none runs."""
+        return max((view.started or 0.0 for view in self.pod_views), default=0.0)
 
-    def heard(self) -> bool:
-        """Whether what was heard is of these pods, not of those before them."""
-        return self.reading is not None and self.reading.answered >= self.together()
+    @cached_property
+    def reading_is_current(self) -> bool:
+        """Whether the progress was reported by these pods, not by pods that they replaced."""
+        return self.reading is not None and self.reading.answered >= self.running_since
 
-    def targets(self) -> tuple[Target, ...]:
-        """Pods that can be asked for their progress."""
+    @cached_property
+    def gang_hash(self) -> str | None:
+        """Hash of the pods of the whole gang; None while one is missing."""
+        uids = sorted(pod["metadata"]["uid"] for pod in self.active_pods)
+        return digest(uids) if len(uids) == self.size else None
+
+    @cached_property
+    def progress_targets(self) -> tuple[ProgressTarget, ...]:
+        """Pods that serve /progress."""
         return tuple(
-            Target(pod["metadata"]["name"], pod["status"]["podIP"], pytorchjob.node_rank(pod))
-            for pod in self.staying
+            ProgressTarget(pod["metadata"]["name"], pod["status"]["podIP"], pytorchjob.node_rank(pod))
+            for pod in self.active_pods
             if (pod.get("status") or {}).get("podIP") and pod["status"].get("phase") == "Running"
         )
 
+    @cached_property
+    def deleting_pods(self) -> tuple[Object, ...]:
+        """Trainer pods of this or an earlier job that are being deleted."""
+        return tuple(pod for pod in (*self.pods, *self.leftover_pods) if is_deleting(pod))
+
+    @cached_property
+    def abandoned_pods(self) -> tuple[Object, ...]:
+        """Trainer pods of this or an earlier job that only a forced deletion ends."""
+        return abandoned_pods(self.deleting_pods, self.nodes, self.now)
+
+    def pods_named(self, names: Collection[str]) -> tuple[Object, ...]:
+        """The pods with these names."""
+        return tuple(pod for pod in self.pods if pod["metadata"]["name"] in names)
+
 
 def bound_since(pod: Mapping[str, Any]) -> float | None:
-    """When a pod got its node, seconds since the epoch; None before."""
+    """When a pod was bound to its node, seconds since the epoch; None before."""
     return None if node_of(pod) is None else seconds(_scheduled(pod).get("lastTransitionTime"))
 
 
@@ -119,22 +192,22 @@ def _scheduled(pod: Mapping[str, Any]) -> dict[str, Any]:
     return next((dict(c) for c in conditions if c.get("type") == "PodScheduled"), {})
 
 
-def given_up(pods: Iterable[dict[str, Any]], nodes: Mapping[str, Node], now: float) -> list[dict[str, Any]]:
-    """Of pods that nobody needs any more, those that only a deletion by force ends.
+def abandoned_pods(pods: Iterable[Object], nodes: Mapping[str, NodeStatus], now: float) -> tuple[Object, ...]:
+    """Of pods that are no longer needed, those that only a forced deletion ends.
 
-    A silent kubelet counts no grace period, so nothing is gained by waiting for its end. Should the pod still
-    run there, its launcher sees that it was replaced and writes nothing more.
+    A kubelet that cannot be reached counts no grace period, so waiting for its end gains nothing. If the pod
+    still runs there, its launcher notices that it was replaced and stops writing.
     """
-    ending = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
-    views = tuple(pod_view(pod, nodes.get(node_of(pod) or ""), now) for pod in ending)
-    decision = abandoned(views, now)
+    deleting = [pod for pod in pods if is_deleting(pod)]
+    views = tuple(pod_view(pod, nodes.get(node_of(pod) or ""), now) for pod in deleting)
+    decision = force_delete_or_wait(views, now)
     if not isinstance(decision, ForceDelete):
-        return []
-    return [pod for pod in ending if pod["metadata"]["name"] in decision.pods]
+        return ()
+    return tuple(pod for pod in deleting if pod["metadata"]["name"] in decision.pods)
 
 
-def pod_view(pod: dict[str, Any], node: Node | None, now: float) -> PodView:
-    """A pod as recovery sees it."""
+def pod_view(pod: Object, node: NodeStatus | None, now: float) -> PodView:
+    """A pod as the recovery policy sees it. `now` is in seconds since the epoch."""
     status = pod.get("status") or {}
     started = status.get("startTime")
     for state in status.get("containerStatuses") or []:
@@ -145,9 +218,9 @@ def pod_view(pod: dict[str, Any], node: Node | None, now: float) -> PodView:
     return PodView(
         node_rank=pytorchjob.node_rank(pod),
         phase=PodPhase(phase) if phase in set(PodPhase) else PodPhase.PENDING,
-        # Times are told in whole seconds: what was heard within that one may be of the pod before.
+        # Kubernetes writes whole seconds: a report of the same second may come from the previous pod.
         started=None if began is None else began + 1.0,
-        deleting=bool(pod["metadata"].get("deletionTimestamp")),
+        deleting=is_deleting(pod),
         name=pod["metadata"]["name"],
         node=node_of(pod),
         overdue=overdue(pod, now),

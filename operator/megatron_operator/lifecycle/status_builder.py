@@ -1,12 +1,13 @@
-"""A recipe as it is looked at: its body, and the status that is being written anew."""
+"""The status of one recipe under construction, with the recipe that it belongs to."""
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import API_VERSION, KIND
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import (
     CheckpointStatus,
     MegatronRecipeStatus,
@@ -15,14 +16,26 @@ from megatron_operator.api.status import (
     RecoveryStatus,
 )
 from megatron_operator.api.times import timestamp
-from megatron_operator.controller.workqueue import Key
 
 LONGEST_MESSAGE: Final = 4096
+"""Characters of a condition's message."""
+LONGEST_EVENT: Final = 1000
+"""Characters of an Event's message."""
+
+
+class RecipeKey(NamedTuple):
+    """Namespace and name of a MegatronRecipe."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """A Kubernetes Event to be posted once the status is written."""
+class RecipeEvent:
+    """A Kubernetes Event to post once the status is written."""
 
     reason: str
     message: str
@@ -30,103 +43,139 @@ class Notice:
 
 
 @dataclass(slots=True)
-class Draft:
-    """What is known of a recipe at one look, and what its status will say."""
+class StatusBuilder:
+    """A recipe as it was read, the status that will be written, and the Events to post afterwards."""
 
     body: dict[str, Any]
+    """The MegatronRecipe."""
     now: float
-    status: MegatronRecipeStatus
-    notices: list[Notice] = field(default_factory=list)
+    """Seconds since the epoch, by the API server's clock."""
+    current: MegatronRecipeStatus
+    """The status so far."""
+    events: list[RecipeEvent] = field(default_factory=list)
 
     @classmethod
-    def of(cls, body: dict[str, Any], now: float) -> "Draft":
-        """A status that another version wrote and this one cannot read is begun anew."""
+    def of(cls, body: dict[str, Any], now: float) -> "StatusBuilder":
+        """Start from the recipe's own status; one that this version cannot parse is discarded."""
         try:
-            status = MegatronRecipeStatus.model_validate(body.get("status") or {})
+            current = MegatronRecipeStatus.model_validate(body.get("status") or {})
         except ValidationError:
-            status = MegatronRecipeStatus()
-        return cls(body, now, status)
+            current = MegatronRecipeStatus()
+        return cls(body, now, current)
 
     @property
-    def key(self) -> Key:
-        return Key(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
+    def key(self) -> RecipeKey:
+        """Namespace and name."""
+        return RecipeKey(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
 
     @property
     def uid(self) -> str:
+        """UID of the recipe."""
         return str(self.body["metadata"]["uid"])
 
     @property
     def generation(self) -> int:
+        """Generation of the spec."""
         return int(self.body["metadata"]["generation"])
 
     @property
+    def edited(self) -> bool:
+        """Whether the spec has a generation that the status does not reflect yet."""
+        return self.current.observed_generation != self.generation
+
+    @property
     def spec(self) -> dict[str, Any]:
+        """The spec as JSON, not validated."""
         return dict(self.body.get("spec") or {})
 
     @property
     def suspended(self) -> bool:
+        """`spec.suspend`."""
         return bool(self.spec.get("suspend"))
 
     @property
     def phase(self) -> str | None:
-        return self.status.phase
+        """`status.phase`."""
+        return self.current.phase
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has succeeded or failed."""
+        return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
 
     @property
     def recovery(self) -> RecoveryStatus:
-        return self.status.recovery or RecoveryStatus()
+        """`status.recovery`."""
+        return self.current.recovery or RecoveryStatus()
 
     @property
     def progress(self) -> Progress:
-        return self.status.progress or Progress()
+        """`status.progress`."""
+        return self.current.progress or Progress()
 
     @property
     def checkpoint(self) -> CheckpointStatus:
-        return self.status.checkpoint or CheckpointStatus()
+        """`status.checkpoint`."""
+        return self.current.checkpoint or CheckpointStatus()
 
     def set(self, **changes: Any) -> None:
-        """Change fields of the status."""
-        self.status = self.status.model_copy(update=changes)
+        """Set fields of the status."""
+        self.current = self.current.model_copy(update=changes)
 
     def set_recovery(self, **changes: Any) -> None:
+        """Set fields of `status.recovery`."""
         self.set(recovery=self.recovery.model_copy(update=changes))
 
+    def observe_generation(self) -> None:
+        """Record that the status reflects the spec as it is."""
+        self.set(observed_generation=self.generation)
+
     def condition(self, kind: Condition) -> RecipeCondition | None:
-        return next((c for c in self.status.conditions if c.type == kind), None)
+        """The condition of this type; None when it is not set."""
+        return next((c for c in self.current.conditions if c.type == kind), None)
 
     def is_true(self, kind: Condition) -> bool:
+        """Whether the condition of this type is set and True."""
         condition = self.condition(kind)
         return condition is not None and condition.status == "True"
 
-    def tell(self, kind: Condition, status: bool | None, reason: str, message: str = "") -> None:
-        """Set a condition; its time moves only when its status does."""
+    def set_condition(self, kind: Condition, status: bool | None, reason: Reason, message: str = "") -> None:
+        """Set a condition; its lastTransitionTime changes only when its status does."""
         text = {True: "True", False: "False", None: "Unknown"}[status]
         old = self.condition(kind)
-        moved = timestamp(self.now) if old is None or old.status != text else old.last_transition_time
+        since = timestamp(self.now) if old is None or old.status != text else old.last_transition_time
         new = RecipeCondition(
             type=kind,
             status=text,
             reason=reason,
             message=message[:LONGEST_MESSAGE],
-            last_transition_time=moved,
+            last_transition_time=since,
             observed_generation=self.generation,
         )
-        if old is not None and new.model_copy(update={"observed_generation": old.observed_generation}) == old:
-            new = old.model_copy(update={"observed_generation": self.generation})
-        conditions = [new if c.type == kind else c for c in self.status.conditions]
+        conditions = [new if c.type == kind else c for c in self.current.conditions]
         self.set(conditions=conditions if old is not None else [*conditions, new])
 
-    def clear(self, *kinds: Condition) -> None:
-        """Take conditions back that no longer say anything."""
-        self.set(conditions=[c for c in self.status.conditions if c.type not in kinds])
+    def remove_conditions(self, *kinds: Condition) -> None:
+        """Remove conditions that no longer apply."""
+        self.set(conditions=[c for c in self.current.conditions if c.type not in kinds])
 
-    def notice(self, reason: str, message: str, *, warning: bool = False) -> None:
-        self.notices.append(Notice(reason, message[:1000], warning))
+    def add_event(self, reason: str, message: str, *, warning: bool = False) -> None:
+        """Post an Event once the status is written."""
+        self.events.append(RecipeEvent(reason, message[:LONGEST_EVENT], warning))
+
+    def fail(self, reason: Reason, cause: str) -> None:
+        """End the run until its spec changes."""
+        self.set(phase=Phase.FAILED)
+        self.set_condition(Condition.RUNNING, False, reason, cause)
+        self.set_condition(Condition.FAILED, True, reason, cause)
+        self.add_event(reason, cause, warning=True)
 
     def changed(self) -> bool:
-        return self.status.wire() != (self.body.get("status") or {})
+        """Whether the status differs from the one that was read."""
+        return self.current.wire() != (self.body.get("status") or {})
 
     def patch(self) -> dict[str, Any]:
-        """For a server-side apply of the status, only onto the version that was looked at."""
+        """The body for a server-side apply of the status; it only applies to the version that was read."""
         metadata = self.body["metadata"]
         return {
             "apiVersion": API_VERSION,
@@ -137,12 +186,5 @@ class Draft:
                 "uid": metadata["uid"],
                 "resourceVersion": metadata["resourceVersion"],
             },
-            "status": self.status.wire(),
+            "status": self.current.wire(),
         }
-
-    def fail(self, reason: str, cause: str) -> None:
-        """The run is over until its spec changes."""
-        self.set(phase=Phase.FAILED)
-        self.tell(Condition.RUNNING, False, reason, cause)
-        self.tell(Condition.FAILED, True, reason, cause)
-        self.notice(reason, cause, warning=True)

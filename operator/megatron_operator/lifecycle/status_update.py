@@ -1,221 +1,225 @@
-"""What the status says of a job that runs: replaced pods, obstacles, its end. No I/O."""
+"""From a snapshot of a running job to the status: replaced pods, obstacles, progress, the end of the run."""
 
-from typing import Any, Final
+from typing import Final
 
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
-from megatron_operator.lifecycle import PodEnd, Replaced, checkpoint_saved, pod_end, pods_replaced, trained
 from megatron_operator.lifecycle.incident_history import unrecovered
-from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_PLACE, Diagnosis, diagnose
-from megatron_operator.lifecycle.pod_termination import last_words, short_name
-from megatron_operator.lifecycle.progress_report import TRAINING_PHASES, absorb, display
-from megatron_operator.lifecycle.snapshot import Scene
-from megatron_operator.lifecycle.status_builder import Draft
-from megatron_operator.manifests.metadata import digest
+from megatron_operator.lifecycle.incidents import PodReplacement, checkpoint_saved, pods_replaced, recovered
+from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY, Diagnosis, diagnose
+from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end, short_name, termination_message
+from megatron_operator.lifecycle.progress_status import TRAINING_PHASES, display, update_progress
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.pytorchjob import JobPhase
 
 REASONS: Final = {
-    "rank": "RankRestarted",
-    "pod": "PodsReplaced",
-    "node": "NodeLost",
-    "gang": "GangRestarted",
-    "hang": "HangFound",
-    "loss": "LossRolledBack",
+    "rank": Reason.RANK_RESTARTED,
+    "pod": Reason.PODS_REPLACED,
+    "node": Reason.NODE_LOST,
+    "gang": Reason.GANG_RESTARTED,
+    "hang": Reason.HANG_FOUND,
+    "loss": Reason.LOSS_ROLLED_BACK,
 }
-"""Of the condition Recovering and of Events, by kind of incident; a resize says Shrunk or Grown itself."""
+"""Kind of incident -> reason of the condition Recovering and of Events. A resize sets Shrunk or Grown."""
 
 
-def follow(draft: Draft, scene: Scene) -> None:
-    """Bring the status up to what is seen."""
-    reached = draft.progress.iteration
-    absorb(draft, scene)
-    state = scene.state
-    if (early := scene.left_early()) is not None:
-        draft.tell(Condition.RUNNING, False, "LeftEarly", early)
-    elif state.phase is JobPhase.SUCCEEDED:
-        _succeed(draft, scene)
-    elif state.phase is JobPhase.FAILED:
-        draft.fail("JobFailed", _culprit(scene) or state.message or "the training job failed")
-    elif state.phase is JobPhase.SUSPENDED:
-        queue = scene.job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
-        waiting = f"waits for admission by queue {queue}" if queue else "the job is suspended"
-        draft.set(phase=Phase.PENDING)
-        draft.set_recovery(waiting_since=None)
-        draft.tell(Condition.RUNNING, False, "Queued", waiting)
+def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    """Bring the status of a run with a job up to the snapshot."""
+    reached = status.progress.iteration
+    update_progress(status, snapshot)
+    if snapshot.early_exit is not None:
+        status.set_condition(Condition.RUNNING, False, Reason.LEFT_EARLY, snapshot.early_exit)
+    elif snapshot.job_phase is JobPhase.SUCCEEDED:
+        _set_succeeded(status, snapshot)
+    elif snapshot.job_phase is JobPhase.FAILED:
+        cause = _failure_cause(snapshot) or snapshot.job_message or "the training job failed"
+        status.fail(Reason.JOB_FAILED, cause)
+    elif snapshot.job_phase is JobPhase.SUSPENDED:
+        waiting = (
+            f"waits for admission by queue {snapshot.queue}" if snapshot.queue else "the job is suspended"
+        )
+        status.set(phase=Phase.PENDING)
+        status.set_recovery(waiting_since=None)
+        status.set_condition(Condition.RUNNING, False, Reason.QUEUED, waiting)
     else:
-        draft.set(recovery=checkpoint_saved(draft.recovery, draft.checkpoint.iteration))
-        count_replacements(draft, scene, reached)
-        _show_pods(draft, scene)
+        status.set(recovery=checkpoint_saved(status.recovery, status.checkpoint.iteration))
+        _count_replacements(status, snapshot, reached)
+        _set_running(status, snapshot)
 
 
-def newcomers(recovery: RecoveryStatus, scene: Scene) -> list[dict[str, Any]]:
-    """Pods that took the place of others: younger than any that was there when the gang was whole."""
-    staying = scene.staying
+def replacement_pods(recovery: RecoveryStatus, snapshot: RunSnapshot) -> tuple[Object, ...]:
+    """Pods that replaced others: created after every pod of the gang that was last complete."""
+    active = snapshot.active_pods
     if recovery.pods_as_of is None:
-        return []
-    fresh = [pod for pod in staying if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of]
-    gang = _gang(scene)
-    if not fresh and gang is not None and recovery.gang not in (None, gang):
-        # Replaced within the second in which the others were made, which the API server's times do not tell.
-        return [pod for pod in staying if pod["metadata"]["name"] in scene.ends][:1] or staying[-1:]
-    return fresh
+        return ()
+    new = tuple(pod for pod in active if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of)
+    if not new and snapshot.gang_hash is not None and recovery.gang not in (None, snapshot.gang_hash):
+        # Replaced in the second in which the others were created; the API server's times are whole seconds.
+        known = tuple(pod for pod in active if pod["metadata"]["name"] in snapshot.ends)
+        return known[:1] or active[-1:]
+    return new
 
 
-def count_replacements(draft: Draft, scene: Scene, reached: int | None) -> None:
-    """Count pods that took the place of others, once each; `reached` is the iteration known before this look.
+def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: int | None) -> None:
+    """Count pods that replaced others, once each.
 
-    The pods may have come together again by now, so what they say is of the time after.
+    `reached` is the iteration in the status before this reconcile: the new pods may have completed the
+    rendezvous by now, so what they report is from after the replacement.
     """
-    recovery, staying, gang = draft.recovery, scene.staying, _gang(scene)
-    if not staying:
+    recovery, active, gang = status.recovery, snapshot.active_pods, snapshot.gang_hash
+    if not active:
         return
-    newest = max(pod["metadata"]["creationTimestamp"] for pod in staying)
+    newest = max(pod["metadata"]["creationTimestamp"] for pod in active)
     if recovery.pods_as_of is None:
-        old = [p for p in staying if p["metadata"]["creationTimestamp"] <= (recovery.restart_before or "")]
+        old = [p for p in active if p["metadata"]["creationTimestamp"] <= (recovery.restart_before or "")]
         if gang is not None and not old:
-            draft.set_recovery(pods_as_of=newest, gang=gang)
+            status.set_recovery(pods_as_of=newest, gang=gang)
         return
-    fresh = newcomers(recovery, scene)
-    if not fresh:
+    new = replacement_pods(recovery, snapshot)
+    if not new:
         if gang is not None and recovery.gang is None:
-            draft.set_recovery(gang=gang)
+            status.set_recovery(gang=gang)
         return
     replaced = [
-        Replaced(short_name(pod, scene.name), scene.ends.get(pod["metadata"]["name"])) for pod in fresh
+        PodReplacement(short_name(pod, snapshot.name), snapshot.ends.get(pod["metadata"]["name"]))
+        for pod in new
     ]
     counted = pods_replaced(
         recovery,
         replaced,
-        draft.now,
-        checkpoint=draft.checkpoint.iteration,
+        status.now,
+        checkpoint=status.checkpoint.iteration,
         iteration=reached,
     )
-    draft.set(recovery=counted.model_copy(update={"pods_as_of": newest, "gang": gang}))
+    status.set(recovery=counted.model_copy(update={"pods_as_of": newest, "gang": gang}))
 
 
-def _gang(scene: Scene) -> str | None:
-    """Which pods the whole gang is made of; None while one is missing."""
-    uids = sorted(pod["metadata"]["uid"] for pod in scene.staying)
-    return digest(uids) if len(uids) == scene.size else None
-
-
-def _show_pods(draft: Draft, scene: Scene) -> None:
-    if scene.finishing():
+def _set_running(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    """Set phase and conditions of a job that has not ended."""
+    if snapshot.finishing:
         return
-    _show_incident(draft)
-    found = diagnose(scene.staying, scene.events, scene.name)
-    _note_waiting(draft, scene, found)
-    if not scene.all_run():
-        ran = draft.is_true(Condition.RUNNING)
-        obstacle = found or _incomplete(scene)
-        draft.tell(Condition.RUNNING, False, obstacle.reason, obstacle.message)
-        if ran and not draft.is_true(Condition.RECOVERING):
-            draft.tell(Condition.RECOVERING, True, "PodsLost", _present_cause(scene) or obstacle.message)
-        recovering = draft.is_true(Condition.RECOVERING)
-        draft.set(phase=Phase.RECOVERING if recovering else Phase.STARTING)
+    _set_recovering(status)
+    diagnosis = diagnose(snapshot.active_pods, snapshot.events, snapshot.name)
+    _set_waiting_since(status, snapshot, diagnosis)
+    if not snapshot.all_running:
+        _set_pods_not_running(status, snapshot, diagnosis or _starting(snapshot))
         return
-    if scene.reading is None or not scene.heard():
-        _show_silent(draft)
+    if snapshot.reading is None or not snapshot.reading_is_current:
+        _set_no_progress_known(status)
         return
-    report = scene.reading.report
-    phase = str(report.get("phase"))
-    if phase in TRAINING_PHASES and _gets_on(draft):
-        draft.tell(Condition.RUNNING, True, "Training", "")
-        draft.set(recovery=trained(draft.recovery, draft.now, resumed_from=report.get("resumedFrom")))
-        _recovered(draft)
-        draft.set(phase=Phase.TRAINING)
+    report = snapshot.reading.report
+    if report.phase in TRAINING_PHASES and _trains_since_incident(status):
+        status.set_condition(Condition.RUNNING, True, Reason.TRAINING, "")
+        status.set(recovery=recovered(status.recovery, status.now, resumed_from=report.resumed_from))
+        _set_recovered(status)
+        status.set(phase=Phase.TRAINING)
         return
-    recovering = draft.is_true(Condition.RECOVERING)
-    draft.tell(Condition.RUNNING, True, "PodsRunning", f"all pods run; phase {phase}")
-    draft.set(phase=Phase.RECOVERING if recovering else Phase.STARTING)
+    status.set_condition(Condition.RUNNING, True, Reason.PODS_RUNNING, f"all pods run; phase {report.phase}")
+    _set_starting_or_recovering(status)
 
 
-def _show_incident(draft: Draft) -> None:
-    """What the run has not come back from yet, whoever told it."""
-    open_ = unrecovered(draft.recovery)
+def _set_recovering(status: StatusBuilder) -> None:
+    """Report the incident that the run has not recovered from yet, whoever detected it."""
+    open_ = unrecovered(status.recovery)
     if open_ is not None and open_.kind in REASONS:
-        draft.tell(Condition.RECOVERING, True, REASONS[open_.kind], open_.cause)
+        status.set_condition(Condition.RECOVERING, True, REASONS[open_.kind], open_.cause)
 
 
-def _note_waiting(draft: Draft, scene: Scene, found: Diagnosis | None) -> None:
-    """Remember since when pods have had no place; they have one when the whole gang is bound."""
-    if scene.bound_at() is not None:
-        draft.set_recovery(waiting_since=None)
-    elif draft.recovery.waiting_since is None and found is not None and found.reason in WITHOUT_PLACE:
-        draft.set_recovery(waiting_since=timestamp(draft.now))
+def _set_waiting_since(status: StatusBuilder, snapshot: RunSnapshot, diagnosis: Diagnosis | None) -> None:
+    """Record since when pods wait for capacity; the wait ends when the whole gang is bound."""
+    if snapshot.all_bound_at is not None:
+        status.set_recovery(waiting_since=None)
+    elif status.recovery.waiting_since is None and diagnosis and diagnosis.reason in WITHOUT_CAPACITY:
+        status.set_recovery(waiting_since=timestamp(status.now))
 
 
-def _gets_on(draft: Draft) -> bool:
-    """Whether an iteration was done since the last incident: pods that survived it may not know of it yet."""
-    open_, progress = unrecovered(draft.recovery), draft.progress
+def _set_pods_not_running(status: StatusBuilder, snapshot: RunSnapshot, obstacle: Diagnosis) -> None:
+    was_running = status.is_true(Condition.RUNNING)
+    status.set_condition(Condition.RUNNING, False, obstacle.reason, obstacle.message)
+    if was_running and not status.is_true(Condition.RECOVERING):
+        cause = _interruption_cause(snapshot) or obstacle.message
+        status.set_condition(Condition.RECOVERING, True, Reason.PODS_LOST, cause)
+    _set_starting_or_recovering(status)
+
+
+def _trains_since_incident(status: StatusBuilder) -> bool:
+    """Whether an iteration completed since the last incident: surviving pods may not have noticed it yet."""
+    open_, progress = unrecovered(status.recovery), status.progress
     if open_ is None:
         return True
-    moved = (seconds(progress.time) or 0.0) >= (seconds(open_.time) or 0.0)
-    return moved and progress.iteration != open_.iteration
+    later = (seconds(progress.time) or 0.0) >= (seconds(open_.time) or 0.0)
+    return later and progress.iteration != open_.iteration
 
 
-def _show_silent(draft: Draft) -> None:
-    """All pods run and were not heard yet: they are new, or the operator is, or they are out of reach."""
-    never_heard = draft.progress.iteration is None
-    if never_heard:
-        draft.set(recovery=trained(draft.recovery, draft.now, resumed_from=None))
-        _recovered(draft)
-    recovering = draft.is_true(Condition.RECOVERING)
-    if draft.phase == Phase.TRAINING and not recovering and not never_heard:
+def _set_no_progress_known(status: StatusBuilder) -> None:
+    """All pods run and none has answered yet: they are new, the operator is new, or they are unreachable."""
+    never_reported = status.progress.iteration is None
+    if never_reported:
+        status.set(recovery=recovered(status.recovery, status.now, resumed_from=None))
+        _set_recovered(status)
+    recovering = status.is_true(Condition.RECOVERING)
+    if status.phase == Phase.TRAINING and not recovering and not never_reported:
         return
-    draft.tell(Condition.RUNNING, True, "PodsRunning", "all pods run; no progress is known yet")
-    draft.set(phase=Phase.RECOVERING if recovering else Phase.STARTING)
+    status.set_condition(
+        Condition.RUNNING, True, Reason.PODS_RUNNING, "all pods run; no progress is known yet"
+    )
+    _set_starting_or_recovering(status)
 
 
-def _recovered(draft: Draft) -> None:
-    if draft.is_true(Condition.RECOVERING):
-        draft.tell(Condition.RECOVERING, False, "Recovered", draft.recovery.last_cause or "")
+def _set_starting_or_recovering(status: StatusBuilder) -> None:
+    status.set(phase=Phase.RECOVERING if status.is_true(Condition.RECOVERING) else Phase.STARTING)
 
 
-def _incomplete(scene: Scene) -> Diagnosis:
-    running = sum(pod.get("status", {}).get("phase") == "Running" for pod in scene.staying)
-    return Diagnosis("PodsStarting", f"{running} of {scene.size} pods run")
+def _set_recovered(status: StatusBuilder) -> None:
+    if status.is_true(Condition.RECOVERING):
+        status.set_condition(Condition.RECOVERING, False, Reason.RECOVERED, status.recovery.last_cause or "")
 
 
-def _present_cause(scene: Scene) -> str | None:
-    return _first_cause([*scene.ends.values(), *(pod_end(pod, scene.name) for pod in scene.pods)])
+def _starting(snapshot: RunSnapshot) -> Diagnosis:
+    running = sum(pod.get("status", {}).get("phase") == "Running" for pod in snapshot.active_pods)
+    return Diagnosis(Reason.PODS_STARTING, f"{running} of {snapshot.size} pods run")
+
+
+def _interruption_cause(snapshot: RunSnapshot) -> str | None:
+    return _first_cause([*snapshot.ends.values(), *(pod_end(pod, snapshot.name) for pod in snapshot.pods)])
 
 
 def _first_cause(ends: list[PodEnd | None]) -> str | None:
-    """The one that began it: whoever only lost a peer did not."""
+    """The cause of the first pod that did not only lose a peer."""
     known = sorted((end for end in ends if end is not None), key=lambda end: not end.own_fault)
     return known[0].cause if known else None
 
 
-def _culprit(scene: Scene) -> str | None:
-    """Why the job failed: the pod whose exit code is one that is not tried again."""
-    ends = [end for pod in scene.pods if (end := pod_end(pod, scene.name)) is not None]
-    ends += scene.ends.values()
+def _failure_cause(snapshot: RunSnapshot) -> str | None:
+    """Why the job failed: the end of the pod whose exit code is not retried."""
+    ends = [end for pod in snapshot.pods if (end := pod_end(pod, snapshot.name)) is not None]
+    ends += snapshot.ends.values()
     final = [end for end in ends if end.exit_code is not None and 0 < end.exit_code < 128]
     return _first_cause([*final, *ends])
 
 
-def _succeed(draft: Draft, scene: Scene) -> None:
-    words = next((said for pod in scene.pods if (said := last_words(pod))), {})
-    total = draft.progress.train_iters or (draft.status.plan.train_iters if draft.status.plan else None)
-    # A trainer ends well only after its last iteration; what it last reported may be the one before.
-    iteration = total or words.get("iteration") or draft.progress.iteration
+def _set_succeeded(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    message = next((found for pod in snapshot.pods if (found := termination_message(pod))), None)
+    plan = status.current.plan
+    total = status.progress.train_iters or (plan.train_iters if plan else None)
+    # A trainer completes after its last iteration only; its last report may be of the one before.
+    iteration = total or (message and message.iteration) or status.progress.iteration
     update = {"iteration": iteration, "display": display(iteration, total), "eta": None}
-    draft.set(progress=draft.progress.model_copy(update=update))
-    if words.get("checkpointIteration") is not None:
-        newest = {"iteration": words["checkpointIteration"]}
-        draft.set(checkpoint=draft.checkpoint.model_copy(update=newest))
-    told = draft.is_true(Condition.SUCCEEDED)
-    draft.set(phase=Phase.SUCCEEDED)
-    draft.set(recovery=trained(draft.recovery, draft.now, resumed_from=_resumed_from(scene)))
-    message = "" if iteration is None else f"all {iteration} iterations are done"
-    draft.tell(Condition.RUNNING, False, "Succeeded", message)
-    _recovered(draft)
-    draft.tell(Condition.SUCCEEDED, True, "Succeeded", message)
-    if not told:
-        draft.notice("Succeeded", message or "the run is done")
-
-
-def _resumed_from(scene: Scene) -> int | None:
-    return None if scene.reading is None else scene.reading.report.get("resumedFrom")
+    status.set(progress=status.progress.model_copy(update=update))
+    if message is not None and message.checkpoint_iteration is not None:
+        newest = {"iteration": message.checkpoint_iteration}
+        status.set(checkpoint=status.checkpoint.model_copy(update=newest))
+    known = status.is_true(Condition.SUCCEEDED)
+    resumed_from = None if snapshot.reading is None else snapshot.reading.report.resumed_from
+    status.set(phase=Phase.SUCCEEDED)
+    status.set(recovery=recovered(status.recovery, status.now, resumed_from=resumed_from))
+    text = "" if iteration is None else f"all {iteration} iterations are complete"
+    status.set_condition(Condition.RUNNING, False, Reason.SUCCEEDED, text)
+    _set_recovered(status)
+    status.set_condition(Condition.SUCCEEDED, True, Reason.SUCCEEDED, text)
+    if not known:
+        status.add_event(Reason.SUCCEEDED, text or "the run is complete")

@@ -1,4 +1,7 @@
-"""The API server of a simulated cluster, as far as the reconciler uses it; it refuses writes of the dead."""
+"""The API client over a simulated cluster, as far as the reconciler uses it.
+
+It rejects writes of an operator that was killed.
+"""
 
 import json
 from copy import deepcopy
@@ -14,32 +17,32 @@ from megatron_operator.controller.api_client import (
     NODES,
     PODS,
     RECIPES,
-    Object,
     Resource,
 )
 from megatron_operator.controller.clock import ServerClock
+from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests.affinity import HOSTNAME
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 from megatron_operator.manifests.node_avoidance import avoided, avoiding
 
-from tests.unit.lifecycle.simulated_cluster import GRACE, PER_NODE, Cluster, Pod
+from tests.unit.controller.simulated_cluster import GRACE, PER_NODE, Cluster, Pod
 
 NAME, NAMESPACE, UID = "run", "default", "recipe-uid"
 
 
-class DiedError(Exception):
-    """The operator was killed before this call."""
+class KilledError(Exception):
+    """The operator was killed before this write."""
 
 
 class ApiInMemory:
-    """Stands where `controller.cluster.Cluster` does. `calls_to_live` counts writes down."""
+    """Stands in for `controller.api_client.ApiClient`. `writes_left` counts writes down to the death."""
 
     def __init__(self, cluster: Cluster, spec: dict[str, Any]) -> None:
         self.cluster = cluster
         self.ahead = 0.0
-        """Seconds by which the operator's clock is ahead of everybody else's."""
+        """Seconds by which the operator's clock is ahead of the cluster's."""
         self.clock = ServerClock(lambda: cluster.now + self.ahead)
-        self.calls_to_live: int | None = None
+        self.writes_left: int | None = None
         self.recipe: Object = {
             "metadata": {
                 "name": NAME,
@@ -51,13 +54,13 @@ class ApiInMemory:
             "spec": spec,
         }
         self.deleted: list[Pod] = []
-        """Pods with a node whose deletion was asked for, in peace."""
+        """Pods with a node that were deleted with a grace period."""
         self._job: Object | None = None
         self.claims: dict[str, Object] = {}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
-        self._answer()
+        self._respond()
         if resource is RECIPES:
             return self.recipe
         if resource is JOBS:
@@ -74,7 +77,7 @@ class ApiInMemory:
         fields: str | None = None,
     ) -> list[Object]:
         del labels
-        self._answer()
+        self._respond()
         if resource is NODES:
             nodes = [self._node(name) for name in self.cluster.nodes]
             return [n for n in nodes if fields in (None, f"metadata.name={n['metadata']['name']}")]
@@ -144,17 +147,17 @@ class ApiInMemory:
             self.deleted += [pod] if pod.node is not None else []
             self.cluster.delete(pod)
 
-    def _answer(self) -> None:
-        self.clock.heard(formatdate(self.cluster.now, usegmt=True))
+    def _respond(self) -> None:
+        self.clock.synchronize(formatdate(self.cluster.now, usegmt=True))
 
     def _write(self) -> None:
-        self._answer()
-        if self.calls_to_live is None:
+        self._respond()
+        if self.writes_left is None:
             return
-        if self.calls_to_live == 0:
-            self.calls_to_live = None
-            raise DiedError
-        self.calls_to_live -= 1
+        if self.writes_left == 0:
+            self.writes_left = None
+            raise KilledError
+        self.writes_left -= 1
 
     def job(self) -> Object | None:
         if self._job is None:
@@ -163,7 +166,7 @@ class ApiInMemory:
         return self._job | {"status": {"conditions": done}}
 
     def pod(self, pod: Pod) -> Object:
-        """As the API server tells it."""
+        """The pod as the API server returns it."""
         kind, index = ("master", 0) if pod.rank == 0 else ("worker", pod.rank - 1)
         template = avoiding(_JOB, pod.avoids)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(pod.bound_at)}
@@ -189,18 +192,22 @@ class ApiInMemory:
         }
         if pod.node is not None:
             body["spec"]["nodeName"] = pod.node
-        self._lived(pod, body)
+        self._set_status(pod, body)
         return body
 
-    def _lived(self, pod: Pod, body: Object) -> None:
+    def _set_status(self, pod: Pod, body: Object) -> None:
         status, end = body["status"], pod.end
         state: Object = {}
         if pod.started is not None:
             status |= {"startTime": timestamp(pod.started), "podIP": "10.0.0.1"}
             state = {"running": {"startedAt": timestamp(pod.started)}}
         if end is not None and end.exit_code is not None:
-            said = json.dumps({"message": end.cause})
-            ended = {"exitCode": end.exit_code, "finishedAt": timestamp(pod.ended_at or 0.0), "message": said}
+            message = json.dumps({"message": end.cause})
+            ended = {
+                "exitCode": end.exit_code,
+                "finishedAt": timestamp(pod.ended_at or 0.0),
+                "message": message,
+            }
             state = {"terminated": ended}
         if state:
             status["containerStatuses"] = [{"name": "pytorch", "state": state}]
@@ -223,7 +230,7 @@ class ApiInMemory:
         }
 
     def _others(self) -> list[Object]:
-        """Pods of others on the nodes that are taken."""
+        """Pods of other users on the nodes that are taken."""
         return [
             {
                 "metadata": {"name": f"other-{node.name}", "namespace": "other", "uid": f"other-{node.name}"},
@@ -254,7 +261,7 @@ def _merged(target: Any, changes: Any) -> Any:
 
 
 def require_no_map_emptied(before: Object, applied: Object) -> None:
-    """Server-side apply makes null of a map that had entries and is applied as {}, which is refused then."""
+    """Server-side apply turns a map that had entries and is applied as {} into null, which is rejected."""
     for key, value in applied.items():
         if isinstance(value, dict) and isinstance(before.get(key), dict):
             assert value or not before[key], f"{key} becomes null: {before[key]} -> {value}"

@@ -1,4 +1,4 @@
-"""The API server's time counts where the operator's own clock is far off."""
+"""The API server's time is used where the operator's own clock is far off."""
 
 from email.utils import formatdate
 
@@ -22,38 +22,38 @@ def date(at: float) -> str:
     return formatdate(at, usegmt=True)
 
 
-def test_a_small_difference_is_the_time_that_the_answer_took() -> None:
+def test_a_small_difference_is_ignored() -> None:
     local = Local()
     clock = ServerClock(local)
-    clock.heard(date(NOW - 2))
+    clock.synchronize(date(NOW - 2))
     assert clock.now() == NOW
 
 
 @pytest.mark.parametrize("ahead", [3600.0, -3600.0, 6.0])
-def test_a_clock_that_is_far_off_is_put_right_and_goes_on(ahead: float) -> None:
+def test_a_clock_that_is_far_off_is_corrected_and_keeps_running(ahead: float) -> None:
     local = Local()
     clock = ServerClock(local)
     local.time += ahead
-    clock.heard(date(NOW))
+    clock.synchronize(date(NOW))
     assert clock.now() == NOW
     local.time += 10
     assert clock.now() == NOW + 10
-    clock.heard(date(NOW + 8))
-    assert clock.now() == NOW + 10, "it does not waver by what answers take"
+    clock.synchronize(date(NOW + 8))
+    assert clock.now() == NOW + 10, "the duration of responses does not change it"
 
 
-def test_a_clock_that_was_set_right_is_believed_again() -> None:
+def test_a_clock_that_was_corrected_is_used_again() -> None:
     local = Local()
     clock = ServerClock(local)
     local.time += 3600
-    clock.heard(date(NOW))
+    clock.synchronize(date(NOW))
     local.time -= 3600
-    clock.heard(date(NOW))
+    clock.synchronize(date(NOW))
     assert clock.now() == local.time
 
 
-@pytest.mark.parametrize("said", [None, "", "yesterday"])
-def test_an_answer_without_a_date_changes_nothing(said: str | None) -> None:
+@pytest.mark.parametrize("header", [None, "", "yesterday"])
+def test_a_response_without_a_date_changes_nothing(header: str | None) -> None:
     clock = ServerClock(Local())
-    clock.heard(said)
+    clock.synchronize(header)
     assert clock.now() == NOW

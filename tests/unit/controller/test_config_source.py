@@ -1,4 +1,4 @@
-"""The platform file: every wrong field is named, with where to mend it."""
+"""The platform file: every invalid field is named, with where to fix it."""
 
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
@@ -12,7 +12,7 @@ def test_an_empty_file_is_an_empty_platform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("accelerators: [", "platform.yaml: is not YAML"),
         ("acceleratorz: {}", "platform.yaml.acceleratorz: Extra inputs are not permitted"),
@@ -23,8 +23,8 @@ def test_an_empty_file_is_an_empty_platform() -> None:
         ("- a\n- list", "platform.yaml: Input should be"),
     ],
 )
-def test_what_is_wrong_is_named_with_where_to_mend_it(text: str, words: str) -> None:
-    with pytest.raises(InvalidRecipeError) as refused:
+def test_an_invalid_field_is_named_with_where_to_fix_it(text: str, message: str) -> None:
+    with pytest.raises(InvalidRecipeError) as error:
         parse_platform(text, SOURCE)
-    assert words in str(refused.value)
-    assert f"correct it in {SOURCE}" in str(refused.value)
+    assert message in str(error.value)
+    assert f"correct it in {SOURCE}" in str(error.value)

@@ -1,23 +1,23 @@
-"""Series of runs: they say what the status says, and go with the recipe."""
+"""The metrics of a run follow its status, and are removed with the recipe."""
 
 from typing import Any
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.status import LostSeconds, Plan, RecoveryStatus, RestartsByKind
 from megatron_operator.controller import metrics
-from megatron_operator.controller.workqueue import Key
+from megatron_operator.lifecycle.status_builder import RecipeKey
 from prometheus_client import REGISTRY
 
-KEY = Key("default", "run")
-OF_RUN = {"namespace": "default", "name": "run"}
+KEY = RecipeKey("default", "run")
+RUN_LABELS = {"namespace": "default", "name": "run"}
 
 
 def value(name: str, **labels: str) -> float | None:
-    return REGISTRY.get_sample_value(name, OF_RUN | labels)
+    return REGISTRY.get_sample_value(name, RUN_LABELS | labels)
 
 
-def shown(run: Any, phase: Phase) -> None:
-    draft = run.draft()
+def update(run: Any, phase: Phase) -> None:
+    status = run.status()
     recovery = RecoveryStatus(
         restarts_by_kind=RestartsByKind(rank=3),
         lost_seconds=LostSeconds(redo=4.5),
@@ -25,12 +25,12 @@ def shown(run: Any, phase: Phase) -> None:
         goodput=0.97,
         nodes_avoided=["node-1"],
     )
-    draft.set(phase=phase, recovery=recovery, plan=Plan.model_construct(world_size=8))
-    metrics.show(draft)
+    status.set(phase=phase, recovery=recovery, plan=Plan.model_construct(world_size=8))
+    metrics.update_run(status)
 
 
-def test_a_run_is_shown_in_numbers(run: Any) -> None:
-    shown(run, Phase.TRAINING)
+def test_the_metrics_follow_the_status(run: Any) -> None:
+    update(run, Phase.TRAINING)
     assert value("megatron_recipe_restarts", kind="rank") == 3
     assert value("megatron_recipe_restarts", kind="hang") == 0
     assert value("megatron_recipe_lost_seconds", phase="redo") == 4.5
@@ -40,14 +40,14 @@ def test_a_run_is_shown_in_numbers(run: Any) -> None:
     assert value("megatron_recipe_accelerators") == 8
 
 
-def test_a_run_that_is_over_holds_no_accelerator(run: Any) -> None:
-    shown(run, Phase.FAILED)
+def test_a_failed_run_holds_no_accelerators(run: Any) -> None:
+    update(run, Phase.FAILED)
     assert value("megatron_recipe_accelerators") == 0
 
 
-def test_the_series_go_with_the_recipe(run: Any) -> None:
-    shown(run, Phase.TRAINING)
-    metrics.forget(KEY)
+def test_the_metrics_are_removed_with_the_recipe(run: Any) -> None:
+    update(run, Phase.TRAINING)
+    metrics.remove_run(KEY)
     left = [
         sample
         for metric in REGISTRY.collect()
@@ -55,10 +55,10 @@ def test_the_series_go_with_the_recipe(run: Any) -> None:
         if sample.labels.get("name") == "run"
     ]
     assert left == []
-    metrics.forget(KEY)
+    metrics.remove_run(KEY)
 
 
-def test_a_recipe_that_was_never_laid_out_has_none(run: Any) -> None:
-    metrics.forget(KEY)
-    metrics.show(run.draft())
+def test_a_recipe_without_a_plan_has_no_metrics(run: Any) -> None:
+    metrics.remove_run(KEY)
+    metrics.update_run(run.status())
     assert value("megatron_recipe_accelerators") is None

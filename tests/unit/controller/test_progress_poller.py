@@ -1,95 +1,127 @@
-"""One report of what several pods say."""
+"""When the poller notifies, and what it keeps of the answers."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
-from megatron_operator.controller.progress_poller import Poller, Reading, Target, merge
+import pytest
+from megatron_contract.progress import ProgressReport
+from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.settings import Settings
-from megatron_operator.controller.workqueue import Key
+from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
+from megatron_operator.lifecycle.status_builder import RecipeKey
+
+REPORT: dict[str, Any] = {"schema": 1, "phase": "training", "iteration": 7, "generation": 1}
+TARGET = ProgressTarget("run-master-0", "10.0.0.1", 0)
 
 
-def test_the_first_pod_speaks_and_others_fill_in_what_it_cannot_know() -> None:
-    first = {"phase": "training", "nodeRank": 0, "iteration": 7, "lmLoss": None, "generation": 2}
-    last = {"phase": "loading", "nodeRank": 3, "iteration": 8, "lmLoss": 2.5, "generation": 2}
-    merged = merge({0: first, 3: last})
-    assert merged["phase"] == "training"
-    assert merged["lmLoss"] == 2.5
-    assert merged["iteration"] == 8
-
-
-def test_without_the_first_pod_the_next_one_speaks() -> None:
-    merged = merge({2: {"phase": "rendezvous", "iteration": None}})
-    assert (merged["phase"], merged["iteration"]) == ("rendezvous", None)
-
-
-def test_a_new_pod_that_knows_of_no_incident_yet_hides_none() -> None:
-    old = [{"generation": 2, "metAt": None}]
-    newer = [{"generation": 2, "metAt": 5.0}]
-    for reports in (
-        {0: {"incidents": []}, 1: {"incidents": newer}},
-        {0: {"incidents": old}, 1: {"incidents": newer}},
-    ):
-        assert merge(reports)["incidents"] == newer
-
-
-def test_every_pods_warnings_are_told_once() -> None:
-    low, slow = {"reason": "CheckpointVolumeLow"}, {"reason": "SlowRank"}
-    assert merge({0: {"warnings": [low]}, 1: {"warnings": [low, slow]}})["warnings"] == [low, slow]
-
-
-class Said(Poller):
-    """Asks one pod, which answers what the test wrote down."""
+class OnePodPoller(ProgressPoller):
+    """Polls one pod, whose answer the test sets."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        self.report: dict[str, Any] | None = None
-        self.news: list[Key] = []
-        super().__init__(Settings(), self.news.append, now)
-        self.key = Key("default", "run")
-        self.watch(self.key, (Target("run-master-0", "10.0.0.1", 0),))
+        self.report: dict[str, Any] | None = REPORT
+        self.notified: list[RecipeKey] = []
+        super().__init__(Settings(), self.notified.append, now)
+        self.key = RecipeKey("default", "run")
+        self.watch(self.key, (TARGET,))
 
-    async def _fetch(self, *_: Any) -> dict[str, Any] | None:
-        return self.report
+    async def _fetch(self, *_: Any) -> ProgressReport | None:
+        return None if self.report is None else ProgressReport.parse(self.report)
 
-    def look(self) -> Reading:
+    def poll(self) -> ProgressReading:
         none: Any = None
-        asyncio.run(self._ask(none, self.key, self._runs[self.key]))
+        asyncio.run(self._poll(none, self.key, self._runs[self.key]))
         reading = self.reading(self.key)
         assert reading is not None
         return reading
 
 
-def test_a_clock_that_is_set_makes_no_answer_older(monkeypatch: Any) -> None:
+def test_setting_the_clock_does_not_change_the_age_of_an_answer(monkeypatch: Any) -> None:
     moment, clock = [100.0], [1_800_000_000.0]
-    poller = Said(lambda: clock[0])
+    poller = OnePodPoller(lambda: clock[0])
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])
-    poller.report = {"schema": 1, "phase": "training", "iteration": 7, "generation": 1}
-    poller.look()
+    poller.poll()
     moment[0] += 2
     clock[0] += 3600
     later = poller.reading(poller.key)
     assert later is not None
     assert later.answered == clock[0] - 2
-    assert poller.look().unmoved == 2
+    assert poller.poll().unmoved == 2
 
 
-def test_silence_is_not_taken_for_standing_still(monkeypatch: Any) -> None:
-    poller, moment = Said(), [100.0]
+def test_time_without_an_answer_does_not_count_as_time_without_progress(monkeypatch: Any) -> None:
+    poller, moment = OnePodPoller(), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])
-    poller.report = {"schema": 1, "phase": "training", "iteration": 7, "generation": 1}
-    poller.look()
+    poller.poll()
     poller.report, moment[0] = None, 700.0
-    assert poller.look().unmoved == 0
+    assert poller.poll().unmoved == 0
 
 
-def test_news_are_progress_incidents_and_warnings_not_figures() -> None:
-    poller = Said()
-    poller.report = {"schema": 1, "phase": "training", "iteration": 7, "generation": 1, "lmLoss": 2.0}
-    poller.look()
-    poller.report = poller.report | {"lmLoss": 1.9, "usefulSeconds": 12.0}
-    poller.look()
-    assert len(poller.news) == 1
-    poller.report = poller.report | {"incidents": [{"generation": 2, "metAt": None}]}
-    poller.look()
-    assert len(poller.news) == 2
+def test_progress_incidents_and_warnings_notify_and_other_changes_do_not() -> None:
+    poller = OnePodPoller()
+    poller.report = REPORT | {"lmLoss": 2.0}
+    poller.poll()
+    poller.report = REPORT | {"lmLoss": 1.9, "usefulSeconds": 12.0}
+    poller.poll()
+    assert len(poller.notified) == 1
+    poller.report |= {"incidents": [{"generation": 2, "detectedAt": 1.0}]}
+    poller.poll()
+    assert len(poller.notified) == 2
+
+
+class Response:
+    """Stands in for a pod's HTTP response."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    async def __aenter__(self) -> "Response":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def raise_for_status(self) -> None: ...
+
+    async def json(self, **_: Any) -> Any:
+        return self._body
+
+
+class Session:
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    def get(self, _url: str) -> Response:
+        return Response(self._body)
+
+
+def fetch(body: Any) -> ProgressReport | None:
+    poller = ProgressPoller(Settings(), lambda _key: None, time.time)
+    session: Any = Session(body)
+    return asyncio.run(poller._fetch(session, RecipeKey("default", "run"), TARGET))
+
+
+def test_a_valid_report_is_parsed() -> None:
+    assert fetch(REPORT) == ProgressReport.parse(REPORT)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {"phase": "training"},
+        REPORT | {"schema": 2},
+        REPORT | {"iteration": "7"},
+        REPORT | {"incidents": [{}]},
+        REPORT | {"incidents": [{"generation": 2}]},
+        REPORT | {"incidents": [{"generation": 2, "detectedAt": None}]},
+        REPORT | {"incidents": [{"generation": None, "detectedAt": 1.0}]},
+    ],
+)
+def test_a_report_that_violates_the_contract_is_logged_and_ignored(
+    body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert fetch(body) is None
+    assert "default/run: run-master-0: " in caplog.text

@@ -1,211 +1,297 @@
-"""The walks of tests/unit/recovery with the controller itself: the reconciler, whole, over an API in memory.
+"""Random walks over a simulated cluster: the whole reconciler stays sound, whatever fails in whatever order.
 
-`make test` walks the same 15 ways each time; `RECOVERY_WALKS=5000 pytest tests/unit/controller/test_walk.py`
-as many others as it says.
+`make test` takes the same walks each time. `RECOVERY_WALKS=5000 pytest tests/unit/controller/test_walk.py`
+takes so many new ones.
 """
 
-import asyncio
 import os
+import random
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
-from megatron_operator import catalog
-from megatron_operator.api.conditions import Phase
-from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.api.platform import PlatformConfig
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from megatron_contract.exit_codes import ExitCode
 from megatron_operator.api.status import RecoveryStatus
-from megatron_operator.controller import capacity_finder, node_reader, reconciler
-from megatron_operator.controller.capacity_finder import RoomFinder
-from megatron_operator.controller.config_source import Known
-from megatron_operator.controller.node_reader import Nodes
-from megatron_operator.controller.progress_poller import Reading
-from megatron_operator.controller.reconciler import Reconciler
-from megatron_operator.controller.workqueue import Key
-from megatron_operator.lifecycle import Decision, Limits, Observation
-from megatron_operator.lifecycle.desired import want
-from megatron_operator.lifecycle.recovery_policy import decide
-from megatron_operator.lifecycle.status_builder import Draft
-
-from tests.unit.controller.api_in_memory import NAME, NAMESPACE, UID, ApiInMemory, DiedError
-from tests.unit.lifecycle.simulated_cluster import TOTAL, Cluster
-from tests.unit.lifecycle.test_walk import Walk
-
-KEY = Key(NAMESPACE, NAME)
-KNOWN = Known(
-    PlatformConfig.model_validate({"accelerators": {"h100-sxm": {}}, "image": "trainer"}), catalog.load()
+from megatron_operator.lifecycle.observation import Elastic, Limits, Observation, PodPhase
+from megatron_operator.lifecycle.recovery_policy import (
+    AVOIDED_PATIENCE,
+    RESIZE_INTERVAL,
+    UNREACHABLE_PATIENCE,
+    Avoid,
+    Decision,
+    Fail,
+    ForceDelete,
+    ReleaseNodes,
+    Resize,
+    RestartGang,
+    Wait,
+    decide,
 )
 
+from tests.unit.controller.api_in_memory import ApiInMemory
+from tests.unit.controller.simulated_cluster import PER_NODE, RENDEZVOUS, Cluster, Node, Pod
+from tests.unit.controller.whole_operator import WholeOperator, has_plan, recipe_spec
 
-def spec(count: int, limits: Limits | None = None) -> dict[str, Any]:
-    """A recipe; without limits, one that nothing happens to."""
-    body: dict[str, Any] = {
-        "recipe": "llama3-8b",
-        "accelerator": {"type": "h100-sxm", "count": count},
-        "data": {"mockData": True},
-    }
-    if limits is not None:
-        body["recovery"] = {
-            "maxRestarts": limits.max_restarts,
-            "nodes": {"avoidAfter": limits.avoid_after},
-        }
-        if (elastic := limits.elastic) is not None:
-            body["recovery"]["elastic"] = {
-                "minCount": elastic.min_count,
-                "shrinkAfter": int(elastic.shrink_after),
-                "growAfter": int(elastic.grow_after),
-            }
-    return body
+TICK = 10.0
+NODES = 5
+PATIENCE = 8 * 3600.0
+"""Seconds without faults after which every run has ended or waits for capacity."""
+RANKS = st.integers(0, 3)
+NAMES = st.integers(0, NODES - 1).map("node-{}".format)
 
 
-@cache
-def plannable(asked: int, count: int) -> bool:
-    """Whether the planner lays the run out on so many accelerators with the batch that it has on all."""
+class Walk(RuleBasedStateMachine):
+    """Random faults; between them time passes, in which cluster and operator act."""
 
-    def batch(on: int) -> int:
-        body = {"metadata": {"name": NAME, "namespace": NAMESPACE, "uid": UID}, "spec": spec(asked)}
-        return want(Draft.of(body, 0.0), KNOWN, on).plan.global_batch_size
+    @initialize(
+        size=st.sampled_from([1, 2, 4]),
+        budget=st.sampled_from([0, 1, 4, 10, 30]),
+        avoid_after=st.sampled_from([0, 1, 2]),
+        elastic=st.sampled_from([None, Elastic(PER_NODE, 60.0, 60.0), Elastic(2 * PER_NODE, 600.0, 300.0)]),
+        nodes=st.integers(1, NODES),
+    )
+    def begin(self, size: int, budget: int, avoid_after: int, elastic: Elastic | None, nodes: int) -> None:
+        self.cluster = Cluster({f"node-{index}": Node(f"node-{index}") for index in range(NODES)})
+        for index in range(nodes, NODES):
+            self.cluster.nodes[f"node-{index}"].taken = True
+        if elastic is not None and elastic.min_count > size * PER_NODE:
+            elastic = None
+        self.limits = Limits(budget, RENDEZVOUS, avoid_after=avoid_after, elastic=elastic)
+        self.requested = size * PER_NODE
+        api = ApiInMemory(self.cluster, recipe_spec(self.requested, self.limits))
+        self.operator = WholeOperator(api, self.check)
+        self.hangs = self.network_losses = 0
+        self.saved = 0
 
-    try:
-        return batch(count) == batch(asked)
-    except InvalidRecipeError:
-        return False
+    def has_plan(self, count: int) -> bool:
+        return has_plan(self.requested, count)
 
+    def pod(self, rank: int) -> Pod | None:
+        """A pod that runs and is not being deleted."""
+        alive = [pod for pod in self.cluster.alive() if pod.deleted_at is None]
+        return alive[rank % len(alive)] if alive else None
 
-class Ears:
-    """Stands where the poller does."""
+    @rule(ticks=st.integers(1, 15))
+    def time_passes(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.cluster.pass_time(TICK)
+            self.operator.reconcile()
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
-        self.cluster, self._clock = cluster, clock
-        self._reading: Reading | None = None
-        self._moved: tuple[Any, float] = (None, 0.0)
-        self._heard_at = 0.0
+    @rule(ticks=st.integers(30, 80))
+    def much_time_passes(self, ticks: int) -> None:
+        self.time_passes(ticks)
 
-    def listen(self) -> None:
-        """Take what the pods say now."""
-        cluster = self.cluster
-        motion = (cluster.training, cluster.iteration, cluster.generation)
-        if motion != self._moved[0]:
-            self._moved = motion, cluster.now
-        report = {
-            "phase": "training" if cluster.training else "rendezvous",
-            "iteration": cluster.iteration,
-            "trainIters": TOTAL,
-            "generation": cluster.generation,
-            "stepSeconds": 1.0,
-            "resumedFrom": cluster.resumed_from,
-            "checkpointIteration": cluster.checkpoint or None,
-            "incidents": cluster.incidents,
-        }
-        self._reading = Reading(report, 0.0, 0, cluster.now - self._moved[1])
-        self._heard_at = cluster.now
+    @rule()
+    def all_nodes_return_and_are_free(self) -> None:
+        for name, node in self.cluster.nodes.items():
+            node.taken = False
+            self.a_node_returns(name)
 
-    def reading(self, _key: Key) -> Reading | None:
-        if self._reading is None:
-            return None
-        return replace(self._reading, answered=self._clock() - (self.cluster.now - self._heard_at))
+    @rule(rank=RANKS)
+    def a_rank_dies(self, rank: int) -> None:
+        if self.cluster.training:
+            self.cluster.interrupt("rank", rank % len(self.cluster.gang))
 
-    def watch(self, _key: Key, _targets: object) -> None: ...
+    @rule(rank=RANKS, code=st.sampled_from([ExitCode.WORKER_DIED, 137, ExitCode.INTERNAL + 100]))
+    def a_pod_dies(self, rank: int, code: int) -> None:
+        if (pod := self.pod(rank)) is not None:
+            self.cluster.disturbances += 1
+            self.cluster.fail(pod, code, "died")
 
-    def forget(self, _key: Key) -> None:
-        self._reading = None
+    @rule(rank=RANKS)
+    def a_pod_is_drained(self, rank: int) -> None:
+        if (pod := self.pod(rank)) is not None:
+            self.cluster.disturbances += 1
+            self.cluster.delete(pod, "EvictionByEvictionAPI")
 
+    @rule(rank=RANKS)
+    def a_pod_is_force_deleted(self, rank: int) -> None:
+        if (pod := self.pod(rank)) is not None:
+            self.cluster.disturbances += 1
+            self.cluster.delete_now(pod)
 
-class SourcesInMemory:
-    async def known(self) -> Known:
-        return KNOWN
+    @rule(name=NAMES)
+    def a_node_dies(self, name: str) -> None:
+        if self.cluster.up(name):
+            self.cluster.node_dies(name)
 
+    @rule(name=NAMES)
+    def a_node_returns(self, name: str) -> None:
+        if not self.cluster.up(name):
+            self.cluster.node_returns(name)
 
-class WholeOperator:
-    """The operator of a walk, made of the controller's own parts."""
+    @rule(name=NAMES, taken=st.booleans())
+    def other_users_take_or_leave_a_node(self, name: str, taken: bool) -> None:
+        if all(pod.node != name for pod in self.cluster.pods):
+            self.cluster.nodes[name].taken = taken
 
-    def __init__(self, api: ApiInMemory, judge: Any) -> None:
-        self.api, self._judge = api, judge
-        self.heard = True
-        self.runner = asyncio.Runner()
-        clock = SimpleNamespace(monotonic=lambda: api.cluster.now)
-        self._patches = [patch.object(module, "time", clock) for module in (node_reader, capacity_finder)]
-        self._patches.append(patch.object(reconciler, "decide", self._decide))
-        for each in self._patches:
-            each.start()
-        self._start()
+    @precondition(lambda self: self.cluster.training)
+    @rule(detected=st.booleans())
+    def ranks_hang(self, detected: bool) -> None:
+        """The trainer detects it, or its launchers hang as well and the operator has to."""
+        self.hangs += 1
+        self.cluster.disturbances += 1
+        if detected:
+            self.cluster.interrupt("hang", 0)
+        else:
+            self.cluster.hanging = True
 
-    def _start(self) -> None:
-        api: Any = self.api
-        self._ears = Ears(self.api.cluster, self.api.clock.now)
-        sources: Any = SourcesInMemory()
-        ears: Any = self._ears
-        finder = RoomFinder(api, sources, allowed=True)
-        self._reconciler = Reconciler(api, Nodes(api, allowed=True), sources, finder, ears)
+    @rule(poisoned=st.booleans())
+    def starts_begin_or_cease_to_fail(self, poisoned: bool) -> None:
+        self.cluster.poisoned = poisoned
 
-    def close(self) -> None:
-        for each in self._patches:
-            each.stop()
-        self.runner.close()
+    @rule(writes=st.integers(0, 5))
+    def the_operator_dies_at_one_of_its_next_writes(self, writes: int) -> None:
+        self.operator.die_after(writes)
 
-    def _decide(self, seen: Observation) -> Decision:
-        decision = decide(seen)
-        self._judge(seen, decision)
-        return decision
+    @rule(present=st.booleans())
+    def the_training_operator_stops_or_starts(self, present: bool) -> None:
+        self.cluster.training_operator = present
 
-    @property
-    def calls_to_live(self) -> int | None:
-        return self.api.calls_to_live
+    @rule(reachable=st.booleans())
+    def the_network_to_the_operator_fails_or_works(self, reachable: bool) -> None:
+        self.network_losses += self.operator.reachable and not reachable
+        self.operator.reachable = reachable
 
-    @calls_to_live.setter
-    def calls_to_live(self, calls: int | None) -> None:
-        self.api.calls_to_live = calls
+    @rule(seed=st.integers(0, 2**32 - 1))
+    def a_bad_hour(self, seed: int) -> None:
+        """Twelve faults in a row, some at once, some minutes apart."""
+        chance = random.Random(seed)
+        for _ in range(12):
+            rank, name = chance.randrange(4), f"node-{chance.randrange(NODES)}"
+            match chance.randrange(10):
+                case 0:
+                    self.a_rank_dies(rank)
+                case 1 | 2:
+                    self.a_pod_dies(rank, chance.choice([ExitCode.WORKER_DIED, 137]))
+                case 3:
+                    self.a_pod_is_drained(rank)
+                case 4:
+                    self.a_pod_is_force_deleted(rank)
+                case 5:
+                    self.a_node_dies(name)
+                case 6 | 7:
+                    self.all_nodes_return_and_are_free()
+                case 8 if self.cluster.training:
+                    self.ranks_hang(chance.random() < 0.5)
+                case _:
+                    self.the_operator_dies_at_one_of_its_next_writes(chance.randrange(6))
+            self.time_passes(chance.choice([0, 1, 2, 5, 15, 40]))
 
-    @property
-    def status(self) -> Any:
-        status = self.api.recipe.get("status") or {}
-        phase = status.get("phase")
-        over = phase if phase in (Phase.SUCCEEDED, Phase.FAILED) else None
-        return SimpleNamespace(
-            over=over, recovery=RecoveryStatus.model_validate(status.get("recovery") or {})
-        )
+    def check(self, seen: Observation, decision: Decision) -> None:
+        """Check every decision when it is made."""
+        assert decide(seen) == decision, "the same observation leads to the same decision"
+        if isinstance(decision, Wait):
+            assert decision.seconds is None or decision.seconds > 0
+            return
+        pods = {pod.name: pod for pod in seen.pods}
+        if isinstance(decision, ForceDelete):
+            for pod in (pods[name] for name in decision.pods):
+                assert pod.unreachable_since is not None, "a kubelet ends this pod"
+                assert pod.overdue or seen.now - pod.unreachable_since >= UNREACHABLE_PATIENCE
+            return
+        assert not any(pod.deleting for pod in seen.pods), "acts while pods are being deleted"
+        limits, spent = seen.limits, seen.history.restarts_since_checkpoint
+        match decision:
+            case RestartGang(cause):
+                before = self.operator.recovery.restarts_by_kind.gang
+                assert before < self.hangs + self.network_losses, "restarts what does not hang"
+                assert len(seen.pods) == seen.size
+                assert all(pod.phase is PodPhase.RUNNING for pod in seen.pods)
+                assert spent < limits.max_restarts, "exceeds the budget"
+                assert cause
+            case Fail(cause):
+                assert spent >= limits.max_restarts, "gives up too early"
+                assert not seen.history.first_cause or seen.history.first_cause in cause
+            case Resize(count, _):
+                assert limits.elastic is not None
+                assert limits.elastic.min_count <= count <= self.requested
+                assert count != seen.size * PER_NODE
+                assert self.has_plan(count)
+                last = seen.history.last_resize or 0.0
+                assert seen.now - last >= RESIZE_INTERVAL, "resizes too often"
+            case Avoid(nodes, names, _):
+                assert limits.avoid_after
+                assert all(seen.history.node_failures[node] >= limits.avoid_after for node in nodes)
+                assert all(pods[name].node in nodes for name in names)
+                trains = self.cluster.training and self.cluster.iteration > self.cluster.resumed_from
+                assert not (names and trains and self.operator.reachable), "moves pods that train"
+            case ReleaseNodes():
+                assert seen.waiting_since is not None
+                assert seen.now - seen.waiting_since >= AVOIDED_PATIENCE
 
-    def look(self) -> None:
-        cluster = self.api.cluster
-        for pod in cluster.pods:
-            self._reconciler.note_pod(KEY, self.api.pod(pod))
-        if self.heard and cluster.alive():
-            self._ears.listen()
-        going = any(pod.deleted_at is not None for pod in cluster.pods)
-        self.api.deleted.clear()
-        try:
-            self.runner.run(self._reconciler(KEY))
-        except DiedError:
-            self._start()
-        goes_on = self.status.recovery.restart_before is not None
-        assert not (going and self.api.deleted) or goes_on, "deletes while pods are being deleted"
+    @invariant()
+    def one_failure_costs_at_most_one_restart(self) -> None:
+        recovery = self.operator.recovery
+        allowed = self.cluster.disturbances + self.network_losses
+        assert recovery.restarts <= allowed, "restarts more often than something failed"
+        assert recovery.restarts_since_checkpoint <= allowed
 
+    @invariant()
+    def no_checkpoint_is_lost(self) -> None:
+        assert self.cluster.checkpoint >= self.saved
+        self.saved = self.cluster.checkpoint
 
-class ControllerWalk(Walk):
-    """The same faults and the same properties."""
-
-    def new_operator(self) -> Any:
-        return WholeOperator(ApiInMemory(self.cluster, spec(self.asked, self.limits)), self.judge)
-
-    def plannable(self, count: int) -> bool:
-        return plannable(self.asked, count)
+    @invariant()
+    def the_totals_match_the_history(self) -> None:
+        recovery = self.operator.recovery
+        numbers = [each.number for each in recovery.history]
+        assert numbers == list(range(numbers[-1] - len(numbers) + 1, numbers[-1] + 1)) if numbers else True
+        kinds = recovery.restarts_by_kind.model_dump()
+        assert min(kinds.values()) >= 0
+        assert sum(kinds.values()) == (numbers[-1] if numbers else 0)
+        if numbers and numbers[0] == 1:
+            lost = sum(each.lost_iterations or 0 for each in recovery.history)
+            assert recovery.lost_iterations == lost
 
     def teardown(self) -> None:
         try:
-            super().teardown()
+            if hasattr(self, "operator"):
+                self.run_to_the_end()
         finally:
             if hasattr(self, "operator"):
                 self.operator.close()
 
+    def run_to_the_end(self) -> None:
+        """Without further faults, the run must end or wait for capacity; failed nodes stay failed."""
+        self.cluster.training_operator = self.operator.reachable = True
+        until = self.cluster.now + PATIENCE
+        while self.operator.end is None and self.cluster.now < until:
+            self.time_passes(6)
+            self.one_failure_costs_at_most_one_restart()
+        self.the_totals_match_the_history()
+        if self.operator.end == "Failed":
+            self.time_passes(60)
+            assert self.cluster.job is None, "a failed run releases its accelerators"
+            assert not self.cluster.pods, "no pod is left over"
+        elif self.operator.end is None:
+            waits = waits_for_capacity(self.cluster, self.operator.recovery, self.limits, self.has_plan)
+            assert waits, "neither ended nor waiting for capacity"
+        else:
+            assert self.operator.end == "Succeeded"
 
-TestControllerWalk = ControllerWalk.TestCase
-TestControllerWalk.settings = settings(
-    max_examples=int(os.environ.get("RECOVERY_WALKS", "15")),
-    # The same ways each time, so that a change fails by its own fault; new ways where more are asked for.
+
+def waits_for_capacity(
+    cluster: Cluster, recovery: RecoveryStatus, limits: Limits, has_plan: Callable[[int], bool]
+) -> bool:
+    """Whether pods wait, and nothing that the recipe allows could schedule them."""
+    waiting = [pod for pod in cluster.pods if pod.node is None]
+    if not waiting or any(set(cluster.free()) - pod.avoids for pod in waiting):
+        return False
+    if any(set(cluster.free()) & (pod.avoids | set(recovery.nodes_avoided)) for pod in waiting):
+        return False
+    if limits.elastic is None or cluster.job is None:
+        return True
+    bound = sum(pod.node is not None and cluster.ready(pod.node) for pod in cluster.pods) * PER_NODE
+    fewest = limits.elastic.min_count
+    return not any(has_plan(count) for count in range(fewest, bound + 1, PER_NODE))
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(
+    max_examples=int(os.environ.get("RECOVERY_WALKS", "40")),
+    # The same walks each time, so that a change fails by its own fault; new ones where a number is given.
     derandomize="RECOVERY_WALKS" not in os.environ,
     stateful_step_count=30,
     deadline=None,

@@ -1,14 +1,13 @@
-"""The webhook's verdicts: the words of the planner, and what always passes."""
+"""The webhook's verdicts: the planner's messages, and what is always allowed."""
 
 from typing import Any
 
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.config_source import Known
-from megatron_operator.controller.webhook import Verdict, judge, response
-from megatron_operator.lifecycle.desired import want
-from megatron_operator.lifecycle.status_builder import Draft
+from megatron_operator.controller.webhook import Verdict, admission_review, review
+from megatron_operator.lifecycle.desired import Config, desired_state
+from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 PLATFORM = PlatformConfig.model_validate(
     {"accelerators": {"h100-sxm": {}}, "image": "trainer", "namespaces": {"small": {"maxAccelerators": 8}}}
@@ -21,8 +20,8 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture
-def known() -> Known:
-    return Known(PLATFORM, catalog.load())
+def config() -> Config:
+    return Config(PLATFORM, catalog.load())
 
 
 def request(
@@ -42,13 +41,13 @@ def request(
     }
 
 
-def test_a_recipe_that_can_be_planned_is_allowed(known: Known) -> None:
-    assert judge(request(SPEC), known).errors == ()
+def test_a_recipe_that_can_be_planned_is_allowed(config: Config) -> None:
+    assert review(request(SPEC), config).errors == ()
 
 
-def test_a_recipe_that_cannot_be_planned_is_denied_with_every_reason(known: Known) -> None:
+def test_a_recipe_that_cannot_be_planned_is_denied_with_every_reason(config: Config) -> None:
     wrong = SPEC | {"accelerator": {"type": "h100-sxm", "count": 12}, "training": {"lrWarmupIters": 10**7}}
-    answer = response("u", judge(request(wrong), known))["response"]
+    answer = admission_review("u", review(request(wrong), config))["response"]
     assert answer["allowed"] is False
     assert answer["status"]["message"].splitlines() == [
         "spec.training.lrWarmupIters: a warm-up of 10,000,000 iterations (recipe) does not end before the"
@@ -58,51 +57,53 @@ def test_a_recipe_that_cannot_be_planned_is_denied_with_every_reason(known: Know
     ]
 
 
-def test_a_namespaces_limit_holds(known: Known) -> None:
-    [error] = judge(request(SPEC, namespace="small"), known).errors
+def test_a_namespaces_limit_holds(config: Config) -> None:
+    [error] = review(request(SPEC, namespace="small"), config).errors
     assert "16 exceeds the limit of 8 for namespace small" in str(error)
 
 
-def test_a_proposal_is_no_warning(known: Known) -> None:
-    assert judge(request(SPEC), known) == Verdict()
+def test_a_suggestion_of_the_planner_is_no_warning(config: Config) -> None:
+    assert review(request(SPEC), config) == Verdict()
 
 
-def test_what_probably_is_a_mistake_is_warned_of(known: Known) -> None:
+def test_a_probable_mistake_causes_a_warning(config: Config) -> None:
     alone = {"numExperts": 8, "moeRouterTopk": 2, "moeAuxLossCoeff": 0}
-    verdict = judge(request(SPEC | {"model": alone}), known)
+    verdict = review(request(SPEC | {"model": alone}), config)
     assert verdict.errors == ()
     assert any("nothing keeps the experts equally busy" in warning for warning in verdict.warnings)
-    answer = response("u", verdict)["response"]
+    answer = admission_review("u", verdict)["response"]
     assert answer == {"uid": "u", "allowed": True, "warnings": list(verdict.warnings)}
 
 
 WRONG = SPEC | {"accelerator": {"type": "h100-sxm", "count": 12}}
 
 
-def test_a_change_to_a_wrong_recipe_is_denied(known: Known) -> None:
-    assert judge(request(WRONG, before=SPEC), known).errors
+def test_a_change_to_an_invalid_recipe_is_denied(config: Config) -> None:
+    assert review(request(WRONG, before=SPEC), config).errors
 
 
-def test_a_recipe_that_is_wrong_by_now_can_still_be_suspended_and_labelled(known: Known) -> None:
-    assert judge(request(WRONG | {"suspend": True}, before=WRONG), known) == Verdict()
-    assert judge(request(WRONG, before=WRONG | {"suspend": False}), known) == Verdict()
+def test_an_invalid_recipe_can_still_be_suspended_and_labelled(config: Config) -> None:
+    assert review(request(WRONG | {"suspend": True}, before=WRONG), config) == Verdict()
+    assert review(request(WRONG, before=WRONG | {"suspend": False}), config) == Verdict()
 
 
-def test_a_recipe_that_is_being_deleted_can_be_changed(known: Known) -> None:
-    leaving = request(WRONG, before=SPEC)
-    leaving["object"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert judge(leaving, known) == Verdict()
+def test_a_recipe_that_is_being_deleted_can_be_changed(config: Config) -> None:
+    deleting = request(WRONG, before=SPEC)
+    deleting["object"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert review(deleting, config) == Verdict()
 
 
-def test_a_change_that_the_runs_checkpoints_cannot_take_is_denied(known: Known) -> None:
-    begun = Draft.of({"metadata": {"name": "mine", "namespace": "default", "uid": "u"}, "spec": SPEC}, 0.0)
-    wanted = want(begun, known)
-    status = {
-        "plan": wanted.plan.wire(),
-        "checkpoint": {"iteration": 100, "contract": wanted.contract},
+def test_a_change_that_is_incompatible_with_the_runs_checkpoints_is_denied(config: Config) -> None:
+    status = StatusBuilder.of(
+        {"metadata": {"name": "mine", "namespace": "default", "uid": "u"}, "spec": SPEC}, 0.0
+    )
+    desired = desired_state(status, config)
+    trained = {
+        "plan": desired.plan.wire(),
+        "checkpoint": {"iteration": 100, "contract": desired.contract},
     }
-    slower = judge(request(SPEC | {"training": {"lr": 1e-4}}, before=SPEC, status=status), known)
+    slower = review(request(SPEC | {"training": {"lr": 1e-4}}, before=SPEC, status=trained), config)
     assert slower.errors == ()
     wider = SPEC | {"model": {"ffnHiddenSize": 16384}}
-    [error] = judge(request(wider, before=SPEC, status=status), known).errors
+    [error] = review(request(wider, before=SPEC, status=trained), config).errors
     assert error.field == "spec.model.ffnHiddenSize"

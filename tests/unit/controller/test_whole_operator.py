@@ -1,4 +1,4 @@
-"""The controller's own parts over a simulated cluster: what a person or a clock does to it, once each."""
+"""The operator over a simulated cluster: edits by a user and jumps of the clock."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,32 +6,34 @@ from typing import Any
 import pytest
 
 from tests.unit.controller.api_in_memory import ApiInMemory
-from tests.unit.controller.test_walk import WholeOperator, spec
-from tests.unit.lifecycle.simulated_cluster import Cluster, Node
+from tests.unit.controller.simulated_cluster import Cluster, Node
+from tests.unit.controller.whole_operator import WholeOperator, recipe_spec
 
 HOUR = 3600.0
 CLAIM = "mine"
 
 
 class Run:
-    """A run of two pods on three nodes whose checkpoints go to a claim of the user's, and its operator."""
+    """A run of two pods on three nodes with a checkpoint claim of the user's, and its operator."""
 
     def __init__(self) -> None:
         self.cluster = Cluster({f"node-{index}": Node(f"node-{index}") for index in range(3)})
-        self.api = ApiInMemory(self.cluster, {**spec(16), "checkpoint": {"volume": {"claimName": CLAIM}}})
+        self.api = ApiInMemory(
+            self.cluster, {**recipe_spec(16), "checkpoint": {"volume": {"claimName": CLAIM}}}
+        )
         self.api.claims[CLAIM] = {}
-        self.operator = WholeOperator(self.api, judge=lambda _seen, _decision: None)
+        self.operator = WholeOperator(self.api, check=lambda _seen, _decision: None)
 
     def until(self, reached: Callable[[], bool], seconds: int = 600) -> None:
         for _ in range(seconds):
             if reached():
                 return
             self.cluster.pass_time(1)
-            self.operator.look()
+            self.operator.reconcile()
         raise AssertionError(f"not reached: {self.status}")
 
     def trains(self, pods: int = 2) -> bool:
-        """With so many pods, beyond the newest checkpoint, and the status says so."""
+        """Whether so many pods train beyond the newest checkpoint, and the status reports it."""
         gang = len(self.cluster.gang) == pods and self.cluster.training
         return gang and self.status.get("phase") == "Training" and self.status["progress"]["iteration"] > 0
 
@@ -61,24 +63,22 @@ def run() -> Iterator[Run]:
     run.operator.close()
 
 
-@pytest.mark.parametrize("calls", [None, *range(6)])
-def test_an_edited_count_is_told_as_one_resize_wherever_the_operator_dies(
-    run: Run, calls: int | None
-) -> None:
+@pytest.mark.parametrize("writes", [None, *range(6)])
+def test_an_edited_count_is_one_resize_wherever_the_operator_dies(run: Run, writes: int | None) -> None:
     run.edit_count(8)
-    run.operator.calls_to_live = calls
+    run.operator.die_after(writes)
     run.until(lambda: run.trains(pods=1))
     assert [each["kind"] for each in run.incidents] == ["resize"]
     assert run.incidents[0]["cause"] == "accelerator.count was edited: 16 before, 8 now"
     assert run.incidents[0]["recoveredAt"]
     assert run.status["recovery"].get("restarts", 0) == 0
-    assert "elastic" not in run.status["recovery"], "it has what it asks for"
+    assert "elastic" not in run.status["recovery"], "it has the requested count"
 
 
-def test_an_edited_count_is_told_though_a_claim_is_gone_when_the_operator_is_back(run: Run) -> None:
+def test_an_edited_count_is_recorded_even_if_a_claim_is_missing_after_a_restart(run: Run) -> None:
     run.edit_count(8)
-    # It lives to delete the job, and dies before the status says why.
-    run.operator.calls_to_live = 1
+    # It deletes the job, and dies before the status records why.
+    run.operator.die_after(1)
     run.until(lambda: run.cluster.job is None)
     assert not run.incidents
     claim = run.api.claims.pop(CLAIM)
@@ -88,7 +88,7 @@ def test_an_edited_count_is_told_though_a_claim_is_gone_when_the_operator_is_bac
     assert [each["kind"] for each in run.incidents] == ["resize"]
 
 
-def test_an_edit_that_leaves_the_count_is_no_resize(run: Run) -> None:
+def test_an_edit_of_another_field_is_no_resize(run: Run) -> None:
     before = run.cluster.job
     recipe = run.api.recipe
     generation = recipe["metadata"]["generation"] + 1
@@ -101,12 +101,10 @@ def test_an_edit_that_leaves_the_count_is_no_resize(run: Run) -> None:
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-@pytest.mark.parametrize("told", [False, True], ids=["before it is told", "when it is told"])
-def test_a_clock_that_jumps_in_a_recovery_makes_one_incident_of_it(
-    run: Run, ahead: float, told: bool
-) -> None:
+@pytest.mark.parametrize("recorded", [False, True], ids=["before it is recorded", "after it is recorded"])
+def test_a_clock_jump_during_a_recovery_adds_no_incident(run: Run, ahead: float, recorded: bool) -> None:
     run.cluster.delete_now(run.cluster.pods[1])
-    if told:
+    if recorded:
         run.until(lambda: bool(run.incidents))
     run.api.ahead = ahead
     generation = run.cluster.generation
@@ -116,4 +114,4 @@ def test_a_clock_that_jumps_in_a_recovery_makes_one_incident_of_it(
     assert run.status["recovery"]["restarts"] == 1
     run.api.ahead = 0.0
     run.until(lambda: run.cluster.iteration >= run.cluster.resumed_from + 100)
-    assert [each["kind"] for each in run.incidents] == ["pod"], "nor does setting it right"
+    assert [each["kind"] for each in run.incidents] == ["pod"], "and correcting it adds none"

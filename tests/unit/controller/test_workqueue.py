@@ -1,110 +1,111 @@
-"""Each recipe once, never twice at the same time, failures again."""
+"""Keys are deduplicated, never processed twice at the same time, and retried after a failure."""
 
 import asyncio
 
 import pytest
 from megatron_operator.controller import workqueue
-from megatron_operator.controller.workqueue import Key, WorkQueue
+from megatron_operator.controller.workqueue import WorkQueue
+from megatron_operator.lifecycle.status_builder import RecipeKey
 
-A, B = Key("default", "a"), Key("default", "b")
+A, B = RecipeKey("default", "a"), RecipeKey("default", "b")
 
 
-async def drain(looked: list[Key], count: int) -> None:
+async def drain(reconciled: list[RecipeKey], count: int) -> None:
     async with asyncio.timeout(5):
-        while len(looked) < count:
+        while len(reconciled) < count:
             await asyncio.sleep(0)
 
 
-async def test_many_events_about_one_recipe_are_one_look() -> None:
-    looked: list[Key] = []
+async def test_many_events_of_one_recipe_cause_one_reconcile() -> None:
+    reconciled: list[RecipeKey] = []
 
-    async def reconcile(key: Key) -> None:
-        looked.append(key)
+    async def reconcile(key: RecipeKey) -> None:
+        reconciled.append(key)
 
     queue = WorkQueue(reconcile, workers=2)
     queue.start()
     for _ in range(100):
         queue.add(A, 0.01)
     queue.add(B, 0.02)
-    await drain(looked, 2)
+    await drain(reconciled, 2)
     await queue.stop()
-    assert looked == [A, B]
+    assert reconciled == [A, B]
 
 
-async def test_an_earlier_appointment_stands_and_a_nearer_one_replaces_it() -> None:
-    looked: list[Key] = []
+async def test_the_earliest_scheduled_time_wins() -> None:
+    reconciled: list[RecipeKey] = []
 
-    async def reconcile(key: Key) -> None:
-        looked.append(key)
+    async def reconcile(key: RecipeKey) -> None:
+        reconciled.append(key)
 
     queue = WorkQueue(reconcile, workers=1)
     queue.start()
     queue.add(A, 3600)
     queue.add(A, 0)
-    await drain(looked, 1)
+    await drain(reconciled, 1)
     queue.add(B, 0)
     queue.add(B, 3600)
-    await drain(looked, 2)
+    await drain(reconciled, 2)
     await queue.stop()
-    assert looked == [A, B]
+    assert reconciled == [A, B]
 
 
-async def test_a_recipe_is_never_looked_at_by_two_workers_and_no_event_is_lost() -> None:
-    looked: list[Key] = []
+async def test_a_recipe_is_never_reconciled_twice_at_once_and_no_event_is_lost() -> None:
+    reconciled: list[RecipeKey] = []
     inside = 0
     go = asyncio.Event()
 
-    async def reconcile(key: Key) -> None:
+    async def reconcile(key: RecipeKey) -> None:
         nonlocal inside
         inside += 1
         assert inside == 1
-        looked.append(key)
+        reconciled.append(key)
         await go.wait()
         inside -= 1
 
     queue = WorkQueue(reconcile, workers=4)
     queue.start()
     queue.add(A, 0)
-    await drain(looked, 1)
+    await drain(reconciled, 1)
     queue.add(A, 0)
     queue.add(A, 0)
-    for _ in range(20):  # turns of the loop in which a second look could begin
+    for _ in range(20):  # turns of the loop in which a second reconcile could start
         await asyncio.sleep(0)
-    assert len(looked) == 1
+    assert len(reconciled) == 1
     go.set()
-    await drain(looked, 2)
+    await drain(reconciled, 2)
     await queue.stop()
 
 
-async def test_a_failure_is_tried_again_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_is_retried_and_does_not_delay_other_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workqueue, "FIRST_RETRY", 0.001)
-    looked: list[Key] = []
+    reconciled: list[RecipeKey] = []
 
-    async def reconcile(key: Key) -> None:
-        looked.append(key)
-        if key == A and looked.count(A) < 3:
+    async def reconcile(key: RecipeKey) -> None:
+        reconciled.append(key)
+        if key == A and reconciled.count(A) < 3:
             raise RuntimeError("a fault of this recipe alone")
 
     queue = WorkQueue(reconcile, workers=1)
     queue.start()
     queue.add(A, 0)
     queue.add(B, 0)
-    await drain(looked, 4)
+    await drain(reconciled, 4)
     await queue.stop()
-    assert looked.count(A) == 3
-    assert looked.count(B) == 1
+    assert reconciled.count(A) == 3
+    assert reconciled.count(B) == 1
 
 
-async def test_a_look_may_ask_for_another() -> None:
-    looked: list[Key] = []
+async def test_a_reconcile_may_request_another() -> None:
+    reconciled: list[RecipeKey] = []
 
-    async def reconcile(key: Key) -> float | None:
-        looked.append(key)
-        return 0.001 if len(looked) < 3 else None
+    async def reconcile(key: RecipeKey) -> float | None:
+        reconciled.append(key)
+        return 0.001 if len(reconciled) < 3 else None
 
     queue = WorkQueue(reconcile, workers=1)
     queue.start()
     queue.add(A, 0)
-    await drain(looked, 3)
+    await drain(reconciled, 3)
     await queue.stop()
-    assert looked == [A, A, A]
+    assert reconciled == [A, A, A]

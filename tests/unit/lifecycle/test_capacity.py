@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.lifecycle.capacity import requests, room
+from megatron_operator.lifecycle.capacity import fitting_pods, pod_requests
 
 GPU = "nvidia.com/gpu"
 
@@ -39,12 +39,12 @@ def template(gpus: int = 4, terms: list[Any] | None = None, **spec: Any) -> dict
 def test_what_others_hold_is_not_free_and_what_the_run_holds_is() -> None:
     nodes = [node("a"), node("b"), node("c")]
     pods = [pod("mine", "a"), pod("theirs", "b", gpus=3), pod("over", "c", phase="Succeeded")]
-    assert room(nodes, pods, template(), {"mine"}) == {"a": 2, "b": 1, "c": 2}
-    assert room(nodes, pods, template(), set()) == {"b": 1, "c": 2}
+    assert fitting_pods(nodes, pods, template(), {"mine"}) == {"a": 2, "b": 1, "c": 2}
+    assert fitting_pods(nodes, pods, template(), set()) == {"b": 1, "c": 2}
 
 
 def test_pods_that_are_not_bound_hold_nothing() -> None:
-    assert room([node("a")], [pod("waits", None)], template(), set()) == {"a": 2}
+    assert fitting_pods([node("a")], [pod("waits", None)], template(), set()) == {"a": 2}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_pods_that_are_not_bound_hold_nothing() -> None:
     ],
 )
 def test_nodes_that_take_no_pod_are_left_out(unfit: dict[str, Any]) -> None:
-    assert room([unfit, node("b")], [], template(), set()) == {"b": 2}
+    assert fitting_pods([unfit, node("b")], [], template(), set()) == {"b": 2}
 
 
 def test_taints_that_are_tolerated_or_only_advice_do_no_harm() -> None:
@@ -72,9 +72,9 @@ def test_taints_that_are_tolerated_or_only_advice_do_no_harm() -> None:
         {"key": "pool", "operator": "Equal", "value": "research", "effect": "NoExecute"},
     ]
     wanted = template(tolerations=tolerations)
-    assert room([node("a", taints=taints)], [], wanted, set()) == {"a": 2}
+    assert fitting_pods([node("a", taints=taints)], [], wanted, set()) == {"a": 2}
     other = [{"key": "pool", "value": "web", "effect": "NoExecute"}]
-    assert room([node("a", taints=other)], [], wanted, set()) == {}
+    assert fitting_pods([node("a", taints=other)], [], wanted, set()) == {}
 
 
 def test_nodes_of_another_kind_and_avoided_ones_are_left_out() -> None:
@@ -84,13 +84,13 @@ def test_nodes_of_another_kind_and_avoided_ones_are_left_out() -> None:
     ]
     other = node("c")
     other["metadata"]["labels"]["gpu"] = "a100"
-    assert room([node("a"), node("b"), other], [], template(terms=terms), set()) == {"b": 2}
+    assert fitting_pods([node("a"), node("b"), other], [], template(terms=terms), set()) == {"b": 2}
 
 
 def test_the_node_must_have_room_for_every_resource() -> None:
     greedy = pod("cpu", "a", gpus=0)
     greedy["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "61"
-    assert room([node("a")], [greedy], template(), set()) == {"a": 1}
+    assert fitting_pods([node("a")], [greedy], template(), set()) == {"a": 1}
 
 
 def test_requests_count_the_greediest_init_container_and_sidecars_on_top() -> None:
@@ -102,4 +102,4 @@ def test_requests_count_the_greediest_init_container_and_sidecars_on_top() -> No
         ],
         "overhead": {"cpu": "250m"},
     }
-    assert float(requests(spec)["cpu"]) == 3.75
+    assert float(pod_requests(spec)["cpu"]) == 3.75

@@ -8,7 +8,7 @@ import yaml
 from megatron_operator import catalog, planner
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.lifecycle.checkpoint_compatibility import breaches, contract
+from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract, contract_violations
 
 PLATFORM = Path(__file__).parents[2] / "golden" / "platform.yaml"
 
@@ -18,7 +18,7 @@ def made(**changes: Any) -> dict[str, str]:
     platform = PlatformConfig.model_validate(yaml.safe_load(PLATFORM.read_text()))
     resolved = catalog.resolve(MegatronRecipeSpec.model_validate(spec), platform, catalog.load())
     plan = planner.plan(resolved)
-    return contract(resolved, plan, planner.megatron_arguments(resolved, plan, "run"))
+    return checkpoint_contract(resolved, plan, planner.megatron_arguments(resolved, plan, "run"))
 
 
 LAYOUT: dict[str, Any] = {
@@ -46,7 +46,7 @@ SENTENCE_PIECE = {"tokenizerType": "SentencePieceTokenizer", "tokenizerModel": "
 )
 def test_a_checkpoint_takes(changes: dict[str, Any]) -> None:
     before = made(parallelism=LAYOUT)
-    assert breaches(before, made(**({"parallelism": LAYOUT} | changes)), 100) == []
+    assert contract_violations(before, made(**({"parallelism": LAYOUT} | changes)), 100) == []
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_checkpoint_takes(changes: dict[str, Any]) -> None:
 )
 def test_a_checkpoint_does_not_take(changes: dict[str, Any], field: str) -> None:
     before = made(parallelism=LAYOUT)
-    found = breaches(before, made(**({"parallelism": LAYOUT} | changes)), 100)
+    found = contract_violations(before, made(**({"parallelism": LAYOUT} | changes)), 100)
     assert field in {error.field for error in found}
 
 
@@ -76,11 +76,11 @@ def test_an_elastic_runs_checkpoint_takes_another_layout() -> None:
     elastic = {"recovery": {"elastic": {"minCount": 32}}}
     before = made(parallelism=LAYOUT, **elastic)
     after = made(parallelism=WIDER, **elastic)
-    assert breaches(before, after, 100) == []
+    assert contract_violations(before, after, 100) == []
 
 
 def test_the_words_name_checkpoint_and_mend() -> None:
-    (error,) = breaches({"model.numLayers": "32"}, {"model.numLayers": "40"}, 1200)
+    (error,) = contract_violations({"model.numLayers": "32"}, {"model.numLayers": "40"}, 1200)
     assert str(error) == (
         "spec.model.numLayers: is 40, and the run's checkpoint of iteration 1200 was made with 32; "
         "set it back, or start a new recipe under another name"

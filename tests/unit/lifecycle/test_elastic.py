@@ -1,7 +1,7 @@
 """On how many accelerators a run can go on, and since when it could on more."""
 
 import pytest
-from megatron_operator.lifecycle import Larger, fitting, larger
+from megatron_operator.lifecycle.elastic import LargerCount, largest_fitting_count, track_larger_count
 
 
 @pytest.mark.parametrize(
@@ -10,7 +10,9 @@ from megatron_operator.lifecycle import Larger, fitting, larger
 )
 def test_whole_nodes_within_what_there_is(capacity: int, expected: int | None) -> None:
     # 48 and 40 do not divide the batch, says the planner.
-    fits = fitting(capacity, asked=64, min_count=32, per_node=8, accepts=lambda n: n not in (40, 48))
+    fits = largest_fitting_count(
+        capacity, requested=64, min_count=32, per_node=8, accepts=lambda n: n not in (40, 48)
+    )
     assert fits == expected
 
 
@@ -21,33 +23,36 @@ def test_the_planner_is_asked_from_the_largest_count_down_and_no_further_than_ne
         asked.append(count)
         return count == 16_368
 
-    assert fitting(16_380, asked=16_384, min_count=8, per_node=8, accepts=accepts) == 16_368
+    assert largest_fitting_count(16_380, requested=16_384, min_count=8, per_node=8, accepts=accepts) == 16_368
     assert asked == [16_376, 16_368]
 
 
 @pytest.mark.parametrize(("capacity", "expected"), [(4, 4), (8, 4), (3, None)])
 def test_a_run_smaller_than_a_node_fits_or_does_not(capacity: int, expected: int | None) -> None:
-    assert fitting(capacity, asked=4, min_count=1, per_node=8, accepts=lambda _: True) == expected
+    assert (
+        largest_fitting_count(capacity, requested=4, min_count=1, per_node=8, accepts=lambda _: True)
+        == expected
+    )
 
 
 def test_what_is_free_counts_from_when_it_came() -> None:
-    known = larger(None, count=32, fits=48, now=100.0)
-    assert known == Larger(48, 100.0)
-    assert larger(known, count=32, fits=48, now=200.0) == Larger(48, 100.0)
+    known = track_larger_count(None, count=32, fits=48, now=100.0)
+    assert known == LargerCount(48, 100.0)
+    assert track_larger_count(known, count=32, fits=48, now=200.0) == LargerCount(48, 100.0)
 
 
 def test_more_that_comes_later_is_no_reason_to_wait_longer() -> None:
-    assert larger(Larger(48, 100.0), count=32, fits=64, now=200.0) == Larger(48, 100.0)
+    assert track_larger_count(LargerCount(48, 100.0), count=32, fits=64, now=200.0) == LargerCount(48, 100.0)
 
 
 def test_less_than_before_still_has_been_there_as_long() -> None:
-    assert larger(Larger(64, 100.0), count=32, fits=48, now=200.0) == Larger(48, 100.0)
+    assert track_larger_count(LargerCount(64, 100.0), count=32, fits=48, now=200.0) == LargerCount(48, 100.0)
 
 
 @pytest.mark.parametrize("fits", [None, 16, 32])
 def test_what_went_again_is_forgotten(fits: int | None) -> None:
-    assert larger(Larger(64, 100.0), count=32, fits=fits, now=200.0) is None
+    assert track_larger_count(LargerCount(64, 100.0), count=32, fits=fits, now=200.0) is None
 
 
 def test_what_the_run_has_grown_to_is_no_longer_larger() -> None:
-    assert larger(Larger(48, 100.0), count=48, fits=64, now=200.0) == Larger(64, 200.0)
+    assert track_larger_count(LargerCount(48, 100.0), count=48, fits=64, now=200.0) == LargerCount(64, 200.0)

@@ -5,30 +5,30 @@ from typing import Any
 import pytest
 from megatron_operator.api.status import Incident, RecoveryStatus
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle import (
-    PodEnd,
-    Replaced,
-    appeared,
+from megatron_operator.lifecycle.incident_history import added
+from megatron_operator.lifecycle.incidents import (
+    PodReplacement,
     checkpoint_saved,
     gang_restarted,
     node_lost,
     pods_replaced,
+    recovered,
     resized,
-    trained,
 )
+from megatron_operator.lifecycle.pod_termination import PodEnd
 
 NOW = 1_800_000_000.0
 FRESH = RecoveryStatus()
-OOM = Replaced("worker-1", PodEnd("worker-1: out of memory", 137, node="node-1"))
-PEER = Replaced("worker-2", PodEnd("worker-2: lost a peer (exit code 140)", 140, node="node-2"))
-DRAINED = Replaced(
+OOM = PodReplacement("worker-1", PodEnd("worker-1: out of memory", 137, node="node-1"))
+PEER = PodReplacement("worker-2", PodEnd("worker-2: lost a peer (exit code 140)", 140, node="node-2"))
+DRAINED = PodReplacement(
     "worker-1", PodEnd("worker-1: drained", 143, node="node-1", disruption="EvictionByEvictionAPI")
 )
-UNSEEN = Replaced("worker-1", None)
+UNSEEN = PodReplacement("worker-1", None)
 
 
 def replace_pods(
-    recovery: RecoveryStatus, *replaced: Replaced, after: float = 0.0, checkpoint: int | None = 40
+    recovery: RecoveryStatus, *replaced: PodReplacement, after: float = 0.0, checkpoint: int | None = 40
 ) -> RecoveryStatus:
     return pods_replaced(recovery, replaced, NOW + after, checkpoint=checkpoint, iteration=50)
 
@@ -69,7 +69,7 @@ def test_whoever_only_lost_a_peer_did_not_begin_it() -> None:
 def test_pods_that_go_one_after_the_other_for_one_reason_are_one_restart() -> None:
     recovery = replace_pods(FRESH, UNSEEN)
     for index in range(2, 9):
-        recovery = replace_pods(recovery, Replaced(f"worker-{index}", None), after=index)
+        recovery = replace_pods(recovery, PodReplacement(f"worker-{index}", None), after=index)
     assert counts(recovery) == (1, 1, 1)
 
 
@@ -91,7 +91,7 @@ def test_a_pod_that_dies_again_in_its_recovery_is_a_further_restart() -> None:
 def test_two_pods_that_die_in_turn_are_not_taken_for_one_failure_for_ever() -> None:
     recovery = FRESH
     for again in range(20):
-        recovery = replace_pods(recovery, Replaced(f"worker-{again % 2}", OOM.end), after=30.0 * again)
+        recovery = replace_pods(recovery, PodReplacement(f"worker-{again % 2}", OOM.end), after=30.0 * again)
     assert recovery.restarts_since_checkpoint >= 7
 
 
@@ -105,7 +105,7 @@ def test_two_pods_that_die_in_turn_are_not_taken_for_one_failure_for_ever() -> N
     ids=["drain", "preemption", "SIGTERM with a checkpoint saved"],
 )
 def test_what_is_nobodys_fault_costs_nothing(end: PodEnd) -> None:
-    recovery = replace_pods(FRESH, Replaced("worker-1", end))
+    recovery = replace_pods(FRESH, PodReplacement("worker-1", end))
     assert counts(recovery) == (1, 0, 1)
     assert recovery.first_cause is None
     if end.voluntary:
@@ -113,7 +113,7 @@ def test_what_is_nobodys_fault_costs_nothing(end: PodEnd) -> None:
 
 
 def test_a_pod_that_stops_itself_without_getting_further_is_paid_for() -> None:
-    told = Replaced("worker-1", PodEnd("worker-1: told to stop", 143, checkpoint_iteration=40))
+    told = PodReplacement("worker-1", PodEnd("worker-1: told to stop", 143, checkpoint_iteration=40))
     recovery = replace_pods(replace_pods(FRESH, told), told, after=20)
     assert recovery.restarts_since_checkpoint == 1
 
@@ -133,12 +133,12 @@ def test_pods_that_give_up_while_another_has_no_place_cost_nothing() -> None:
 
 
 def test_pods_that_fail_on_several_nodes_at_once_are_no_nodes_fault() -> None:
-    other = Replaced("worker-2", PodEnd("worker-2: NCCL error", 138, node="node-2"))
+    other = PodReplacement("worker-2", PodEnd("worker-2: NCCL error", 138, node="node-2"))
     assert replace_pods(FRESH, OOM, other).node_failures == {}
 
 
 def test_a_lost_node_is_told_once_and_its_pods_replacement_is_the_same_incident() -> None:
-    lost = [Replaced("worker-1", PodEnd("worker-1: pod was deleted", node="node-1"))]
+    lost = [PodReplacement("worker-1", PodEnd("worker-1: pod was deleted", node="node-1"))]
     recovery = node_lost(FRESH, lost, "node-1: unreachable", NOW, iteration=50)
     assert node_lost(recovery, lost, "node-1: unreachable", NOW + 3, iteration=50) == recovery, (
         "the operator died before it deleted the pods"
@@ -175,7 +175,7 @@ def test_a_crash_right_after_a_gang_restart_is_another_failure() -> None:
 
 
 def test_the_first_cause_outlives_later_ones_until_a_checkpoint_is_saved() -> None:
-    recovery = replace_pods(trained(replace_pods(FRESH, OOM), NOW + 30, resumed_from=40), UNSEEN, after=300)
+    recovery = replace_pods(recovered(replace_pods(FRESH, OOM), NOW + 30, resumed_from=40), UNSEEN, after=300)
     assert recovery.first_cause == "worker-1: out of memory"
     assert recovery.last_cause == "worker-1: pod was lost and replaced"
     saved = checkpoint_saved(recovery, 60)
@@ -189,17 +189,17 @@ def test_an_old_checkpoint_gives_nothing_back(iteration: int | None) -> None:
 
 
 def test_a_run_that_trains_again_has_recovered_and_lost_what_it_does_again() -> None:
-    recovery = trained(replace_pods(FRESH, OOM), NOW + 30, resumed_from=40)
+    recovery = recovered(replace_pods(FRESH, OOM), NOW + 30, resumed_from=40)
     assert (last(recovery).lost_iterations, recovery.lost_iterations) == (10, 10)
     assert seconds(last(recovery).recovered_at) == NOW + 30
-    assert trained(recovery, NOW + 60, resumed_from=40) == recovery
+    assert recovered(recovery, NOW + 60, resumed_from=40) == recovery
 
 
 def test_the_history_is_bounded_and_the_sums_are_not() -> None:
     recovery: Any = FRESH
     for index in range(30):
-        recovery = replace_pods(recovery, Replaced("worker-1", None), after=100.0 * index)
-        recovery = trained(recovery, NOW + 100.0 * index + 50, resumed_from=45)
+        recovery = replace_pods(recovery, PodReplacement("worker-1", None), after=100.0 * index)
+        recovery = recovered(recovery, NOW + 100.0 * index + 50, resumed_from=45)
     assert len(recovery.history) == 20
     assert [each.number for each in recovery.history] == list(range(11, 31))
     assert (recovery.restarts_by_kind.pod, recovery.lost_iterations) == (30, 150)
@@ -208,5 +208,5 @@ def test_the_history_is_bounded_and_the_sums_are_not() -> None:
 def test_new_incidents_are_told_apart_from_known_ones() -> None:
     before = replace_pods(FRESH, OOM)
     after = gang_restarted(before, "hang", NOW + 300, checkpoint=40, iteration=50)
-    assert [each.kind for each in appeared(before, after)] == ["gang"]
-    assert appeared(after, after) == []
+    assert [each.kind for each in added(before, after)] == ["gang"]
+    assert added(after, after) == []

@@ -1,7 +1,8 @@
-"""The most telling obstacle, in the words of whoever raises it."""
+"""The most informative problem, in the words of the component that reports it."""
 
 from typing import Any
 
+from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.pod_diagnosis import Diagnosis, diagnose
 
 
@@ -20,17 +21,17 @@ def event(message: str, time: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
     return {"reason": "FailedCreatePod", "message": message, "lastTimestamp": time}
 
 
-def test_an_image_matters_more_than_a_place() -> None:
+def test_an_image_problem_takes_precedence_over_scheduling() -> None:
     pods = [
         pod("master-0", unschedulable="0/2 nodes are available"),
         pod("worker-0", {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}),
     ]
     assert diagnose(pods, [], "run") == Diagnosis(
-        "ImagePullFailed", "worker-0: ImagePullBackOff: Back-off pulling image"
+        Reason.IMAGE_PULL_FAILED, "worker-0: ImagePullBackOff: Back-off pulling image"
     )
 
 
-def test_an_init_containers_image_counts_too() -> None:
+def test_the_image_of_an_init_container_counts_too() -> None:
     body = pod("worker-0")
     waiting = {"reason": "ErrImagePull", "message": "alpine:3.10 not found"}
     body["status"]["initContainerStatuses"] = [{"name": "init-pytorch", "state": {"waiting": waiting}}]
@@ -41,10 +42,12 @@ def test_an_init_containers_image_counts_too() -> None:
 
 def test_all_pods_without_a_node_are_counted() -> None:
     pods = [pod(f"worker-{index}", unschedulable="0/2 nodes") for index in range(3)]
-    assert diagnose(pods, [], "run") == Diagnosis("Unschedulable", "3 pods have no node; worker-0: 0/2 nodes")
+    assert diagnose(pods, [], "run") == Diagnosis(
+        Reason.UNSCHEDULABLE, "3 pods have no node; worker-0: 0/2 nodes"
+    )
 
 
-def test_the_newest_warning_tells_why_pods_are_missing() -> None:
+def test_the_newest_warning_explains_missing_pods() -> None:
     events = [
         event("Error creating: something else", "2026-01-01T00:00:00Z"),
         event('Error creating: pods "run-worker-0" is forbidden: exceeded quota: x', "2026-01-01T00:00:09Z"),
@@ -54,5 +57,5 @@ def test_the_newest_warning_tells_why_pods_are_missing() -> None:
     assert found.reason == "QuotaExceeded"
 
 
-def test_a_container_that_is_being_made_is_no_obstacle() -> None:
+def test_a_container_that_is_being_created_is_no_problem() -> None:
     assert diagnose([pod("master-0", {"reason": "ContainerCreating"})], [], "run") is None

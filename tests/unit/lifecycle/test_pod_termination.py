@@ -1,10 +1,10 @@
-"""Why a pod ended, in one line, and whose fault it was."""
+"""Why a pod ended, in one line, and whether it was at fault."""
 
 import json
 from typing import Any
 
 import pytest
-from megatron_operator.lifecycle.pod_termination import PodEnd, last_words, pod_end
+from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end, termination_message
 
 
 def pod(ended: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ TRAINER = json.dumps(
     ],
     ids=["trainer", "memory", "log", "silent", "evicted", "drained", "deleted"],
 )
-def test_the_cause_is_told_by_whoever_knows_it(
+def test_the_cause_comes_from_the_component_that_knows_it(
     body: dict[str, Any], cause: str, exit_code: int | None
 ) -> None:
     end = end_of(body)
@@ -76,18 +76,18 @@ DONE = '{"reason": "Completed", "iteration": 200}'
 @pytest.mark.parametrize(
     "body", [pod({"exitCode": 0, "message": DONE}, phase="Succeeded"), pod(phase="Running")]
 )
-def test_a_pod_that_lives_or_ended_well_has_no_cause(body: dict[str, Any]) -> None:
+def test_a_running_or_completed_pod_has_no_cause(body: dict[str, Any]) -> None:
     assert pod_end(body, "run") is None
 
 
 @pytest.mark.parametrize("message", ["", "killed", '{"reason": "Terminated"}'])
-def test_exit_code_0_alone_does_not_mean_that_a_trainer_is_done(message: str) -> None:
+def test_exit_code_0_alone_does_not_mean_that_a_trainer_completed(message: str) -> None:
     end = end_of(pod({"exitCode": 0, "message": message}, phase="Succeeded"))
     assert (end.cause, end.exit_code) == ("worker-3: ended with exit code 0 before the last iteration", 0)
 
 
-def test_a_pod_that_only_lost_its_peers_is_not_guilty() -> None:
-    assert not PodEnd("worker-3: peers did not come", 140).own_fault
+def test_a_pod_that_only_lost_its_peers_is_not_at_fault() -> None:
+    assert not PodEnd("worker-3: lost its peers", 140).own_fault
     assert PodEnd("worker-3: out of memory", 137).own_fault
 
 
@@ -104,21 +104,21 @@ def test_a_pod_that_only_lost_its_peers_is_not_guilty() -> None:
         (pod({"exitCode": 143}), False),
         (pod(phase="Failed", reason="Evicted", conditions=[disrupted("TerminationByKubelet")]), False),
         (pod(phase="Failed", conditions=[disrupted("TerminationByKubelet")]), True),
-        # A taint that evicts: told to a kubelet that is there, it is a drain.
+        # A NoExecute taint on a reachable node is a drain.
         (pod({"exitCode": 143}, conditions=[disrupted("DeletionByTaintManager")]), True),
         (deleted(pod(phase="Running", conditions=[disrupted("DeletionByTaintManager")])), False),
     ],
 )
-def test_drains_and_preemptions_are_told_from_failures(body: dict[str, Any], voluntary: bool) -> None:
+def test_drains_and_preemptions_are_no_failures(body: dict[str, Any], voluntary: bool) -> None:
     assert end_of(body).voluntary is voluntary
 
 
 @pytest.mark.parametrize("reason", ["DeletionByTaintManager", "DeletionByPodGC"])
-def test_a_pod_that_kubernetes_gave_up_lost_its_node(reason: str) -> None:
+def test_a_pod_that_kubernetes_deleted_because_of_its_node_lost_its_node(reason: str) -> None:
     assert end_of(deleted(pod(phase="Running", conditions=[disrupted(reason)]))).node_lost
     assert not end_of(pod({"exitCode": 138})).node_lost
 
 
 @pytest.mark.parametrize("message", ["", "no JSON", "[1]", '"text"'])
-def test_last_words_that_are_none_are_no_error(message: str) -> None:
-    assert last_words(pod({"exitCode": 0, "message": message})) == {}
+def test_a_message_of_another_program_is_no_termination_message(message: str) -> None:
+    assert termination_message(pod({"exitCode": 0, "message": message})) is None

@@ -5,25 +5,27 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.recipe import RecoverySpec
-from megatron_operator.lifecycle import (
-    Avoid,
-    Capacity,
+from megatron_operator.lifecycle.observation import (
     Elastic,
-    Fail,
-    ForceDelete,
+    ElasticCapacity,
     Heartbeat,
     History,
     Limits,
     Observation,
     PodPhase,
     PodView,
+)
+from megatron_operator.lifecycle.recovery_policy import (
+    Avoid,
+    Fail,
+    ForceDelete,
     ReleaseNodes,
     Resize,
     RestartGang,
     Wait,
-    abandoned,
+    decide,
+    force_delete_or_wait,
 )
-from megatron_operator.lifecycle.recovery_policy import decide
 
 NOW = 10_000.0
 LIMITS = Limits.parse(max_restarts=3, rendezvous_timeout=600, hang_timeout="auto")
@@ -102,7 +104,7 @@ def test_waits_while(case: str, observation: Observation) -> None:
         ),
         (
             replace(HANGING, heartbeat=replace(SILENT, phase="rendezvous", moved=NOW - 601)),
-            "pods did not come together within 600 s (rendezvousTimeout)",
+            "pods did not complete the rendezvous within 600 s (rendezvousTimeout)",
         ),
     ],
     ids=["silence", "slow steps", "own limit", "a save that does not end", "no rendezvous"],
@@ -189,8 +191,8 @@ def test_a_node_that_may_come_back_is_looked_at_when_its_time_is_over() -> None:
 
 
 def test_what_a_deleted_job_left_on_a_dead_node_goes_too() -> None:
-    assert isinstance(abandoned(on_nodes(SILENT_NODE | {"deleting": True}), NOW), ForceDelete)
-    assert isinstance(abandoned(on_nodes({"deleting": True}), NOW), Wait)
+    assert isinstance(force_delete_or_wait(on_nodes(SILENT_NODE | {"deleting": True}), NOW), ForceDelete)
+    assert isinstance(force_delete_or_wait(on_nodes({"deleting": True}), NOW), Wait)
 
 
 AVOIDING = replace(LIMITS, avoid_after=2)
@@ -230,7 +232,7 @@ def waiting(seconds: float, **changes: Any) -> Observation:
 def test_a_bad_node_is_better_than_none() -> None:
     releasable = frozenset({"node-9"})
     assert decide(waiting(300, releasable=releasable)) == ReleaseNodes(
-        ("node-9",), "pods could not be placed elsewhere for 300 s"
+        ("node-9",), "pods could not be scheduled elsewhere for 300 s"
     )
     early = decide(waiting(200, releasable=releasable))
     assert isinstance(early, Wait)
@@ -241,23 +243,23 @@ ELASTIC = replace(LIMITS, elastic=Elastic(min_count=8, shrink_after=600, grow_af
 
 
 def test_an_elastic_run_goes_on_with_what_there_is() -> None:
-    short = waiting(600, limits=ELASTIC, capacity=Capacity(asked=16, count=16, fits=8))
-    assert decide(short) == Resize(8, "8 of 16 accelerators could be had for 600 s")
+    short = waiting(600, limits=ELASTIC, capacity=ElasticCapacity(requested=16, count=16, fits=8))
+    assert decide(short) == Resize(8, "only 8 of 16 accelerators have been available for 600 s")
 
 
 @pytest.mark.parametrize(
     ("seen", "again"),
     [
-        (waiting(500, limits=ELASTIC, capacity=Capacity(16, 16, 8)), 100.0),
-        (waiting(900, limits=ELASTIC, capacity=Capacity(16, 16, None)), None),
-        (waiting(900, limits=ELASTIC, capacity=Capacity(16, 16, 16)), None),
+        (waiting(500, limits=ELASTIC, capacity=ElasticCapacity(16, 16, 8)), 100.0),
+        (waiting(900, limits=ELASTIC, capacity=ElasticCapacity(16, 16, None)), None),
+        (waiting(900, limits=ELASTIC, capacity=ElasticCapacity(16, 16, 16)), None),
         (waiting(900, limits=ELASTIC), None),
-        (waiting(900, capacity=Capacity(16, 16, 8)), None),
+        (waiting(900, capacity=ElasticCapacity(16, 16, 8)), None),
         (
             waiting(
                 900,
                 limits=ELASTIC,
-                capacity=Capacity(16, 16, 8),
+                capacity=ElasticCapacity(16, 16, 8),
                 history=History("run", last_resize=NOW - 200),
             ),
             100.0,
@@ -271,7 +273,7 @@ def test_a_run_waits_for_its_accelerators_while(seen: Observation, again: float 
     assert decision.seconds == (None if again is None else pytest.approx(again))
 
 
-FREE = Capacity(asked=32, count=16, fits=32, larger=24, larger_since=NOW - 300)
+FREE = ElasticCapacity(requested=32, count=16, fits=32, larger=24, larger_since=NOW - 300)
 GROWING = replace(HEALTHY, limits=ELASTIC, capacity=FREE)
 
 
@@ -347,11 +349,11 @@ LEFT = "master-0: ended with exit code 0 before the last iteration"
 
 
 def test_a_job_that_ended_without_being_done_is_begun_anew() -> None:
-    assert decide(replace(HEALTHY, ended=True, left_early=LEFT)) == RestartGang(LEFT)
+    assert decide(replace(HEALTHY, ended=True, early_exit=LEFT)) == RestartGang(LEFT)
 
 
 def test_a_job_that_ends_again_and_again_without_being_done_fails() -> None:
     spent = replace(HISTORY, restarts_since_checkpoint=3)
-    decision = decide(replace(HEALTHY, ended=True, left_early=LEFT, history=spent))
+    decision = decide(replace(HEALTHY, ended=True, early_exit=LEFT, history=spent))
     assert isinstance(decision, Fail)
     assert LEFT in decision.cause

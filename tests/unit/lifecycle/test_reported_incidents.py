@@ -1,28 +1,25 @@
-"""The trainer's own incidents, and the operator's of the same failure: told once."""
+"""Incidents that the trainer reports, and the operator's own of the same failure: recorded once."""
 
 from typing import Any
 
 import pytest
+from megatron_contract.incident import ReportedIncident
+from megatron_contract.progress import ProgressReport
 from megatron_operator.api.status import Incident, RecoveryStatus
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle import (
-    Place,
-    PodEnd,
-    Replaced,
-    gang_restarted,
-    goodput,
-    pods_replaced,
-    reported,
-    trained,
-)
+from megatron_operator.lifecycle.incidents import PodReplacement, gang_restarted, pods_replaced, recovered
+from megatron_operator.lifecycle.pod_termination import PodEnd
+from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_reported_incidents, goodput
 
 NOW = 1_800_000_000.0
 FRESH = RecoveryStatus()
-PLACES = {0: Place("master-0", "node-0"), 1: Place("worker-0", "node-1")}
+PLACES = {0: PodPlacement("master-0", "node-0"), 1: PodPlacement("worker-0", "node-1")}
 
 
-def told(generation: int = 2, kind: str = "rank", at: float = NOW, **fields: Any) -> dict[str, Any]:
-    return {
+def incident_report(
+    generation: int = 2, kind: str = "rank", at: float = NOW, **fields: Any
+) -> ReportedIncident:
+    values = {
         "generation": generation,
         "kind": kind,
         "nodeRank": 1,
@@ -36,13 +33,14 @@ def told(generation: int = 2, kind: str = "rank", at: float = NOW, **fields: Any
         "loadedAt": at + 14,
         "firstStepAt": at + 15,
         "caughtUpAt": at + 25,
-    } | fields
+    }
+    return ReportedIncident.from_json(values | fields)
 
 
 def take(
-    recovery: RecoveryStatus, *incidents: dict[str, Any], bound_at: float | None = None
+    recovery: RecoveryStatus, *incidents: ReportedIncident, bound_at: float | None = None
 ) -> RecoveryStatus:
-    return reported(recovery, incidents, PLACES, bound_at=bound_at, checkpoint=40)
+    return add_reported_incidents(recovery, incidents, PLACES, bound_at=bound_at, checkpoint=40)
 
 
 def last(recovery: RecoveryStatus) -> Incident:
@@ -55,8 +53,8 @@ def parts(incident: Incident) -> tuple[float | None, ...]:
     return seconds.detect, seconds.schedule, seconds.start, seconds.load, seconds.redo
 
 
-def test_a_rank_restart_is_told_with_its_pod_node_rank_and_times() -> None:
-    recovery = take(FRESH, told())
+def test_a_rank_restart_is_recorded_with_its_pod_node_rank_and_times() -> None:
+    recovery = take(FRESH, incident_report())
     incident = last(recovery)
     assert (incident.kind, incident.pod, incident.node, incident.rank) == ("rank", "worker-0", "node-1", 3)
     assert (incident.cause, incident.generation) == ("rank 3 was killed by SIGKILL", 2)
@@ -70,28 +68,28 @@ def test_a_rank_restart_is_told_with_its_pod_node_rank_and_times() -> None:
 
 
 def test_the_same_report_again_changes_nothing() -> None:
-    recovery = take(FRESH, told(2), told(3, at=NOW + 100))
-    assert take(recovery, told(2), told(3, at=NOW + 100)) == recovery
+    recovery = take(FRESH, incident_report(2), incident_report(3, at=NOW + 100))
+    assert take(recovery, incident_report(2), incident_report(3, at=NOW + 100)) == recovery
     assert len(recovery.history) == 2
 
 
-def test_a_report_that_grows_is_told_as_it_grows_and_summed_once() -> None:
+def test_a_report_that_grows_updates_the_incident_and_the_totals() -> None:
     growing = [
-        told(firstStepAt=None, caughtUpAt=None),
-        told(caughtUpAt=None),
-        told(),
-        told(),
+        incident_report(firstStepAt=None, caughtUpAt=None),
+        incident_report(caughtUpAt=None),
+        incident_report(),
+        incident_report(),
     ]
     recovery = FRESH
     for report in growing:
         recovery = take(recovery, report)
-    assert recovery == take(FRESH, told())
+    assert recovery == take(FRESH, incident_report())
 
 
-def test_a_replaced_pod_that_both_saw_is_one_incident() -> None:
+def test_a_replaced_pod_that_trainer_and_operator_observed_is_one_incident() -> None:
     end = PodEnd("worker-0: out of memory", 137, node="node-7")
-    recovery = pods_replaced(FRESH, [Replaced("worker-0", end)], NOW + 3, checkpoint=40, iteration=49)
-    report = told(kind="pod", rank=None, cause="the launcher of node 1 is gone")
+    recovery = pods_replaced(FRESH, [PodReplacement("worker-0", end)], NOW + 3, checkpoint=40, iteration=49)
+    report = incident_report(kind="pod", rank=None, cause="the launcher of node 1 is gone")
     recovery = take(recovery, report, bound_at=NOW + 6)
     incident = last(recovery)
     assert len(recovery.history) == 1
@@ -102,96 +100,92 @@ def test_a_replaced_pod_that_both_saw_is_one_incident() -> None:
     assert take(recovery, report, bound_at=NOW + 6) == recovery
 
 
-def test_the_trainers_word_may_come_after_the_run_was_seen_training_again() -> None:
-    recovery = pods_replaced(FRESH, [Replaced("worker-0", None)], NOW + 3, checkpoint=40, iteration=50)
-    recovery = take(trained(recovery, NOW + 20, resumed_from=40), told(kind="pod"))
+def test_the_trainers_report_may_arrive_after_the_run_trains_again() -> None:
+    recovery = pods_replaced(FRESH, [PodReplacement("worker-0", None)], NOW + 3, checkpoint=40, iteration=50)
+    recovery = take(recovered(recovery, NOW + 20, resumed_from=40), incident_report(kind="pod"))
     assert len(recovery.history) == 1
     assert recovery.lost_iterations == 10
 
 
-def test_the_operators_word_may_come_after_the_trainers() -> None:
-    recovery = take(FRESH, told(kind="pod", rank=None, firstStepAt=None, caughtUpAt=None))
+def test_the_operators_observation_may_follow_the_trainers_report() -> None:
+    recovery = take(FRESH, incident_report(kind="pod", rank=None, firstStepAt=None, caughtUpAt=None))
     end = PodEnd("worker-0: out of memory", 137, node="node-7")
-    recovery = pods_replaced(recovery, [Replaced("worker-0", end)], NOW + 5, checkpoint=40, iteration=50)
+    recovery = pods_replaced(
+        recovery, [PodReplacement("worker-0", end)], NOW + 5, checkpoint=40, iteration=50
+    )
     assert len(recovery.history) == 1
     assert (recovery.restarts, recovery.restarts_since_checkpoint) == (1, 1)
     assert (last(recovery).cause, last(recovery).node) == ("worker-0: out of memory", "node-7")
 
 
-def test_a_pod_that_is_replaced_soon_after_another_is_an_incident_of_its_own() -> None:
-    recovery = pods_replaced(FRESH, [Replaced("worker-0", None)], NOW + 3, checkpoint=40, iteration=50)
-    first = told(2, kind="pod")
-    recovery = trained(take(recovery, first), NOW + 15, resumed_from=40)
-    recovery = pods_replaced(recovery, [Replaced("master-0", None)], NOW + 30, checkpoint=40, iteration=55)
+def test_a_pod_that_is_replaced_soon_after_another_is_a_separate_incident() -> None:
+    recovery = pods_replaced(FRESH, [PodReplacement("worker-0", None)], NOW + 3, checkpoint=40, iteration=50)
+    first = incident_report(2, kind="pod")
+    recovery = recovered(take(recovery, first), NOW + 15, resumed_from=40)
+    recovery = pods_replaced(
+        recovery, [PodReplacement("master-0", None)], NOW + 30, checkpoint=40, iteration=55
+    )
     recovery = take(recovery, first)
-    assert [each.generation for each in recovery.history] == [2, None], "the first one is told already"
-    recovery = take(recovery, first, told(3, kind="pod", at=NOW + 28))
+    assert [each.generation for each in recovery.history] == [2, None], "the first report is already recorded"
+    recovery = take(recovery, first, incident_report(3, kind="pod", at=NOW + 28))
     assert [each.generation for each in recovery.history] == [2, 3]
 
 
 def test_a_rank_that_dies_long_after_a_pod_was_replaced_is_another_incident() -> None:
-    recovery = pods_replaced(FRESH, [Replaced("worker-0", None)], NOW, checkpoint=40, iteration=50)
-    recovery = take(trained(recovery, NOW + 20, resumed_from=40), told(at=NOW + 500))
+    recovery = pods_replaced(FRESH, [PodReplacement("worker-0", None)], NOW, checkpoint=40, iteration=50)
+    recovery = take(recovered(recovery, NOW + 20, resumed_from=40), incident_report(at=NOW + 500))
     assert [each.kind for each in recovery.history] == ["pod", "rank"]
 
 
-def test_a_gang_restart_learns_from_the_trainer_who_hung() -> None:
+def test_the_cause_of_a_gang_restart_is_completed_with_the_rank_that_hung() -> None:
     recovery = gang_restarted(FRESH, "no new iteration for 121 s", NOW + 2, checkpoint=40, iteration=50)
-    recovery = take(recovery, told(kind="hang", cause="rank 3 is behind"))
+    recovery = take(recovery, incident_report(kind="hang", cause="rank 3 is behind"))
     assert last(recovery).cause == "no new iteration for 121 s; rank 3 is behind"
     assert len(recovery.history) == 1
 
 
-def test_a_hang_that_the_trainer_found_is_paid_for() -> None:
-    recovery = take(FRESH, told(kind="hang", cause="rank 3 is behind"))
+def test_a_hang_that_the_trainer_detected_costs_a_restart() -> None:
+    recovery = take(FRESH, incident_report(kind="hang", cause="rank 3 is behind"))
     assert recovery.restarts_since_checkpoint == 1
     assert recovery.first_cause == "rank 3 is behind"
     assert recovery.node_failures == {"node-1": 1}
 
 
-def test_a_loss_that_is_not_finite_is_no_nodes_fault() -> None:
-    assert take(FRESH, told(kind="loss")).node_failures == {}
+def test_a_loss_that_is_not_finite_is_no_failure_of_a_node() -> None:
+    assert take(FRESH, incident_report(kind="loss")).node_failures == {}
 
 
-def test_a_pod_that_is_gone_does_not_blame_the_node_of_its_replacement() -> None:
-    recovery = take(FRESH, told(kind="pod", rank=None))
+def test_the_node_of_a_replacement_is_not_blamed_for_the_lost_pod() -> None:
+    recovery = take(FRESH, incident_report(kind="pod", rank=None))
     assert recovery.node_failures == {}
     assert (last(recovery).pod, last(recovery).node) == ("worker-0", None)
 
 
-def test_a_pod_that_was_replaced_after_its_rank_died_does_not_blame_its_new_node() -> None:
-    places = {1: Place("worker-0", "node-2", since=NOW + 5)}
-    recovery = reported(FRESH, [told()], places, bound_at=NOW + 5, checkpoint=40)
+def test_the_new_node_of_a_pod_is_not_blamed_for_a_rank_that_died_before() -> None:
+    places = {1: PodPlacement("worker-0", "node-2", since=NOW + 5)}
+    recovery = add_reported_incidents(FRESH, [incident_report()], places, bound_at=NOW + 5, checkpoint=40)
     assert (last(recovery).pod, last(recovery).node, recovery.node_failures) == ("worker-0", None, {})
 
 
-def test_reports_older_than_what_is_kept_are_not_told_again() -> None:
-    recovery = take(FRESH, told(9))
-    assert take(recovery, told(2), told(9)) == recovery
+def test_reports_older_than_the_history_are_not_recorded_again() -> None:
+    recovery = take(FRESH, incident_report(9))
+    assert take(recovery, incident_report(2), incident_report(9)) == recovery
 
 
-@pytest.mark.parametrize(
-    "report",
-    [{}, {"generation": 2}, told(detectedAt=None), told(generation=None)],
-)
-def test_a_report_that_says_too_little_is_passed_over(report: dict[str, Any]) -> None:
-    assert take(FRESH, report) == FRESH
-
-
-def test_a_report_with_nothing_but_its_time_is_taken() -> None:
-    recovery = take(FRESH, {"generation": 2, "kind": "new-kind", "detectedAt": NOW})
+def test_a_report_of_an_unknown_kind_counts_as_a_lost_pod() -> None:
+    recovery = take(FRESH, ReportedIncident(2, NOW, "new-kind"))
     assert (last(recovery).kind, last(recovery).pod) == ("pod", None)
 
 
-def test_a_run_has_come_back_from_an_incident_that_a_further_one_cut_short() -> None:
-    # A rank is killed, and the checkpoint that the ranks go on from cannot be loaded: they never step.
-    cut_short = told(2, metAt=NOW + 2, loadedAt=None, firstStepAt=None, caughtUpAt=None)
-    recovery = take(FRESH, cut_short)
+def test_a_run_recovers_from_an_incident_together_with_the_next_one() -> None:
+    # A rank is killed, and the ranks cannot load the checkpoint: they complete no step.
+    interrupted = incident_report(2, metAt=NOW + 2, loadedAt=None, firstStepAt=None, caughtUpAt=None)
+    recovery = take(FRESH, interrupted)
     assert last(recovery).recovered_at is None
-    recovery = take(recovery, cut_short, told(3, at=NOW + 5))
+    recovery = take(recovery, interrupted, incident_report(3, at=NOW + 5))
     assert [seconds(each.recovered_at) for each in recovery.history] == [NOW + 20, NOW + 20]
     assert recovery.lost_seconds.load == 5.0
-    assert take(recovery, cut_short, told(3, at=NOW + 5)) == recovery
+    assert take(recovery, interrupted, incident_report(3, at=NOW + 5)) == recovery
 
 
 @pytest.mark.parametrize(
@@ -207,4 +201,5 @@ def test_a_run_has_come_back_from_an_incident_that_a_further_one_cut_short() -> 
 def test_goodput_is_useful_time_over_wall_time(
     useful: float | None, begun: float | None, expected: float | None
 ) -> None:
-    assert goodput({"usefulSeconds": useful, "firstStartedAt": begun}, NOW) == expected
+    report = ProgressReport(1, "training", useful_seconds=useful, first_started_at=begun)
+    assert goodput(report, NOW) == expected

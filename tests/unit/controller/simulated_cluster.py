@@ -1,28 +1,33 @@
-"""A cluster and a training run in it, simulated second by second for the walks: nodes, kubelets, scheduler,
-training-operator and trainer, each as slow and as stubborn as the real one, none of them mocked away.
+"""A simulated cluster with one training run: nodes, kubelets, scheduler, training-operator and trainer.
 
-One pod fills one node. A pod of a node that is cut off stays in the API until somebody deletes it by force.
+Each acts with the delays of the real one. One pod fills one node. A pod on an unreachable node stays in the
+API until it is force-deleted.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_contract.exit_codes import ExitCode
-from megatron_operator.lifecycle import PodEnd, PodPhase
+from megatron_operator.lifecycle.observation import PodPhase
+from megatron_operator.lifecycle.pod_termination import PodEnd
 
 PER_NODE = 8
+"""Accelerators of a node."""
 GRACE = 60.0
-NOTICED = 40.0
-"""Seconds until Kubernetes calls a silent node unreachable."""
-EVICTED = 30.0
+"""Grace period of a pod, seconds."""
+NODE_MONITOR_GRACE = 40.0
+"""Seconds until Kubernetes marks a node without heartbeats as unreachable."""
+EVICTION_DELAY = 30.0
 """Seconds from then until its pods are evicted: the pods' toleration."""
 START = 10.0
-ENDING = 30.0
+"""Seconds from binding to running."""
+SHUTDOWN = 30.0
 """Seconds that a pod takes to save a checkpoint and end."""
 RENDEZVOUS = 600.0
-SAVE_EVERY = 50
+"""Time-out of the rendezvous, seconds."""
+SAVE_INTERVAL = 50
 TOTAL = 2000
-"""Iterations of the run, one a second."""
+"""Iterations of the run, one per second."""
 
 
 @dataclass
@@ -30,12 +35,12 @@ class Node:
     name: str
     down_since: float | None = None
     taken: bool = False
-    """Somebody else's pods fill it."""
+    """Whether pods of other users fill it."""
 
     def unreachable_since(self, now: float) -> float | None:
-        if self.down_since is None or now - self.down_since < NOTICED:
+        if self.down_since is None or now - self.down_since < NODE_MONITOR_GRACE:
             return None
-        return self.down_since + NOTICED
+        return self.down_since + NODE_MONITOR_GRACE
 
 
 @dataclass
@@ -44,7 +49,7 @@ class Pod:
     rank: int
     avoids: frozenset[str]
     job: int = 0
-    """Uid of the job that made it."""
+    """UID of the job that created it."""
     created: float = 0.0
     node: str | None = None
     bound_at: float = 0.0
@@ -68,7 +73,7 @@ class Job:
 
 @dataclass
 class Cluster:
-    """All that there is. `pass_time` lets every part of it do what it does."""
+    """The state of everything; `pass_time` lets every component act."""
 
     nodes: dict[str, Node]
     now: float = 1_800_000_000.0
@@ -76,9 +81,9 @@ class Cluster:
     pods: list[Pod] = field(default_factory=list)
     training_operator: bool = True
     poisoned: bool = False
-    """Every start dies before it has done a step."""
+    """Whether every start fails before its first step."""
     uids: int = 0
-    # The trainer; what it writes lies on the checkpoint volume and outlives pods.
+    # State of the trainer; checkpoints survive pods.
     gang: tuple[int, ...] = ()
     training: bool = False
     hanging: bool = False
@@ -88,11 +93,11 @@ class Cluster:
     resumed_from: int = 0
     last_step: float | None = None
     broken: dict[str, Any] | None = None
-    gathering_since: float = 0.0
+    rendezvous_since: float = 0.0
     incidents: list[dict[str, Any]] = field(default_factory=list)
     succeeded: bool = False
     disturbances: int = 0
-    """Whatever may cost a restart: faults, drains, pods that gave their peers up."""
+    """Number of events that may cost a restart: faults, drains, pods that stopped waiting for peers."""
 
     def up(self, name: str | None) -> bool:
         return name is not None and self.nodes[name].down_since is None
@@ -108,7 +113,7 @@ class Cluster:
         ]
 
     def alive(self) -> list[Pod]:
-        """Pods whose launcher runs."""
+        """Pods whose container runs."""
         return [pod for pod in self.pods if pod.phase is PodPhase.RUNNING and self.up(pod.node)]
 
     def pass_time(self, seconds: float) -> None:
@@ -125,7 +130,7 @@ class Cluster:
         self.disturbances += 1
 
     def node_returns(self, name: str) -> None:
-        """Its kubelet finds that the containers are gone."""
+        """The node is reachable again; its kubelet finds that the containers are gone."""
         self.nodes[name].down_since = None
         for pod in self.pods:
             if pod.node == name and pod.phase is PodPhase.RUNNING:
@@ -136,7 +141,7 @@ class Cluster:
         pod.end = PodEnd(f"{pod.name}: {cause}", code, node=pod.node)
 
     def delete(self, pod: Pod, disruption: str | None = "Deleted") -> None:
-        """As the API does it: the pod goes when its kubelet has ended it, or at once when it has none."""
+        """Delete with a grace period: the pod goes when its kubelet has ended it, at once without a node."""
         if pod not in self.pods or pod.deleted_at is not None:
             return
         pod.deleted_at = self.now
@@ -163,14 +168,14 @@ class Cluster:
             if not self.up(pod.node):
                 continue
             if pod.deleted_at is not None:
-                if self.now - pod.deleted_at >= ENDING or pod.phase is not PodPhase.RUNNING:
+                if self.now - pod.deleted_at >= SHUTDOWN or pod.phase is not PodPhase.RUNNING:
                     self._end(pod)
             elif pod.phase is PodPhase.PENDING and self.now - pod.bound_at >= START:
                 pod.phase, pod.started = PodPhase.RUNNING, self.now
-                self.gathering_since = self.now
+                self.rendezvous_since = self.now
 
     def _end(self, pod: Pod) -> None:
-        """A pod that trained saves a checkpoint on SIGTERM."""
+        """Remove the pod; if it trained, it saves a checkpoint on SIGTERM."""
         if self.training and not self.hanging and tuple(each.uid for each in self.alive()) == self.gang:
             self.checkpoint = max(self.checkpoint, self.iteration)
         self.pods.remove(pod)
@@ -178,7 +183,7 @@ class Cluster:
     def _evict(self) -> None:
         for pod in self.pods:
             since = self.nodes[pod.node].unreachable_since(self.now) if pod.node else None
-            if since is not None and self.now - since >= EVICTED:
+            if since is not None and self.now - since >= EVICTION_DELAY:
                 self.delete(pod, "DeletionByTaintManager")
 
     def _replace(self) -> None:
@@ -199,7 +204,7 @@ class Cluster:
                 if free:
                     pod.node, pod.bound_at = free[0], self.now
 
-    def _whole(self) -> bool:
+    def _complete(self) -> bool:
         return self.job is not None and len(self.alive()) == self.job.size == len(self.pods)
 
     def _train(self, seconds: float) -> None:
@@ -207,15 +212,15 @@ class Cluster:
             self.training = False
             return
         gang = tuple(pod.uid for pod in self.alive())
-        if self.training and (gang != self.gang or not self._whole()):
-            self.break_up("pod")
+        if self.training and (gang != self.gang or not self._complete()):
+            self.interrupt("pod")
         if not self.training:
-            self._gather(gang)
+            self._rendezvous(gang)
         elif not self.hanging:
             self._step(seconds)
 
-    def break_up(self, kind: str, rank: int | None = None) -> None:
-        """The ranks are stopped; they will meet again."""
+    def interrupt(self, kind: str, rank: int | None = None) -> None:
+        """Stop the ranks; a rendezvous follows."""
         if self.training:
             self.broken = {
                 "kind": kind,
@@ -227,33 +232,33 @@ class Cluster:
                 "iteration": self.iteration,
             }
         self.training = self.hanging = False
-        self.gathering_since = self.now
+        self.rendezvous_since = self.now
 
-    def _gather(self, gang: tuple[int, ...]) -> None:
-        if self.now - self.gathering_since > RENDEZVOUS and not self._whole() and self.alive():
+    def _rendezvous(self, gang: tuple[int, ...]) -> None:
+        if self.now - self.rendezvous_since > RENDEZVOUS and not self._complete() and self.alive():
             self.disturbances += 1
-            self.gathering_since = self.now
+            self.rendezvous_since = self.now
             for pod in self.alive():
                 if pod.deleted_at is None:
-                    self.fail(pod, ExitCode.PEER_LOST, "peers did not come")
+                    self.fail(pod, ExitCode.PEER_LOST, "lost its peers")
             return
-        if not self._whole() or any(pod.deleted_at is not None for pod in self.pods):
+        if not self._complete() or any(pod.deleted_at is not None for pod in self.pods):
             return
         if self.poisoned:
             self.disturbances += 1
-            self.fail(self.alive()[0], ExitCode.WORKER_DIED, "rank 0 died at once")
+            self.fail(self.alive()[0], ExitCode.WORKER_DIED, "rank 0 failed at the start")
             return
         self.gang, self.training, self.generation = gang, True, self.generation + 1
         if self.broken is not None:
             times = {"metAt": self.now, "firstStepAt": None, "caughtUpAt": None}
-            told = {"generation": self.generation, "resumedFrom": self.checkpoint}
-            self.incidents = [*self.incidents, self.broken | told | times][-8:]
+            start = {"generation": self.generation, "resumedFrom": self.checkpoint}
+            self.incidents = [*self.incidents, self.broken | start | times][-8:]
             self.broken = None
         self.iteration = self.resumed_from = self.checkpoint
 
     def _step(self, seconds: float) -> None:
         self.iteration = min(TOTAL, self.iteration + round(seconds))
-        self.checkpoint = max(self.checkpoint, self.iteration // SAVE_EVERY * SAVE_EVERY)
+        self.checkpoint = max(self.checkpoint, self.iteration // SAVE_INTERVAL * SAVE_INTERVAL)
         self.last_step = self.now
         if self.incidents and self.incidents[-1]["generation"] == self.generation:
             newest = dict(self.incidents[-1])

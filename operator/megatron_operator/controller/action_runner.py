@@ -1,0 +1,51 @@
+"""Executes the actions of a reconcile."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from megatron_operator.controller.api_client import JOBS, PODS, ApiClient, ApiError
+from megatron_operator.lifecycle.actions import (
+    Action,
+    AvoidNodes,
+    DeleteJob,
+    DeletePods,
+    DeleteUnboundPods,
+    ForceDeletePods,
+)
+from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.manifests.node_avoidance import merge_patch
+
+GANG_GRACE: Final = 10
+"""Grace period in seconds for pods of a gang that makes no progress: there is nothing to save."""
+
+
+async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
+    """Execute actions in their order. Raises ApiError when the API server rejects one."""
+    for action in actions:
+        match action:
+            case AvoidNodes(job, nodes):
+                await _patch_avoided_nodes(api, job, nodes)
+            case DeleteJob(job):
+                await api.delete(JOBS, job)
+            case DeletePods(pods):
+                for pod in pods:
+                    await api.delete(PODS, pod, GANG_GRACE)
+            case DeleteUnboundPods(pods):
+                for pod in pods:
+                    await api.delete(PODS, pod, same_version=True)
+            case ForceDeletePods(pods):
+                await force_delete(api, pods)
+
+
+async def force_delete(api: ApiClient, pods: Iterable[Object]) -> None:
+    """Delete pods with a grace period of 0."""
+    for pod in pods:
+        await api.delete(PODS, pod, 0)
+
+
+async def _patch_avoided_nodes(api: ApiClient, job: Object, nodes: frozenset[str]) -> None:
+    try:
+        await api.merge(JOBS, job, merge_patch(job, nodes))
+    except ApiError as error:
+        if not (error.not_found or error.conflict):
+            raise

@@ -1,0 +1,83 @@
+"""What a reconcile leaves to do once the status is written. Every action may be executed twice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from megatron_operator.lifecycle.object_metadata import Object
+
+SOON: Final = 1.0
+"""Seconds until a state that changes by itself is checked again."""
+LATER: Final = 5.0
+"""Seconds until a state that somebody else must change is checked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AvoidNodes:
+    """Patch the job's pod templates so that new pods avoid exactly these nodes."""
+
+    job: Object
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete a training job; its pods end with it."""
+
+    job: Object
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePods:
+    """Delete pods so that the training-operator re-creates them."""
+
+    pods: tuple[Object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteUnboundPods:
+    """Delete pods made from an outdated template; one that has been bound to a node meanwhile stays."""
+
+    pods: tuple[Object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForceDeletePods:
+    """Delete pods with a grace period of 0: their kubelet will never report that they have ended."""
+
+    pods: tuple[Object, ...]
+
+
+Action = AvoidNodes | DeleteJob | DeletePods | DeleteUnboundPods | ForceDeletePods
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """When to reconcile again without an event, and what the recipe waits for."""
+
+    after: float
+    """Seconds."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a reconcile: actions in the order in which they run, and when to reconcile again."""
+
+    actions: tuple[Action, ...] = ()
+    requeue: Requeue | None = None
+
+    def within(self, seconds: float | None, reason: str) -> "Result":
+        """The same result, but reconciled again after at most `seconds`; None changes nothing."""
+        if seconds is None or (self.requeue is not None and self.requeue.after <= seconds):
+            return self
+        return Result(self.actions, Requeue(seconds, reason))
+
+
+DONE: Final = Result()
+"""Nothing to do until the next event."""
+
+
+def wait(seconds: float, reason: str, actions: Sequence[Action] = ()) -> Result:
+    """Run `actions`, then reconcile again after `seconds`."""
+    return Result(tuple(actions), Requeue(seconds, reason))

@@ -1,0 +1,136 @@
+"""Status changes that follow the training job: planned, refused, blocked, adopted, replaced, starting."""
+
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.labels import KIND
+from megatron_operator.api.reasons import Reason
+from megatron_operator.api.status import JobStatus
+from megatron_operator.lifecycle.actions import LATER, SOON, Result, wait
+from megatron_operator.lifecycle.desired import DesiredState, contract_of
+from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import pytorchjob
+
+
+def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
+    """Report the plan: how the run is mapped to its accelerators."""
+    plan = desired.plan
+    status.set(plan=plan)
+    if plan.world_size == desired.requested and status.recovery.elastic is not None:
+        status.set_recovery(elastic=None)
+    sizes = (
+        ("TP", plan.tensor_model_parallel_size),
+        ("PP", plan.pipeline_model_parallel_size),
+        ("CP", plan.context_parallel_size),
+        ("DP", plan.data_parallel_size),
+    )
+    layout = " x ".join(f"{name} {size}" for name, size in sizes)
+    fewer = plan.world_size != desired.requested
+    count = f"{plan.world_size} of {desired.requested}" if fewer else str(plan.world_size)
+    pods = f"{plan.nodes} pod{'s' if plan.nodes > 1 else ''} of {plan.per_node}"
+    status.set_condition(Condition.PLANNED, True, Reason.PLANNED, f"{layout} = {count}, in {pods}")
+
+
+def set_refused(status: StatusBuilder, reason: Reason, error: InvalidRecipeError, *, running: bool) -> None:
+    """Report why the recipe cannot run as it is; a job of the previous generation keeps running."""
+    message = str(error)
+    known = status.condition(Condition.PLANNED)
+    if known is None or (known.status, known.reason, known.message) != ("False", reason, message):
+        status.add_event(reason, message, warning=True)
+    status.set_condition(Condition.PLANNED, False, reason, message)
+    if not running:
+        status.remove_conditions(Condition.FAILED)
+        status.set(phase=Phase.REFUSED)
+
+
+def set_blocked(status: StatusBuilder, reason: Reason, message: str, *, running: bool) -> None:
+    """Report why the next step has to wait.
+
+    With `running`, the job of the previous generation keeps its own condition Running, and only Prepared is
+    set.
+    """
+    if running:
+        status.set_condition(Condition.PREPARED, False, reason, message)
+        return
+    status.set(phase=Phase.PENDING)
+    status.set_condition(Condition.RUNNING, False, reason, message)
+
+
+def set_name_taken(status: StatusBuilder, job: Object) -> Result:
+    """Report that the job's name belongs to another object; returns when to check again."""
+    name = job["metadata"]["name"]
+    owners = job["metadata"].get("ownerReferences") or []
+    if is_deleting(job) or any(owner.get("kind") == KIND for owner in owners):
+        reason = Reason.PREVIOUS_JOB_ENDING
+        set_blocked(status, reason, f"{name} of an earlier recipe is ending", running=False)
+        return wait(SOON, reason)
+    message = f"{pytorchjob.KIND} {name} exists and is not this recipe's; delete it, or rename the recipe"
+    set_blocked(status, Reason.NAME_TAKEN, message, running=False)
+    return wait(LATER, Reason.NAME_TAKEN)
+
+
+def set_prepared(status: StatusBuilder, desired: DesiredState) -> None:
+    """Report that the data is ready: its preparation is complete, or none was needed."""
+    digest = desired.manifests.prepare_hash
+    status.set(prepared=digest)
+    reason = Reason.PREPARED if digest else Reason.NOTHING_TO_PREPARE
+    status.set_condition(Condition.PREPARED, True, reason)
+
+
+def set_starting(status: StatusBuilder, reason: Reason, message: str) -> None:
+    """Report that pods are about to start, for the first time or again."""
+    status.set(phase=Phase.RECOVERING if status.is_true(Condition.RECOVERING) else Phase.STARTING)
+    status.set_condition(Condition.RUNNING, False, reason, message)
+
+
+def set_suspended(status: StatusBuilder, pods: str) -> None:
+    """Report that the run is suspended, and the state of its `pods`."""
+    status.observe_generation()
+    reset_job_status(status)
+    status.set_recovery(elastic=None)
+    status.remove_conditions(Condition.FAILED)
+    status.set(phase=Phase.SUSPENDED)
+    status.set_condition(Condition.RUNNING, False, Reason.SUSPENDED, pods)
+
+
+def set_job_replaced(status: StatusBuilder) -> None:
+    """Report that the job is being re-created because the recipe changed."""
+    reset_job_status(status)
+    status.remove_conditions(Condition.FAILED, Condition.SUCCEEDED)
+    status.set(phase=Phase.STARTING)
+    message = "the recipe changed: the job is being re-created"
+    status.set_condition(Condition.RUNNING, False, Reason.JOB_REPLACED, message)
+
+
+def adopt_job(status: StatusBuilder, job: Object) -> None:
+    """Record a job that the status does not name yet, even if the write after its creation was lost.
+
+    The budget of restarts starts over, except when the job replaces one that the operator resized.
+    """
+    uid = job["metadata"]["uid"]
+    if status.current.job is not None and status.current.job.uid == uid:
+        return
+    if status.recovery.outgoing_job is None:
+        reset_job_status(status)
+    else:
+        _clear_job_fields(status)
+    status.set(
+        job=JobStatus(name=job["metadata"]["name"], uid=uid, hash=content_hash(job) or ""),
+        checkpoint=status.checkpoint.model_copy(update={"contract": contract_of(job)}),
+    )
+    status.remove_conditions(Condition.FAILED, Condition.SUCCEEDED)
+
+
+def reset_job_status(status: StatusBuilder) -> None:
+    """Clear what is true of one job only, with its budget of restarts: the job goes or was replaced."""
+    _clear_job_fields(status)
+    status.set_recovery(restarts_since_checkpoint=0, first_cause=None, checkpoint_iteration=None)
+    status.remove_conditions(Condition.RECOVERING)
+
+
+def _clear_job_fields(status: StatusBuilder) -> None:
+    """The run continues in another job, so its count of restarts stays."""
+    status.set(job=None, progress=status.progress.model_copy(update={"generation": None, "eta": None}))
+    status.set_recovery(
+        pods_as_of=None, gang=None, restart_before=None, outgoing_job=None, waiting_since=None
+    )

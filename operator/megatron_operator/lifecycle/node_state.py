@@ -1,0 +1,82 @@
+"""Whether a node's kubelet can still end the pods on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from megatron_operator.api.times import seconds
+
+NOT_READY_GRACE: Final = 30.0
+"""Seconds beyond a pod's own grace period for a kubelet that is alive and reports its node not ready."""
+UNREADABLE_NODE_GRACE: Final = 120.0
+"""The same where nodes may not be read and only the pod's condition shows that its node was lost."""
+
+
+class NodeState(StrEnum):
+    """Whether a node's kubelet can end a pod."""
+
+    READY = "ready"
+    NOT_READY = "not ready"
+    UNREACHABLE = "unreachable"
+    """The node controller has had no heartbeat of the kubelet for its grace period."""
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node's state at one moment."""
+
+    state: NodeState
+    since: float = 0.0
+    """When the node entered this state, seconds since the epoch."""
+
+
+def node_state(node: Mapping[str, Any]) -> NodeState:
+    """The state that the node's Ready condition stands for."""
+    states = {"True": NodeState.READY, "False": NodeState.NOT_READY}
+    return states.get(str(ready_condition(node).get("status")), NodeState.UNREACHABLE)
+
+
+def ready_condition(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The node's Ready condition; empty when it has none."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return next((dict(c) for c in conditions if c.get("type") == "Ready"), {})
+
+
+def node_of(pod: Mapping[str, Any]) -> str | None:
+    """Name of the node that a pod is bound to; None before it is bound."""
+    return (pod.get("spec") or {}).get("nodeName")
+
+
+def overdue(pod: Mapping[str, Any], now: float) -> bool:
+    """Whether a pod still exists after its grace period. `now` is in seconds since the epoch."""
+    due = seconds(pod["metadata"].get("deletionTimestamp"))
+    return due is not None and now > due
+
+
+def unreachable_since(pod: Mapping[str, Any], node: NodeStatus | None, now: float) -> float | None:
+    """Since when no kubelet can end a pod that is being deleted; None while one can, or nothing is known.
+
+    A kubelet that is alive gets the pod's grace period, even if it reports its node not ready. `node` is None
+    when it may not be read: then only the condition on the pod counts. Times are seconds since the epoch.
+    """
+    due = seconds(pod["metadata"].get("deletionTimestamp"))
+    if due is None:
+        return None
+    if node is None:
+        return due if _evicted_from_lost_node(pod) and now > due + UNREADABLE_NODE_GRACE else None
+    match node.state:
+        case NodeState.READY:
+            return None
+        case NodeState.NOT_READY:
+            return due if now > due + NOT_READY_GRACE else None
+        case _:
+            return node.since
+
+
+def _evicted_from_lost_node(pod: Mapping[str, Any]) -> bool:
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if (condition.get("type"), condition.get("status")) == ("DisruptionTarget", "True"):
+            return bool(condition.get("reason") == "DeletionByTaintManager")
+    return False

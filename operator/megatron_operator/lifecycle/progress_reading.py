@@ -1,0 +1,59 @@
+"""One progress report of a run, merged from the reports of several of its pods."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from megatron_contract.incident import ReportedIncident
+from megatron_contract.progress import ProgressReport
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressTarget:
+    """A pod that serves /progress."""
+
+    pod: str
+    ip: str
+    node_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReading:
+    """The last progress that the pods of one run reported."""
+
+    report: ProgressReport
+    answered: float
+    """When a pod last answered, seconds since the epoch by the clock at the time of reading."""
+    rank_restarts: int = 0
+    """Restarts of ranks, summed over the pods."""
+    unmoved: float = 0.0
+    """Seconds for which pods have answered while phase, iteration and generation stayed the same."""
+
+
+def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
+    """One report from the reports of pods by node rank: that of the first pod, completed by the others.
+
+    Only the last pipeline stage knows the loss, and it may run in another pod.
+    """
+    in_order = [reports[rank] for rank in sorted(reports)]
+    merged: dict[str, Any] = {}
+    for each in fields(ProgressReport):
+        known = (getattr(report, each.name) for report in in_order)
+        merged[each.name] = next((value for value in known if value is not None), None)
+    iterations = [report.iteration for report in in_order if report.iteration is not None]
+    warnings = [warning for report in in_order for warning in report.warnings]
+    return replace(
+        ProgressReport(**merged),
+        iteration=max(iterations, default=None),
+        # A new pod learns the earlier incidents from the first pod.
+        incidents=max((report.incidents for report in in_order), key=_recency),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _recency(incidents: Sequence[ReportedIncident]) -> tuple[int, int]:
+    """Larger is more recent: the generation of the last incident, then the number of its known fields."""
+    if not incidents:
+        return -1, 0
+    last = incidents[-1]
+    return last.generation, sum(getattr(last, each.name) is not None for each in fields(last))

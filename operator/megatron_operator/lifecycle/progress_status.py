@@ -1,0 +1,117 @@
+"""From the progress that pods report to the status: progress, checkpoint, incidents, warnings."""
+
+import re
+from typing import Final
+
+from megatron_contract.progress import ProgressReport
+
+from megatron_operator.api.status import Progress, RunWarning
+from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.node_state import node_of
+from megatron_operator.lifecycle.pod_termination import short_name
+from megatron_operator.lifecycle.progress_reading import ProgressReading
+from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_reported_incidents, goodput
+from megatron_operator.lifecycle.snapshot import RunSnapshot, bound_since
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import pytorchjob
+
+TRAINING_PHASES: Final = frozenset({"training", "saving", "evaluating"})
+LONGEST_WARNING: Final = 400
+_NUMBERS: Final = re.compile(r"[0-9.]+")
+
+
+def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    """Copy what pods last reported into the status; the same report again changes nothing."""
+    if snapshot.reading is None or not snapshot.pods:
+        return
+    report = snapshot.reading.report
+    if report.checkpoint_iteration is not None:
+        newest = {"iteration": report.checkpoint_iteration, "time": report.checkpoint_time}
+        status.set(checkpoint=status.checkpoint.model_copy(update=newest))
+    if snapshot.reading.rank_restarts > status.recovery.rank_restarts:
+        status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
+    _update_warnings(status, report)
+    _add_incidents(status, snapshot, report)
+    if report.generation is not None:
+        _update_iteration(status, report)
+
+
+def update_goodput(status: StatusBuilder, reading: ProgressReading | None) -> None:
+    """Set the goodput. It changes with time alone, so it is only set where the status is written anyway."""
+    if reading is not None and (value := goodput(reading.report, status.now)) is not None:
+        status.set_recovery(goodput=value)
+
+
+def display(iteration: int | None, total: int | None) -> str | None:
+    """`50/200`; the total is `?` while it is not known."""
+    return None if iteration is None else f"{iteration}/{total if total is not None else '?'}"
+
+
+def _update_iteration(status: StatusBuilder, report: ProgressReport) -> None:
+    old, generation = status.progress, report.generation
+    restarted = old.generation is not None and generation != old.generation
+    iteration = report.iteration
+    if restarted and report.phase not in TRAINING_PHASES:
+        iteration = report.resumed_from or 0
+    if (iteration, generation) == (old.iteration, old.generation):
+        return
+    step, total = report.step_seconds, report.train_iters
+    eta = None
+    if step and total and iteration is not None:
+        eta = timestamp(status.now + step * max(0, total - iteration))
+    status.set(
+        progress=Progress(
+            iteration=iteration,
+            train_iters=total,
+            lm_loss=_rounded(report.lm_loss),
+            learning_rate=_rounded(report.learning_rate),
+            step_seconds=_rounded(step),
+            tokens_per_second=_rounded(report.tokens_per_second),
+            tflops_per_gpu=_rounded(report.tflops_per_gpu),
+            eta=eta,
+            display=display(iteration, total),
+            generation=generation,
+            time=timestamp(status.now),
+        )
+    )
+
+
+def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: ProgressReport) -> None:
+    if not report.incidents:
+        return
+    placement = {
+        pytorchjob.node_rank(pod): PodPlacement(
+            short_name(pod, snapshot.name), node_of(pod), since=bound_since(pod) or 0.0
+        )
+        for pod in snapshot.pods
+    }
+    recovery = add_reported_incidents(
+        status.recovery,
+        report.incidents,
+        placement,
+        bound_at=snapshot.all_bound_at,
+        checkpoint=status.checkpoint.iteration,
+    )
+    status.set(recovery=recovery)
+
+
+def _update_warnings(status: StatusBuilder, report: ProgressReport) -> None:
+    """A warning in which only numbers change is the same warning and posts no further Event."""
+    reported = [
+        RunWarning(reason=each.reason, message=each.message[:LONGEST_WARNING]) for each in report.warnings
+    ]
+    before = {_without_numbers(each): each for each in status.current.warnings}
+    now = [before.get(_without_numbers(each), each) for each in reported]
+    for each in now:
+        if _without_numbers(each) not in before:
+            status.add_event(each.reason, each.message, warning=True)
+    status.set(warnings=now)
+
+
+def _without_numbers(warning: RunWarning) -> tuple[str, str]:
+    return warning.reason, _NUMBERS.sub("", warning.message)
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five significant digits, for people; the run's progress file has the exact loss of every iteration."""
+    return None if value is None else float(f"{value:.5g}")

@@ -1,0 +1,189 @@
+"""The operator's own parts over a simulated cluster: everything but kopf, HTTP and the API client is real."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from megatron_contract.progress import ProgressReport
+from megatron_operator import catalog
+from megatron_operator.api.conditions import Phase
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.controller import capacity_finder, node_reader, reconciler
+from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.controller.children import Children
+from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.reconciler import Reconciler
+from megatron_operator.controller.snapshot_reader import SnapshotReader
+from megatron_operator.lifecycle.desired import Config, desired_state
+from megatron_operator.lifecycle.observation import Limits, Observation
+from megatron_operator.lifecycle.progress_reading import ProgressReading
+from megatron_operator.lifecycle.recovery_policy import Decision, decide
+from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+
+from tests.unit.controller.api_in_memory import NAME, NAMESPACE, UID, ApiInMemory, KilledError
+from tests.unit.controller.simulated_cluster import TOTAL, Cluster
+
+KEY = RecipeKey(NAMESPACE, NAME)
+CONFIG = Config(
+    PlatformConfig.model_validate({"accelerators": {"h100-sxm": {}}, "image": "trainer"}), catalog.load()
+)
+
+
+def recipe_spec(count: int, limits: Limits | None = None) -> dict[str, Any]:
+    """A recipe for `count` accelerators with these recovery limits."""
+    spec: dict[str, Any] = {
+        "recipe": "llama3-8b",
+        "accelerator": {"type": "h100-sxm", "count": count},
+        "data": {"mockData": True},
+    }
+    if limits is not None:
+        spec["recovery"] = {
+            "maxRestarts": limits.max_restarts,
+            "nodes": {"avoidAfter": limits.avoid_after},
+        }
+        if (elastic := limits.elastic) is not None:
+            spec["recovery"]["elastic"] = {
+                "minCount": elastic.min_count,
+                "shrinkAfter": int(elastic.shrink_after),
+                "growAfter": int(elastic.grow_after),
+            }
+    return spec
+
+
+@cache
+def has_plan(requested: int, count: int) -> bool:
+    """Whether the planner has a plan on `count` accelerators with the batch of all `requested`."""
+
+    def batch(on: int) -> int:
+        metadata = {"name": NAME, "namespace": NAMESPACE, "uid": UID}
+        status = StatusBuilder.of({"metadata": metadata, "spec": recipe_spec(requested)}, 0.0)
+        return desired_state(status, CONFIG, on).plan.global_batch_size
+
+    try:
+        return batch(count) == batch(requested)
+    except InvalidRecipeError:
+        return False
+
+
+class ProgressInMemory:
+    """Stands in for the progress poller."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self.cluster, self._clock = cluster, clock
+        self._reading: ProgressReading | None = None
+        self._moved: tuple[Any, float] = (None, 0.0)
+        self._answered_at = 0.0
+
+    def poll(self) -> None:
+        """Take the answer of the pods."""
+        cluster = self.cluster
+        motion = (cluster.training, cluster.iteration, cluster.generation)
+        if motion != self._moved[0]:
+            self._moved = motion, cluster.now
+        report = {
+            "schema": 1,
+            "phase": "training" if cluster.training else "rendezvous",
+            "iteration": cluster.iteration,
+            "trainIters": TOTAL,
+            "generation": cluster.generation,
+            "stepSeconds": 1.0,
+            "resumedFrom": cluster.resumed_from,
+            "checkpointIteration": cluster.checkpoint or None,
+            "incidents": cluster.incidents,
+        }
+        unmoved = cluster.now - self._moved[1]
+        self._reading = ProgressReading(ProgressReport.parse(report), 0.0, 0, unmoved)
+        self._answered_at = cluster.now
+
+    def reading(self, _key: RecipeKey) -> ProgressReading | None:
+        if self._reading is None:
+            return None
+        return replace(self._reading, answered=self._clock() - (self.cluster.now - self._answered_at))
+
+    def watch(self, _key: RecipeKey, _targets: object) -> None: ...
+
+    def forget(self, _key: RecipeKey) -> None:
+        self._reading = None
+
+
+class ConfigInMemory:
+    async def read(self) -> Config:
+        return CONFIG
+
+
+class WholeOperator:
+    """An operator that can be killed between any two writes. `check` sees every decision."""
+
+    def __init__(self, api: ApiInMemory, check: Callable[[Observation, Decision], None]) -> None:
+        self.api, self._check = api, check
+        self.reachable = True
+        """Whether the operator reaches the pods."""
+        self.runner = asyncio.Runner()
+        clock: Any = SimpleNamespace(monotonic=lambda: api.cluster.now)
+        self._patches: list[Any] = [
+            patch.object(node_reader, "time", clock),
+            patch.object(capacity_finder, "time", clock),
+            patch.object(reconciler, "decide", self._decide),
+        ]
+        for each in self._patches:
+            each.start()
+        self._start()
+
+    def _start(self) -> None:
+        api: Any = self.api
+        config: Any = ConfigInMemory()
+        self._progress = ProgressInMemory(self.api.cluster, self.api.clock.now)
+        poller: Any = self._progress
+        nodes = NodeReader(api, allowed=True)
+        self._snapshots = SnapshotReader(api, nodes, poller)
+        capacity = CapacityFinder(api, config, allowed=True)
+        self._reconciler = Reconciler(api, config, self._snapshots, Children(api, nodes), capacity, poller)
+
+    def close(self) -> None:
+        for each in self._patches:
+            each.stop()
+        self.runner.close()
+
+    def _decide(self, observation: Observation) -> Decision:
+        decision = decide(observation)
+        self._check(observation, decision)
+        return decision
+
+    def die_after(self, writes: int | None) -> None:
+        """Kill the operator before the write after so many; None lets it live."""
+        self.api.writes_left = writes
+
+    @property
+    def recovery(self) -> RecoveryStatus:
+        status = self.api.recipe.get("status") or {}
+        return RecoveryStatus.model_validate(status.get("recovery") or {})
+
+    @property
+    def end(self) -> str | None:
+        """The phase of a run that has ended."""
+        phase = (self.api.recipe.get("status") or {}).get("phase")
+        return phase if phase in (Phase.SUCCEEDED, Phase.FAILED) else None
+
+    def reconcile(self) -> None:
+        """One reconcile, after the watch has delivered all pods."""
+        cluster = self.api.cluster
+        for pod in cluster.pods:
+            self._snapshots.cache_pod_end(KEY, self.api.pod(pod))
+        if self.reachable and cluster.alive():
+            self._progress.poll()
+        deleting = any(pod.deleted_at is not None for pod in cluster.pods)
+        self.api.deleted.clear()
+        try:
+            self.runner.run(self._reconciler(KEY))
+        except KilledError:
+            self._start()
+        continues_restart = self.recovery.restart_before is not None
+        assert not (deleting and self.api.deleted) or continues_restart, (
+            "deletes while pods are being deleted"
+        )

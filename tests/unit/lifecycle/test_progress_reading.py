@@ -1,0 +1,39 @@
+"""One progress report from the reports of several pods."""
+
+from typing import Any
+
+from megatron_contract.progress import ProgressReport
+from megatron_operator.lifecycle.progress_reading import merge_reports
+
+
+def report(**fields: Any) -> ProgressReport:
+    return ProgressReport.parse({"schema": 1, "phase": "training", **fields})
+
+
+def test_the_first_pods_report_counts_and_the_others_complete_it() -> None:
+    first = report(nodeRank=0, iteration=7, lmLoss=None, generation=2)
+    last = report(phase="loading", nodeRank=3, iteration=8, lmLoss=2.5, generation=2)
+    merged = merge_reports({0: first, 3: last})
+    assert (merged.phase, merged.node_rank) == ("training", 0)
+    assert merged.lm_loss == 2.5
+    assert merged.iteration == 8
+
+
+def test_without_the_first_pod_the_next_ones_report_counts() -> None:
+    merged = merge_reports({2: report(phase="rendezvous", iteration=None)})
+    assert (merged.phase, merged.iteration) == ("rendezvous", None)
+
+
+def test_a_new_pod_without_incidents_does_not_hide_those_of_others() -> None:
+    old = {"generation": 2, "detectedAt": 1.0, "metAt": None}
+    newer = {"generation": 2, "detectedAt": 1.0, "metAt": 5.0}
+    expected = report(incidents=[newer]).incidents
+    for incidents in ([], [old]):
+        merged = merge_reports({0: report(incidents=incidents), 1: report(incidents=[newer])})
+        assert merged.incidents == expected
+
+
+def test_the_warnings_of_all_pods_are_merged_without_duplicates() -> None:
+    low, slow = {"reason": "CheckpointVolumeLow"}, {"reason": "SlowRank"}
+    merged = merge_reports({0: report(warnings=[low]), 1: report(warnings=[low, slow])})
+    assert [each.reason for each in merged.warnings] == ["CheckpointVolumeLow", "SlowRank"]
