@@ -17,7 +17,7 @@ from testkit.watched_run import KEEP, WatchedRun
 NAMESPACE = "megatron-faults"
 ITERATIONS = 240
 ITERATIONS_OF_ALL = 1200
-"""For the whole table: some of its faults last for minutes, in which the run goes on training."""
+"""For the whole table: some of its faults last for minutes, during which the run keeps training."""
 DISK_MEBIBYTES = 128
 
 
