@@ -17,15 +17,16 @@ if __name__ == "__main__":
     from megatron.training import pretrain
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron_trainer.checkpoints.async_checkpoint_writers import fork_writers
-    from megatron_trainer.health.loss_spikes import SpikeWatch
+    from megatron_trainer.health.loss_spikes import LossSpikeDetector
     from megatron_trainer.telemetry.reporter import Reporter
-    from megatron_trainer.worker import gpt, main
-    from megatron_trainer.worker.megatron_hooks import Observer
+    from megatron_trainer.worker import gpt
+    from megatron_trainer.worker.arguments import parse
+    from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
     flags, _ = cpu.adapt(sys.argv[1:])
-    args = main.parse(flags)
-    Observer(Reporter(), None, SpikeWatch(None, 1, None), lambda: None).install()
-    # Megatron's own writers are new interpreters, which start slower and lack the CPU replacements.
+    args = parse(flags)
+    MegatronHooks(Reporter(), None, LossSpikeDetector(None, 1, None), lambda: None).install()
+    # Megatron's own writers are fresh interpreters, slower to start and without a CPU's stand-ins.
     fork_writers(lambda _: os._exit(1))
     pretrain(
         pretrain_cfg_container_from_args(args, gpt.model_config(args)),

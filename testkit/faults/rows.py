@@ -116,7 +116,7 @@ PODS = (
         reported=("pod",),
     ),
     Row("a pod receives SIGTERM", inject.terminate_launcher, kinds("pod"), r"{pod}", reported=("pod",)),
-    Row("a pod is evicted", inject.evict_pod, kinds("pod"), r"{pod}|told to stop", reported=("pod",)),
+    Row("a pod is evicted", inject.evict_pod, kinds("pod"), r"{pod}|received SIGTERM", reported=("pod",)),
     Row(
         "a worker pod exits early with code 0",
         inject.exit_launcher_with_success(1),

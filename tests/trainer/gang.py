@@ -148,8 +148,8 @@ class Gang:
 
     def ranks(self, node: int) -> list[psutil.Process]:
         """The rank processes of a pod: children of the warm parent, which is the launcher's only child."""
-        (nursery,) = psutil.Process(self.pods[node].pid).children()
-        return nursery.children()
+        (fork_server,) = psutil.Process(self.pods[node].pid).children()
+        return fork_server.children()
 
     def cut_off(self) -> None:
         """Launchers that are started from now on share only the checkpoint directory with those before."""

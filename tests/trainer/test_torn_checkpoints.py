@@ -62,7 +62,7 @@ def test_megatrons_own_checkpoint_is_judged_rightly_when(
     copied(undisturbed, tmp_path / "save")
     hurt(tmp_path / "save")
     assert selection.choose(tmp_path / "save").iteration == start
-    assert selection.tracked(tmp_path / "save") == str(start)
+    assert selection.read_tracker(tmp_path / "save") == str(start)
 
 
 @pytest.mark.parametrize("damage", ["a shard is truncated", "the tracker is garbled"])

@@ -38,11 +38,11 @@ def endless_loop() -> None:
 
 
 def disturb_gpt(gpt: Any) -> None:
-    loss_of, forward_step = gpt.loss_of, gpt.forward_step
+    compute_loss, forward_step = gpt.compute_loss, gpt.forward_step
 
     def disturbed_loss(mask: Any, output: Any) -> Any:
         iteration = gpt.get_args().curr_iteration + 1
-        loss, tokens, reported = loss_of(mask, output)
+        loss, tokens, reported = compute_loss(mask, output)
         factor = float("nan") if due("nan", iteration) else 100.0 if due("spike", iteration) else 1.0
         if factor != 1.0:
             reported["lm loss"][0] *= factor
@@ -58,7 +58,7 @@ def disturb_gpt(gpt: Any) -> None:
             os._exit(0)
         return forward_step(*args, **kwargs)
 
-    gpt.loss_of, gpt.forward_step = disturbed_loss, disturbed_step
+    gpt.compute_loss, gpt.forward_step = disturbed_loss, disturbed_step
 
 
 def disturb_checkpointing(training: Any) -> None:

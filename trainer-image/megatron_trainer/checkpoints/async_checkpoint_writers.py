@@ -1,9 +1,9 @@
-"""A rank's checkpoint writers: forked from the warm rank, and watched.
+"""A rank's asynchronous checkpoint writers: forked from the warm rank, and monitored.
 
 Megatron starts them as fresh interpreters that import torch and Megatron again, which takes longer than the
-rank's own start and, on the cpu platform, gives processes without its stand-in for torch.cuda. Forked
-early, before CUDA and the process group exist, they cost next to nothing. Megatron does not notice when a
-writer dies and waits for it for ever; the watch here ends the rank instead.
+rank's own start and, on the cpu platform, lacks the stand-in for torch.cuda. Forked early, before CUDA and
+the process group exist, they cost next to nothing. Megatron does not detect that a writer died and waits for
+it forever; the thread here ends the rank instead.
 """
 
 import os
@@ -16,11 +16,14 @@ from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_
 from megatron.training import async_utils as training_async_utils
 from megatron.training import initialize
 
-_WATCH_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 def fork_writers(on_death: Callable[[str], None]) -> None:
-    """Have this rank's writers forked. `on_death` is called, on a thread, with how a writer died."""
+    """Make Megatron fork this rank's writers. `on_death` is called on a thread with how a writer died.
+
+    Does nothing if CUDA is initialised, since it does not survive a fork.
+    """
     if torch.cuda.is_initialized() and torch.cuda.get_device_name() != "cpu":
         return
     filesystem_async.get_write_results_queue("fork")
@@ -32,17 +35,17 @@ def fork_writers(on_death: Callable[[str], None]) -> None:
 
 def _watch(on_death: Callable[[str], None]) -> None:
     while True:
-        time.sleep(_WATCH_SECONDS)
+        time.sleep(_POLL_SECONDS)
         process = async_utils.PersistentAsyncCaller._persistent_process
         if process is None or process.pid is None:
             continue
         try:
-            # Looks without reaping: Megatron joins the process itself when it closes it.
-            seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            # WNOWAIT does not reap: Megatron joins the process itself when it closes it.
+            exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             continue
-        if seen is None or (seen.si_code == os.CLD_EXITED and seen.si_status == 0):
+        if exited is None or (exited.si_code == os.CLD_EXITED and exited.si_status == 0):
             continue
-        how = "exited with code" if seen.si_code == os.CLD_EXITED else "was killed by signal"
-        on_death(f"the checkpoint writer {how} {seen.si_status}")
+        how = "exited with code" if exited.si_code == os.CLD_EXITED else "was killed by signal"
+        on_death(f"the checkpoint writer {how} {exited.si_status}")
         return

@@ -1,8 +1,9 @@
-"""Who may write the checkpoint directory: the launcher of one Master pod, by a file in it.
+"""The lease of a checkpoint directory: a file in it names the one launcher that may write.
 
-A pod on a node that is cut off does not hear that it was replaced, but both see the volume. The newcomer
-writes its name; the older one looks twice a second, finds another name and stops its ranks; a rank looks
-before every save. The newcomer puts the directory in order only when the older one has had time to see it.
+A Master pod on a node that is cut off from the network does not learn that it was replaced, but both pods
+share the volume. The replacement writes its identity to the file; the older launcher checks it twice a
+second, finds another identity and stops its ranks; a rank checks it before every save. The replacement
+touches the directory only after FENCE_SECONDS, which give the older one time to stop.
 """
 
 import json
@@ -12,31 +13,34 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-OWNER_FILE = "owner.json"
-# From a claim until the directory is touched: the older launcher looks every half second and then kills.
+from megatron_trainer.errors import TrainerError
+
+LEASE_FILE = "owner.json"
+# Seconds from acquiring the lease until the directory is touched: the older launcher checks every half
+# second.
 FENCE_SECONDS = 3.0
 
 
-class NotOwner(Exception):
-    """Another launcher has claimed the checkpoint directory. The text says which."""
+class LeaseLostError(TrainerError):
+    """Another launcher holds the lease of the checkpoint directory. The text names it."""
 
 
-class Ownership:
-    """One launcher's claim on a checkpoint directory."""
+class CheckpointLease:
+    """One launcher's lease of a checkpoint directory. `incarnation` identifies the launcher."""
 
     def __init__(
         self, save: Path, incarnation: str, run_id: str, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._path = save / OWNER_FILE
+        self._path = save / LEASE_FILE
         self.incarnation = incarnation
         self._run_id = run_id
         self._sleep = sleep
-        self._quiet_at: float | None = None
+        self._fenced_until: float | None = None
 
-    def claim(self) -> None:
-        """Take the directory over. Raises OSError where it cannot be written."""
+    def acquire(self) -> None:
+        """Take the lease, also from another holder. Raises OSError if the directory is not writable."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        older = owner(self._path.parent)
+        previous = read_holder(self._path.parent)
         text = json.dumps(
             {
                 "incarnation": self.incarnation,
@@ -45,41 +49,44 @@ class Ownership:
                 "time": time.time(),
             }
         )
-        temporary = self._path.with_name(f".{OWNER_FILE}.{self.incarnation}")
+        temporary = self._path.with_name(f".{LEASE_FILE}.{self.incarnation}")
         with temporary.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
-        if older and older.get("incarnation") != self.incarnation:
-            self._quiet_at = time.monotonic() + FENCE_SECONDS
+        if previous and previous.get("incarnation") != self.incarnation:
+            self._fenced_until = time.monotonic() + FENCE_SECONDS
 
     def await_fence(self) -> None:
-        """Wait until an older owner has had time to stop. Raises NotOwner if this launcher is the older."""
-        if self._quiet_at is not None:
-            self._sleep(max(0.0, self._quiet_at - time.monotonic()))
-        self._quiet_at = None
+        """Wait until a previous holder has had time to stop.
+
+        Raises LeaseLostError if this one lost the lease.
+        """
+        if self._fenced_until is not None:
+            self._sleep(max(0.0, self._fenced_until - time.monotonic()))
+        self._fenced_until = None
         self.check()
 
     def check(self) -> None:
-        """Raises NotOwner if somebody else has claimed the directory since."""
-        require_owner(self._path.parent, self.incarnation)
+        """Raise LeaseLostError if another launcher has taken the lease."""
+        require_lease(self._path.parent, self.incarnation)
 
 
-def owner(save: Path) -> dict[str, object]:
-    """What the file says, {} where there is none or it cannot be read just now."""
+def read_holder(save: Path) -> dict[str, object]:
+    """Return the content of the lease file, {} if there is none or it cannot be read now."""
     try:
-        value = json.loads((save / OWNER_FILE).read_text())
+        value = json.loads((save / LEASE_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def require_owner(save: Path, incarnation: str) -> None:
-    """Raises NotOwner unless `incarnation` is the owner, or nobody is known to be."""
-    found = owner(save)
-    if found.get("incarnation", incarnation) != incarnation:
-        raise NotOwner(
-            f"{save} belongs to another Master pod now ({found.get('host')}, run {found.get('runId')}): "
-            "this one was replaced and leaves its checkpoints alone"
+def require_lease(save: Path, incarnation: str) -> None:
+    """Raise LeaseLostError unless `incarnation` holds the lease, or no holder is known."""
+    holder = read_holder(save)
+    if holder.get("incarnation", incarnation) != incarnation:
+        raise LeaseLostError(
+            f"{save} is owned by another Master pod now ({holder.get('host')}, run {holder.get('runId')}): "
+            "this one was replaced and no longer writes checkpoints"
         )

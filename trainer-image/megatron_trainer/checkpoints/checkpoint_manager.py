@@ -1,4 +1,4 @@
-"""The checkpoint directory as a pod's launcher deals with it: where to start, what to keep, what to tell."""
+"""Manages the checkpoint directory for a pod's launcher: where to start, what to keep, what to report."""
 
 import contextlib
 import errno
@@ -10,243 +10,278 @@ from pathlib import Path
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints import selection
-from megatron_trainer.checkpoints.checkpoint_lease import NotOwner, Ownership
-from megatron_trainer.checkpoints.volume import bytes_in, persist, probe, why_low, why_unwritable
-from megatron_trainer.health.retry_policy import next_course
+from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, LeaseLostError
+from megatron_trainer.checkpoints.volume import (
+    describe_shortage,
+    describe_write_error,
+    directory_size,
+    probe,
+    retry_until_writable,
+)
+from megatron_trainer.health.retry_policy import plan_restart
 from megatron_trainer.launcher.flags import Flags
 from megatron_trainer.launcher.settings import Settings
 from megatron_trainer.launcher.termination import Ending
-from megatron_trainer.rendezvous.state import Ended, Plan, State
-from megatron_trainer.telemetry.run_journal import Book
+from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
+from megatron_trainer.telemetry.iteration import IterationRecord
+from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.status import Status, written_at
 
 _WATCH_SECONDS = 0.5
 _MEASURE_SECONDS = 10.0
-# Checkpoints that the loss policy may choose among.
+# Number of checkpoints that the retry policy may choose from.
 _CANDIDATES = 4
 
 
-class Keeper:
-    """Looks after --save. `book` and `ownership` are there on node 0 only, `ownership` only with --save."""
+class CheckpointManager:
+    """Manages the directory of --save. `journal` and `lease` exist on node 0 only, `lease` only with --save.
+
+    `interrupted` returns whether this pod must stop. `fenced` is set once another launcher took the lease.
+    """
 
     def __init__(
         self,
         settings: Settings,
         flags: Flags,
         status: Status,
-        book: Book | None,
-        ownership: Ownership | None,
+        journal: RunJournal | None,
+        lease: CheckpointLease | None,
         interrupted: Callable[[], bool],
         log: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._flags = flags
         self._status = status
-        self._book = book
-        self._ownership = ownership
+        self._journal = journal
+        self._lease = lease
         self._interrupted = interrupted
         self._log = log
         self._size = 0
         self._low = False
-        self.fenced: NotOwner | None = None
+        self.fenced: LeaseLostError | None = None
 
     def newest(self) -> int | None:
-        """The newest whole checkpoint's iteration."""
+        """Return the iteration of the newest complete checkpoint."""
         save = self._flags.save
-        return None if save is None else selection.newest_whole(save, self._flags.ckpt_format)
+        return None if save is None else selection.newest_complete(save, self._flags.ckpt_format)
 
-    def prepare(self, state: State, new_pods: bool, told: dict[str, object]) -> Plan:
-        """On node 0, while no rank is alive: put the directory in order and say where to start.
+    def prepare(self, state: State, new_pods: bool, latest: IterationRecord | None) -> GenerationPlan:
+        """On node 0, while no rank runs: repair the directory and plan the generation.
 
-        `told`: the last iteration as the gang's store has it. Raises Ended where nothing is left to do or to
-        load, and where the loss policy ends the run.
+        `latest`: the last iteration according to the gang's store. Raises RunEndedError if nothing is left to
+        do or to load, and if the retry policy ends the run.
         """
-        book, met_at = self._book, time.time()
-        assert book is not None
-        start, skip = self._course(state, book)
-        book.begin(state.generation, state.report, start, told, met_at)
-        self._status.set_quietly(**book.public())
-        return Plan(
+        journal, met_at = self._journal, time.time()
+        assert journal is not None
+        start, skip = self._choose_start(state, journal)
+        journal.start_generation(state.generation, state.report, start, latest, met_at)
+        self._status.set_run(journal.summary())
+        return GenerationPlan(
             iteration=start,
             skip=skip,
             preflight=self._settings.preflight and new_pods,
-            owner=self._ownership.incarnation if self._ownership else "",
+            owner=self._lease.incarnation if self._lease else "",
         )
 
-    def _course(self, state: State, book: Book) -> tuple[int | None, tuple[int, ...]]:
-        whole: set[int] = set()
-        if self._ownership is not None:
-            save = self._flags.save
-            assert save is not None, "it is what is owned"
-            try:
-                self.persist(lambda: probe(save))
-                self._ownership.await_fence()
-            except NotOwner as error:
-                raise Ended(Ending(ExitCode.PEER_LOST, str(error))) from error
-            except OSError as error:
-                raise Ended(Ending(ExitCode.WORKER_DIED, why_unwritable(save, error))) from error
-            whole.update(*(self._put_in_order(tier) for tier in self._tiers()))
-        course = next_course(
-            book.policy,
+    def _choose_start(self, state: State, journal: RunJournal) -> tuple[int | None, tuple[int, ...]]:
+        """Return the iteration to start from and those to skip."""
+        restart = plan_restart(
+            journal.policy,
             state.report,
-            sorted(whole, reverse=True),
+            self._complete_checkpoints(),
             self._flags.train_iters,
             self._settings.loss_on_repeat,
         )
-        if course.verdict is not None:
-            book.write()
-            raise Ended(course.verdict)
-        if course.discard:
-            self._go_back(course.start, state.report.cause if state.report else "")
-        return self._told_start(course.start, course.skip, course.why), course.skip
+        if restart.verdict is not None:
+            journal.write()
+            raise RunEndedError(restart.verdict)
+        if restart.discard:
+            self._roll_back(restart.start, state.report.cause if state.report else "")
+        return self._check_start(restart.start, restart.skip, restart.why), restart.skip
 
-    def persist(self, write: Callable[[], None]) -> None:
-        """Write to --save, and wait for it half as long as the others wait for this pod. Raises OSError."""
+    def _complete_checkpoints(self) -> list[int]:
+        """Repair the directories once they are writable. Returns the newest complete iterations, descending.
+
+        Raises RunEndedError if the lease is lost or the directory stays unwritable.
+        """
+        if self._lease is None:
+            return []
+        save = self._flags.save
+        assert save is not None, "there is a lease only with --save"
+        try:
+            self.retry_until_writable(lambda: probe(save))
+            self._lease.await_fence()
+        except LeaseLostError as error:
+            raise RunEndedError(Ending(ExitCode.PEER_LOST, str(error))) from error
+        except OSError as error:
+            raise RunEndedError(Ending(ExitCode.WORKER_DIED, describe_write_error(save, error))) from error
+        complete: set[int] = set()
+        complete.update(*(self._repair(directory) for directory in self._directories()))
+        return sorted(complete, reverse=True)
+
+    def retry_until_writable(self, write: Callable[[], None]) -> None:
+        """Write to --save, with retries for half of the time that other pods wait for this one.
+
+        Raises OSError after that.
+        """
         patience = self._settings.rendezvous_timeout / 2
         save = self._flags.save
-        assert save is not None, "it is what is written to"
+        assert save is not None, "only called with --save"
 
-        def told(error: OSError | None) -> None:
-            waiting = None
+        def warn(error: OSError | None) -> None:
+            warning = None
             if error is not None:
-                waiting = f"{why_unwritable(save, error)}; waiting up to {patience:.0f} s for it"
-                self._log(f"warning: {waiting}")
-            self._status.warn("CheckpointVolumeNotWritable", waiting)
+                warning = f"{describe_write_error(save, error)}; waiting up to {patience:.0f} s for it"
+                self._log(f"warning: {warning}")
+            self._status.warn("CheckpointVolumeNotWritable", warning)
 
-        persist(write, patience, self._interrupted, told)
+        retry_until_writable(write, patience, self._interrupted, warn)
 
-    def _tiers(self) -> list[Path]:
-        """Where checkpoints lie: the directory of the run, and that of non-persistent ones."""
-        return [each for each in (self._flags.save, self._flags.fast) if each is not None]
+    def _directories(self) -> list[Path]:
+        """The directories with checkpoints: --save, and that of non-persistent ones."""
+        return [path for path in (self._flags.save, self._flags.fast) if path is not None]
 
-    def _go_back(self, start: int | None, cause: str) -> None:
-        """Take all checkpoints after `start` out of the way."""
-        for tier in self._tiers():
-            whole = selection.newest_wholes(tier, _CANDIDATES, self._flags.ckpt_format)
-            newer = [each for each in whole if each > (start or 0)]
-            older = next((each for each in whole if each <= (start or 0)), None)
-            for repair in selection.go_back(tier, older, newer, cause):
+    def _roll_back(self, start: int | None, cause: str) -> None:
+        """Set all checkpoints after `start` aside."""
+        for directory in self._directories():
+            complete = selection.newest_complete_iterations(directory, _CANDIDATES, self._flags.ckpt_format)
+            newer = [each for each in complete if each > (start or 0)]
+            older = next((each for each in complete if each <= (start or 0)), None)
+            for repair in selection.roll_back(directory, older, newer, cause):
                 self._log(repair)
-            self._thin_out(tier)
+            self._prune_set_aside(directory)
 
-    def _thin_out(self, tier: Path) -> None:
-        """Megatron reads all names in the directory of non-persistent ones: nothing may lie there aside."""
-        kept = 0 if tier == self._flags.fast else selection.BROKEN_KEPT
-        if tier.is_dir():
-            selection.prune_set_aside(tier, kept, self._log)
+    def _prune_set_aside(self, directory: Path) -> None:
+        """Keep the newest checkpoints set aside, but none in the directory of non-persistent ones.
 
-    def _put_in_order(self, save: Path) -> list[int]:
-        """Set broken checkpoints aside; delete those, where the volume has no room for another whole one.
-
-        Returns the newest whole ones.
+        Megatron reads every name there.
         """
-        form = self._flags.ckpt_format
+        kept = 0 if directory == self._flags.fast else selection.BROKEN_KEPT
+        if directory.is_dir():
+            selection.prune_set_aside(directory, kept, self._log)
+
+    def _repair(self, directory: Path) -> list[int]:
+        """Set broken checkpoints aside; delete those if the volume has no space for another one.
+
+        Returns the newest complete iterations, newest first. Raises RunEndedError.
+        """
+        ckpt_format = self._flags.ckpt_format
         try:
             try:
-                choice = selection.choose(save, form)
+                choice = selection.choose(directory, ckpt_format)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                selection.prune_set_aside(save, 0, self._log)
-                choice = selection.choose(save, form)
+                selection.prune_set_aside(directory, 0, self._log)
+                choice = selection.choose(directory, ckpt_format)
         except OSError as error:
-            message = f"{save} cannot be put in order: {error.strerror or error}"
-            raise Ended(Ending(ExitCode.WORKER_DIED, message)) from error
+            message = f"{directory} cannot be repaired: {error.strerror or error}"
+            raise RunEndedError(Ending(ExitCode.WORKER_DIED, message)) from error
         for repair in choice.repairs:
             self._log(repair)
-        self._thin_out(save)
+        self._prune_set_aside(directory)
         if choice.iteration is not None:
-            size = bytes_in(selection.directory(save, choice.iteration))
-            if why_low(save, size):
-                selection.prune_set_aside(save, 0, self._log)
-        return selection.newest_wholes(save, _CANDIDATES, form)
+            size = directory_size(selection.directory(directory, choice.iteration))
+            if describe_shortage(directory, size):
+                selection.prune_set_aside(directory, 0, self._log)
+        return selection.newest_complete_iterations(directory, _CANDIDATES, ckpt_format)
 
-    def _told_start(self, start: int | None, skip: tuple[int, ...], why: str) -> int | None:
-        """Log where the run starts; raises Ended where there is no need to, or no way."""
-        load, trained = self._flags.load, self._flags.train_iters
+    def _check_start(self, start: int | None, skip: tuple[int, ...], why: str) -> int | None:
+        """Log where the run starts.
+
+        Raises RunEndedError if it is done, or if there is no checkpoint to load.
+        """
+        load, train_iters = self._flags.load, self._flags.train_iters
         if start is not None:
             without = f", without {', '.join(map(str, skip))}" if skip else ""
             self._log(f"starting from iteration {start}{without}" + (f" ({why})" if why else ""))
-            if trained is not None and (self.newest() or 0) >= trained:
-                raise Ended(Ending(ExitCode.OK, f"iteration {start} of {trained} was done already"))
+            if train_iters is not None and (self.newest() or 0) >= train_iters:
+                raise RunEndedError(
+                    Ending(ExitCode.OK, f"iteration {start} of {train_iters} was already done")
+                )
             return start
         elsewhere = load is not None and load != self._flags.save
         if (elsewhere or self._settings.require_checkpoint) and not self._can_load():
-            raise Ended(Ending(ExitCode.NO_CHECKPOINT, f"no whole checkpoint in {load}; one is required"))
-        self._log(f"starting from what is in {load}" if elsewhere else "starting from the beginning")
+            raise RunEndedError(
+                Ending(ExitCode.NO_CHECKPOINT, f"no complete checkpoint in {load}; one is required")
+            )
+        self._log(f"starting from the checkpoint in {load}" if elsewhere else "starting from the beginning")
         return None
 
     def _can_load(self) -> bool:
         load = self._flags.load
         if load is None:
             return False
-        released = selection.tracked(load) == "release"
-        return released or selection.newest_whole(load, self._flags.ckpt_format) is not None
+        released = selection.read_tracker(load) == "release"
+        return released or selection.newest_complete(load, self._flags.ckpt_format) is not None
 
     def verify(self, ending: Ending) -> Ending:
-        """Look at the directory once more: exit 0 only if the last iteration's checkpoint is whole."""
-        trained = self._flags.train_iters
+        """Check the directory at the end: exit 0 only if the last iteration's checkpoint is complete."""
+        train_iters = self._flags.train_iters
         if self._flags.save is None:
             return ending
         newest = self.newest()
-        self._tell(newest)
-        if ending.code == ExitCode.OK and trained is not None and (newest or 0) < trained:
+        self._report(newest)
+        if ending.code == ExitCode.OK and train_iters is not None and (newest or 0) < train_iters:
             return Ending(
                 ExitCode.WORKER_DIED,
-                f"all {trained} iterations are done but the newest whole checkpoint is {newest}",
+                f"all {train_iters} iterations are done but the newest complete checkpoint is {newest}",
             )
         return ending
 
-    def _tell(self, iteration: int | None) -> None:
+    def _report(self, iteration: int | None) -> None:
         assert self._flags.save is not None
         written = None if iteration is None else written_at(selection.directory(self._flags.save, iteration))
-        self._status.checkpoint(iteration, written)
+        self._status.set_checkpoint(iteration, written)
 
     def watch(self) -> None:
-        """Follow the directory on a thread, for as long as the process lives."""
+        """Watch the directory on a daemon thread."""
         if self._flags.save is not None:
             threading.Thread(target=self._watch, daemon=True, name="checkpoints").start()
 
     def _watch(self) -> None:
-        seen: str | None = None
+        tracker: str | None = None
         measured_at = 0.0
         while self.fenced is None:
             time.sleep(_WATCH_SECONDS)
             with contextlib.suppress(OSError):
-                before, seen = seen, self._look(seen)
+                before, tracker = tracker, self._check_directory(tracker)
                 now = time.monotonic()
-                if seen != before or now - measured_at > _MEASURE_SECONDS:
+                if tracker != before or now - measured_at > _MEASURE_SECONDS:
                     measured_at = now
-                    self._measure(new=seen != before)
+                    self._measure(new=tracker != before)
 
     def _measure(self, new: bool) -> None:
-        """On node 0: warn when the volume has no room for a checkpoint like the newest."""
-        save, newest = self._flags.save, self._status.get("checkpointIteration")
-        if self._ownership is None or save is None or newest is None:
+        """On node 0: warn if the volume has no space for a checkpoint as large as the newest."""
+        save, newest = self._flags.save, self._status.report.checkpoint_iteration
+        if self._lease is None or save is None or newest is None:
             return
         if new or not self._size:
-            self._size = bytes_in(selection.directory(save, newest))
-        low = why_low(save, self._size)
-        if low is not None and not self._low:
-            self._log(f"warning: {low}")
-        self._low = low is not None
-        self._status.warn("CheckpointVolumeLow", low)
+            self._size = directory_size(selection.directory(save, newest))
+        shortage = describe_shortage(save, self._size)
+        if shortage is not None and not self._low:
+            self._log(f"warning: {shortage}")
+        self._low = shortage is not None
+        self._status.warn("CheckpointVolumeLow", shortage)
 
-    def _look(self, seen: str | None) -> str | None:
-        """When Megatron's tracker names a new whole checkpoint: tell it, and delete old ones (node 0)."""
-        save, form = self._flags.save, self._flags.ckpt_format
+    def _check_directory(self, reported: str | None) -> str | None:
+        """Check the lease; report a new complete checkpoint and delete old ones (node 0).
+
+        `reported`: the tracker's text of the last reported checkpoint. Returns that of the last one now.
+        """
+        save, ckpt_format = self._flags.save, self._flags.ckpt_format
         assert save is not None
-        if self._ownership is not None:
+        if self._lease is not None:
             try:
-                self._ownership.check()
-            except NotOwner as error:
+                self._lease.check()
+            except LeaseLostError as error:
                 self.fenced = error
-                return seen
-        text = selection.tracked(save)
-        newest = None if text is None or text == seen else self.newest()
+                return reported
+        text = selection.read_tracker(save)
+        newest = None if text is None or text == reported else self.newest()
         if newest is None or str(newest) != text:
-            return seen
-        self._tell(newest)
-        if self._ownership is not None and self._settings.keep_checkpoints:
-            selection.prune(save, self._settings.keep_checkpoints, form, self._log)
+            return reported
+        self._report(newest)
+        if self._lease is not None and self._settings.keep_checkpoints:
+            selection.prune(save, self._settings.keep_checkpoints, ckpt_format, self._log)
         return text

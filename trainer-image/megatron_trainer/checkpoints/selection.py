@@ -1,9 +1,9 @@
-"""Which checkpoint a run starts from: the newest one that is whole.
+"""Selects the checkpoint to start from: the newest complete one.
 
 Megatron writes shards, then `.metadata`, then `metadata.json`, then the tracker, none of them atomically. A
-pod that dies on the way leaves a directory that the loader trusts, or a tracker that Megatron answers with
-exit code 0. So before every start the directories themselves are read: what is not whole is set aside, with
-the reason beside it, and the tracker is written anew.
+pod that dies in between leaves a directory that the loader trusts, or a tracker that makes Megatron exit with
+code 0. So before every start the directories themselves are checked: an incomplete one is set aside with the
+reason beside it, and the tracker is rewritten.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any
 
 TRACKER = "latest_checkpointed_iteration.txt"
 REASON_FILE = "why-set-aside.txt"
-# Checkpoints that were set aside are kept for a person to look at, but not for ever.
+# The newest checkpoints that were set aside are kept for inspection.
 BROKEN_KEPT = 2
 
 _ITERATION_DIR = re.compile(r"iter_(\d{7,})")
@@ -31,19 +31,19 @@ _SET_ASIDE = re.compile(r"iter_(\d{7,})\.(broken|rolled-back)-(\d+)")
 
 @dataclass(frozen=True)
 class Choice:
-    """The iteration to start from, None for the beginning, and what was put right on the way."""
+    """The iteration to start from, None for the beginning, and the repairs that were made."""
 
     iteration: int | None
     repairs: list[str]
 
 
 def directory(root: Path, iteration: int) -> Path:
-    """Megatron's directory of one iteration's checkpoint."""
+    """Return Megatron's directory of one iteration's checkpoint."""
     return root / f"iter_{iteration:07d}"
 
 
 def iterations(root: Path) -> list[int]:
-    """Iterations that have a checkpoint directory, newest first, whole or not."""
+    """Return the iterations with a checkpoint directory, newest first, complete or not."""
     if not root.is_dir():
         return []
     found = (_ITERATION_DIR.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir())
@@ -51,7 +51,7 @@ def iterations(root: Path) -> list[int]:
 
 
 class _Part:
-    """Stands for any class that a checkpoint's metadata names: holds its fields and does nothing."""
+    """Replaces every class that a checkpoint's metadata names: holds its fields and does nothing."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> "_Part":
         return object.__new__(cls)
@@ -64,15 +64,18 @@ class _Part:
 
 
 class _FieldsOnly(pickle.Unpickler):
-    """Reads a pickle without importing what it names: torch.distributed.checkpoint would take seconds to
-    import, at the very moment when all pods wait, and a file on a volume should run no code."""
+    """Reads a pickle without importing what it names.
+
+    Importing torch.distributed.checkpoint takes seconds while all pods wait, and a file on a volume should
+    not run code.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Part
 
 
 def _shard_lengths(metadata_file: Path) -> dict[str, int]:
-    """Bytes that each shard must have at least, by file name, as torch's checkpoint metadata says."""
+    """Return the minimum bytes of each shard, by file name, from torch's checkpoint metadata."""
     with metadata_file.open("rb") as file:
         metadata: Any = _FieldsOnly(file).load()
     lengths: dict[str, int] = {}
@@ -82,11 +85,11 @@ def _shard_lengths(metadata_file: Path) -> dict[str, int]:
     return lengths
 
 
-def why_not_whole(path: Path, ckpt_format: str = "torch_dist") -> str | None:
-    """The reason for which a checkpoint directory cannot be loaded, None if it is whole.
+def why_incomplete(path: Path, ckpt_format: str = "torch_dist") -> str | None:
+    """Return why a checkpoint directory is incomplete, None if it is complete.
 
-    Whole means: metadata readable, every shard that it names present and of full length. The legacy format
-    `torch` has no metadata to hold its files against; there only empty files are found.
+    Complete means: metadata readable, every shard that it names present and of full length. The legacy format
+    `torch` has no metadata to compare with; there only empty files are detected.
     """
     if ckpt_format == "torch":
         files = list(path.glob("mp_rank_*/*.pt"))
@@ -106,7 +109,7 @@ def why_not_whole(path: Path, ckpt_format: str = "torch_dist") -> str | None:
         lengths = _shard_lengths(path / ".metadata")
     except FileNotFoundError:
         return ".metadata is missing: the save did not finish"
-    except Exception as error:  # a torn pickle raises nearly anything
+    except Exception as error:  # a truncated pickle may raise anything
         return f".metadata cannot be read: {type(error).__name__}: {error}"
     for name, length in sorted(lengths.items()):
         try:
@@ -118,26 +121,26 @@ def why_not_whole(path: Path, ckpt_format: str = "torch_dist") -> str | None:
     return None
 
 
-def newest_whole(root: Path, ckpt_format: str = "torch_dist") -> int | None:
-    """The newest iteration with a whole checkpoint. Changes nothing."""
+def newest_complete(root: Path, ckpt_format: str = "torch_dist") -> int | None:
+    """Return the newest iteration with a complete checkpoint. Changes nothing."""
     for iteration in iterations(root):
-        if why_not_whole(directory(root, iteration), ckpt_format) is None:
+        if why_incomplete(directory(root, iteration), ckpt_format) is None:
             return iteration
     return None
 
 
-def newest_wholes(root: Path, count: int, ckpt_format: str = "torch_dist") -> list[int]:
-    """The newest `count` iterations with a whole checkpoint, newest first. Changes nothing."""
-    whole = (
+def newest_complete_iterations(root: Path, count: int, ckpt_format: str = "torch_dist") -> list[int]:
+    """Return the newest `count` iterations with a complete checkpoint, newest first. Changes nothing."""
+    complete = (
         iteration
         for iteration in iterations(root)
-        if why_not_whole(directory(root, iteration), ckpt_format) is None
+        if why_incomplete(directory(root, iteration), ckpt_format) is None
     )
-    return list(islice(whole, count))
+    return list(islice(complete, count))
 
 
-def tracked(root: Path) -> str | None:
-    """The text of Megatron's tracker, None where there is none."""
+def read_tracker(root: Path) -> str | None:
+    """Return the text of Megatron's tracker, None if there is none."""
     try:
         return (root / TRACKER).read_text(errors="replace").strip()
     except FileNotFoundError:
@@ -155,14 +158,14 @@ def _set_aside(path: Path, reason: str, what: str = "broken") -> Path:
     target = _free_name(path, what)
     path.rename(target)
     if target.is_dir():
-        # A volume that is full has no room for the reason either.
+        # A full volume has no space for the reason either.
         with contextlib.suppress(OSError):
             (target / REASON_FILE).write_text(reason + "\n")
     return target
 
 
 def _write_tracker(root: Path, text: str) -> None:
-    """Replace the tracker in one step: a reader sees the old text or the new."""
+    """Replace the tracker atomically."""
     temporary = root / f".{TRACKER}.{os.getpid()}"
     with temporary.open("w") as file:
         file.write(text)
@@ -172,44 +175,48 @@ def _write_tracker(root: Path, text: str) -> None:
 
 
 def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
-    """Find the newest whole checkpoint under `root`, set broken newer ones aside and repair the tracker.
+    """Find the newest complete checkpoint under `root`, set newer broken ones aside and repair the tracker.
 
-    Older checkpoints are left as they are: they are looked at when they become the newest. To be called
-    while no rank of the run is alive.
+    Older checkpoints are not checked until they become the newest. Call it only while no rank runs. Raises
+    OSError.
     """
     repairs: list[str] = []
     chosen = None
     for iteration in iterations(root):
         path = directory(root, iteration)
-        reason = why_not_whole(path, ckpt_format)
+        reason = why_incomplete(path, ckpt_format)
         if reason is None:
             chosen = iteration
             break
         target = _set_aside(path, reason)
-        repairs.append(f"checkpoint {path.name} is not whole ({reason}): set aside as {target.name}")
-    text = tracked(root)
+        repairs.append(f"checkpoint {path.name} is incomplete ({reason}): set aside as {target.name}")
+    text = read_tracker(root)
     if chosen is not None:
         if text != str(chosen):
             _write_tracker(root, str(chosen))
-            repairs.append(f"{TRACKER} said {text!r}: now {chosen}")
+            repairs.append(f"{TRACKER} contained {text!r}: now {chosen}")
     elif text is not None and not (text == "release" and (root / "release").is_dir()):
         target = _set_aside(root / TRACKER, "")
         repairs.append(
-            f"{TRACKER} said {text!r} but no whole checkpoint is there: set aside as {target.name}"
+            f"{TRACKER} contained {text!r} but there is no complete checkpoint: set aside as {target.name}"
         )
     return Choice(chosen, repairs)
 
 
-def go_back(root: Path, start: int | None, newer: Sequence[int], cause: str) -> list[str]:
-    """Let the run start from `start`: set the whole checkpoints `newer` than that aside, because of `cause`.
+def roll_back(root: Path, start: int | None, newer: Sequence[int], cause: str) -> list[str]:
+    """Make the run start from `start`: set the checkpoints `newer` aside, because of `cause`.
 
-    Returns what was done, for the log. To be called while no rank of the run is alive.
+    Returns what was done, for the log. Call it only while no rank runs. Raises OSError.
     """
     done = []
     for iteration in newer:
         path = directory(root, iteration)
-        target = _set_aside(path, f"the run went back to iteration {start or 0}: {cause}", "rolled-back")
-        done.append(f"checkpoint {path.name} lies after the one to go back to: set aside as {target.name}")
+        target = _set_aside(
+            path, f"the run was rolled back to iteration {start or 0}: {cause}", "rolled-back"
+        )
+        done.append(
+            f"checkpoint {path.name} is newer than iteration {start or 0}: set aside as {target.name}"
+        )
     if start is not None:
         _write_tracker(root, str(start))
     elif newer:
@@ -218,36 +225,36 @@ def go_back(root: Path, start: int | None, newer: Sequence[int], cause: str) -> 
 
 
 def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[[str], None] = print) -> None:
-    """Delete all but the newest `keep` (at least one) whole checkpoints.
+    """Delete all but the newest `keep` (at least one) complete checkpoints.
 
-    A directory newer than those kept that is not whole is left alone: it may be in writing. So is one that a
-    reader holds, by a shared flock on its metadata.json (.metadata where there is none): `flock -s
+    An incomplete directory newer than those kept is left alone: a save may be in progress. So is one that a
+    reader locks, by a shared flock on its metadata.json (.metadata if there is none): `flock -s
     iter_0000100/metadata.json cp -r iter_0000100 elsewhere`.
     """
     kept = 0
     for iteration in iterations(root):
         path = directory(root, iteration)
         if kept >= max(keep, 1):
-            _delete_unless_held(path, f"{keep} newer whole ones are kept", log)
-        elif why_not_whole(path, ckpt_format) is None:
+            _delete_unless_locked(path, f"{keep} newer complete ones are kept", log)
+        elif why_incomplete(path, ckpt_format) is None:
             kept += 1
     prune_set_aside(root, BROKEN_KEPT, log)
 
 
 def prune_set_aside(root: Path, keep: int, log: Callable[[str], None]) -> None:
-    """Delete all but the newest `keep` of those set aside, and finish deletions that were cut short."""
+    """Delete all but the newest `keep` checkpoints set aside, and finish interrupted deletions."""
     aside = sorted(
         (entry for entry in root.iterdir() if _SET_ASIDE.fullmatch(entry.name)),
         key=lambda entry: entry.stat().st_mtime,
     )
     for path in aside[: len(aside) - keep]:
-        _delete_unless_held(path, f"{keep} of those set aside are kept", log)
-    for grave in root.glob(".deleting-*"):
-        shutil.rmtree(grave, ignore_errors=True)
+        _delete_unless_locked(path, f"{keep} set aside are kept", log)
+    for leftover in root.glob(".deleting-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _delete_unless_held(path: Path, why: str, log: Callable[[str], None]) -> None:
-    """Renamed before its files go, so that a half-deleted one is never taken for a checkpoint."""
+def _delete_unless_locked(path: Path, why: str, log: Callable[[str], None]) -> None:
+    """Delete a checkpoint, renamed first so that a partly deleted one is never taken for a checkpoint."""
     with contextlib.ExitStack() as stack:
         for name in ("metadata.json", ".metadata"):
             with contextlib.suppress(FileNotFoundError):
@@ -255,13 +262,13 @@ def _delete_unless_held(path: Path, why: str, log: Callable[[str], None]) -> Non
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    log(f"kept checkpoint {path.name}: a reader holds it")
+                    log(f"kept checkpoint {path.name}: a reader has locked it")
                     return
                 except OSError:
-                    # A volume without flock: nobody can hold anything there.
+                    # A volume without flock: no reader can lock anything.
                     pass
                 break
-        grave = path.with_name(f".deleting-{path.name}")
-        path.rename(grave)
-        shutil.rmtree(grave, ignore_errors=True)
+        doomed = path.with_name(f".deleting-{path.name}")
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
     log(f"deleted checkpoint {path.name}: {why}")

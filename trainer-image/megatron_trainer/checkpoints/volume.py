@@ -1,4 +1,4 @@
-"""How much room the checkpoint volume has, told before a save finds out, and whether it can be written."""
+"""Free space of the checkpoint volume, reported before a save fails, and whether it is writable."""
 
 import errno
 import os
@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# The next checkpoint may be a little larger than the last: the data loader's state, the names of files.
+# The next checkpoint may be a little larger than the last: data loader state, file names.
 MARGIN = 1.1
 _POLL_SECONDS = 0.5
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def bytes_in(path: Path) -> int:
-    """Bytes of all files under `path`. Files that go meanwhile count nothing."""
+def directory_size(path: Path) -> int:
+    """Return the bytes of all files under `path`. Files that are deleted meanwhile count nothing."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -25,27 +25,29 @@ def bytes_in(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user can still write on the volume of `path`."""
+    """Return the bytes that this user can still write on the volume of `path`."""
     stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
 
 
-def why_low(save: Path, last_checkpoint: int) -> str | None:
-    """Why the next save will fail, None if it has room. `last_checkpoint`: bytes of the last one."""
+def describe_shortage(save: Path, last_checkpoint: int) -> str | None:
+    """Return why the next save will fail, None if there is space.
+
+    `last_checkpoint`: bytes of the last one.
+    """
     free, needed = free_bytes(save), int(last_checkpoint * MARGIN)
     if free >= needed:
         return None
     return (
-        f"{readable(free)} free on the volume of {save}, the next checkpoint needs about {readable(needed)}: "
-        "enlarge the volume, or delete what is not needed there"
+        f"{format_bytes(free)} free on the volume of {save}, the next checkpoint needs about "
+        f"{format_bytes(needed)}: enlarge the volume or delete other files there"
     )
 
 
 def probe(save: Path) -> None:
-    """Raises OSError where no file can be written in `save`: its server is away, its mount has become
-    read-only, permissions.
+    """Raise OSError if no file can be written in `save`: server away, read-only mount, permissions.
 
-    A volume that is full passes: what was set aside is deleted there to put it in order.
+    A full volume passes: checkpoints that were set aside are deleted there later.
     """
     file = save / f".writable.{os.getpid()}"
     try:
@@ -56,20 +58,20 @@ def probe(save: Path) -> None:
             raise
 
 
-def why_unwritable(save: Path, error: OSError) -> str:
-    """For a person."""
+def describe_write_error(save: Path, error: OSError) -> str:
+    """Return a message with the path and the error."""
     return f"--save {save} cannot be written: {error.strerror or error}"
 
 
-def persist(
+def retry_until_writable(
     write: Callable[[], None],
     seconds: float,
     interrupted: Callable[[], bool],
-    told: Callable[[OSError | None], None],
+    on_change: Callable[[OSError | None], None],
 ) -> None:
-    """Call `write` until it raises no OSError, at most for `seconds` or until `interrupted`: then raise it.
+    """Call `write` until it raises no OSError. Raises it after `seconds`, or once `interrupted`.
 
-    `told` is called with the error when the waiting begins, and with None at its end.
+    `on_change` is called with the first error, and with None when a write succeeds after one.
     """
     deadline = time.monotonic() + seconds
     waiting = False
@@ -80,17 +82,17 @@ def persist(
             if time.monotonic() >= deadline or interrupted():
                 raise
             if not waiting:
-                told(error)
+                on_change(error)
             waiting = True
             time.sleep(_POLL_SECONDS)
             continue
         if waiting:
-            told(None)
+            on_change(None)
         return
 
 
-def readable(count: int) -> str:
-    """Bytes for a person: 1.5 GiB."""
+def format_bytes(count: int) -> str:
+    """Format bytes as `1.5 GiB`."""
     value, unit = float(count), _UNITS[0]
     for unit in _UNITS:
         if value < 1024 or unit == _UNITS[-1]:

@@ -1,10 +1,10 @@
-"""`megatron-prepare`: turn a folder of text into what Megatron trains on, once.
+"""`megatron-prepare`: converts a folder of text to the files that Megatron trains on, once.
 
     megatron-prepare --source /corpus --include '**/*.py' --output-prefix /data/code \\
         --tokenizer-dir /data/tokenizer --tokenizer-vocab-size 4096 --append-eod
 
-One document a file; a .jsonl file has one a line, under "text". Writes NAME_text_document.bin and .idx with
-Megatron's own builder, then NAME.prepared.json, which marks the result as finished: it is not made again.
+Each file is one document; each line of a .jsonl file is one, under "text". Writes NAME_text_document.bin and
+.idx with Megatron's own builder, then NAME.prepared.json, which marks the result as finished.
 """
 
 import argparse
@@ -23,14 +23,16 @@ from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
+from megatron_trainer.errors import TrainerError
+
 _BATCH = 256
 _PROGRESS_SECONDS = 5.0
-# Of byte-level BPE: 256 bytes and the end-of-text token. Below that nothing can be merged.
-LEAST_VOCABULARY = 257
+# Byte-level BPE has 256 bytes and the end-of-text token; below that there are no merges.
+MIN_VOCABULARY = 257
 
 
-class CannotPrepare(Exception):
-    """The corpus cannot be made. The text names what is wrong and the mend."""
+class PreparationError(TrainerError):
+    """The corpus cannot be built. The text names the problem and the remedy; `code` is the exit code."""
 
     def __init__(self, code: ExitCode, message: str) -> None:
         super().__init__(message)
@@ -38,9 +40,8 @@ class CannotPrepare(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is asked for. `include` are globs under `source`; paths are absolute or relative to the working
-    folder."""
+class PrepareOptions:
+    """The command line. `include` are globs under `source`."""
 
     source: Path
     include: tuple[str, ...]
@@ -52,15 +53,16 @@ class Request:
 
     @property
     def data(self) -> Path:
-        """Prefix that Megatron's --data-path names."""
+        """The prefix for Megatron's --data-path."""
         return self.output_prefix.with_name(self.output_prefix.name + "_text_document")
 
     @property
     def marker(self) -> Path:
+        """The file that marks the result as finished."""
         return self.output_prefix.with_name(self.output_prefix.name + ".prepared.json")
 
     def settings(self) -> dict[str, object]:
-        """What the result depends on."""
+        """Return the options that the result depends on."""
         return {
             "source": str(self.source),
             "include": list(self.include),
@@ -74,43 +76,53 @@ def _log(text: str) -> None:
     print(f"megatron-prepare: {text}", flush=True)
 
 
-def read_request(argv: Sequence[str]) -> Request:
-    """Read the command line. Raises CannotPrepare with USAGE."""
+def parse_options(argv: Sequence[str]) -> PrepareOptions:
+    """Parse the command line. Raises PreparationError with USAGE."""
     parser = argparse.ArgumentParser(
         prog="megatron-prepare",
-        description="Make a corpus that Megatron trains on.",
+        description="Build a corpus that Megatron trains on.",
         allow_abbrev=False,
     )
-    parser.add_argument("--source", type=Path, required=True, help="folder with the text")
+    parser.add_argument("--source", type=Path, required=True, help="folder with the text files")
     parser.add_argument(
         "--include", action="append", help="glob under the source; may be repeated (default **/*)"
     )
-    parser.add_argument("--output-prefix", type=Path, required=True, help="folder and name of the result")
-    parser.add_argument("--tokenizer-dir", type=Path, required=True, help="a tokenizer, or where to put one")
+    parser.add_argument("--output-prefix", type=Path, required=True, help="path prefix of the output files")
     parser.add_argument(
-        "--tokenizer-vocab-size", type=int, default=32768, help="of a tokenizer that is trained"
+        "--tokenizer-dir",
+        type=Path,
+        required=True,
+        help="directory of a tokenizer; one is trained there if it is empty",
     )
     parser.add_argument(
-        "--append-eod", action="store_true", help="end each document with the end-of-text token"
+        "--tokenizer-vocab-size",
+        type=int,
+        default=32768,
+        help="vocabulary size of a trained tokenizer (default 32768)",
     )
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="threads that tokenize")
+    parser.add_argument(
+        "--append-eod", action="store_true", help="append the end-of-text token to each document"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="tokenizer threads (default: all CPUs)"
+    )
     parser.exit_on_error = False
     try:
         args, unknown = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
-        raise CannotPrepare(ExitCode.USAGE, str(error)) from error
+        raise PreparationError(ExitCode.USAGE, str(error)) from error
     if unknown:
-        raise CannotPrepare(
+        raise PreparationError(
             ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}; see megatron-prepare --help"
         )
-    if args.tokenizer_vocab_size < LEAST_VOCABULARY:
-        raise CannotPrepare(
+    if args.tokenizer_vocab_size < MIN_VOCABULARY:
+        raise PreparationError(
             ExitCode.USAGE,
-            f"--tokenizer-vocab-size is {args.tokenizer_vocab_size}; give at least {LEAST_VOCABULARY}",
+            f"--tokenizer-vocab-size is {args.tokenizer_vocab_size}; set at least {MIN_VOCABULARY}",
         )
     if args.workers < 1:
-        raise CannotPrepare(ExitCode.USAGE, f"--workers is {args.workers}; give 1 or more")
-    return Request(
+        raise PreparationError(ExitCode.USAGE, f"--workers is {args.workers}; set 1 or more")
+    return PrepareOptions(
         args.source,
         tuple(args.include or ["**/*"]),
         args.output_prefix,
@@ -121,22 +133,25 @@ def read_request(argv: Sequence[str]) -> Request:
     )
 
 
-def files_of(request: Request) -> list[Path]:
-    """The files to read, sorted by name, each once. Raises CannotPrepare where there are none."""
-    if not request.source.is_dir():
-        raise CannotPrepare(
-            ExitCode.BAD_DATA, f"--source {request.source} is not a folder; mount the text there"
+def find_files(options: PrepareOptions) -> list[Path]:
+    """Return the files to read, sorted, without duplicates. Raises PreparationError if there are none."""
+    if not options.source.is_dir():
+        raise PreparationError(
+            ExitCode.BAD_DATA, f"--source {options.source} is not a folder; mount the text there"
         )
-    files = sorted({path for glob in request.include for path in request.source.glob(glob) if path.is_file()})
+    files = sorted({path for glob in options.include for path in options.source.glob(glob) if path.is_file()})
     if not files:
-        raise CannotPrepare(
-            ExitCode.BAD_DATA, f"no file under {request.source} matches {' or '.join(request.include)}"
+        raise PreparationError(
+            ExitCode.BAD_DATA, f"no file under {options.source} matches {' or '.join(options.include)}"
         )
     return files
 
 
-def documents(files: Sequence[Path]) -> Iterator[str]:
-    """The documents in the files, in order. Files that are not UTF-8 text, and empty ones, are left out."""
+def read_documents(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the documents in order. Files that are empty or not UTF-8 text are skipped.
+
+    Raises PreparationError for a line of a .jsonl file without text.
+    """
     for path in files:
         try:
             text = path.read_text(encoding="utf-8")
@@ -152,69 +167,72 @@ def documents(files: Sequence[Path]) -> Iterator[str]:
             try:
                 yield json.loads(line)["text"]
             except (ValueError, KeyError, TypeError) as error:
-                raise CannotPrepare(
+                raise PreparationError(
                     ExitCode.BAD_DATA, f'{path} line {number} is not an object with "text": {error!r}'
                 ) from error
 
 
-def finished(request: Request) -> PreparationResult | None:
-    """The result if it was made before and is still whole, None if it has to be made.
+def find_result(options: PrepareOptions) -> PreparationResult | None:
+    """Return the result of an earlier call, None if there is none or its files are incomplete.
 
-    Raises CannotPrepare where it was made with other settings.
+    Raises PreparationError if it was built with other settings.
     """
     try:
-        marker = json.loads(request.marker.read_text(encoding="utf-8"))
+        marker = json.loads(options.marker.read_text(encoding="utf-8"))
         result = PreparationResult.from_json(marker["result"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     for suffix, length in ((".bin", result.bin_bytes), (".idx", result.idx_bytes)):
-        path = Path(str(request.data) + suffix)
+        path = Path(str(options.data) + suffix)
         if not path.is_file() or path.stat().st_size != length:
             return None
-    if marker["settings"] != request.settings():
-        raise CannotPrepare(
+    if marker["settings"] != options.settings():
+        raise PreparationError(
             ExitCode.USAGE,
-            f"{request.marker} was made with {json.dumps(marker['settings'])}, asked for is "
-            f"{json.dumps(request.settings())}; remove it or choose another --output-prefix",
+            f"{options.marker} was built with {json.dumps(marker['settings'])}, requested is "
+            f"{json.dumps(options.settings())}; remove it or choose another --output-prefix",
         )
     return result
 
 
-def _tokenizer(request: Request, files: Sequence[Path]) -> Any:
+def _tokenizer(options: PrepareOptions, files: Sequence[Path]) -> Any:
     from megatron_trainer.data import tokenizer
 
     try:
-        if not tokenizer.exists(request.tokenizer_dir):
+        if not tokenizer.exists(options.tokenizer_dir):
             started = time.monotonic()
-            _log(f"training a byte-level BPE of {request.tokenizer_vocab_size} entries on {len(files)} files")
-            tokenizer.train(documents(files), request.tokenizer_vocab_size, request.tokenizer_dir)
-            _log(f"trained in {time.monotonic() - started:.1f} s: {request.tokenizer_dir}")
-        loaded, eod = tokenizer.load(request.tokenizer_dir)
-    except tokenizer.TokenizerMissing as error:
-        raise CannotPrepare(ExitCode.BAD_DATA, str(error)) from error
-    if request.append_eod and eod is None:
-        raise CannotPrepare(
+            _log(f"training a byte-level BPE of {options.tokenizer_vocab_size} entries on {len(files)} files")
+            tokenizer.train(read_documents(files), options.tokenizer_vocab_size, options.tokenizer_dir)
+            _log(f"trained in {time.monotonic() - started:.1f} s: {options.tokenizer_dir}")
+        loaded, eod = tokenizer.load(options.tokenizer_dir)
+    except tokenizer.TokenizerError as error:
+        raise PreparationError(ExitCode.BAD_DATA, str(error)) from error
+    if options.append_eod and eod is None:
+        raise PreparationError(
             ExitCode.BAD_DATA,
-            f"--append-eod: the tokenizer in {request.tokenizer_dir} has no eos_token; name one or leave "
-            "the flag out",
+            f"--append-eod: the tokenizer in {options.tokenizer_dir} has no eos_token; set one or omit "
+            "the flag",
         )
-    return loaded, eod if request.append_eod else None
+    return loaded, eod if options.append_eod else None
 
 
-def build(request: Request) -> PreparationResult:
-    """Make the corpus. Both files appear at the end, by renaming, and then the marker."""
-    files = files_of(request)
-    request.output_prefix.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer, eod = _tokenizer(request, files)
+def build(options: PrepareOptions) -> PreparationResult:
+    """Build the corpus. Both files are renamed into place at the end, then the marker.
+
+    Raises PreparationError or OSError.
+    """
+    files = find_files(options)
+    options.output_prefix.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer, eod = _tokenizer(options, files)
 
     import torch
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    part = request.data.with_name(f".{request.data.name}.{os.getpid()}")
+    part = options.data.with_name(f".{options.data.name}.{os.getpid()}")
     builder = IndexedDatasetBuilder(f"{part}.bin", dtype=DType.optimal_dtype(tokenizer.get_vocab_size()))
     count = tokens = 0
-    started = told = time.monotonic()
-    for texts in batched(documents(files), _BATCH):
+    started = logged_at = time.monotonic()
+    for texts in batched(read_documents(files), _BATCH):
         for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
             ids = encoding.ids if eod is None else [*encoding.ids, eod]
             if not ids:
@@ -222,37 +240,43 @@ def build(request: Request) -> PreparationResult:
             builder.add_document(torch.tensor(ids, dtype=torch.int64), [len(ids)])
             count += 1
             tokens += len(ids)
-        if time.monotonic() - told > _PROGRESS_SECONDS:
-            told = time.monotonic()
-            _log(f"{count} documents, {tokens} tokens, {tokens / (told - started):.0f} tokens/s")
+        if time.monotonic() - logged_at > _PROGRESS_SECONDS:
+            logged_at = time.monotonic()
+            _log(f"{count} documents, {tokens} tokens, {tokens / (logged_at - started):.0f} tokens/s")
     if not tokens:
-        raise CannotPrepare(ExitCode.BAD_DATA, f"the {len(files)} files under {request.source} hold no text")
+        raise PreparationError(
+            ExitCode.BAD_DATA, f"the {len(files)} files under {options.source} contain no text"
+        )
     builder.finalize(f"{part}.idx")
     sizes = []
     for suffix in (".bin", ".idx"):
         path = Path(f"{part}{suffix}")
         sizes.append(path.stat().st_size)
-        path.replace(Path(f"{request.data}{suffix}"))
-    result = PreparationResult(count, tokens, tokenizer.get_vocab_size(), str(request.data), *sizes)
-    mark = request.marker.with_name(f".{request.marker.name}.{os.getpid()}")
-    mark.write_text(json.dumps({"settings": request.settings(), "result": result.to_json()}, indent=2) + "\n")
-    mark.replace(request.marker)
+        path.replace(Path(f"{options.data}{suffix}"))
+    result = PreparationResult(count, tokens, tokenizer.get_vocab_size(), str(options.data), *sizes)
+    mark = options.marker.with_name(f".{options.marker.name}.{os.getpid()}")
+    mark.write_text(json.dumps({"settings": options.settings(), "result": result.to_json()}, indent=2) + "\n")
+    mark.replace(options.marker)
     return result
 
 
 def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
     try:
-        request = read_request(argv)
+        options = parse_options(argv)
         # The Rust side reads these once, when it is first used.
-        os.environ["RAYON_NUM_THREADS"] = str(request.workers)
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if request.workers > 1 else "false"
-        result = finished(request)
-        what = "was there already" if result else "is made"
-        result = result or build(request)
-    except CannotPrepare as error:
+        os.environ["RAYON_NUM_THREADS"] = str(options.workers)
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if options.workers > 1 else "false"
+        result = find_result(options)
+        what = "already exists" if result else "is built"
+        result = result or build(options)
+    except PreparationError as error:
         return error.code, str(error), None
     except PermissionError as error:
-        return ExitCode.BAD_DATA, f"cannot write {error.filename}: give user {os.getuid()} the right to", None
+        return (
+            ExitCode.BAD_DATA,
+            f"cannot write {error.filename}: make it writable for user {os.getuid()}",
+            None,
+        )
     except OSError as error:
         return ExitCode.WORKER_DIED, f"{error.strerror}: {error.filename}", None
     text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
@@ -260,7 +284,7 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Prepare the corpus and exit as the contract says, with the result as JSON on the termination log."""
+    """Prepare the corpus and exit with a code of the contract, with the result on the termination log."""
     code, message, result = _run(sys.argv[1:] if argv is None else argv)
     _log(f"{REASONS[code]} (exit {int(code)}): {message}")
     fields = TerminationMessage.of(code, message).to_json() | (result.to_json() if result else {})

@@ -1,4 +1,4 @@
-"""The tokenizer of a prepared corpus: trained as byte-level BPE, or taken from a directory that has one.
+"""The tokenizer of a prepared corpus: trained as byte-level BPE, or loaded from a directory.
 
 The directory is what Megatron's HuggingFaceTokenizer loads offline: `tokenizer.json` and
 `tokenizer_config.json`.
@@ -11,17 +11,19 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from megatron_trainer.errors import TrainerError
+
 END_OF_TEXT = "<|endoftext|>"
 
 
-class TokenizerMissing(Exception):
-    """The tokenizer directory has something, but no tokenizer that can be used. The text says what to do."""
+class TokenizerError(TrainerError):
+    """The tokenizer directory has no usable tokenizer. The text names the remedy."""
 
 
 def train(texts: Iterator[str], vocabulary: int, directory: Path) -> None:
-    """Train byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) with `vocabulary` entries at most.
+    """Train byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) with at most `vocabulary` entries.
 
-    The directory appears whole: `tokenizer.json`, by which it is recognised, is written last.
+    `tokenizer.json`, which marks the directory as complete, is written last.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,25 +55,25 @@ def _replace(path: Path, text: str) -> None:
 
 
 def exists(directory: Path) -> bool:
-    """Whether the directory has a tokenizer. Raises TokenizerMissing if it has one that cannot be used."""
+    """Return whether the directory has a tokenizer. Raises TokenizerError if it has one of another format."""
     if (directory / "tokenizer.json").is_file():
         return True
     others = sorted(entry.name for entry in directory.glob("*") if entry.name != "tokenizer_config.json")
     others = [name for name in others if not name.startswith(".")] if directory.is_dir() else []
     if others:
-        raise TokenizerMissing(
-            f"{directory} has {', '.join(others[:4])} but no tokenizer.json; save the tokenizer in the fast "
-            "format there, or name an empty directory to have one trained"
+        raise TokenizerError(
+            f"{directory} has {', '.join(others[:4])} but no tokenizer.json; save the tokenizer there in the "
+            "fast format, or use an empty directory to train one"
         )
     return False
 
 
 def load(directory: Path) -> tuple[Tokenizer, int | None]:
-    """The tokenizer and the id of its end-of-text token, None if it names none."""
+    """Return the tokenizer and the id of its end-of-text token, if any. Raises TokenizerError."""
     try:
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerMissing(f"{directory}/tokenizer.json cannot be read: {error}") from error
+        raise TokenizerError(f"{directory}/tokenizer.json cannot be read: {error}") from error
     try:
         named = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which rank's end explains the others, and what the gang is told of it."""
+"""Classifies the exits of a pod's ranks: which one explains the others, and what to report to the gang."""
 
 import signal
 from collections.abc import Mapping
@@ -6,48 +6,48 @@ from typing import Any
 
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.health.oom_kills import MemoryKills
+from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.launcher.termination import Ending
-from megatron_trainer.telemetry.incidents import Kind, Report
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
-# What a rank says about its own end, by global rank: the event `failed`.
-Said = Mapping[int, Mapping[str, Any]]
+# The `failed` events of ranks, by global rank.
+FailedEvents = Mapping[int, Mapping[str, Any]]
 
 
-def culprit(codes: Mapping[int, int], said: Said, memory: MemoryKills) -> Ending:
-    """The end among a pod's ranks that explains the others: one that comes again, then one of its own.
+def classify_exits(codes: Mapping[int, int], events: FailedEvents, oom_kills: OomKillCounter) -> Ending:
+    """Return the exit that explains the others: one that would recur, else one with a cause of its own.
 
     `codes`: exit codes by global rank, negative for a signal.
     """
-    endings = [_ending(rank, code, said, memory) for rank, code in sorted(codes.items())]
+    endings = [_classify_exit(rank, code, events, oom_kills) for rank, code in sorted(codes.items())]
     order = {ExitCode.PEER_LOST: 2, ExitCode.TERMINATED: 3}
-    return min(endings, key=lambda ending: 0 if ending.code < 128 else order.get(ending.code, 1))
+    return min(endings, key=lambda ending: order.get(ending.code, 1) if ending.code.retryable else 0)
 
 
-def _ending(rank: int, code: int, said: Said, memory: MemoryKills) -> Ending:
+def _classify_exit(rank: int, code: int, events: FailedEvents, oom_kills: OomKillCounter) -> Ending:
     message = f"rank {rank} exited with code {code}"
     if code == 0:
         code, message = ExitCode.WORKER_DIED, f"{message} before the last iteration was done"
     elif code < 0:
         message = f"rank {rank} was killed by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL and memory.more():
-            message += f": the pod is out of memory{memory.limit()}"
-    elif rank in said:
-        message = f"rank {rank}: {said[rank]['message']}"
+        if code == -signal.SIGKILL and oom_kills.increased():
+            message += f": the pod is out of memory{oom_kills.describe_limit()}"
+    elif rank in events:
+        message = f"rank {rank}: {events[rank]['message']}"
     return Ending(ExitCode(code) if code in set(ExitCode) else ExitCode.WORKER_DIED, message, rank)
 
 
-def report_of(ending: Ending, said: Said, node_rank: int) -> Report:
-    """What to tell the gang of the end of a rank of this pod."""
+def failure_report(ending: Ending, events: FailedEvents, node_rank: int) -> FailureReport:
+    """Build the report to the gang for the exit of a rank of this pod."""
     if ending.code == ExitCode.PEER_LOST:
-        return Report(Kind.POD, ending.message)
-    words = said.get(-1 if ending.rank is None else ending.rank, {})
-    kind = Kind.LOSS if ending.code == ExitCode.LOSS_NOT_FINITE else Kind.RANK
-    return Report(
+        return FailureReport(FailureKind.POD, ending.message)
+    event = events.get(-1 if ending.rank is None else ending.rank, {})
+    kind = FailureKind.LOSS if ending.code == ExitCode.LOSS_NOT_FINITE else FailureKind.RANK
+    return FailureReport(
         kind,
         ending.message,
         node_rank,
         ending.rank,
-        failed_iteration=words.get("iteration"),
-        unreadable=words.get("unreadable"),
+        failed_iteration=event.get("iteration"),
+        unreadable=event.get("unreadable"),
     )

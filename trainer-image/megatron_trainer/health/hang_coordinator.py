@@ -1,7 +1,8 @@
-"""What the pods do together when ranks hang: agree on it, keep all stacks, name the rank that is behind.
+"""How the pods handle a hang together: agree on it, store all stacks, identify the stalled rank.
 
-Every launcher watches its own ranks and says in the gang's store when all of them are silent. When all pods
-say so, node 0 asks for stacks; each launcher takes those of its ranks, and node 0 reports whom they wait for.
+Every launcher watches its own ranks and marks in the gang's store when all of them are silent. When all pods
+are marked, node 0 requests stacks; each launcher collects those of its ranks, and node 0 reports the rank
+that the others wait for.
 """
 
 import json
@@ -12,108 +13,112 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from megatron_trainer.health.stacks import RankState, behind, describe
+from megatron_trainer.health.stacks import RankState, describe_hang, find_stalled_rank
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.rendezvous.handler import GangRendezvous
 from megatron_trainer.rendezvous.state import State
-from megatron_trainer.telemetry.incidents import Kind, Report
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
 HANGS_FOLDER = "hangs"
 HANGS_KEPT = 3
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 _WRITE_SECONDS = 5.0
 
 
-class HangHunt:
-    """This pod's part in it. `look` takes the state and the stacks of this pod's ranks."""
+class HangCoordinator:
+    """This pod's part. `collect` returns the states and stacks of this pod's ranks."""
 
     def __init__(
         self,
         gang: GangRendezvous,
         watchdog: Watchdog,
         save: Path | None,
-        look: Callable[[], list[RankState]],
+        collect: Callable[[], list[RankState]],
         log: Callable[[str], None],
     ) -> None:
         self._gang = gang
         self._watchdog = watchdog
         self._save = save
-        self._look = look
+        self._collect = collect
         self._log = log
-        self._looked_at = 0.0
-        self._said: tuple[int, bool] = (0, False)
+        self._checked_at = 0.0
+        self._marked: tuple[int, bool] = (0, False)
         self._answered = 0
-        self._report: Report | None = None
+        self._detected_at: float | None = None
         self._silent = 0.0
-        self._give_up_at = 0.0
+        self._answer_deadline = 0.0
 
-    def turn(self, state: State) -> Report | None:
-        """Look, and answer. On node 0: the report of a hang once it is known whom it is due to.
+    def poll(self, state: State) -> FailureReport | None:
+        """Check this pod's ranks, or answer a request for stacks.
 
-        Raises StoreLost.
+        Returns, on node 0, the report of a hang once all stacks are collected or overdue. Raises
+        StoreLostError.
         """
         if state.hang is not None:
             return self._answer(state, state.hang)
         now = time.monotonic()
-        if now - self._looked_at < _LOOK_SECONDS:
+        if now - self._checked_at < _CHECK_SECONDS:
             return None
-        self._looked_at = now
+        self._checked_at = now
         stalled = (state.generation, self._watchdog.stalled())
-        if stalled[1] or self._said[0] == state.generation:
-            self._say(stalled)
+        if stalled[1] or self._marked[0] == state.generation:
+            self._mark(stalled)
         if stalled[1] and self._gang.node_rank == 0 and self._all_stalled(state.generation):
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-            self._gang.store.found_hanging(
+            self._gang.store.request_stacks(
                 state.generation, f"{HANGS_FOLDER}/{stamp}-generation-{state.generation}"
             )
         return None
 
-    def _say(self, stalled: tuple[int, bool]) -> None:
-        if stalled != self._said:
+    def _mark(self, stalled: tuple[int, bool]) -> None:
+        if stalled != self._marked:
             self._gang.store.set(f"stalled/{stalled[0]}/{self._gang.node_rank}", str(stalled[1]))
-            self._said = stalled
+            self._marked = stalled
 
     def _all_stalled(self, generation: int) -> bool:
         return all(
             self._gang.store.get(f"stalled/{generation}/{node}") == "True" for node in range(self._gang.nodes)
         )
 
-    def _answer(self, state: State, folder: str) -> Report | None:
+    def _answer(self, state: State, folder: str) -> FailureReport | None:
         key = f"stacks/{state.generation}"
         if self._answered != state.generation:
             self._answered = state.generation
-            self._silent = self._watchdog.silence()
-            self._report = Report(Kind.HANG, "", 0)
-            found = self._look()
+            self._silent = self._watchdog.silent_seconds()
+            self._detected_at = time.time()
+            ranks = self._collect()
             self._gang.store.set(
-                f"{key}/{self._gang.node_rank}", json.dumps([each.brief() for each in found])
+                f"{key}/{self._gang.node_rank}", json.dumps([rank.brief() for rank in ranks])
             )
-            self._keep(found, folder)
-            self._give_up_at = time.monotonic() + _ANSWER_SECONDS
+            self._store_stacks(ranks, folder)
+            self._answer_deadline = time.monotonic() + _ANSWER_SECONDS
         keys = [f"{key}/{node}" for node in range(self._gang.nodes)]
-        waiting = time.monotonic() < self._give_up_at and not self._gang.store.has(keys)
-        if self._gang.node_rank != 0 or self._report is None or waiting:
+        waiting = time.monotonic() < self._answer_deadline and not self._gang.store.has(keys)
+        if self._gang.node_rank != 0 or self._detected_at is None or waiting:
             return None
-        texts = (self._gang.store.get(each) for each in keys)
-        states = [RankState(**brief) for text in texts if text for brief in json.loads(text)]
-        culprit = behind(states)
-        kept = None if self._save is None else self._save / folder
-        report = Report(
-            Kind.HANG,
-            describe(culprit, self._silent, kept),
-            0 if culprit is None else culprit.node_rank,
-            None if culprit is None else culprit.rank,
-            detected_at=self._report.detected_at,
-        )
-        self._report = None
+        report = self._report(keys, folder, self._detected_at)
+        self._detected_at = None
         return report
 
-    def _keep(self, found: list[RankState], folder: str) -> None:
-        """Write the stacks down, on a thread: the volume may be what the ranks hang on."""
-        text = "\n".join(each.text() for each in found)
+    def _report(self, keys: list[str], folder: str, detected_at: float) -> FailureReport:
+        texts = (self._gang.store.get(key) for key in keys)
+        ranks = [RankState(**brief) for text in texts if text for brief in json.loads(text)]
+        stalled = find_stalled_rank(ranks)
+        stored_in = None if self._save is None else self._save / folder
+        return FailureReport(
+            FailureKind.HANG,
+            describe_hang(stalled, self._silent, stored_in),
+            0 if stalled is None else stalled.node_rank,
+            None if stalled is None else stalled.rank,
+            detected_at=detected_at,
+        )
+
+    def _store_stacks(self, ranks: list[RankState], folder: str) -> None:
+        """Write the stacks on a thread: the volume may be what the ranks hang on."""
+        text = "\n".join(rank.text() for rank in ranks)
         if self._save is None:
-            self._log(f"stacks of ranks that hang:\n{text}")
+            self._log(f"stacks of hanging ranks:\n{text}")
             return
         writer = threading.Thread(target=self._write, args=(self._save / folder, text), daemon=True)
         writer.start()
@@ -127,4 +132,4 @@ class HangHunt:
                 for old in sorted(folder.parent.iterdir())[:-HANGS_KEPT]:
                     shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
-            self._log(f"cannot keep the stacks in {folder}: {error}")
+            self._log(f"cannot write the stacks to {folder}: {error}")

@@ -1,8 +1,8 @@
-"""Checks of seconds before a pod's first ranks load anything: does this device compute, do all ranks connect?
+"""Checks devices and connections in seconds, before a pod's first ranks load anything.
 
-A product of matrices whose result is known, compared with it and between all ranks, then a sum over all
-ranks, within a time limit. What fails ends its pod, so that another takes its place, on another node if the
-operator avoids this one.
+Each rank multiplies matrices with a known product and compares it with that and with the other ranks; then
+all ranks compute a sum, within a time limit. A rank that fails ends its pod, so that it is replaced, on
+another node if the operator avoids this one.
 """
 
 import hashlib
@@ -15,13 +15,15 @@ from typing import Any, Protocol
 
 import torch
 
+from megatron_trainer.errors import TrainerError
+
 LIMIT_SECONDS = 60.0
 _SIZE_ON_GPU, _SIZE_ON_CPU = 4096, 512
 _LARGEST_BYTES_SUMMED = 64 << 20
 
 
 class Store(Protocol):
-    """What is used of the process group's store."""
+    """The part of the process group's store that is used here."""
 
     def set(self, key: str, value: str) -> Any: ...
 
@@ -30,27 +32,27 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
-class PreflightFailed(Exception):
-    """This rank's device or connection is broken. The text names node and rank."""
+class PreflightError(TrainerError):
+    """This rank's device or connection is faulty. The text names node and rank."""
 
 
-class PeerFailed(Exception):
-    """Another rank is broken or did not come."""
+class PeerFailedError(TrainerError):
+    """Another rank is faulty or did not respond."""
 
 
 def run(store: Store, on_timeout: Callable[[str, bool], None], limit: float = LIMIT_SECONDS) -> None:
-    """Check this rank together with all others. The default process group must be there.
+    """Check this rank together with all others. Needs the default process group.
 
-    Raises PreflightFailed or PeerFailed. `on_timeout` is called on a thread when the limit has passed, with
-    what to say and whether another rank is to blame; it must end the process.
+    `limit` is in seconds; after it, `on_timeout` is called on a thread with a message and whether another
+    rank caused it, and must end the process. Raises PreflightError or PeerFailedError.
     """
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     steps = _Steps(store, rank, world)
-    with _limited(limit, lambda: on_timeout(*steps.why_late(limit))):
+    with _limited(limit, lambda: on_timeout(*steps.describe_timeout(limit))):
         digest = product_digest(rank)
-        steps.reached("product", digest)
+        steps.complete("product", digest)
         _sum_over_all(rank, world)
-        steps.reached("sum", "done")
+        steps.complete("sum", "done")
         _compare(store, rank, world, digest)
 
 
@@ -60,10 +62,10 @@ def _name(rank: int) -> str:
 
 
 def product_digest(rank: int) -> str:
-    """Multiply matrices with a known product, twice. Returns a digest of the result.
+    """Multiply two [size, size] matrices with a known product, twice. Returns a digest of the result.
 
-    (u v^T)(w z^T) = (v . w) u z^T: with small whole numbers the sums are exact in any order, so that every
-    device must give the same bits. Raises PreflightFailed.
+    (u v^T)(w z^T) = (v . w) u z^T: with small whole numbers the sums are exact in any order, so every device
+    must return the same bits. Raises PreflightError.
     """
     on_gpu = os.environ.get("MEGATRON_PLATFORM", "gpu") == "gpu"
     size, kind = (_SIZE_ON_GPU, torch.bfloat16) if on_gpu else (_SIZE_ON_CPU, torch.float32)
@@ -73,28 +75,26 @@ def product_digest(rank: int) -> str:
     expected = (torch.dot(v, w) * torch.outer(u, z)).to(kind)
     first, second = left @ right, left @ right
     if not torch.equal(first, second):
-        raise PreflightFailed(f"{_name(rank)} multiplied the same matrices twice with different results")
+        raise PreflightError(f"{_name(rank)} got different results for the same product")
     wrong = int((first != expected).sum())
     if wrong:
-        raise PreflightFailed(
-            f"{_name(rank)}: {wrong} of {size * size} elements of a known product are wrong"
-        )
+        raise PreflightError(f"{_name(rank)}: {wrong} of {size * size} elements of a known product are wrong")
     return hashlib.sha256(first.float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def _sum_over_all(rank: int, world: int) -> None:
-    """Sum a small number of each rank, in a small tensor and in one large enough to use every link."""
+    """Sum a small number per rank, in a small tensor and in one large enough to use every link."""
     # Below 2^24 for any world, so that float32 is exact.
     expected = float(sum(each % 256 for each in range(world)))
     for elements in (1, _LARGEST_BYTES_SUMMED // 4 if torch.cuda.get_device_name() != "cpu" else 1 << 16):
         tensor = torch.full((elements,), float(rank % 256), device="cuda")
         torch.distributed.all_reduce(tensor)
         if not bool((tensor == expected).all()):
-            raise PreflightFailed(f"{_name(rank)} got a wrong sum over all ranks")
+            raise PreflightError(f"{_name(rank)} got a wrong sum over all ranks")
 
 
 def _compare(store: Store, rank: int, world: int, digest: str) -> None:
-    """All ranks must have the same product; if not, those with the rarest result are to blame."""
+    """Compare the product between all ranks; the ranks outside of the majority are faulty."""
     mine = torch.tensor([int(digest, 16) >> 11], dtype=torch.float64, device="cuda")
     low, high = mine.clone(), mine.clone()
     torch.distributed.all_reduce(low, op=torch.distributed.ReduceOp.MIN)
@@ -105,12 +105,12 @@ def _compare(store: Store, rank: int, world: int, digest: str) -> None:
     most = max(set(digests), key=digests.count)
     if digest != most:
         others = digests.count(most)
-        raise PreflightFailed(f"{_name(rank)} got another product than {others} of {world} ranks")
-    raise PeerFailed("preflight: another rank got a different product")
+        raise PreflightError(f"{_name(rank)} got a different product than {others} of {world} ranks")
+    raise PeerFailedError("preflight: another rank got a different product")
 
 
 class _Steps:
-    """What each rank has reached, in the process group's store."""
+    """The steps that each rank has completed, in the process group's store."""
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
         self._store, self._rank, self._world = store, rank, world
@@ -120,17 +120,17 @@ class _Steps:
     def key(step: str, rank: int) -> str:
         return f"preflight/{step}/{rank}"
 
-    def reached(self, step: str, value: str) -> None:
+    def complete(self, step: str, value: str) -> None:
         self._store.set(self.key(step, self._rank), value)
         self._reached = step
 
-    def why_late(self, limit: float) -> tuple[str, bool]:
-        """What to say when the limit has passed, and whether another rank is to blame."""
+    def describe_timeout(self, limit: float) -> tuple[str, bool]:
+        """Return a message for a passed time limit, and whether another rank caused it."""
         if self._reached == "nothing":
             return f"{_name(self._rank)} did not multiply two matrices within {limit:.0f} s", False
         missing = [each for each in range(self._world) if not self._store.check([self.key("product", each)])]
         if missing:
-            return f"preflight: ranks {missing[:8]} did not come within {limit:.0f} s", True
+            return f"preflight: ranks {missing[:8]} did not respond within {limit:.0f} s", True
         return f"{_name(self._rank)}: no sum over all {self._world} ranks within {limit:.0f} s", False
 
 

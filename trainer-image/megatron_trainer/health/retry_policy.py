@@ -1,10 +1,9 @@
-"""What to do about a failure that may come again: a bad loss, a crash within a step, a checkpoint that cannot
-be loaded.
+"""Decides how to retry a failure that may recur: a bad loss, a crash within a step, an unreadable checkpoint.
 
-First the newest checkpoint once more, since most failures are the machine's. Then an older one, since the
-damage may lie in the newest. Then, as asked, leave the iterations out or end the run. The memory of it lies
-in the book of the run, and every branch is bounded: an episode ends when a checkpoint beyond the failure is
-saved, or with a verdict.
+First from the newest checkpoint again, since most failures are transient hardware faults. Then from an older
+one, since the newest may contain the damage. Then, by the setting on_repeat, the failed iterations are
+skipped or the run ends. The policy's memory is part of the run journal, and every branch is bounded: an
+episode ends with a checkpoint beyond the failure or with a verdict.
 """
 
 from collections.abc import Sequence
@@ -14,18 +13,22 @@ from typing import Any
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.launcher.termination import Ending
-from megatron_trainer.telemetry.incidents import Kind, Report
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
-# Failures in one episode, and iterations left out in one, after which the run ends.
+# Failures in one episode, and iterations skipped in one, after which the run ends.
 MAX_TRIES = 6
 MAX_SKIPPED = 10
-# Checkpoints in a row that are set aside because they cannot be loaded: more are hardly their own fault.
+# Consecutive checkpoints that are set aside as unreadable: with more, the cause is hardly the checkpoints.
 MAX_UNREADABLE = 2
 
 
 @dataclass(frozen=True)
-class Course:
-    """Where the next generation starts. `discard` are newer checkpoints that it must not see."""
+class RestartPlan:
+    """How the next generation starts.
+
+    `start` is the iteration to resume from, None for the beginning; `skip` are iterations to leave out;
+    `discard` are newer checkpoints to set aside; `verdict` ends the run instead.
+    """
 
     start: int | None
     skip: tuple[int, ...] = ()
@@ -34,57 +37,65 @@ class Course:
     why: str = ""
 
 
-def next_course(
+def plan_restart(
     memory: dict[str, Any],
-    report: Report | None,
+    report: FailureReport | None,
     checkpoints: Sequence[int],
     train_iters: int | None,
     on_repeat: str,
-) -> Course:
-    """Decide, and remember in `memory` (a dict that JSON can hold; empty at the run's first start).
+) -> RestartPlan:
+    """Decide how to restart, and update `memory` (JSON values; empty at the run's first start).
 
-    `checkpoints`: iterations with a whole checkpoint, newest first.
+    `checkpoints`: iterations with a complete checkpoint, newest first. `on_repeat`: fail or skip.
     """
     newest = checkpoints[0] if checkpoints else None
     episode = memory.get("episode")
     if episode and (newest or 0) >= episode["last"]:
         memory["episode"] = episode = None
     if report is not None and report.unreadable is not None:
-        return _unreadable(memory, report.unreadable, report.cause, checkpoints)
+        return _retry_unreadable(memory, report.unreadable, report.cause, checkpoints)
     if newest is not None and newest > max(map(int, memory.get("unreadable", {})), default=newest):
         del memory["unreadable"]
     if report is None or report.failed_iteration is None:
-        return _go(memory, newest)
-    episode = memory["episode"] = _continued(episode, report, newest)
+        return _resume(memory, newest)
+    episode = memory["episode"] = _updated_episode(episode, report, newest)
     if episode["tries"] == 1:
-        return _go(memory, newest, why="the newest checkpoint once more")
+        return _resume(memory, newest, why="the newest checkpoint again")
     older = next((each for each in checkpoints if each < episode["starts"][0]), None)
     if episode["tries"] == 2 and older is not None:
         episode["starts"].append(older)
-        return _go(memory, older, checkpoints, "an older checkpoint")
-    return _last_resort(memory, report, checkpoints, train_iters, on_repeat)
+        return _resume(memory, older, checkpoints, "an older checkpoint")
+    return _skip_or_end(memory, report, checkpoints, train_iters, on_repeat)
 
 
-def _unreadable(memory: dict[str, Any], iteration: int, cause: str, checkpoints: Sequence[int]) -> Course:
-    """The same checkpoint once more, then the one before it; never the beginning, never all of them."""
-    times = memory.setdefault("unreadable", {})
-    times[str(iteration)] = times.get(str(iteration), 0) + 1
-    if times[str(iteration)] == 1:
-        return _go(memory, checkpoints[0] if checkpoints else None, why="the newest checkpoint once more")
+def _retry_unreadable(
+    memory: dict[str, Any], iteration: int, cause: str, checkpoints: Sequence[int]
+) -> RestartPlan:
+    """Retry the same checkpoint once, then the one before it. Never discard all, never start from nothing."""
+    counts = memory.setdefault("unreadable", {})
+    counts[str(iteration)] = counts.get(str(iteration), 0) + 1
+    if counts[str(iteration)] == 1:
+        return _resume(memory, checkpoints[0] if checkpoints else None, why="the newest checkpoint again")
     older = next((each for each in checkpoints if each < iteration), None)
     if older is None:
-        return _end(f"{cause}; there is no older one", ExitCode.NO_CHECKPOINT)
-    if len(times) > MAX_UNREADABLE:
-        tried = ", ".join(sorted(times, key=int))
-        return _end(f"{cause}; none of the checkpoints {tried} can be", ExitCode.NO_CHECKPOINT)
-    return _go(memory, older, checkpoints, f"checkpoint {iteration} cannot be loaded: an older one")
+        return _end_run(f"{cause}; there is no older one", ExitCode.NO_CHECKPOINT)
+    if len(counts) > MAX_UNREADABLE:
+        tried = ", ".join(sorted(counts, key=int))
+        return _end_run(f"{cause}; none of the checkpoints {tried} can be loaded", ExitCode.NO_CHECKPOINT)
+    return _resume(memory, older, checkpoints, f"checkpoint {iteration} cannot be loaded: an older one")
 
 
-def _continued(episode: dict[str, Any] | None, report: Report, newest: int | None) -> dict[str, Any]:
+def _updated_episode(
+    episode: dict[str, Any] | None, report: FailureReport, newest: int | None
+) -> dict[str, Any]:
+    """Return the episode with `report` added, or a new one if this is another failure.
+
+    Any bad loss continues an episode of bad losses; a crash must recur on the same rank and iteration.
+    """
     failed = report.failed_iteration
     assert failed is not None
     same = episode is not None and (
-        (report.kind is Kind.LOSS and episode["kind"] == Kind.LOSS)
+        (report.kind is FailureKind.LOSS and episode["kind"] == FailureKind.LOSS)
         or (report.kind == episode["kind"] and (report.rank, failed) == (episode["rank"], episode["last"]))
     )
     if episode is None or not same:
@@ -103,35 +114,38 @@ def _continued(episode: dict[str, Any] | None, report: Report, newest: int | Non
     }
 
 
-def _last_resort(
+def _skip_or_end(
     memory: dict[str, Any],
-    report: Report,
+    report: FailureReport,
     checkpoints: Sequence[int],
     train_iters: int | None,
     on_repeat: str,
-) -> Course:
+) -> RestartPlan:
+    """Skip the failed iterations from the oldest start of the episode, or end the run."""
     episode = memory["episode"]
     starts = [f"iteration {start}" if start else "the beginning" for start in episode["starts"]]
-    history = f"{report.cause}; the same came {episode['tries']} times, starting from {' and '.join(starts)}"
+    history = f"{report.cause}; failed {episode['tries']} times, starting from {' and '.join(starts)}"
     if on_repeat != "skip":
-        return _end(f"{history}; onRepeat is fail")
+        return _end_run(f"{history}; onRepeat is fail")
     skipped = range(episode["first"], episode["last"] + 1)
     if episode["tries"] >= MAX_TRIES or len(skipped) > MAX_SKIPPED:
-        return _end(f"{history}, leaving out up to {len(skipped)} iterations did not help")
+        return _end_run(f"{history}; skipping up to {len(skipped)} iterations did not help")
     if train_iters is not None and episode["last"] >= train_iters:
-        return _end(f"{history}; the last iteration cannot be left out")
+        return _end_run(f"{history}; the last iteration cannot be skipped")
     memory["skip"] = sorted({*memory.get("skip", []), *skipped})
     before = next((each for each in checkpoints if each <= min(episode["starts"])), None)
     what = f"iterations {skipped[0]} to {skipped[-1]}" if len(skipped) > 1 else f"iteration {skipped[0]}"
-    return _go(memory, before, checkpoints, f"{what} left out")
+    return _resume(memory, before, checkpoints, f"skipping {what}")
 
 
-def _end(message: str, code: ExitCode = ExitCode.LOSS_NOT_FINITE) -> Course:
-    return Course(None, verdict=Ending(code, message))
+def _end_run(message: str, code: ExitCode = ExitCode.LOSS_NOT_FINITE) -> RestartPlan:
+    return RestartPlan(None, verdict=Ending(code, message))
 
 
-def _go(memory: dict[str, Any], start: int | None, checkpoints: Sequence[int] = (), why: str = "") -> Course:
-    return Course(
+def _resume(
+    memory: dict[str, Any], start: int | None, checkpoints: Sequence[int] = (), why: str = ""
+) -> RestartPlan:
+    return RestartPlan(
         start,
         skip=tuple(each for each in memory.get("skip", []) if each > (start or 0)),
         discard=tuple(each for each in checkpoints if each > (start or 0)),

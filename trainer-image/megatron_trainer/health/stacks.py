@@ -1,8 +1,8 @@
-"""The Python stacks of a pod's ranks, taken while they hang.
+"""Collects the Python stacks of a pod's ranks while they hang.
 
-A rank has faulthandler write all its threads' stacks when a signal comes. The handler is in C, so it answers
-while the main thread waits in a collective. A process that is stopped or cannot be interrupted does not
-answer; its state in /proc says so.
+A rank's faulthandler writes the stacks of all its threads on a signal. The handler is in C, so it runs while
+the main thread waits in a collective. A process that is stopped or uninterruptible does not answer; its state
+is in /proc.
 """
 
 import faulthandler
@@ -23,12 +23,12 @@ _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in an uninterruptible wait", "Z": "dead"}
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
-# A main thread in one of these files waits for other ranks.
+# A main thread with a frame in one of these files waits for other ranks.
 _COLLECTIVE_FILES = ("torch/distributed/",)
 
 
-def answer_with_stacks(rank: int) -> None:
-    """In a rank: have the signal write this process's stacks to the launcher's folder."""
+def register_stack_dump(rank: int) -> None:
+    """In a rank: write this process's stacks to the launcher's folder on SIGNAL."""
     folder = os.environ.get(STACKS_ENV)
     if not folder:
         return
@@ -40,7 +40,12 @@ def answer_with_stacks(rank: int) -> None:
 
 @dataclass(frozen=True)
 class RankState:
-    """How one rank stood when it was looked at. `innermost` is its main thread's frame, "" if unknown."""
+    """The state of one rank when it was inspected.
+
+    `doing` is its last reported activity, `state` that of the process, `innermost` the innermost frame of its
+    main thread ("" if unknown), `in_collective` whether that thread waits for other ranks, and `answered`
+    whether it wrote its stacks.
+    """
 
     rank: int
     node_rank: int
@@ -54,18 +59,18 @@ class RankState:
     stacks: str = ""
 
     def brief(self) -> dict[str, Any]:
-        """All but the stacks, for the gang's store."""
+        """Return all but the stacks as a JSON object, for the gang's store."""
         return asdict(self) | {"stacks": ""}
 
     def text(self) -> str:
-        """For a person: one line, then the stacks."""
+        """Format for the log: one line, then the stacks."""
         known = f"{self.iteration} iterations done" if self.iteration is not None else "no iteration done"
         line = f"rank {self.rank} (pid {self.pid}): {self.state}, {known}, {self.doing}"
         return f"{line}\n{self.stacks or '  no answer to the request for its stacks'}\n"
 
 
 def process_state(pid: int) -> str:
-    """What /proc says of a process, in words."""
+    """Return the state of a process from /proc: running, stopped, dead, gone, ..."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -74,14 +79,17 @@ def process_state(pid: int) -> str:
     return _STATES.get(letter, "running")
 
 
-def collect(
+def collect_stacks(
     pids: dict[int, int],
     node_rank: int,
     last_known: dict[int, tuple[int | None, str]],
     folder: Path,
     ask: Callable[[], None],
 ) -> list[RankState]:
-    """Ask all ranks of this pod, by global rank, and wait a moment for their answers."""
+    """Request the stacks of this pod's ranks and wait up to _ANSWER_SECONDS for them.
+
+    `pids`: by global rank. `last_known`: iteration and activity by rank. `ask` sends the signal to all ranks.
+    """
     states = {rank: process_state(pid) for rank, pid in pids.items()}
     ask()
     texts = _answers(folder, [rank for rank in pids if states[rank] == "running"])
@@ -101,14 +109,14 @@ def collect(
                 innermost=frames[0] if frames else "",
                 in_collective=any(part in frame for frame in frames[:6] for part in _COLLECTIVE_FILES),
                 answered=bool(stacks),
-                stacks=main_first(stacks, main_thread),
+                stacks=main_thread_first(stacks, main_thread),
             )
         )
     return found
 
 
 def _answers(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
-    """What the ranks wrote: complete once a file has grown and then stayed as it is between two looks."""
+    """Read what the ranks wrote: complete once no file has changed between two polls."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     texts: dict[int, str] = {}
     while time.monotonic() < deadline:
@@ -125,7 +133,7 @@ def _answers(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
 
 
 def main_frames(stacks: str, main_thread: str) -> list[str]:
-    """The frames of the main thread (hexadecimal identity), innermost first, as `function (file:line)`."""
+    """Return the main thread's frames (hexadecimal ident), innermost first, as `function (file:line)`."""
     frames: list[str] = []
     inside = False
     for line in stacks.splitlines():
@@ -136,8 +144,8 @@ def main_frames(stacks: str, main_thread: str) -> list[str]:
     return frames
 
 
-def main_first(stacks: str, main_thread: str) -> str:
-    """The same stacks with the main thread's on top, named so."""
+def main_thread_first(stacks: str, main_thread: str) -> str:
+    """Move the stack of the main thread to the top and name it."""
     blocks = [block for block in stacks.strip().split("\n\n") if block]
     name = f"0x{int(main_thread or '0', 16):016x}"
     blocks.sort(key=lambda block: name not in block.splitlines()[0])
@@ -146,12 +154,15 @@ def main_first(stacks: str, main_thread: str) -> str:
     return "\n\n".join(blocks)
 
 
-def behind(states: Sequence[RankState]) -> RankState | None:
-    """The rank that the others wait for: one that cannot run, else the only kind that is not in a
-    collective, and among those the one with the fewest iterations. None where it cannot be told."""
-    helpless = [each for each in states if each.state != "running" or not each.answered]
-    if helpless:
-        return min(helpless, key=lambda each: (each.state == "running", each.iteration or 0, each.rank))
+def find_stalled_rank(states: Sequence[RankState]) -> RankState | None:
+    """Return the rank that the others wait for, None if that is unknown.
+
+    That is a rank that cannot run, else one that is not in a collective while others are, and among several
+    the one with the fewest iterations.
+    """
+    unresponsive = [each for each in states if each.state != "running" or not each.answered]
+    if unresponsive:
+        return min(unresponsive, key=lambda each: (each.state == "running", each.iteration or 0, each.rank))
     outside = [each for each in states if not each.in_collective]
     if not outside or len(outside) == len(states):
         fewest = min(states, key=lambda each: each.iteration or 0)
@@ -160,11 +171,11 @@ def behind(states: Sequence[RankState]) -> RankState | None:
     return min(outside, key=lambda each: (each.iteration or 0, each.rank))
 
 
-def describe(rank: RankState | None, silent: float, folder: Path | None) -> str:
-    """The cause of a hang, for status and log."""
+def describe_hang(rank: RankState | None, silent: float, folder: Path | None) -> str:
+    """Return the cause of a hang, for status and log. `silent`: seconds without an event of any rank."""
     kept = f"; stacks of all ranks: {folder}" if folder else ""
     if rank is None:
-        return f"no rank has done anything for {silent:.0f} s, all wait for each other{kept}"
+        return f"no rank has made progress for {silent:.0f} s, the stalled rank is unknown{kept}"
     where = f" in {rank.innermost}" if rank.innermost else ""
     how = "hangs" if rank.state == "running" else f"is {rank.state}"
     at = "" if rank.iteration is None else f" after iteration {rank.iteration}"

@@ -1,8 +1,8 @@
-"""Tells that ranks hang: each is silent for longer than what it does may take.
+"""Detects a hang: every rank of the pod is silent for longer than its current activity may take.
 
-A rank reports every step and the beginning and end of what takes longer: loading, the first steps, saving,
+A rank reports every step and the start and end of what takes longer: loading, the first steps, saving,
 finishing an asynchronous save, evaluating. Training is synchronous, so one rank that hangs silences all; a
-rank that is busy with something long keeps the alarm back for everybody.
+rank in a long activity extends the limit for all of them.
 """
 
 import statistics
@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# While training: so many times the run's own step time, and so many seconds on top.
+# The limit of a training step: this multiple of the run's own step time, plus these seconds.
 AUTO_STEPS = 3
 AUTO_SECONDS = 10.0
-# What is not a training step may be silent for so long. Evaluation is not silent: its batches are reported.
+# The limit of anything but a training step. An evaluation reports its batches.
 LONG_SECONDS = 1800.0
 _STEPS_REMEMBERED = 20
 
@@ -35,7 +35,10 @@ class _Rank:
 
 
 class Watchdog:
-    """The clocks of one pod's ranks. `timeout`: auto, off, or seconds that a training step may take."""
+    """Tracks the silence of one pod's ranks.
+
+    `timeout`: auto, off, or seconds that a training step may take.
+    """
 
     def __init__(self, timeout: str | float, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout = timeout
@@ -47,25 +50,25 @@ class Watchdog:
 
     @property
     def limit(self) -> float:
-        """Seconds for which a training step may be silent."""
+        """Seconds that a training step may be silent."""
         if isinstance(self._timeout, float):
             return self._timeout
         return AUTO_STEPS * statistics.median(self._steps) + AUTO_SECONDS if self._steps else LONG_SECONDS
 
-    def begin(self, generation: int, ranks: Sequence[int]) -> None:
-        """These ranks of this pod are about to start."""
+    def start_generation(self, generation: int, ranks: Sequence[int]) -> None:
+        """Track these ranks of this pod, which are about to start."""
         now = self._clock()
         with self._lock:
             self._generation = generation
             self._ranks = {rank: _Rank(now) for rank in ranks}
 
-    def end(self) -> None:
-        """The ranks are stopped."""
+    def stop(self) -> None:
+        """Track no rank: they are stopped."""
         with self._lock:
             self._ranks = {}
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take in what a rank reports."""
+        """Apply an event of a rank."""
         with self._lock:
             rank = self._ranks.get(event["rank"])
             if rank is None or event["generation"] != self._generation:
@@ -89,7 +92,7 @@ class Watchdog:
                 rank.doing, rank.long = "training", not rank.settled
 
     def stalled(self) -> bool:
-        """Whether each rank of this pod has been silent for longer than it may."""
+        """Return whether every rank of this pod has been silent for longer than its limit."""
         if self._timeout == "off":
             return False
         now, limit = self._clock(), self.limit
@@ -98,13 +101,13 @@ class Watchdog:
         allowed = {False: limit, True: max(limit, LONG_SECONDS)}
         return bool(ranks) and all(now - rank.since > allowed[rank.long] for rank in ranks)
 
-    def silence(self) -> float:
-        """Seconds since the last word of any rank here."""
+    def silent_seconds(self) -> float:
+        """Return the seconds since the last event of any rank here."""
         now = self._clock()
         with self._lock:
             return min((now - rank.since for rank in self._ranks.values()), default=0.0)
 
     def last_known(self) -> dict[int, tuple[int | None, str]]:
-        """By rank: the last iteration that it did, and what it was doing."""
+        """Return, by rank, the last iteration done and the current activity."""
         with self._lock:
             return {number: (rank.iteration, rank.doing) for number, rank in self._ranks.items()}

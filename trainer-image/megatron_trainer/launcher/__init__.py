@@ -1,1 +1,1 @@
-"""The process of a pod that starts ranks, watches them and starts them again."""
+"""A pod's launcher: starts the ranks, watches them and restarts them."""

@@ -1,186 +1,92 @@
-"""The elastic agent of a pod: starts its ranks, watches them and the gang, and decides when all meet again.
+"""The elastic agent of a pod: watches its ranks and the gang, and decides when all pods meet again.
 
-It is torch's agent in its types and its phases (rendezvous, start, monitor, stop), with a policy of its
-own: a rank that dies anywhere stops the ranks everywhere at once, without waiting for a collective to time
-out; only the pod whose rank died first, or hung, pays for the restart; an end that would come again ends
-the run in all pods.
+It uses the types and phases of torch's agent (rendezvous, start, monitor, stop) with its own policy: a rank
+that dies anywhere stops all ranks at once, without waiting for a collective to time out; only the pod whose
+rank died first, or hung, uses one of its restarts; a failure that would recur ends the run in all pods.
 """
 
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from megatron_contract.exit_codes import ExitCode
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    SimpleElasticAgent,
-    Worker,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.multiprocessing import ProcessFailure
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 
-from megatron_trainer.checkpoints.checkpoint_manager import Keeper
-from megatron_trainer.health.failure_classification import culprit, report_of
-from megatron_trainer.health.hang_coordinator import HangHunt
-from megatron_trainer.health.oom_kills import MemoryKills
+from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
+from megatron_trainer.health.failure_classification import classify_exits, failure_report
+from megatron_trainer.health.hang_coordinator import HangCoordinator
+from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.health.watchdog import Watchdog
-from megatron_trainer.launcher.fork_server import Nursery, NurseryLost
+from megatron_trainer.launcher.fork_server import ForkServer, ForkServerLostError
+from megatron_trainer.launcher.rank_group import MONITOR_SECONDS, RankGroup
 from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.handler import GangRendezvous
-from megatron_trainer.rendezvous.state import Ended, State
-from megatron_trainer.rendezvous.store import StoreLost
-from megatron_trainer.rendezvous.telemetry_sync import Sharing
-from megatron_trainer.telemetry.incidents import Kind, Report
-from megatron_trainer.telemetry.reporter import (
-    FINISHED,
-    GENERATION_ENV,
-    OWNER_ENV,
-    PREFLIGHT_ENV,
-    RESUME_ELSEWHERE,
-    RESUME_ENV,
-    SKIP_ENV,
-)
-from megatron_trainer.telemetry.status import EventSocket, Status
+from megatron_trainer.rendezvous.state import RunEndedError, State
+from megatron_trainer.rendezvous.store import StoreLostError
+from megatron_trainer.rendezvous.telemetry_sync import TelemetrySync
+from megatron_trainer.telemetry.event_socket import EventSocket
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
+from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
+from megatron_trainer.telemetry.status import Status
 
-_MONITOR_SECONDS = 0.1
-# How long a pod whose ranks lost a peer waits for that peer's pod to say so, before it moves the generation
-# itself.
-_BLAME_SECONDS = 3.0
-# How long before that it waits for its other ranks: one of them may be the peer, still on its way out.
-_OWN_SECONDS = 1.0
+# How long a pod whose ranks lost a peer waits for a report of that peer's pod, before it starts a new
+# generation itself.
+_PEER_REPORT_SECONDS = 3.0
+# How long it first waits for its own other ranks: one of them may be the peer, not yet exited.
+_OWN_RANKS_SECONDS = 1.0
 _FINISH_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class _Again:
-    """The ranks must meet again. `report` is what this pod has to say of it, None if others said it."""
+class PodServices:
+    """What the agent works with. `termination_grace`: seconds from SIGTERM for the last save."""
+
+    gang: GangRendezvous
+    fork_server: ForkServer
+    status: Status
+    events: EventSocket
+    watchdog: Watchdog
+    telemetry_sync: TelemetrySync
+    hangs: HangCoordinator
+    checkpoints: CheckpointManager
+    termination_grace: float
+    log: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Restart:
+    """The ranks must be restarted. `report` is for the other pods; None if they reported it themselves."""
 
     why: str
-    report: Report | None = None
+    report: FailureReport | None = None
 
 
-class GangAgent(SimpleElasticAgent):
-    """Runs this pod's ranks until the run ends. `run()` raises Ended with how it did."""
+class GangAgent(RankGroup):
+    """Runs this pod's ranks until the run ends. `run()` raises RunEndedError with the reason."""
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        gang: GangRendezvous,
-        nursery: Nursery,
-        status: Status,
-        events: EventSocket,
-        watchdog: Watchdog,
-        sharing: Sharing,
-        hunt: HangHunt,
-        keeper: Keeper,
-        termination_grace: float,
-        log: Callable[[str], None],
-    ) -> None:
-        super().__init__(spec)
-        self._gang = gang
-        self._nursery = nursery
-        self._status = status
-        self._events = events
-        self._watchdog = watchdog
-        self._sharing = sharing
-        self._hunt = hunt
-        self._keeper = keeper
-        self._grace = termination_grace
-        self._log = log
+    def __init__(self, spec: WorkerSpec, services: PodServices) -> None:
+        super().__init__(spec, services.gang, services.fork_server, services.status, services.watchdog)
+        self._events = services.events
+        self._telemetry_sync = services.telemetry_sync
+        self._hangs = services.hangs
+        self._checkpoints = services.checkpoints
+        self._grace = services.termination_grace
+        self._log = services.log
         self._restarts = 0
         self._terminations = 0
-        self._give_up_at = 0.0
-        self._paid_for_hang = 0
-        self._memory = MemoryKills()
-        self._checkpoint_at_start: int | None = None
-
-    # What torch's agent asks of a concrete one.
-
-    def _assign_worker_ranks(
-        self,
-        store: Any,  # noqa: ARG002
-        group_rank: int,
-        group_world_size: int,
-        spec: WorkerSpec,
-    ) -> list[Worker]:
-        """Ranks of this pod: `local_world_size` in a row, pods in the order of their index."""
-        first = group_rank * spec.local_world_size
-        world = group_world_size * spec.local_world_size
-        return [
-            Worker(
-                local_rank=i,
-                global_rank=first + i,
-                role_rank=first + i,
-                world_size=world,
-                role_world_size=world,
-            )
-            for i in range(spec.local_world_size)
-        ]
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        plan = self._gang.plan
-        assert plan is not None
-        self._checkpoint_at_start = plan.iteration
-        self._status.begin(self._gang.generation, plan.iteration)
-        self._watchdog.begin(self._gang.generation, [worker.global_rank for worker in worker_group.workers])
-        return self._nursery.start(
-            {
-                worker.local_rank: {
-                    "RANK": str(worker.global_rank),
-                    "LOCAL_RANK": str(worker.local_rank),
-                    "WORLD_SIZE": str(worker.world_size),
-                    "LOCAL_WORLD_SIZE": str(worker_group.spec.local_world_size),
-                    "GROUP_RANK": str(worker_group.group_rank),
-                    "MASTER_ADDR": str(worker_group.master_addr),
-                    "MASTER_PORT": str(worker_group.master_port),
-                    GENERATION_ENV: str(self._gang.generation),
-                    RESUME_ENV: "" if plan.iteration is None else str(plan.iteration),
-                    SKIP_ENV: " ".join(map(str, plan.skip)),
-                    OWNER_ENV: plan.owner,
-                    PREFLIGHT_ENV: "1" if plan.preflight else "",
-                }
-                for worker in worker_group.workers
-            }
-        )
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        self._stop()
-
-    def _stop(self) -> None:
-        self._watchdog.end()
-        self._nursery.stop()
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        exited = self._nursery.exited(_MONITOR_SECONDS)
-        failures = {
-            worker.global_rank: ProcessFailure(
-                local_rank=worker.local_rank, pid=worker.id, exitcode=exited[worker.local_rank], error_file=""
-            )
-            for worker in worker_group.workers
-            if exited.get(worker.local_rank, FINISHED) != FINISHED
-        }
-        if failures:
-            return RunResult(state=WorkerState.FAILED, failures=failures)
-        done = {worker.global_rank: 0 for worker in worker_group.workers if worker.local_rank in exited}
-        if len(done) == len(worker_group.workers):
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=done)
-        return RunResult(state=WorkerState.HEALTHY)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM) -> None:  # noqa: ARG002
-        self._stop()
-
-    # The policy.
+        self._save_deadline = 0.0
+        self._counted_hang = 0
+        self._oom_kills = OomKillCounter()
 
     def terminate(self) -> None:
-        """SIGTERM came: save and leave. The second time: leave. Safe in a signal handler."""
+        """Handle SIGTERM: save and exit; the second time exit at once. Safe in a signal handler."""
         self._terminations += 1
 
     @property
     def terminating(self) -> bool:
+        """Whether SIGTERM was received."""
         return self._terminations > 0
 
     def _invoke_run(self, role: str = "default") -> RunResult:  # noqa: ARG002
@@ -191,197 +97,203 @@ class GangAgent(SimpleElasticAgent):
             result = self._monitor_workers(group)
             group.state = result.state
             if self.terminating:
-                self._leave(result)
-            if self._keeper.fenced:
+                self._save_and_exit(result)
+            if self._checkpoints.fenced:
                 self._stop()
-                raise Ended(Ending(ExitCode.PEER_LOST, str(self._keeper.fenced)))
-            again = self._after_ranks(result) or self._after_gang()
-            if again:
-                self._log(f"{again.why}: stopping ranks and meeting again")
-                self._status.set(phase="rendezvous", message=again.why, rankRestarts=self._restarts)
+                raise RunEndedError(Ending(ExitCode.PEER_LOST, str(self._checkpoints.fenced)))
+            restart = self._check_ranks(result) or self._check_gang()
+            if restart:
+                self._log(f"{restart.why}: stopping the ranks for a new rendezvous")
+                self._status.set(phase="rendezvous", message=restart.why, rank_restarts=self._restarts)
                 self._stop()
-                if again.report is not None:
-                    self._gang.move(again.report)
+                if restart.report is not None:
+                    self._gang.advance(restart.report)
                 self._restart_workers(group)
 
-    def _after_gang(self) -> _Again | None:
-        """Why the gang must meet again, None if it need not."""
+    def _check_gang(self) -> _Restart | None:
+        """Exchange state with the other pods. Returns why the ranks must be restarted, None otherwise."""
         try:
-            state = self._gang.watch()
-            self._sharing.turn()
-            self._obey_verdict(state)
+            state = self._gang.poll()
+            self._telemetry_sync.sync()
+            self._raise_verdict(state)
             if state.generation != self._gang.generation:
-                return self._begun(state)
-            hang = self._hunt.turn(state)
-        except StoreLost as lost:
-            return _Again(f"the store on the Master pod is lost ({lost})")
+                return self._follow_generation(state)
+            hang = self._hangs.poll(state)
+        except StoreLostError as error:
+            return _Restart(f"the store on the Master pod is lost ({error})")
         if hang is not None:
-            self._gang.move(hang)
-            return self._after_gang()
-        self._refund()
+            self._gang.advance(hang)
+            return self._check_gang()
+        self._reset_restarts()
         return None
 
-    def _begun(self, state: State) -> _Again:
-        """Another generation has begun. If ranks of this pod hung, it pays."""
+    def _follow_generation(self, state: State) -> _Restart:
+        """Restart for a generation that another pod started. If ranks of this pod hung, it uses a restart."""
         report = state.report
         if (
             report is not None
-            and (report.kind, report.node_rank) == (Kind.HANG, self._gang.node_rank)
-            and self._paid_for_hang != state.generation
+            and (report.kind, report.node_rank) == (FailureKind.HANG, self._gang.node_rank)
+            and self._counted_hang != state.generation
         ):
-            self._paid_for_hang = state.generation
-            return self._spend(Ending(ExitCode.HANG, report.cause, report.rank), None)
-        return _Again(f"generation {state.generation} has begun ({state.why})")
+            self._counted_hang = state.generation
+            return self._use_restart(Ending(ExitCode.HANG, report.cause, report.rank), None)
+        return _Restart(f"generation {state.generation} has started ({state.why})")
 
-    def _after_ranks(self, result: RunResult) -> _Again | None:
-        """What the ranks' ends mean. None while they run; raises Ended when the run is over."""
+    def _check_ranks(self, result: RunResult) -> _Restart | None:
+        """React to the exits of ranks. None while all run; raises RunEndedError when the run is over."""
         if result.state == WorkerState.SUCCEEDED:
             return self._finish()
         if result.state != WorkerState.FAILED:
             return None
-        ending, result = self._own_culprit(result)
-        report = report_of(ending, self._status.failures(), self._gang.node_rank)
+        ending, result = self._classify_settled(result)
+        report = failure_report(ending, self._status.failures(), self._gang.node_rank)
         if ending.code == ExitCode.TERMINATED:
-            return self._stopped_early(ending)
+            return self._handle_early_stop(ending)
         if ending.code == ExitCode.PEER_LOST:
-            return self._await_blame(ending, report)
+            return self._await_peer_report(ending, report)
         if any(failure.exitcode == RESUME_ELSEWHERE for failure in result.failures.values()):
-            self._give_up(ending, report)
+            self._end_pod(ending, report)
         if self._status.failures().get(ending.rank or 0, {}).get("preflight"):
-            self._give_up(ending, report)
-        if self._moved():
-            return _Again(f"{ending.message}, in a generation that is over")
+            self._end_pod(ending, report)
+        if self._generation_is_over():
+            return _Restart(f"{ending.message}, in an earlier generation")
         if ending.code == ExitCode.LOSS_NOT_FINITE:
-            return _Again(ending.message, report)
-        if ending.code < 128:
-            self._gang.judge(ending)
-            raise Ended(ending)
-        return self._spend(ending, report)
+            return _Restart(ending.message, report)
+        if not ending.code.retryable:
+            self._gang.end_run(ending)
+            raise RunEndedError(ending)
+        return self._use_restart(ending, report)
 
-    def _spend(self, ending: Ending, report: Report | None) -> _Again:
-        """Take one restart from this pod's budget. Raises Ended when there is none left."""
+    def _use_restart(self, ending: Ending, report: FailureReport | None) -> _Restart:
+        """Count one restart of this pod's ranks. Raises RunEndedError if none is left."""
         self._restarts += 1
         limit = self._worker_group.spec.max_restarts
         if self._restarts > limit:
-            message = f"{ending.message}; {limit} restarts of ranks without a new checkpoint are used up"
-            self._give_up(Ending(ending.code, message, ending.rank), report)
-        return _Again(
+            message = f"{ending.message}; all {limit} rank restarts without a new checkpoint are used"
+            self._end_pod(Ending(ending.code, message, ending.rank), report)
+        return _Restart(
             f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)", report
         )
 
-    def _give_up(self, ending: Ending, report: Report | None) -> NoReturn:
-        """End this pod, for another to take its place. The others stop at once and wait for that one."""
+    def _reset_restarts(self) -> None:
+        """Reset the count once there is a checkpoint newer than the last start."""
+        newest = self._status.report.checkpoint_iteration
+        if self._restarts and newest is not None and newest > (self._checkpoint_at_start or 0):
+            self._restarts = 0
+            self._status.set(rank_restarts=0)
+
+    def _end_pod(self, ending: Ending, report: FailureReport | None) -> NoReturn:
+        """End this pod so that it is replaced.
+
+        The other pods stop their ranks and wait for the replacement.
+        """
         self._stop()
         if report is not None:
             report = replace(report, cause=ending.message)
-            self._gang.move(report)
-        raise Ended(ending, report)
+            self._gang.advance(report)
+        raise RunEndedError(ending, report)
 
-    def _culprit(self, result: RunResult) -> Ending:
+    def _classify(self, result: RunResult) -> Ending:
         self._events.drain()
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-        return culprit(codes, self._status.failures(), self._memory)
+        return classify_exits(codes, self._status.failures(), self._oom_kills)
 
-    def _own_culprit(self, result: RunResult) -> tuple[Ending, RunResult]:
-        """The culprit; a peer that ranks lost may be one of this pod, whose end comes in a moment."""
-        deadline = time.monotonic() + _OWN_SECONDS
-        ending = self._culprit(result)
-        while ending.code == ExitCode.PEER_LOST and time.monotonic() < deadline and not self._moved():
+    def _classify_settled(self, result: RunResult) -> tuple[Ending, RunResult]:
+        """Classify the exits; a lost peer may be a rank of this pod that exits a moment later."""
+        deadline = time.monotonic() + _OWN_RANKS_SECONDS
+        ending = self._classify(result)
+        while (
+            ending.code == ExitCode.PEER_LOST
+            and time.monotonic() < deadline
+            and not self._generation_is_over()
+        ):
             result = self._monitor_workers(self._worker_group)
-            ending = self._culprit(result)
+            ending = self._classify(result)
         return ending, result
 
-    def explain(self, lost: NurseryLost) -> Ending:
-        """How this pod ends when the process that holds its ranks is gone."""
-        starved = f": the pod is out of memory{self._memory.limit()}" if self._memory.more() else ""
-        return Ending(ExitCode.WORKER_DIED, f"{lost}{starved}")
+    def explain(self, error: ForkServerLostError) -> Ending:
+        """Return how this pod ends when the fork server is gone."""
+        oom = (
+            f": the pod is out of memory{self._oom_kills.describe_limit()}"
+            if self._oom_kills.increased()
+            else ""
+        )
+        return Ending(ExitCode.WORKER_DIED, f"{error}{oom}")
 
-    def _moved(self) -> bool:
+    def _generation_is_over(self) -> bool:
         try:
-            state = self._gang.watch()
-        except StoreLost:
+            state = self._gang.poll()
+        except StoreLostError:
             return True
-        self._obey_verdict(state)
+        self._raise_verdict(state)
         return state.generation != self._gang.generation
 
-    def _obey_verdict(self, state: State) -> None:
+    def _raise_verdict(self, state: State) -> None:
         if state.verdict is not None:
-            raise Ended(state.verdict)
+            raise RunEndedError(state.verdict)
 
-    def _await_blame(self, ending: Ending, report: Report) -> _Again:
-        """Ranks here lost a peer elsewhere: its pod, or its replacement, says so in a moment."""
+    def _await_peer_report(self, ending: Ending, report: FailureReport) -> _Restart:
+        """Wait for the pod of the lost peer, or its replacement, to report what happened."""
         self._stop()
-        deadline = time.monotonic() + _BLAME_SECONDS
-        while not self._moved():
+        deadline = time.monotonic() + _PEER_REPORT_SECONDS
+        while not self._generation_is_over():
             if time.monotonic() >= deadline or self.terminating:
                 break
-            time.sleep(_MONITOR_SECONDS)
-        return _Again(ending.message, report)
+            time.sleep(MONITOR_SECONDS)
+        return _Restart(ending.message, report)
 
-    def _stopped_early(self, ending: Ending) -> _Again:
-        """Megatron saved and stopped before the last iteration."""
+    def _handle_early_stop(self, ending: Ending) -> _Restart:
+        """Megatron saved and stopped before the last iteration: on SIGTERM of a pod, or by its own limits."""
         try:
             leaving = self._gang.marked("leaving")
-        except StoreLost as lost:
-            return _Again(f"the store on the Master pod is lost ({lost})")
+        except StoreLostError as error:
+            return _Restart(f"the store on the Master pod is lost ({error})")
         if not leaving:
-            raise Ended(ending)
-        why = f"node {leaving[0]} was told to stop; its checkpoint is saved"
-        return _Again(why, Report(Kind.STOP, why, leaving[0]))
+            raise RunEndedError(ending)
+        why = f"node {leaving[0]} received SIGTERM and saved a checkpoint"
+        return _Restart(why, FailureReport(FailureKind.STOP, why, leaving[0]))
 
-    def _refund(self) -> None:
-        """A new checkpoint since the last start gives the restarts back."""
-        newest = self._status.get("checkpointIteration")
-        if self._restarts and newest is not None and newest > (self._checkpoint_at_start or 0):
-            self._restarts = 0
-            self._status.set(rankRestarts=0)
-
-    def _finish(self) -> _Again | None:
-        """All ranks here are done. The pod leaves when all are, node 0 with its store last."""
+    def _finish(self) -> _Restart | None:
+        """All ranks of this pod are done. The pod exits when those of all pods are, node 0 last."""
         self._gang.mark("finished")
         deadline = time.monotonic() + _FINISH_SECONDS
         try:
             while len(self._gang.marked("finished")) < self._gang.nodes:
-                state = self._gang.watch()
-                self._sharing.turn()
-                self._obey_verdict(state)
+                state = self._gang.poll()
+                self._telemetry_sync.sync()
+                self._raise_verdict(state)
                 if state.generation != self._gang.generation:
-                    return self._begun(state)
+                    return self._follow_generation(state)
                 if time.monotonic() >= deadline:
                     late = f"not all pods finished within {_FINISH_SECONDS:.0f} s"
-                    self._gang.move(Report(Kind.POD, late))
-                time.sleep(_MONITOR_SECONDS)
-        except StoreLost as lost:
+                    self._gang.advance(FailureReport(FailureKind.POD, late))
+                time.sleep(MONITOR_SECONDS)
+        except StoreLostError as error:
             if self._gang.node_rank == 0:
                 raise
-            self._log(f"the store is gone after the last iteration: {lost}")
-        raise Ended(Ending(ExitCode.OK, "all iterations are done"))
+            self._log(f"the store was lost after the last iteration: {error}")
+        raise RunEndedError(Ending(ExitCode.OK, "all iterations are done"))
 
-    def _leave(self, result: RunResult) -> None:
-        """After SIGTERM: let Megatron save, within the grace. Raises Ended once there is nothing to wait
-        for."""
-        if not self._give_up_at:
-            self._give_up_at = time.monotonic() + self._grace
-            self._log(f"SIGTERM: asking Megatron to save, at most {self._grace:.0f} s")
-            before = self._keeper.newest()
-            self._status.set(message="told to stop", checkpointIteration=before)
+    def _save_and_exit(self, result: RunResult) -> None:
+        """After SIGTERM: let Megatron save, within the grace period.
+
+        Raises RunEndedError when that is over.
+        """
+        if not self._save_deadline:
+            self._save_deadline = time.monotonic() + self._grace
+            self._log(f"SIGTERM: waiting up to {self._grace:.0f} s for Megatron to save")
+            self._status.set(message="SIGTERM received", checkpoint_iteration=self._checkpoints.newest())
             self._gang.mark("leaving")
-            self._nursery.signal(signal.SIGTERM)
+            self._fork_server.signal(signal.SIGTERM)
         if result.state == WorkerState.HEALTHY:
-            if self._terminations == 1 and time.monotonic() < self._give_up_at:
+            if self._terminations == 1 and time.monotonic() < self._save_deadline:
                 return
             self._stop()
-            why = "told twice" if self._terminations > 1 else f"no save within {self._grace:.0f} s"
-            raise Ended(Ending(ExitCode.TERMINATED, f"SIGTERM, left without a save: {why}"))
-        if result.state == WorkerState.FAILED and self._culprit(result).code < 128:
+            why = "second SIGTERM" if self._terminations > 1 else f"not done within {self._grace:.0f} s"
+            raise RunEndedError(Ending(ExitCode.TERMINATED, f"SIGTERM: exited without a save: {why}"))
+        if result.state == WorkerState.FAILED and not self._classify(result).code.retryable:
             return
         self._stop()
-        saved = self._keeper.newest()
-        raise Ended(
-            Ending(
-                ExitCode.TERMINATED,
-                f"SIGTERM: the newest whole checkpoint is iteration {saved}"
-                if saved is not None
-                else "SIGTERM: no save",
-            )
-        )
+        saved = self._checkpoints.newest()
+        message = "no save" if saved is None else f"the newest complete checkpoint is iteration {saved}"
+        raise RunEndedError(Ending(ExitCode.TERMINATED, f"SIGTERM: {message}"))

@@ -1,5 +1,4 @@
-"""The few Megatron flags that the launcher reads, and those it adds. Everything else passes through
-unread."""
+"""The few Megatron flags that the launcher reads or adds. All others pass through unread."""
 
 import argparse
 import importlib.util
@@ -7,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_trainer.errors import TrainerError
+
 DATA_CACHE = "data-cache"
 _DATA_FLAGS = {"--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path"}
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What the launcher needs to know of a run. Paths are as given to Megatron.
+    """The flags that the launcher needs. Paths are as given to Megatron.
 
     `fast` is the directory of Megatron's non-persistent checkpoints, which keeps the newest one or two.
     """
@@ -36,53 +37,58 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class BadFlags(ValueError):
-    """A flag that the launcher itself reads has no usable value."""
+class FlagError(TrainerError):
+    """A flag that the launcher reads has an invalid value."""
 
 
 def read(argv: Sequence[str]) -> Flags:
-    """Read the flags that concern the launcher. Raises BadFlags with argparse's own words."""
+    """Read the flags that concern the launcher. Raises FlagError with argparse's message."""
     parser = _parser()
     parser.exit_on_error = False
     try:
-        known, _ = parser.parse_known_args(list(argv))
+        args, _ = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
-        raise BadFlags(f"Megatron refuses the flags: {error}") from error
-    return Flags(known.save, known.load, known.train_iters, known.ckpt_format, _fast(known))
+        raise FlagError(f"Megatron refuses the flags: {error}") from error
+    return Flags(args.save, args.load, args.train_iters, args.ckpt_format, _non_persistent_dir(args))
 
 
-def _fast(known: argparse.Namespace) -> Path | None:
-    kind, save = known.non_persistent_ckpt_type, known.save
+def _non_persistent_dir(args: argparse.Namespace) -> Path | None:
+    kind, save = args.non_persistent_ckpt_type, args.save
     if kind is None:
         return None
     if kind != "global":
-        raise BadFlags(
-            f"--non-persistent-ckpt-type {kind}: what it loads cannot be checked before a start; use global, "
-            "with --non-persistent-global-ckpt-dir on a volume that all pods share, or in a run of one pod"
+        raise FlagError(
+            f"--non-persistent-ckpt-type {kind}: its checkpoints cannot be verified before a start; "
+            "use global, with --non-persistent-global-ckpt-dir on a volume that all pods share, or in a run of "
+            "one pod"
         )
     # Megatron's own default.
-    return known.non_persistent_global_ckpt_dir or (save / "non_persistent" if save else None)
+    return args.non_persistent_global_ckpt_dir or (save / "non_persistent" if save else None)
 
 
-# With these a start takes no more than weights from --load; a restart must take everything from --save.
+# With these a first start takes only weights from --load; a restart must take everything from --save.
 _FRESH_START = {"--finetune", "--no-load-optim", "--no-load-rng"}
 
 
 def resume(argv: Sequence[str]) -> list[str]:
-    """The flags of a restart: load all from where the run itself saved, whatever it began with."""
+    """Return the flags of a restart: load everything from the run's own save directory."""
     kept = [word for word in argv if word not in _FRESH_START]
     return [*kept, "--load", str(read(argv).save)]
 
 
 def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the flags with those added that recovery needs, and the words added.
+    """Return the flags with those added that recovery needs, and the added words.
 
-    Added where they are not given: --load, so that a restarted run goes on from where it saved;
-    --exit-signal-handler, so that SIGTERM saves; --override-opt-param-scheduler, so that a run whose
-    --train-iters was edited resumes with the schedule it asks for instead of dying over the difference;
-    --data-cache-path beside the checkpoints, since the data may be mounted read-only and all pods share the
-    index; and with --async-save the persistent worker, without which Megatron drops --async-save, and its
-    own writer where NVRx is not installed.
+    Added unless given:
+      --load: a restarted run resumes from where it saved.
+      --exit-signal-handler: Megatron saves on SIGTERM.
+      --override-opt-param-scheduler: a run with edited --train-iters resumes with the new schedule instead of
+        failing over the difference.
+      --data-cache-path, beside the checkpoints: the data may be read-only, and all pods share the index.
+      --use-persistent-ckpt-worker, with --async-save: Megatron drops --async-save without it.
+      --async-strategy mcore, with --async-save: Megatron's own writer, if NVRx is not installed.
+
+    Raises FlagError as `read` does.
     """
     given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
     flags = read(argv)

@@ -1,11 +1,10 @@
-"""The warm parent of the ranks: a process that has imported torch and Megatron and forks ranks from itself.
+"""The fork server: a process that has imported torch and Megatron and forks ranks from itself.
 
 A forked rank reaches its first step about a second later; a cold one imports for several seconds first. The
-process has one thread, so that a fork copies no lock that somebody holds, and has not touched CUDA, which
-does not survive a fork. Each rank leads a session of its own. When a rank ends, so does everything it
-started: its process group is killed, and whatever still runs becomes this process's child (it is a
-subreaper) and is reaped. When the launcher dies, the end of its socket tells this process to kill all ranks
-and go.
+process has one thread, so that a fork copies no lock that another thread holds, and has not initialised CUDA,
+which does not survive a fork. Each rank leads its own session. When a rank ends, so does everything it
+started: its process group is killed, and orphans are reparented to this process (it is a subreaper) and
+reaped. When the launcher dies, its socket closes and this process kills all ranks and exits.
 """
 
 import contextlib
@@ -25,14 +24,15 @@ from typing import Any, NoReturn
 
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.errors import TrainerError
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE_BYTES = 256 << 10
 _STOP_SECONDS = 30.0
 _CLOSE_POLL_SECONDS = 0.02
 
-# What the nursery does besides ranks: check the flags in a process of its own, before any pod waits for
-# another.
+# Key of the child that checks the flags, before any pod waits for another.
 PREFLIGHT = -1
 
 
@@ -44,30 +44,36 @@ def _prctl(option: int, value: int) -> None:
 
 @dataclass(frozen=True)
 class Programs:
-    """What forked children run. Each returns its exit code; `cold` is a command to run instead of a fork."""
+    """What forked children run. Each returns its exit code; `cold` is a command to execute after the fork."""
 
     rank: Callable[[], int]
     preflight: Callable[[], int]
     cold: list[str] | None
 
 
-class Nursery:
-    """The launcher's handle on the nursery process."""
+class ForkServerLostError(TrainerError):
+    """The fork server died, most likely out of memory, or cannot kill its ranks."""
+
+
+class ForkServer:
+    """The launcher's handle on the fork server."""
 
     def __init__(self, warm_up: Callable[[], Programs]) -> None:
-        """Fork the process and let it `warm_up`. The caller must have one thread."""
+        """Fork the process and run `warm_up` in it. The caller must have one thread."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             self._control.close()
-            _Parent(theirs).live(warm_up)
+            _Server(theirs).run(warm_up)
         theirs.close()
         self._exited: dict[int, int] = {}
         self._pids: dict[int, int] = {}
 
     def start(self, environments: dict[int, dict[str, str]]) -> dict[int, int]:
-        """Fork one child per key (local rank, or PREFLIGHT) with its environment. Returns their process
-        ids."""
+        """Fork one child per key (local rank, or PREFLIGHT) with its environment.
+
+        Returns process ids by key.
+        """
         self._exited.clear()
         self._send({"do": "start", "environments": {str(key): env for key, env in environments.items()}})
         self._pids = {int(key): pid for key, pid in self._await("started")["pids"].items()}
@@ -79,22 +85,21 @@ class Nursery:
         return dict(self._pids)
 
     def stop(self) -> None:
-        """Kill all children and everything that they started. Returns when they are gone.
+        """Kill all children and everything that they started, and wait until they are gone.
 
-        Raises NurseryLost when one of them cannot be killed: its driver or its volume does not answer.
+        Raises ForkServerLostError if one of them cannot be killed: its driver or volume does not respond.
         """
         self._send({"do": "stop"})
         self._await("stopped", time.monotonic() + _STOP_SECONDS)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the children themselves."""
+        """Send a signal to the children, not to what they started."""
         self._send({"do": "signal", "number": number})
 
     def exited(self, wait_seconds: float) -> dict[int, int]:
-        """Exit codes of the children that have ended (negative: killed by that signal), after a short
-        wait."""
+        """Wait up to `wait_seconds`; return the exit codes of ended children (negative for a signal)."""
         while select.select([self._control], [], [], wait_seconds)[0]:
-            self._take(self._receive())
+            self._record_exit(self._receive())
             wait_seconds = 0
         return dict(self._exited)
 
@@ -112,10 +117,10 @@ class Nursery:
     def _receive(self) -> dict[str, Any]:
         data = self._control.recv(_MAX_MESSAGE_BYTES)
         if not data:
-            raise NurseryLost("the process that holds the ranks has died")
+            raise ForkServerLostError("the fork server has died")
         return json.loads(data)  # type: ignore[no-any-return]
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _record_exit(self, message: dict[str, Any]) -> None:
         if message["is"] == "exited" and self._pids.get(message["key"]) in (None, message["pid"]):
             self._exited[message["key"]] = message["code"]
 
@@ -123,28 +128,26 @@ class Nursery:
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._control], [], [], left)[0]:
-                raise NurseryLost(f"a rank could not be killed within {_STOP_SECONDS:.0f} s")
+                raise ForkServerLostError(f"a rank could not be killed within {_STOP_SECONDS:.0f} s")
             message = self._receive()
             if message["is"] == what:
                 return message
             if what != "started":
-                self._take(message)
+                self._record_exit(message)
 
 
-class NurseryLost(Exception):
-    """The nursery process died (out of memory, most likely), or cannot end its ranks."""
-
-
-class _Parent:
-    """The nursery process itself."""
+class _Server:
+    """The fork server itself."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: dict[int, int] = {}
 
-    def live(self, warm_up: Callable[[], Programs]) -> NoReturn:
+    def run(self, warm_up: Callable[[], Programs]) -> NoReturn:
+        """Serve requests until the launcher closes the socket."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # The launcher decides who gets SIGTERM and when; a terminal's ^C goes to it alone.
+        # The launcher decides which process gets SIGTERM and when; ^C in a terminal is for the launcher
+        # alone.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         wake_read, wake_write = os.pipe()
@@ -166,26 +169,26 @@ class _Parent:
                     message = self._control.recv(_MAX_MESSAGE_BYTES)
                     if not message:
                         break
-                    self._obey(json.loads(message), programs)
+                    self._handle(json.loads(message), programs)
         finally:
             self._kill_all()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
 
-    def _obey(self, order: dict[str, Any], programs: Programs) -> None:
-        if order["do"] == "start":
+    def _handle(self, request: dict[str, Any], programs: Programs) -> None:
+        if request["do"] == "start":
             pids = {}
-            for key, environment in order["environments"].items():
+            for key, environment in request["environments"].items():
                 pids[key] = self._fork(int(key), environment, programs)
-            self._tell({"is": "started", "pids": pids})
-        elif order["do"] == "stop":
+            self._reply({"is": "started", "pids": pids})
+        elif request["do"] == "stop":
             self._kill_all()
-            self._tell({"is": "stopped"})
-        elif order["do"] == "signal":
+            self._reply({"is": "stopped"})
+        elif request["do"] == "signal":
             for pid in self._children:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, order["number"])
+                    os.kill(pid, request["number"])
 
     def _fork(self, key: int, environment: dict[str, str], programs: Programs) -> int:
         parent = os.getpid()
@@ -227,14 +230,14 @@ class _Parent:
                 return
             if pid == 0:
                 return
-            self._gone(pid, status)
+            self._report_exit(pid, status)
 
-    def _gone(self, pid: int, status: int) -> None:
+    def _report_exit(self, pid: int, status: int) -> None:
         key = self._children.pop(pid, None)
         if key is None:
             return
         _kill_group(pid)
-        self._tell({"is": "exited", "key": key, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        self._reply({"is": "exited", "key": key, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _kill_all(self) -> None:
         for pid in self._children:
@@ -244,9 +247,9 @@ class _Parent:
                 pid, status = os.waitpid(-1, 0)
             except ChildProcessError:
                 return
-            self._gone(pid, status)
+            self._report_exit(pid, status)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _reply(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._control.send(json.dumps(message).encode())
 

@@ -1,35 +1,40 @@
-"""One pod's part of a run: the warm parent, the progress server, the gang, the checkpoints."""
+"""One pod's part in a run: the fork server, the progress server, the gang, the checkpoints."""
 
 import os
 import signal
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_contract.environment import ENV_PROGRESS_PORT
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.checkpoints.checkpoint_lease import Ownership, owner
-from megatron_trainer.checkpoints.checkpoint_manager import Keeper
-from megatron_trainer.checkpoints.volume import why_unwritable
+from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, read_holder
+from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
+from megatron_trainer.checkpoints.volume import describe_write_error
 from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
-from megatron_trainer.health.stacks import RankState, collect
+from megatron_trainer.health.stacks import RankState, collect_stacks
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.launcher.flags import read as read_flags
-from megatron_trainer.launcher.fork_server import PREFLIGHT, Nursery, NurseryLost, Programs
-from megatron_trainer.launcher.settings import BadSetting, Settings
+from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
+from megatron_trainer.launcher.settings import SettingError, Settings
 from megatron_trainer.launcher.termination import Ending
-from megatron_trainer.rendezvous.state import Ended, State
-from megatron_trainer.telemetry.incidents import Kind, Report, merge
+from megatron_trainer.rendezvous.state import RunEndedError, State
+from megatron_trainer.telemetry.event_socket import EventSocket
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport, merge_reports
 from megatron_trainer.telemetry.reporter import SOCKET_ENV, STACKS_ENV
-from megatron_trainer.telemetry.run_journal import Book
+from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.server import ProgressServer
-from megatron_trainer.telemetry.status import EventSocket, Status
+from megatron_trainer.telemetry.status import Status
+
+if TYPE_CHECKING:
+    # Imports torch.
+    from megatron_trainer.rendezvous.handler import GangRendezvous
 
 
 def warm_up(platform: str, flags: list[str]) -> Programs:
-    """Import torch and Megatron, in the nursery process. Says whether ranks can be forked from it."""
+    """Import torch and Megatron, in the fork server. Ranks start cold if an import has initialised CUDA."""
     if platform == "cpu":
         from megatron_trainer.platform import cpu
 
@@ -39,7 +44,7 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
     from megatron_trainer.worker import main
 
     if "HuggingFaceTokenizer" in flags:
-        # Imports transformers, which every rank would otherwise do for itself.
+        # Imports transformers, which every rank would otherwise import itself.
         import megatron.core.tokenizers.text.libraries.huggingface_tokenizer  # noqa: F401
 
     cold = None
@@ -54,107 +59,114 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
 
 
 class Pod:
-    """Runs the launcher's side of a pod. `run` returns how the pod ends, the last iteration and
-    checkpoint."""
+    """The launcher of one pod."""
 
     def __init__(self, settings: Settings, flags: list[str], log: Callable[[str], None]) -> None:
         self._settings = settings
-        self._flags = flags
+        self._argv = flags
         self._log = log
-        self._known = read_flags(flags)
-        self._status = Status(settings.node_rank, self._known.train_iters)
+        self._flags = read_flags(flags)
+        self._status = Status(settings.node_rank, self._flags.train_iters)
         self._watchdog = Watchdog(settings.hang_timeout)
         self._incarnation = uuid.uuid4().hex
-        self._book: Book | None = None
-        self._told: Report | None = None
+        self._journal: RunJournal | None = None
+        self._final_report: FailureReport | None = None
         self._stop_requests = 0
 
     def run(self) -> tuple[Ending, int | None, int | None]:
-        self._events = EventSocket(self._take)
+        """Run the pod to its end.
+
+        Returns how it ends, the last iteration and that of the newest checkpoint.
+        """
+        self._events = EventSocket(self._apply_event)
         os.environ[SOCKET_ENV] = self._events.address
         os.environ[STACKS_ENV] = str(self._events.folder)
-        # Before any thread is started, and before torch is imported here: the nursery imports its own.
-        self._nursery = Nursery(lambda: warm_up(self._settings.platform, self._flags))
+        # Before any thread starts, and before torch is imported here: the fork server imports its own.
+        self._fork_server = ForkServer(lambda: warm_up(self._settings.platform, self._argv))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._on_sigterm)
         self._events.start()
-        self._keeper = self._kept(None, None)
+        self._checkpoints = self._new_checkpoint_manager(None, None)
         try:
-            self._serve()
-            ending = self._open_book() or self._preflight() or self._train()
-        except NurseryLost as lost:
-            ending = Ending(ExitCode.WORKER_DIED, str(lost))
+            self._serve_progress()
+            ending = self._open_journal() or self._preflight() or self._train()
+        except ForkServerLostError as error:
+            ending = Ending(ExitCode.WORKER_DIED, str(error))
         finally:
-            self._nursery.close()
+            self._fork_server.close()
             self._events.close()
-        ending = self._keeper.verify(ending)
+        ending = self._checkpoints.verify(ending)
         self._status.set(phase="finished" if ending.code == ExitCode.OK else "failed", message=ending.message)
-        if self._book is not None and ending.code >= 128 and self._keeper.fenced is None:
-            kind = {ExitCode.TERMINATED: Kind.STOP, ExitCode.HANG: Kind.HANG}.get(ending.code, Kind.RANK)
-            report = Report(kind, ending.message, self._settings.node_rank, ending.rank)
-            self._book.last_words(self._told or report)
-        return ending, self._status.get("iteration"), self._status.get("checkpointIteration")
+        if self._journal is not None and ending.code.retryable and self._checkpoints.fenced is None:
+            kind = {ExitCode.TERMINATED: FailureKind.STOP, ExitCode.HANG: FailureKind.HANG}.get(
+                ending.code, FailureKind.RANK
+            )
+            report = FailureReport(kind, ending.message, self._settings.node_rank, ending.rank)
+            self._journal.set_pending(self._final_report or report)
+        progress = self._status.report
+        return ending, progress.iteration, progress.checkpoint_iteration
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _apply_event(self, event: dict[str, Any]) -> None:
         self._status.apply(event)
         self._watchdog.apply(event)
 
-    def _serve(self) -> None:
+    def _serve_progress(self) -> None:
         port = self._settings.progress_port
         try:
-            ProgressServer(port, self._status.snapshot).start()
+            ProgressServer(port, lambda: self._status.report).start()
         except OSError as error:
-            raise BadSetting(f"{ENV_PROGRESS_PORT} {port}: {error.strerror}; set a free port") from error
+            raise SettingError(f"{ENV_PROGRESS_PORT} {port}: {error.strerror}; set a free port") from error
 
-    def _open_book(self) -> Ending | None:
-        """On node 0: claim the checkpoint directory and read what happened to the run so far.
+    def _open_journal(self) -> Ending | None:
+        """On node 0: acquire the checkpoint directory and read the history of the run.
 
-        Returns how the pod ends where the directory cannot be written: for good at the run's first start, and
-        to try elsewhere where the run has written it before and it does not become writable again.
+        Returns how the pod ends if the directory is not writable: without a retry at the run's first start,
+        with one if the run has written it before and it does not become writable again.
         """
         if self._settings.node_rank != 0:
             return None
-        save = self._known.save
-        ownership = None
+        save = self._flags.save
+        lease = None
         if save is not None:
-            ownership = Ownership(save, self._incarnation, self._settings.run_id)
-            before = owner(save)
+            lease = CheckpointLease(save, self._incarnation, self._settings.run_id)
+            written_before = bool(read_holder(save))
             try:
-                if before:
-                    self._keeper.persist(ownership.claim)
+                if written_before:
+                    self._checkpoints.retry_until_writable(lease.acquire)
                 else:
-                    ownership.claim()
+                    lease.acquire()
             except OSError as error:
-                said = why_unwritable(save, error)
-                if before:
-                    return Ending(ExitCode.WORKER_DIED, f"{said}; this run has written it before")
-                return Ending(ExitCode.USAGE, f"{said}; mount the volume writable for user {os.getuid()}")
-        self._book = Book(save, self._log)
-        self._status.set_quietly(**self._book.public())
-        self._keeper = self._kept(self._book, ownership)
+                problem = describe_write_error(save, error)
+                if written_before:
+                    return Ending(ExitCode.WORKER_DIED, f"{problem}; this run has written it before")
+                return Ending(ExitCode.USAGE, f"{problem}; mount the volume writable for user {os.getuid()}")
+        self._journal = RunJournal(save, self._log)
+        self._status.set_run(self._journal.summary())
+        self._checkpoints = self._new_checkpoint_manager(self._journal, lease)
         return None
 
-    def _kept(self, book: Book | None, ownership: Ownership | None) -> Keeper:
-        return Keeper(
+    def _new_checkpoint_manager(
+        self, journal: RunJournal | None, lease: CheckpointLease | None
+    ) -> CheckpointManager:
+        return CheckpointManager(
             self._settings,
-            self._known,
+            self._flags,
             self._status,
-            book,
-            ownership,
+            journal,
+            lease,
             lambda: self._stop_requests > 0,
             self._log,
         )
 
-    def _first_state(self) -> State:
-        """The state of a store that this Master pod begins: the run's first, or one that goes on."""
-        book = self._book
-        if book is None or book.generation == 0:
+    def _initial_state(self) -> State:
+        """Return the state for a new store on this Master pod: of the run's first start, or of a restart."""
+        journal = self._journal
+        if journal is None or journal.generation == 0:
             return State(1)
-        alone = self._settings.nodes == 1
-        anew = Report(
-            Kind.POD, "the pod was replaced" if alone else "all pods were started anew", 0 if alone else None
-        )
-        return State(book.generation + 1, merge(book.inherited(), anew))
+        single = self._settings.nodes == 1
+        cause = "the pod was replaced" if single else "all pods were replaced"
+        report = FailureReport(FailureKind.POD, cause, 0 if single else None)
+        return State(journal.generation + 1, merge_reports(journal.pending, report))
 
     def _on_sigterm(self, _number: int, _frame: object) -> None:
         self._stop_requests += 1
@@ -162,27 +174,28 @@ class Pod:
             agent.terminate()
 
     def _interruption(self) -> Ending | None:
+        """Return how this pod must end while it waits for others, None if it need not."""
         if self._stop_requests:
             return Ending(ExitCode.TERMINATED, "SIGTERM while no rank was training: nothing to save")
-        if self._keeper.fenced:
-            return Ending(ExitCode.PEER_LOST, str(self._keeper.fenced))
+        if self._checkpoints.fenced:
+            return Ending(ExitCode.PEER_LOST, str(self._checkpoints.fenced))
         return None
 
     def _preflight(self) -> Ending | None:
-        """Let Megatron check its flags, tokenizer and data files now: before waiting for any other pod."""
+        """Have Megatron check its flags, tokenizer and data files, before this pod waits for any other."""
         settings = self._settings
         environment = {
             "RANK": str(settings.world_size - 1),
             "WORLD_SIZE": str(settings.world_size),
             "LOCAL_WORLD_SIZE": str(settings.ranks_per_node),
         }
-        self._nursery.start({PREFLIGHT: environment})
+        self._fork_server.start({PREFLIGHT: environment})
         # Meanwhile this process imports what it needs of torch.
         import megatron_trainer.launcher.agent  # noqa: F401
 
-        while PREFLIGHT not in (exited := self._nursery.exited(0.2)):
+        while PREFLIGHT not in (exited := self._fork_server.exited(0.2)):
             if self._stop_requests:
-                self._nursery.stop()
+                self._fork_server.stop()
                 return Ending(
                     ExitCode.TERMINATED, "SIGTERM before the first rank was started: nothing to save"
                 )
@@ -190,76 +203,84 @@ class Pod:
         if code == 0:
             return None
         self._events.drain()
-        said = self._status.failures().get(settings.world_size - 1)
-        if code not in set(ExitCode) or said is None:
+        failure = self._status.failures().get(settings.world_size - 1)
+        if code not in set(ExitCode) or failure is None:
             return Ending(ExitCode.WORKER_DIED, f"the check of the flags ended with code {code}")
-        return Ending(ExitCode(code), said["message"])
+        return Ending(ExitCode(code), failure["message"])
 
     def _train(self) -> Ending:
+        """Join the gang and run this pod's ranks to the end of the run."""
         from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-        from megatron_trainer.health.hang_coordinator import HangHunt
-        from megatron_trainer.launcher.agent import GangAgent
+        from megatron_trainer.health.hang_coordinator import HangCoordinator
+        from megatron_trainer.launcher.agent import GangAgent, PodServices
+        from megatron_trainer.rendezvous.telemetry_sync import TelemetrySync
+
+        settings, gang = self._settings, self._new_rendezvous()
+        self._telemetry_sync = TelemetrySync(gang, self._status, self._journal)
+        spec = WorkerSpec(
+            role="rank",
+            local_world_size=settings.ranks_per_node,
+            entrypoint="megatron_trainer.worker.main",
+            rdzv_handler=gang,
+            max_restarts=settings.max_rank_restarts,
+        )
+        services = PodServices(
+            gang=gang,
+            fork_server=self._fork_server,
+            status=self._status,
+            events=self._events,
+            watchdog=self._watchdog,
+            telemetry_sync=self._telemetry_sync,
+            hangs=HangCoordinator(gang, self._watchdog, self._flags.save, self._collect_stacks, self._log),
+            checkpoints=self._checkpoints,
+            termination_grace=settings.termination_grace,
+            log=self._log,
+        )
+        self._agent = GangAgent(spec, services)
+        self._checkpoints.watch()
+        try:
+            self._agent.run()
+        except RunEndedError as ended:
+            self._final_report = ended.report
+            if not ended.ending.code.retryable:
+                gang.leave()
+            return ended.ending
+        except ForkServerLostError as error:
+            ending = self._agent.explain(error)
+            gang.advance(FailureReport(FailureKind.RANK, ending.message, settings.node_rank))
+            return ending
+        raise AssertionError("the agent ends by raising RunEndedError")
+
+    def _new_rendezvous(self) -> "GangRendezvous":
         from megatron_trainer.rendezvous.handler import GangRendezvous
         from megatron_trainer.rendezvous.store import GangStore
-        from megatron_trainer.rendezvous.telemetry_sync import Sharing
 
-        settings, keeper = self._settings, self._keeper
-        first = self._first_state()
-        gang = GangRendezvous(
+        settings = self._settings
+        return GangRendezvous(
             store=GangStore(
-                settings.master_addr, settings.master_port, host=settings.node_rank == 0, first=first
+                settings.master_addr,
+                settings.master_port,
+                host=settings.node_rank == 0,
+                initial=self._initial_state(),
             ),
             run_id=settings.run_id,
             node_rank=settings.node_rank,
             nodes=settings.nodes,
             master_addr=settings.master_addr,
             timeout=settings.rendezvous_timeout,
-            prepare=lambda state, new: keeper.prepare(state, new, sharing.told),
+            prepare=lambda state, new: self._checkpoints.prepare(state, new, self._telemetry_sync.latest),
             interruption=self._interruption,
             log=self._log,
             incarnation=self._incarnation,
         )
-        sharing = Sharing(gang, self._status, self._book)
-        self._agent = GangAgent(
-            WorkerSpec(
-                role="rank",
-                local_world_size=settings.ranks_per_node,
-                entrypoint="megatron_trainer.worker.main",
-                rdzv_handler=gang,
-                max_restarts=settings.max_rank_restarts,
-            ),
-            gang,
-            self._nursery,
-            self._status,
-            self._events,
-            self._watchdog,
-            sharing,
-            HangHunt(gang, self._watchdog, self._known.save, self._look_at_ranks, self._log),
-            keeper,
-            settings.termination_grace,
-            self._log,
-        )
-        keeper.watch()
-        try:
-            self._agent.run()
-        except Ended as ended:
-            self._told = ended.report
-            if ended.ending.code < 128:
-                gang.leave()
-            return ended.ending
-        except NurseryLost as lost:
-            ending = self._agent.explain(lost)
-            gang.move(Report(Kind.RANK, ending.message, settings.node_rank))
-            return ending
-        raise AssertionError("the agent ends by raising Ended")
 
-    def _look_at_ranks(self) -> list[RankState]:
+    def _collect_stacks(self) -> list[RankState]:
         first = self._settings.node_rank * self._settings.ranks_per_node
-        return collect(
-            {first + local: pid for local, pid in self._nursery.pids.items()},
+        return collect_stacks(
+            {first + local: pid for local, pid in self._fork_server.pids.items()},
             self._settings.node_rank,
             self._watchdog.last_known(),
             self._events.folder,
-            lambda: self._nursery.signal(STACKS_SIGNAL),
+            lambda: self._fork_server.signal(STACKS_SIGNAL),
         )

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from megatron_contract import environment as pod
 
+from megatron_trainer.errors import TrainerError
 
-class BadSetting(ValueError):
-    """An environment variable is missing or has no usable value. The text names it, its value and the
-    mend."""
+
+class SettingError(TrainerError):
+    """An environment variable is missing or invalid. The text names it, its value and valid values."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where this pod stands in the gang and how it behaves. Times are in seconds."""
+    """The pod's place in the gang and its policies. Durations are in seconds."""
 
     platform: str
     run_id: str
@@ -29,38 +30,43 @@ class Settings:
     rendezvous_timeout: float
     require_checkpoint: bool
     keep_checkpoints: int
+    """0 keeps all."""
     termination_grace: float
     termination_log: Path
     hang_timeout: str | float
+    """auto, off, or seconds."""
     preflight: bool
     loss_spike_factor: float | None
     loss_spike_window: int
+    """Iterations."""
     loss_on_repeat: str
+    """fail or skip."""
 
     @property
     def world_size(self) -> int:
+        """Number of ranks of the run."""
         return self.nodes * self.ranks_per_node
 
 
-def _number(env: Mapping[str, str], name: str, default: int | None, least: int = 0) -> int:
+def _read_integer(env: Mapping[str, str], name: str, default: int | None, minimum: int = 0) -> int:
     text = env.get(name, "")
     if not text:
         if default is None:
-            raise BadSetting(
-                f"{name} is not set; the training operator sets it, by hand give a number >= {least}"
+            raise SettingError(
+                f"{name} is not set; the training-operator sets it, elsewhere set a number >= {minimum}"
             )
         return default
     try:
         value = int(text)
     except ValueError:
-        raise BadSetting(f"{name} is {text!r}, not a whole number; set a number >= {least}") from None
-    if value < least:
-        raise BadSetting(f"{name} is {value}; set a number >= {least}")
+        raise SettingError(f"{name} is {text!r}, not a whole number; set a number >= {minimum}") from None
+    if value < minimum:
+        raise SettingError(f"{name} is {value}; set a number >= {minimum}")
     return value
 
 
-def _hang_timeout(env: Mapping[str, str]) -> str | float:
-    text = env.get(pod.ENV_HANG_TIMEOUT, "") or "auto"
+def _read_hang_timeout(env: Mapping[str, str]) -> str | float:
+    text = env.get(pod.ENV_HANG_TIMEOUT, "") or pod.DEFAULT_HANG_TIMEOUT
     if text in ("auto", "off"):
         return text
     try:
@@ -68,11 +74,11 @@ def _hang_timeout(env: Mapping[str, str]) -> str | float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise BadSetting(f"{pod.ENV_HANG_TIMEOUT} is {text!r}; set auto, off or a number of seconds > 0")
+        raise SettingError(f"{pod.ENV_HANG_TIMEOUT} is {text!r}; set auto, off or a number of seconds > 0")
     return value
 
 
-def _spike_factor(env: Mapping[str, str]) -> float | None:
+def _read_spike_factor(env: Mapping[str, str]) -> float | None:
     text = env.get(pod.ENV_LOSS_SPIKE_FACTOR, "")
     if not text:
         return None
@@ -81,47 +87,47 @@ def _spike_factor(env: Mapping[str, str]) -> float | None:
     except ValueError:
         value = 0.0
     if not 1 < value < float("inf"):
-        raise BadSetting(f"{pod.ENV_LOSS_SPIKE_FACTOR} is {text!r}; set a number > 1, 3 for example")
+        raise SettingError(f"{pod.ENV_LOSS_SPIKE_FACTOR} is {text!r}; set a number > 1, 3 for example")
     return value
 
 
-def _on_repeat(env: Mapping[str, str]) -> str:
+def _read_on_repeat(env: Mapping[str, str]) -> str:
     text = env.get(pod.ENV_LOSS_ON_REPEAT, "") or pod.DEFAULT_LOSS_ON_REPEAT
     if text not in ("fail", "skip"):
-        raise BadSetting(f"{pod.ENV_LOSS_ON_REPEAT} is {text!r}; set fail or skip")
+        raise SettingError(f"{pod.ENV_LOSS_ON_REPEAT} is {text!r}; set fail or skip")
     return text
 
 
 def read(env: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings. Raises BadSetting for the first one that is missing or unusable."""
-    platform = env.get(pod.ENV_PLATFORM, "gpu")
+    """Read the settings. Raises SettingError for the first one that is missing or invalid."""
+    platform = env.get(pod.ENV_PLATFORM, pod.DEFAULT_PLATFORM)
     if platform not in ("gpu", "cpu"):
-        raise BadSetting(f"{pod.ENV_PLATFORM} is {platform!r}; set gpu or cpu")
-    nodes = _number(env, "PET_NNODES", 1, 1)
-    node_rank = _number(env, "PET_NODE_RANK", 0 if nodes == 1 else None)
+        raise SettingError(f"{pod.ENV_PLATFORM} is {platform!r}; set gpu or cpu")
+    nodes = _read_integer(env, "PET_NNODES", 1, 1)
+    node_rank = _read_integer(env, "PET_NODE_RANK", 0 if nodes == 1 else None)
     if node_rank >= nodes:
-        raise BadSetting(f"PET_NODE_RANK is {node_rank} of PET_NNODES {nodes}; set a number below {nodes}")
+        raise SettingError(f"PET_NODE_RANK is {node_rank} of PET_NNODES {nodes}; set a number below {nodes}")
     master_addr = env.get("MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
     if not master_addr:
-        raise BadSetting("MASTER_ADDR is not set; give the name of the Master pod")
+        raise SettingError("MASTER_ADDR is not set; set the name of the Master pod")
     return Settings(
         platform=platform,
-        run_id=env.get(pod.ENV_RUN_ID, "run"),
+        run_id=env.get(pod.ENV_RUN_ID, pod.DEFAULT_RUN_ID),
         node_rank=node_rank,
         nodes=nodes,
-        ranks_per_node=_number(env, "PET_NPROC_PER_NODE", 1, 1),
+        ranks_per_node=_read_integer(env, "PET_NPROC_PER_NODE", 1, 1),
         master_addr=master_addr,
-        master_port=_number(env, "MASTER_PORT", 23456, 1),
-        progress_port=_number(env, pod.ENV_PROGRESS_PORT, pod.PROGRESS_PORT),
-        max_rank_restarts=_number(env, pod.ENV_MAX_RANK_RESTARTS, pod.DEFAULT_MAX_RANK_RESTARTS),
-        rendezvous_timeout=_number(env, pod.ENV_RENDEZVOUS_TIMEOUT, pod.DEFAULT_RENDEZVOUS_TIMEOUT, 1),
+        master_port=_read_integer(env, "MASTER_PORT", 23456, 1),
+        progress_port=_read_integer(env, pod.ENV_PROGRESS_PORT, pod.PROGRESS_PORT),
+        max_rank_restarts=_read_integer(env, pod.ENV_MAX_RANK_RESTARTS, pod.DEFAULT_MAX_RANK_RESTARTS),
+        rendezvous_timeout=_read_integer(env, pod.ENV_RENDEZVOUS_TIMEOUT, pod.DEFAULT_RENDEZVOUS_TIMEOUT, 1),
         require_checkpoint=env.get(pod.ENV_REQUIRE_CHECKPOINT) == "1",
-        keep_checkpoints=_number(env, pod.ENV_KEEP_CHECKPOINTS, 0),
-        termination_grace=_number(env, pod.ENV_TERMINATION_GRACE, pod.DEFAULT_TERMINATION_GRACE),
+        keep_checkpoints=_read_integer(env, pod.ENV_KEEP_CHECKPOINTS, 0),
+        termination_grace=_read_integer(env, pod.ENV_TERMINATION_GRACE, pod.DEFAULT_TERMINATION_GRACE),
         termination_log=Path(env.get(pod.ENV_TERMINATION_LOG, pod.DEFAULT_TERMINATION_LOG)),
-        hang_timeout=_hang_timeout(env),
+        hang_timeout=_read_hang_timeout(env),
         preflight=env.get(pod.ENV_PREFLIGHT) == "1",
-        loss_spike_factor=_spike_factor(env),
-        loss_spike_window=_number(env, pod.ENV_LOSS_SPIKE_WINDOW, pod.DEFAULT_LOSS_SPIKE_WINDOW, 3),
-        loss_on_repeat=_on_repeat(env),
+        loss_spike_factor=_read_spike_factor(env),
+        loss_spike_window=_read_integer(env, pod.ENV_LOSS_SPIKE_WINDOW, pod.DEFAULT_LOSS_SPIKE_WINDOW, 3),
+        loss_on_repeat=_read_on_repeat(env),
     )

@@ -10,18 +10,20 @@ from megatron_contract.termination import TerminationMessage
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a pod ends. `rank` is the global rank that caused it, None where none did."""
+    """Why a pod ends. `rank` is the global rank that caused it, None if no rank did."""
 
     code: ExitCode
     message: str
     rank: int | None = None
 
     def to_json(self) -> dict[str, object]:
+        """Return a JSON object for the gang's store."""
         return {"exitCode": int(self.code), "message": self.message, "rank": self.rank}
 
     @classmethod
     def from_json(cls, value: dict[str, object]) -> "Ending":
-        rank = value.get("rank")
+        """Parse what `to_json` returned. Raises KeyError or ValueError."""
+        rank = value["rank"]
         return cls(
             ExitCode(int(str(value["exitCode"]))),
             str(value["message"]),
@@ -32,7 +34,7 @@ class Ending:
 def write(
     path: Path, ending: Ending, node_rank: int, iteration: int | None, checkpoint_iteration: int | None
 ) -> None:
-    """Write the termination message. A log that cannot be written does not change how the pod ends."""
+    """Write the termination message. If that fails, print it: the exit code stays the same."""
     termination = TerminationMessage.of(
         ending.code,
         ending.message,
@@ -45,4 +47,4 @@ def write(
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"megatron-train: cannot write {path}: {error}; it would say: {text}", flush=True)
+        print(f"megatron-train: cannot write {path}: {error}; termination message: {text}", flush=True)

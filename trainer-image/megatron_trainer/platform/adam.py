@@ -1,8 +1,8 @@
-"""Adam in the shape of Apex's and Transformer Engine's FusedAdam, for machines that have neither.
+"""Adam with the interface of Apex's and Transformer Engine's FusedAdam, for machines that have neither.
 
 torch.optim.Adam keeps `step` as a tensor in the state of every parameter. Megatron's distributed optimizer
-expects it once in the parameter group, as FusedAdam does; with torch's shape it fails at the first resume
-(`assert len(steps) == 1` over a state that is not there yet).
+expects it once in the parameter group, as in FusedAdam; otherwise it fails at the first resume
+(`assert len(steps) == 1` over a state that does not exist yet).
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +15,8 @@ from torch.optim.adam import adam
 class FusedAdamOnCpu(torch.optim.Optimizer):
     """Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019) through torch's own fused CPU kernel.
 
-    State of a parameter of any shape: `exp_avg` and `exp_avg_sq`, of the same shape and dtype. `step`, the
-    number of updates done, lies in the parameter group.
+    The state of a parameter is `exp_avg` and `exp_avg_sq`, of its shape and dtype. `step`, the number of
+    updates done, is in the parameter group.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FusedAdamOnCpu(torch.optim.Optimizer):
                 [self.state[p]["exp_avg"] for p in params],
                 [self.state[p]["exp_avg_sq"] for p in params],
                 [],
-                # torch's kernel counts the step up itself.
+                # torch's kernel increments the step itself.
                 [torch.tensor(float(group["step"] - 1)) for _ in params],
                 fused=True,
                 amsgrad=False,

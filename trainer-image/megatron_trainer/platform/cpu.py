@@ -4,7 +4,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Flag and value ("" for a switch) that this platform cannot do without, and why.
+from megatron_trainer.errors import TrainerError
+
+# Flag -> value ("" for a switch) that this platform requires, and why.
 REQUIRED: dict[str, tuple[str, str]] = {
     "--transformer-impl": ("local", "Transformer Engine needs a GPU"),
     "--distributed-backend": ("gloo", "NCCL needs a GPU"),
@@ -18,9 +20,9 @@ REQUIRED: dict[str, tuple[str, str]] = {
     "--no-persist-layer-norm": ("", "the fused kernel needs Apex"),
 }
 
-# Added unless the flag is given with any value.
+# Added unless the flag is given, with any value.
 DEFAULTS: dict[str, str] = {
-    # Megatron would answer a NaN by asking for another GPU, to tell a broken one from a broken run.
+    # On a NaN Megatron would ask for another GPU, to find out whether this one is faulty.
     "--rerun-mode": "disabled",
 }
 
@@ -49,12 +51,12 @@ REFUSED: dict[str, str] = {
 }
 
 
-class Unsupported(Exception):
-    """The cpu platform cannot do what a flag asks for. The text names the flag, the reason and the mend."""
+class UnsupportedError(TrainerError):
+    """The cpu platform does not support a flag. The text names the flag, the reason and the remedy."""
 
 
 def _value_after(argv: Sequence[str], flag: str) -> str | None:
-    """The value given to `flag`, as `--flag value` or `--flag=value`; the last one counts, as in argparse."""
+    """Return the value of `flag`, as `--flag value` or `--flag=value`. The last one wins, as in argparse."""
     found = None
     for position, word in enumerate(argv):
         if word == flag and position + 1 < len(argv):
@@ -65,9 +67,9 @@ def _value_after(argv: Sequence[str], flag: str) -> str | None:
 
 
 def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return Megatron's flags as this platform needs them, and the words that were added.
+    """Return Megatron's flags with those added that this platform requires, and the added words.
 
-    Raises Unsupported where a flag asks for what a CPU cannot do or contradicts a flag that it needs.
+    Raises UnsupportedError for all flags that a CPU does not support or that contradict a required one.
     """
     given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
     refusals = [f"{flag}: {why}" for flag, why in REFUSED.items() if flag in given]
@@ -76,13 +78,13 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if (experts or "1") != "1" and dispatcher in ("alltoall", "flex"):
         refusals.append(
             f"--moe-token-dispatcher-type {dispatcher} with --expert-model-parallel-size {experts}: gloo "
-            "cannot do its all-to-all; use the dispatcher allgather, or 1"
+            "has no all-to-all for it; use the dispatcher allgather, or 1"
         )
     tensor = _value_after(argv, "--tensor-model-parallel-size") or "1"
     if "--num-experts" in given and tensor != "1":
         refusals.append(
-            f"--num-experts with --tensor-model-parallel-size {tensor}: Megatron wants sequence parallelism "
-            "for that, which needs Transformer Engine; use 1"
+            f"--num-experts with --tensor-model-parallel-size {tensor}: Megatron requires sequence "
+            "parallelism for that, which needs Transformer Engine; use 1"
         )
     if (_value_after(argv, "--context-parallel-size") or "1") != "1":
         refusals.append("--context-parallel-size: ring attention needs Transformer Engine; use 1")
@@ -96,12 +98,12 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if flag not in given:
             added += [flag, value]
     if refusals:
-        raise Unsupported("the cpu platform cannot do: " + "; ".join(refusals))
+        raise UnsupportedError("not supported on the cpu platform: " + "; ".join(refusals))
     return [*argv, *added], added
 
 
 def install() -> None:
-    """Make this process ready to import Megatron without a GPU. Says so, once."""
+    """Prepare this process to import Megatron without a GPU. Call it before that import."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -115,7 +117,7 @@ def install() -> None:
 
     from megatron_trainer.platform.adam import FusedAdamOnCpu
 
-    # The wheel ships the helpers built; the Makefile that compile_helpers() calls is not in it.
+    # The wheel contains the compiled helpers, but not the Makefile that compile_helpers() runs.
     megatron.core.datasets.utils.compile_helpers = lambda: None
     megatron.core.optimizer.Adam = FusedAdamOnCpu
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
@@ -124,7 +126,7 @@ def install() -> None:
 
 
 def announce(added: Sequence[str]) -> None:
-    """The first log line of a run without a GPU."""
+    """Print the first log line of a run without a GPU."""
     print(
         "megatron-train: platform cpu: NO GPU IS USED. A stand-in for torch.cuda runs Megatron's loop on the "
         f"CPU over gloo; for demonstrations and tests only. Flags added: {' '.join(added) or 'none'}",

@@ -1,11 +1,10 @@
 """A stand-in for torch.cuda on a machine without a GPU: enough of it for Megatron's training loop.
 
-All tensors lie on the CPU; "cuda" as a device means the CPU. Random numbers keep the two streams that a GPU
-machine has. torch's default CPU generator plays the device's stream, since every tensor operation draws
-from it and on a GPU machine those would run on the device. The host's stream is a generator of its own,
-behind `torch.get_rng_state`, `torch.set_rng_state` and the data loader's seed. Megatron saves and restores
-both through its usual calls, so a resumed run draws what the uninterrupted run would have drawn, dropout
-included.
+All tensors are on the CPU; "cuda" as a device means the CPU. As on a GPU machine, there are two random number
+streams. torch's default CPU generator serves as the device's stream, since every tensor operation draws from
+it and on a GPU machine those run on the device. The host's stream is a separate generator, behind
+`torch.get_rng_state`, `torch.set_rng_state` and the data loader's seed. Megatron saves and restores both
+through its usual calls, so a resumed run draws the same numbers as an uninterrupted one, dropout included.
 """
 
 import time
@@ -23,7 +22,7 @@ host_generator = torch.Generator()
 
 
 class _Stream:
-    """A CUDA stream that has always finished: CPU operations are done when they return."""
+    """A CUDA stream without pending work: CPU operations are done when they return."""
 
     cuda_stream = 0
 
@@ -50,7 +49,7 @@ class _Stream:
 
 
 class _Event:
-    """A CUDA event that happens when it is recorded."""
+    """A CUDA event that completes when it is recorded."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
@@ -71,7 +70,7 @@ class _Event:
 
 
 class _Generators:
-    """`torch.cuda.default_generators`: one stream, whichever device is asked for."""
+    """`torch.cuda.default_generators`: one stream for all devices."""
 
     def __getitem__(self, _device: object) -> torch.Generator:
         return torch.default_generator
@@ -110,8 +109,7 @@ _loader_init = DataLoader.__init__
 
 
 def _reported_type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.type()` as on a GPU: Megatron sorts its parameters by names such as
-    torch.cuda.BFloat16Tensor."""
+    """Return `Tensor.type()` as on a GPU: Megatron groups parameters by it (torch.cuda.BFloat16Tensor)."""
     result = _tensor_type(tensor, *args, **kwargs)
     if args or kwargs or not isinstance(result, str) or "cuda" in result:
         return result
@@ -119,7 +117,7 @@ def _reported_type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _loader_on_host_stream(loader: Any, *args: Any, **kwargs: Any) -> None:
-    """A data loader draws its base seed once an iterator: on the host's stream, as on a GPU machine."""
+    """Draw the base seed of a data loader from the host's stream, as on a GPU machine."""
     if kwargs.get("generator") is None:
         kwargs["generator"] = host_generator
     _loader_init(loader, *args, **kwargs)
@@ -148,13 +146,12 @@ def _set_device_state(state: torch.Tensor, device: object = "cuda") -> None:  # 
 
 
 def _no_op() -> Any:
-    """A new function that does nothing. New each time: torch.compile keeps a table of torch.cuda's
-    functions."""
+    """Return a new function that does nothing; torch.compile needs distinct functions in torch.cuda."""
     return lambda *_args, **_kwargs: None
 
 
 def install() -> None:
-    """Put the stand-in in place of torch.cuda. Before megatron is imported: it copies names at import."""
+    """Replace torch.cuda by the stand-in. Call it before Megatron is imported, which copies names."""
     cuda: Any = torch.cuda
     properties = SimpleNamespace(
         name="cpu",

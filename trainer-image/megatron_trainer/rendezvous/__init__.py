@@ -1,1 +1,1 @@
-"""How the pods of a run find each other, and what they agree on."""
+"""How the pods of a run find each other, and the state that they share."""

@@ -1,9 +1,9 @@
-"""How pods meet: membership is fixed (rank = pod index), only the generation changes.
+"""The rendezvous of the pods: membership is fixed (node rank = pod index), only the generation changes.
 
-A handler for torch's elastic agent. Everyone whose ranks are stopped joins the generation that is due; when
-all have joined, node 0 chooses the checkpoint, since no rank is alive then, and announces it with the port
-for the process group. Whoever loses a rank, finds its pod new, or hears no beat of a pod moves the
-generation on, and all meet again.
+A handler for torch's elastic agent. Every pod whose ranks are stopped joins the current generation; when all
+have joined, no rank runs, so node 0 chooses the checkpoint and announces it with the port for the process
+group. A pod that loses a rank, finds that it is a replacement, or misses the heartbeat of another pod starts
+a new generation, and all pods meet again.
 """
 
 import socket
@@ -16,14 +16,14 @@ from megatron_contract.exit_codes import ExitCode
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from megatron_trainer.launcher.termination import Ending
-from megatron_trainer.rendezvous.state import Ended, Plan, State
-from megatron_trainer.rendezvous.store import GangStore, StoreLost
-from megatron_trainer.telemetry.incidents import Kind, Report
+from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
+from megatron_trainer.rendezvous.store import GangStore, StoreLostError
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
 _POLL_SECONDS = 0.1
-_BEAT_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 1.0
 _LEAVE_SECONDS = 10.0
-# A pod that has not been heard of for so long is taken for gone, and the others stop waiting on its ranks.
+# A pod without a heartbeat for this long is considered lost, and the others stop waiting for its ranks.
 SILENCE_SECONDS = 15.0
 
 
@@ -37,9 +37,9 @@ def _free_port() -> int:
 class GangRendezvous(RendezvousHandler):
     """Static membership over a GangStore.
 
-    `prepare` runs on node 0 only, when all have met and no rank is alive. It is given the gang's state and
-    whether a pod has started no rank yet, and may raise Ended. `interruption` is how this pod must end while
-    it waits, None while it need not.
+    `prepare` runs on node 0 only, when all pods have joined and no rank runs. It is given the gang's state
+    and whether a pod has not started any rank yet, and may raise RunEndedError. `interruption` returns how
+    this pod must end while it waits, None if it need not. `timeout` is in seconds.
     """
 
     store: GangStore
@@ -48,17 +48,19 @@ class GangRendezvous(RendezvousHandler):
     nodes: int
     master_addr: str
     timeout: float
-    prepare: Callable[[State, bool], Plan]
+    prepare: Callable[[State, bool], GenerationPlan]
     interruption: Callable[[], Ending | None]
     log: Callable[[str], None]
     generation: int = 0
-    plan: Plan | None = None
+    plan: GenerationPlan | None = None
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     _started: int = 0
     _master: str | None = None
-    _beats: int = 0
-    _beat_at: float = 0.0
+    _heartbeats: int = 0
+    _heartbeat_at: float = 0.0
     _heard: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+    # The interface of torch's RendezvousHandler.
 
     def get_backend(self) -> str:
         return "megatron-gang"
@@ -80,21 +82,21 @@ class GangRendezvous(RendezvousHandler):
         return True
 
     def num_nodes_waiting(self) -> int:
-        """Pods that wait for a new generation, as torch's agents ask: 1 if ours is over, else 0."""
-        return int(self.watch().generation != self.generation)
+        """Return 1 if this pod's generation is over, else 0."""
+        return int(self.poll().generation != self.generation)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the others at the generation that is due. This pod's ranks must be stopped.
+        """Meet the other pods in the current generation. This pod's ranks must be stopped.
 
-        Raises Ended when the run has ended, when this pod is told to stop, and when the others have not
-        come after `timeout` seconds.
+        Raises RunEndedError if the run has ended, if this pod must stop, or if the others have not joined
+        within `timeout`.
         """
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                plan = self._meet(deadline)
-            except StoreLost as lost:
-                self.log(f"rendezvous: {lost}")
+                plan = self._join(deadline)
+            except StoreLostError as error:
+                self.log(f"rendezvous: {error}")
                 self.store.disconnect()
                 self._require_time(deadline, "the Master pod's store")
                 continue
@@ -104,139 +106,147 @@ class GangRendezvous(RendezvousHandler):
                 info = RendezvousStoreInfo(self.master_addr, plan.master_port)
                 return RendezvousInfo(None, self.node_rank, self.nodes, info)
 
-    def _meet(self, deadline: float) -> Plan | None:
+    def _join(self, deadline: float) -> GenerationPlan | None:
+        """Join the current generation and wait for its plan. None if another generation started meanwhile."""
         if not self.store.connected:
             self._connect(deadline)
         state = self.store.state()
         self.generation = state.generation
-        self._check(state)
+        self._raise_if_ended(state)
         key = f"joined/{state.generation}"
         self.store.set(f"{key}/{self.node_rank}", "again" if self._started else "new")
         self.log(
             f"generation {state.generation} ({state.why}): joined as node {self.node_rank} of {self.nodes}"
         )
         while True:
-            state = self.watch()
-            self._check(state)
+            state = self.poll()
+            self._raise_if_ended(state)
             if state.generation != self.generation:
                 return None
             text = self.store.get(f"plan/{self.generation}")
             if text is not None:
                 self._master = self.store.get("member/0")
-                return Plan.loads(text)
+                return GenerationPlan.loads(text)
             joined = [f"{key}/{rank}" for rank in range(self.nodes)]
             if self.node_rank == 0 and self.store.has(joined):
-                new = any(self.store.get(each) == "new" for each in joined)
-                plan = replace(self._prepared(self.store.state(), new), master_port=_free_port())
-                self.store.enter(f"plan/{self.generation}", plan.dumps())
+                new = any(self.store.get(pod) == "new" for pod in joined)
+                plan = replace(self._prepare_plan(self.store.state(), new), master_port=_free_port())
+                self.store.set_if_absent(f"plan/{self.generation}", plan.dumps())
                 continue
             self._require_time(deadline, f"all {self.nodes} pods at generation {self.generation}")
             time.sleep(_POLL_SECONDS)
 
-    def _prepared(self, state: State, new: bool) -> Plan:
+    def _prepare_plan(self, state: State, new: bool) -> GenerationPlan:
         try:
             return self.prepare(state, new)
-        except Ended as ended:
-            self.judge(ended.ending)
+        except RunEndedError as ended:
+            self.end_run(ended.ending)
             raise
 
     def _connect(self, deadline: float) -> None:
+        """Connect to the store and start a new generation if this pod or the Master pod was replaced."""
         self.store.connect(deadline, lambda: self.interruption() is not None)
         self._heard.clear()
         master = self.store.get("member/0")
-        known = self.store.enter(f"member/{self.node_rank}", self.incarnation)
+        known = self.store.set_if_absent(f"member/{self.node_rank}", self.incarnation)
         if known != self.incarnation:
             self.store.set(f"member/{self.node_rank}", self.incarnation)
-            replaced = Report(Kind.POD, f"node {self.node_rank} was replaced", self.node_rank)
+            replaced = FailureReport(FailureKind.POD, f"node {self.node_rank} was replaced", self.node_rank)
             state = self.store.state()
-            # The others may wait already, in a generation that needs no other after it.
+            # The others may already wait in a generation that can include this pod.
             waiting = not self.store.has([f"plan/{state.generation}"])
-            self.store.move(max(state.generation - waiting, self.generation), replaced)
+            self.store.advance(max(state.generation - waiting, self.generation), replaced)
         elif self.generation:
-            report = Report(Kind.STORE, f"node {self.node_rank} lost the store", self.node_rank)
+            report = FailureReport(FailureKind.STORE, f"node {self.node_rank} lost the store", self.node_rank)
             if self.node_rank and master != self._master:
-                report = Report(Kind.POD, "node 0 was replaced", 0)
-            self.store.move(
+                report = FailureReport(FailureKind.POD, "node 0 was replaced", 0)
+            self.store.advance(
                 self.generation, replace(report, detected_at=self.store.lost_at or report.detected_at)
             )
         self.store.lost_at = None
 
-    def _check(self, state: State) -> None:
+    def _raise_if_ended(self, state: State) -> None:
         if state.verdict is not None:
-            raise Ended(state.verdict)
-        self._obey_interruption()
+            raise RunEndedError(state.verdict)
+        self._raise_if_interrupted()
 
-    def _obey_interruption(self) -> None:
+    def _raise_if_interrupted(self) -> None:
         if ending := self.interruption():
-            raise Ended(ending)
+            raise RunEndedError(ending)
 
     def _require_time(self, deadline: float, what: str) -> None:
-        self._obey_interruption()
+        self._raise_if_interrupted()
         if time.monotonic() >= deadline:
-            raise Ended(
-                Ending(
-                    ExitCode.PEER_LOST, f"waited {self.timeout:.0f} s at the rendezvous for {what} in vain"
-                )
+            raise RunEndedError(
+                Ending(ExitCode.PEER_LOST, f"timed out after {self.timeout:.0f} s at the rendezvous: {what}")
             )
 
-    def watch(self) -> State:
-        """Read the gang's state; beat for this pod, and on node 0 listen for the others. Raises StoreLost."""
+    def poll(self) -> State:
+        """Return the gang's state. Sends this pod's heartbeat; node 0 also checks those of the others.
+
+        Raises StoreLostError.
+        """
         now = time.monotonic()
-        if now - self._beat_at >= _BEAT_SECONDS:
-            self._beat_at = now
-            self._beats += 1
-            self.store.set(f"beat/{self.node_rank}", f"{self.incarnation}/{self._beats}")
+        if now - self._heartbeat_at >= _HEARTBEAT_SECONDS:
+            self._heartbeat_at = now
+            self._heartbeats += 1
+            self.store.set(f"beat/{self.node_rank}", f"{self.incarnation}/{self._heartbeats}")
             if self.node_rank == 0:
-                self._listen(now)
+                self._check_heartbeats(now)
         return self.store.state()
 
-    def _listen(self, now: float) -> None:
+    def _check_heartbeats(self, now: float) -> None:
         for rank in range(1, self.nodes):
-            beat = self.store.get(f"beat/{rank}")
-            if beat is None:
+            heartbeat = self.store.get(f"beat/{rank}")
+            if heartbeat is None:
                 continue
             last, since = self._heard.get(rank, ("", now))
-            if beat != last:
-                self._heard[rank] = (beat, now)
+            if heartbeat != last:
+                self._heard[rank] = (heartbeat, now)
             elif now - since > SILENCE_SECONDS and self._started == self.generation:
-                self._heard[rank] = (beat, now)
-                silent = Report(Kind.POD, f"node {rank} silent for {SILENCE_SECONDS:.0f} s", rank)
-                self.store.move(self.generation, silent)
+                self._heard[rank] = (heartbeat, now)
+                report = FailureReport(
+                    FailureKind.POD, f"no heartbeat from node {rank} for {SILENCE_SECONDS:.0f} s", rank
+                )
+                self.store.advance(self.generation, report)
 
-    def move(self, report: Report) -> None:
-        """Begin a new generation, unless one has begun. A lost store is dealt with at the next rendezvous."""
+    def advance(self, report: FailureReport) -> None:
+        """Start a new generation, unless one has started. A lost store is handled at the next rendezvous."""
         try:
-            self.store.move(self.generation, report)
-        except StoreLost as lost:
-            self.log(f"cannot begin a new generation yet: {lost}")
+            self.store.advance(self.generation, report)
+        except StoreLostError as error:
+            self.log(f"cannot start a new generation yet: {error}")
 
-    def judge(self, verdict: Ending) -> None:
-        """End the run in every pod, as far as the store can be reached."""
+    def end_run(self, verdict: Ending) -> None:
+        """End the run in all pods, as far as the store can be reached."""
         try:
-            self.store.judge(verdict)
-        except StoreLost as lost:
-            self.log(f"cannot tell the other pods: {lost}")
+            self.store.end_run(verdict)
+        except StoreLostError as error:
+            self.log(f"cannot end the run in the other pods: {error}")
 
     def leave(self) -> None:
-        """Go for good: the run is over in all pods. Node 0 waits a little, its store says so to the rest."""
+        """Leave the gang at the end of the run.
+
+        Node 0 waits a little, so that the others read the verdict.
+        """
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
             self.store.set(f"left/{self.node_rank}", self.incarnation)
             keys = [f"left/{rank}" for rank in range(self.nodes)]
             while self.node_rank == 0 and time.monotonic() < deadline and not self.store.has(keys):
                 time.sleep(_POLL_SECONDS)
-        except StoreLost as lost:
-            self.log(f"the store is gone: {lost}")
+        except StoreLostError as error:
+            self.log(f"the store is lost: {error}")
 
     def mark(self, what: str) -> None:
-        """Let the others know that this pod is `leaving` (told to stop) or `finished`."""
+        """Mark this pod for the others as `leaving` (after SIGTERM) or `finished`, in this generation."""
         try:
             self.store.set(f"{what}/{self.generation}/{self.node_rank}", self.incarnation)
-        except StoreLost as lost:
-            self.log(f"cannot mark {what}: {lost}")
+        except StoreLostError as error:
+            self.log(f"cannot mark this pod as {what}: {error}")
 
     def marked(self, what: str) -> list[int]:
-        """The pods that have marked `what` in this generation. Raises StoreLost."""
+        """Return the node ranks that are marked `what` in this generation. Raises StoreLostError."""
         prefix = f"{what}/{self.generation}"
         if self.store.has([f"{prefix}/{rank}" for rank in range(self.nodes)]):
             return list(range(self.nodes))

@@ -1,29 +1,32 @@
-"""What the gang agrees on: the state in its store, and the plan of a generation. Needs no torch."""
+"""What the pods agree on: the gang's state in the store, and the plan of a generation. Imports no torch."""
 
 import json
 from dataclasses import asdict, dataclass
 
+from megatron_trainer.errors import TrainerError
 from megatron_trainer.launcher.termination import Ending
-from megatron_trainer.telemetry.incidents import Report
+from megatron_trainer.telemetry.incidents import FailureReport
 
 
 @dataclass(frozen=True)
 class State:
-    """The gang's generation, why it was begun, and the verdict that ends the run, if there is one.
+    """The gang's generation, why it started, and the verdict that ends the run, if there is one.
 
-    `hang` names the folder for everybody's stacks once the ranks of this generation are found to hang.
+    `hang` is the folder for all ranks' stacks once the ranks of this generation are found to hang.
     """
 
     generation: int
-    report: Report | None = None
+    report: FailureReport | None = None
     verdict: Ending | None = None
     hang: str | None = None
 
     @property
     def why(self) -> str:
+        """Why the generation started."""
         return "start" if self.report is None else self.report.cause
 
     def dumps(self) -> str:
+        """Serialize for the store."""
         return json.dumps(
             {
                 "generation": self.generation,
@@ -35,33 +38,35 @@ class State:
 
     @classmethod
     def loads(cls, text: str) -> "State":
+        """Parse what `dumps` returned."""
         value = json.loads(text)
         return cls(
             value["generation"],
-            Report.from_json(value["report"]) if value["report"] else None,
+            FailureReport.from_json(value["report"]) if value["report"] else None,
             Ending.from_json(value["verdict"]) if value["verdict"] else None,
             value["hang"],
         )
 
 
-class Ended(Exception):
-    """There will be no next generation: the run, or this pod's part in it, ends so.
+class RunEndedError(TrainerError):
+    """The run, or this pod's part in it, is over: there is no next generation.
 
-    `report` is what the gang was told of it, None where it was told nothing.
+    `report` is what the pod reported to the others, None if nothing.
     """
 
-    def __init__(self, ending: Ending, report: Report | None = None) -> None:
+    def __init__(self, ending: Ending, report: FailureReport | None = None) -> None:
         super().__init__(ending.message)
         self.ending = ending
         self.report = report
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What node 0 announces for a generation. Iteration None: from the beginning.
+class GenerationPlan:
+    """What node 0 announces for a generation.
 
-    `skip` are iterations to leave out, `preflight` asks the ranks to check themselves before they load, and
-    only ranks of the launcher `owner` may write checkpoints.
+    `iteration` is the checkpoint to load, None for none; `skip` are iterations to leave out; `preflight`
+    makes the ranks check devices and connections before they load; only ranks of the launcher `owner` may
+    write checkpoints; `master_port` is for the process group.
     """
 
     iteration: int | None
@@ -71,9 +76,11 @@ class Plan:
     master_port: int = 0
 
     def dumps(self) -> str:
+        """Serialize for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: str) -> "Plan":
+    def loads(cls, text: str) -> "GenerationPlan":
+        """Parse what `dumps` returned."""
         value = json.loads(text)
         return cls(**(value | {"skip": tuple(value["skip"])}))

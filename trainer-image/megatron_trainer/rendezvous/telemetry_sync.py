@@ -1,63 +1,70 @@
-"""What the pods tell each other while they train, through the gang's store.
+"""Exchanges telemetry between the pods through the gang's store, so that every /progress describes the run.
 
-The pod with the rank that knows the loss tells the iterations; node 0 keeps the book of the run and tells
-what is in it. So every pod's /progress shows the whole run.
+The pod with the rank that knows the loss shares the iterations; node 0 shares the summary of its run journal.
 """
 
 import json
 import time
-from typing import Any
+from dataclasses import replace
 
 from megatron_trainer.rendezvous.handler import GangRendezvous
-from megatron_trainer.telemetry.run_journal import Book
-from megatron_trainer.telemetry.status import ITERATION_FIELDS, Status
+from megatron_trainer.telemetry.iteration import IterationRecord
+from megatron_trainer.telemetry.run_journal import RunJournal, RunSummary
+from megatron_trainer.telemetry.status import Status
 
-_TURN_SECONDS = 0.5
+_SYNC_SECONDS = 0.5
 
 
-class Sharing:
-    """This pod's part in it. `book` is there on node 0 only."""
+class TelemetrySync:
+    """This pod's side of the exchange. `journal` is set on node 0 only."""
 
-    def __init__(self, gang: GangRendezvous, status: Status, book: Book | None) -> None:
+    def __init__(self, gang: GangRendezvous, status: Status, journal: RunJournal | None) -> None:
         self._gang = gang
         self._status = status
-        self._book = book
-        self._last_turn = 0.0
-        self._said = ""
-        self.told: dict[str, Any] = {}
+        self._journal = journal
+        self._synced_at = 0.0
+        self._shared_summary = ""
+        self.latest: IterationRecord | None = None
+        """The last iteration that was shared or received."""
 
-    def turn(self) -> None:
-        """Exchange, if it is time to. Raises StoreLost."""
+    def sync(self) -> None:
+        """Exchange telemetry, at most every _SYNC_SECONDS. Raises StoreLostError."""
         now = time.monotonic()
-        if now - self._last_turn < _TURN_SECONDS:
+        if now - self._synced_at < _SYNC_SECONDS:
             return
-        self._last_turn = now
-        self._iterations()
-        if self._book is not None:
-            self._tell(self._book)
-        else:
-            self._status.set_quietly(**json.loads(self._gang.store.get("run") or "{}"))
-
-    def _iterations(self) -> None:
+        self._synced_at = now
         if self._gang.node_rank == self._gang.nodes - 1:
-            figures = self._status.figures()
-            if figures["time"] is not None and figures != self.told:
-                self.told = figures
-                self._gang.store.set("progress", json.dumps(figures))
+            self._share_iteration()
         else:
-            record = json.loads(self._gang.store.get("progress") or "{}")
-            if record.get("generation") == self._gang.generation and record != self.told:
-                self.told = record
-                self._status.learn({name: record.get(name) for name in ("time", *ITERATION_FIELDS)})
+            self._receive_iteration()
+        if self._journal is not None:
+            self._share_summary(self._journal)
+        elif text := self._gang.store.get("run"):
+            self._status.set_run(RunSummary.from_json(json.loads(text)))
 
-    def _tell(self, book: Book) -> None:
+    def _share_iteration(self) -> None:
+        record = self._status.latest_iteration()
+        if record is not None and record != self.latest:
+            self.latest = record
+            self._gang.store.set("progress", json.dumps(record.to_json()))
+
+    def _receive_iteration(self) -> None:
+        text = self._gang.store.get("progress")
+        if text is None:
+            return
+        record = IterationRecord.from_json(json.loads(text))
+        if record.generation == self._gang.generation and record != self.latest:
+            self.latest = record
+            self._status.set_iteration(record)
+
+    def _share_summary(self, journal: RunJournal) -> None:
         loaded_at = self._status.loaded_at
         if loaded_at is not None:
-            book.loaded(self._gang.generation, loaded_at)
-        book.follow(self.told)
-        run = book.public() | {"warnings": self._status.get("warnings")}
-        self._status.set_quietly(**run)
-        text = json.dumps(run)
-        if text != self._said:
+            journal.record_loaded(self._gang.generation, loaded_at)
+        journal.update(self.latest)
+        summary = replace(journal.summary(), warnings=self._status.report.warnings)
+        self._status.set_run(summary)
+        text = json.dumps(summary.to_json())
+        if text != self._shared_summary:
             self._gang.store.set("run", text)
-            self._said = text
+            self._shared_summary = text

@@ -1,6 +1,6 @@
-"""What interrupted the run: a launcher's report, and the incident that node 0 writes down from it.
+"""Failure reports: why a launcher asks for a new generation, and the incident that node 0 records from it.
 
-All times are unix seconds of the clock of the pod that saw it.
+All times are Unix seconds by the clock of the pod that recorded them.
 """
 
 import time
@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from megatron_contract.incident import ReportedIncident
 
-class Kind(StrEnum):
-    """What kind of thing went wrong, as /progress names it."""
+
+class FailureKind(StrEnum):
+    """The kind of a failure, as /progress reports it."""
 
     RANK = "rank"
     POD = "pod"
@@ -21,20 +23,27 @@ class Kind(StrEnum):
     STOP = "stop"
 
 
-# Several pods may report one failure. The first of these says what it was.
-_ORDER = (Kind.HANG, Kind.LOSS, Kind.STOP, Kind.POD, Kind.RANK, Kind.STORE)
+# Several pods may report one failure. The kind that comes first in this order names it.
+_PRECEDENCE = (
+    FailureKind.HANG,
+    FailureKind.LOSS,
+    FailureKind.STOP,
+    FailureKind.POD,
+    FailureKind.RANK,
+    FailureKind.STORE,
+)
 
 
 @dataclass(frozen=True)
-class Report:
+class FailureReport:
     """Why a launcher asks for a new generation.
 
-    `node_rank` and `rank` name what failed, None where the reporter cannot tell. `failed_iteration` is set
-    where the failure came out of that iteration's step itself, so that it may come again there; `unreadable`
-    is the iteration of a checkpoint that could not be loaded.
+    `node_rank` and `rank` identify what failed, None if the reporter does not know. `failed_iteration` is set
+    if the step of that iteration raised the failure, so that it may recur there; `unreadable` is the
+    iteration of a checkpoint that could not be loaded.
     """
 
-    kind: Kind
+    kind: FailureKind
     cause: str
     node_rank: int | None = None
     rank: int | None = None
@@ -43,63 +52,63 @@ class Report:
     detected_at: float = field(default_factory=time.time)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object, for the gang's store and the run journal."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Report":
-        return cls(**(dict(value) | {"kind": Kind(value["kind"])}))
+    def from_json(cls, value: Mapping[str, Any]) -> "FailureReport":
+        """Parse what `to_json` returned. Raises KeyError, TypeError or ValueError."""
+        return cls(**(dict(value) | {"kind": FailureKind(value["kind"])}))
 
     @property
-    def hearsay(self) -> bool:
-        """Whether the reporter only felt the failure of somebody else, and knows no name."""
-        return self.kind is Kind.STORE or (self.kind is Kind.POD and self.node_rank is None)
+    def indirect(self) -> bool:
+        """Whether the reporter only observed the failure of another pod and cannot identify it."""
+        return self.kind is FailureKind.STORE or (self.kind is FailureKind.POD and self.node_rank is None)
 
 
-def merge(first: Report | None, second: Report) -> Report:
-    """One report of two about the same interruption: the earliest time, all causes that say something."""
+def merge_reports(first: FailureReport | None, second: FailureReport) -> FailureReport:
+    """Merge two reports of the same interruption: the earliest time, the causes of all direct reports."""
     if first is None or first == second:
         return second
-    telling, other = sorted((first, second), key=lambda report: (report.hearsay, _ORDER.index(report.kind)))
-    cause = telling.cause
-    if not other.hearsay and other.cause not in cause:
-        causes = [first.cause, second.cause]
-        cause = causes[0] if causes[1] in causes[0] else "; ".join(causes)
-    named = other if not other.hearsay else telling
+    primary, other = sorted(
+        (first, second), key=lambda report: (report.indirect, _PRECEDENCE.index(report.kind))
+    )
+    cause = primary.cause
+    if not other.indirect and other.cause not in cause:
+        cause = first.cause if second.cause in first.cause else f"{first.cause}; {second.cause}"
+    fallback = primary if other.indirect else other
     return replace(
-        telling,
+        primary,
         cause=cause,
-        node_rank=telling.node_rank if telling.node_rank is not None else named.node_rank,
-        rank=telling.rank if telling.rank is not None else named.rank,
-        failed_iteration=telling.failed_iteration or named.failed_iteration,
-        unreadable=telling.unreadable or named.unreadable,
+        node_rank=primary.node_rank if primary.node_rank is not None else fallback.node_rank,
+        rank=primary.rank if primary.rank is not None else fallback.rank,
+        failed_iteration=primary.failed_iteration or fallback.failed_iteration,
+        unreadable=primary.unreadable or fallback.unreadable,
         detected_at=min(first.detected_at, second.detected_at),
     )
 
 
-def incident(
+def new_incident(
     generation: int,
-    report: Report,
+    report: FailureReport,
     iteration: int | None,
     last_step_at: float | None,
     resumed_from: int | None,
     met_at: float,
-) -> dict[str, Any]:
-    """An incident as /progress tells it; what has not happened yet is None.
+) -> ReportedIncident:
+    """Build the incident of `report`; the times of later phases are None.
 
-    `generation` is the one that began because of it, `iteration` the last that was done before.
+    `generation` is the one that starts because of it, `iteration` the last one done before it.
     """
-    return {
-        "generation": generation,
-        "kind": str(report.kind),
-        "nodeRank": report.node_rank,
-        "rank": report.rank,
-        "cause": report.cause,
-        "iteration": iteration,
-        "resumedFrom": resumed_from,
-        "lastStepAt": last_step_at,
-        "detectedAt": report.detected_at,
-        "metAt": met_at,
-        "loadedAt": None,
-        "firstStepAt": None,
-        "caughtUpAt": None,
-    }
+    return ReportedIncident(
+        generation=generation,
+        detected_at=report.detected_at,
+        kind=str(report.kind),
+        cause=report.cause,
+        node_rank=report.node_rank,
+        rank=report.rank,
+        iteration=iteration,
+        resumed_from=resumed_from,
+        last_step_at=last_step_at,
+        met_at=met_at,
+    )

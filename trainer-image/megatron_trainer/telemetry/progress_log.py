@@ -1,26 +1,30 @@
-"""Reads the run's progress file as it grows: what was done, when, and how much of it was kept."""
+"""Follows the run's progress file: which iterations were done, when, and which of them were kept."""
 
 import json
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from megatron_contract.wire import WireError
+
+from megatron_trainer.telemetry.iteration import IterationRecord
 
 
-class Ledger:
+class ProgressLog:
     """The progress file of a run, over all its generations. Without a path it stays empty."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._offset = 0
-        # Seconds of the step of iteration i + 1, 0 where it was skipped. An iteration that is done again
-        # replaces the one that was thrown away, and all after it.
+        # Step seconds of iteration i + 1, 0 if it was skipped. A repeated iteration replaces the discarded
+        # one and all after it.
         self._seconds = array("d")
-        self.last: dict[str, Any] | None = None
-        self.begun_at: float | None = None
+        self.last: IterationRecord | None = None
+        self.started_at: float | None = None
+        """When the first iteration started, Unix seconds."""
 
-    def follow(self) -> list[dict[str, Any]]:
-        """Take in the lines that were added since the last call, and return them."""
+    def read_new(self) -> list[IterationRecord]:
+        """Read the lines that were added since the last call."""
         if self._path is None:
             return []
         try:
@@ -31,22 +35,22 @@ class Ledger:
             return []
         text = text[: text.rfind(b"\n") + 1]
         self._offset += len(text)
-        records = list(_parsed(text.splitlines()))
+        records = list(_parse(text.splitlines()))
         for record in records:
-            self._take(record)
+            self._add(record)
         return records
 
-    def _take(self, record: dict[str, Any]) -> None:
-        if self.begun_at is None:
-            self.begun_at = record["time"] - record["stepSeconds"]
-        done = record["iteration"]
-        self.rewind(done - 1)
-        self._seconds.extend([0.0] * (done - 1 - len(self._seconds)))
-        self._seconds.append(record["stepSeconds"])
+    def _add(self, record: IterationRecord) -> None:
+        seconds = record.step_seconds or 0.0
+        if self.started_at is None and record.time is not None:
+            self.started_at = record.time - seconds
+        self.rewind(record.iteration - 1)
+        self._seconds.extend([0.0] * (record.iteration - 1 - len(self._seconds)))
+        self._seconds.append(seconds)
         self.last = record
 
     def rewind(self, iteration: int) -> None:
-        """The run goes on from `iteration`: what was done after it was in vain."""
+        """Discard all iterations after `iteration`: the run continues from there."""
         del self._seconds[iteration:]
 
     @property
@@ -55,12 +59,12 @@ class Ledger:
         return sum(self._seconds)
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
-    """The records among `lines`; one that was torn when its writer was killed is passed over."""
+def _parse(lines: Iterable[bytes]) -> Iterable[IterationRecord]:
+    """Yield the records among `lines`; skip one that is incomplete because its writer was killed."""
     for line in lines:
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = IterationRecord.from_json(json.loads(line))
+        except (ValueError, WireError):
             continue
-        if isinstance(record, dict) and {"iteration", "time", "stepSeconds", "generation"} <= record.keys():
+        if record.time is not None and record.step_seconds is not None:
             yield record

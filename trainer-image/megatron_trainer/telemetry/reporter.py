@@ -1,7 +1,7 @@
-"""What a rank tells: events to the launcher of its pod, and one line an iteration to the run's progress file.
+"""What a rank reports: events to its pod's launcher, and one line per iteration to the run's progress file.
 
-Events are JSON datagrams on a Unix socket. An event that finds the socket full or gone is dropped: training
-never waits for its observer.
+Events are JSON datagrams on a Unix socket. An event is dropped if the socket is full or closed: reporting
+never blocks training.
 """
 
 import json
@@ -15,22 +15,22 @@ SOCKET_ENV = "MEGATRON_TRAINER_EVENTS"
 GENERATION_ENV = "MEGATRON_TRAINER_GENERATION"
 RESUME_ENV = "MEGATRON_TRAINER_RESUME"
 SKIP_ENV = "MEGATRON_TRAINER_SKIP"
-OWNER_ENV = "MEGATRON_TRAINER_OWNER"
+LEASE_ENV = "MEGATRON_TRAINER_OWNER"
 PREFLIGHT_ENV = "MEGATRON_TRAINER_PREFLIGHT"
 STACKS_ENV = "MEGATRON_TRAINER_STACKS"
 
-# A rank ends with this, Megatron's own code, when a result must be computed again on another GPU to be judged
-# (megatron.core.rerun_state_machine). To start it again in this pod would tell nothing.
+# Megatron's own exit code (megatron.core.rerun_state_machine): a result must be recomputed on another GPU.
+# Restarting the rank in the same pod would not help.
 RESUME_ELSEWHERE = 16
-# A rank ends with this when the last iteration is done: 0 is also how a process ends that merely left.
+# Exit code of a rank after the last iteration. Not 0, which a process that left too early also returns.
 FINISHED = 99
 
 MAX_EVENT_BYTES = 16 << 10
-_MOST_UNWRITTEN_BYTES = 1 << 20
+_MAX_UNWRITTEN_BYTES = 1 << 20
 
 
 class Reporter:
-    """One rank's way to its launcher. Without a socket in the environment it reports to nobody."""
+    """Sends one rank's events to its launcher. Without a socket in the environment it sends nothing."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -40,7 +40,7 @@ class Reporter:
         self._socket.settimeout(0.2)
 
     def send(self, event: str, **fields: Any) -> None:
-        """Tell the launcher of `event`, with `fields` that JSON can hold."""
+        """Send `event` with `fields`, which must be JSON values. Never raises OSError."""
         if not self._address:
             return
         message = {"event": event, "rank": self.rank, "generation": self.generation, "time": time.time()}
@@ -52,19 +52,22 @@ class Reporter:
 
 
 class ProgressFile:
-    """The run's progress.jsonl beside its checkpoints. Exactly one rank of the run appends to it."""
+    """The run's progress.jsonl in the save directory. Exactly one rank of the run appends to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten = b""
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add one line, in one write. What a full volume does not take is added with a later line."""
+        """Append one line with the current time, in one write.
+
+        What a full volume rejects is retried later.
+        """
         line = json.dumps({**record, "time": time.time()}) + "\n"
-        self._unwritten = (self._unwritten + line.encode())[-_MOST_UNWRITTEN_BYTES:]
+        self._unwritten = (self._unwritten + line.encode())[-_MAX_UNWRITTEN_BYTES:]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab", buffering=0) as file:
                 self._unwritten = self._unwritten[file.write(self._unwritten) or 0 :]
         except OSError as error:
-            print(f"megatron-train: cannot add to {self._path}: {error.strerror}", flush=True)
+            print(f"megatron-train: cannot append to {self._path}: {error.strerror}", flush=True)

@@ -1,159 +1,183 @@
-"""The book of the run, kept by node 0: when it began, what interrupted it, how much time was useful.
+"""The journal of a run, kept by node 0: when it started, what interrupted it, how much time was useful.
 
-It lies beside the checkpoints, so that it outlives the pod that keeps it. Without a checkpoint directory it
-is kept in memory.
+It is stored beside the checkpoints, so that it outlives the pod. Without a save directory it is kept in
+memory only.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.incident import ReportedIncident
+from megatron_contract.progress import ReportedWarning
+from megatron_contract.wire import Message
 
-from megatron_trainer.telemetry.incidents import Report, incident
-from megatron_trainer.telemetry.progress_log import Ledger
+from megatron_trainer.telemetry.incidents import FailureReport, new_incident
+from megatron_trainer.telemetry.iteration import IterationRecord
+from megatron_trainer.telemetry.progress_log import ProgressLog
 
-BOOK_FILE = "incidents.json"
+JOURNAL_FILE = "incidents.json"
+JOURNAL_SCHEMA = 1
 INCIDENTS_KEPT = 8
 
 
-class Book:
-    """What node 0 knows of the run's whole life. Times are unix seconds."""
+@dataclass(frozen=True, slots=True)
+class RunSummary(Message):
+    """The fields of /progress that describe the run as a whole; node 0 shares them with all pods."""
+
+    incidents: tuple[ReportedIncident, ...]
+    useful_seconds: float
+    first_started_at: float
+    """Unix seconds."""
+    warnings: tuple[ReportedWarning, ...] | None = None
+    """Those of node 0; None leaves a pod's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored(Message):
+    """The typed part of the journal file; `pending` and `policy` are read as they are."""
+
+    first_started_at: float | None = None
+    generation: int = 0
+    incidents: tuple[ReportedIncident, ...] = ()
+
+
+class RunJournal:
+    """What node 0 knows of the whole run. Times are Unix seconds.
+
+    `policy` is the memory of the retry policy, written with the rest. `generation` is the last one that
+    started, 0 before the first; it counts on when all pods are replaced.
+    """
 
     def __init__(self, save: Path | None, log: Callable[[str], None]) -> None:
-        self._path = None if save is None else save / BOOK_FILE
+        self._path = None if save is None else save / JOURNAL_FILE
         self._log = log
-        self._ledger = Ledger(None if save is None else save / PROGRESS_FILE)
-        self._opened_at = time.time()
-        self._fields: dict[str, Any] = {
-            "schema": 1,
-            "firstStartedAt": None,
-            "generation": 0,
-            "pending": None,
-            "incidents": [],
-            "policy": {},
-        }
-        self._fields |= self._read()
-        self._ledger.follow()
-        if self._fields["firstStartedAt"] is None:
-            self._fields["firstStartedAt"] = self._ledger.begun_at or self._opened_at
-        last = self._ledger.last
-        if last is not None:
-            self._fields["generation"] = max(self._fields["generation"], last["generation"])
+        self._progress_log = ProgressLog(None if save is None else save / PROGRESS_FILE)
+        stored, self._pending, self.policy = self._read()
+        self._incidents: list[ReportedIncident] = list(stored.incidents)
+        self._progress_log.read_new()
+        self._first_started_at = stored.first_started_at or self._progress_log.started_at or time.time()
+        last = self._progress_log.last
+        self.generation = max(stored.generation, last.generation if last else 0)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> tuple[_Stored, FailureReport | None, dict[str, Any]]:
         try:
             value = json.loads(self._path.read_text()) if self._path else {}
+            pending = value.get("pending")
+            return (
+                _Stored.from_json(value),
+                None if pending is None else FailureReport.from_json(pending),
+                dict(value.get("policy", {})),
+            )
         except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            self._log(f"{self._path} cannot be read, its incidents are forgotten: {error}")
-            return {}
-        return {key: value[key] for key in self._fields if key in value} if isinstance(value, dict) else {}
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._log(f"cannot read {self._path}, earlier incidents are lost: {error}")
+        return _Stored(), None, {}
 
     def write(self) -> None:
-        """Replace the file in one step. A volume that is full does not stop the run for it."""
+        """Replace the file atomically. An error is logged: a full volume does not stop the run here."""
         if self._path is None:
             return
-        temporary = self._path.with_name(f".{BOOK_FILE}.{os.getpid()}")
+        temporary = self._path.with_name(f".{JOURNAL_FILE}.{os.getpid()}")
+        stored = _Stored(self._first_started_at, self.generation, tuple(self._incidents))
+        value = {
+            "schema": JOURNAL_SCHEMA,
+            **stored.to_json(),
+            "pending": self._pending.to_json() if self._pending else None,
+            "policy": self.policy,
+        }
         try:
-            temporary.write_text(json.dumps(self._fields))
+            temporary.write_text(json.dumps(value))
             temporary.replace(self._path)
         except OSError as error:
             self._log(f"cannot write {self._path}: {error}")
 
-    @property
-    def generation(self) -> int:
-        """The last generation that began, 0 before the first: the count goes on when all pods are new."""
-        return int(self._fields["generation"])
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """What the loss policy remembers; written with the rest."""
-        return self._fields["policy"]  # type: ignore[no-any-return]
-
-    def last_words(self, report: Report) -> None:
-        """This pod ends because of `report`: its replacement, which finds no store, begins with it."""
-        self._fields["pending"] = report.to_json()
+    def set_pending(self, report: FailureReport) -> None:
+        """Store why this pod ends, for its replacement, which finds no store to read it from."""
+        self._pending = report
         self.write()
 
-    def inherited(self) -> Report | None:
-        """What the last keeper of the book ended with."""
-        pending = self._fields["pending"]
-        return None if pending is None else Report.from_json(pending)
+    @property
+    def pending(self) -> FailureReport | None:
+        """Why the previous pod of node 0 ended, until a generation starts."""
+        return self._pending
 
     @property
     def iteration(self) -> int | None:
-        """The last iteration that was done, by whichever generation."""
-        self._ledger.follow()
-        return None if self._ledger.last is None else int(self._ledger.last["iteration"])
+        """The last iteration done, by any generation."""
+        self._progress_log.read_new()
+        return None if self._progress_log.last is None else self._progress_log.last.iteration
 
-    def begin(
+    def start_generation(
         self,
         generation: int,
-        report: Report | None,
+        report: FailureReport | None,
         resumed_from: int | None,
-        told: dict[str, Any],
+        latest: IterationRecord | None,
         met_at: float,
     ) -> None:
-        """A generation begins, because of `report`. All ranks are stopped, all pods have met.
+        """Record that `generation` starts because of `report`, once all pods have met and no rank runs.
 
-        `told`: the last iteration as the gang's store has it, for a run without a progress file.
+        `latest`: the last iteration according to the gang's store, for a run without a progress file.
         """
-        self._ledger.follow()
-        last = self._ledger.last or (told if told.get("time") else None)
-        incidents = self._fields["incidents"]
+        self._progress_log.read_new()
+        last = self._progress_log.last or latest
         if report is not None:
-            # A generation that did no step has none to measure from: the time since is the incident's before.
-            idle = bool(incidents) and incidents[-1]["firstStepAt"] is None
-            incidents.append(
-                incident(
-                    generation=generation,
-                    report=report,
-                    iteration=None if last is None else last["iteration"],
-                    last_step_at=None if last is None or idle else last["time"],
-                    resumed_from=resumed_from,
-                    met_at=met_at,
-                )
+            # A generation without a step has no step to measure from: the time counts for the incident
+            # before.
+            idle = bool(self._incidents) and self._incidents[-1].first_step_at is None
+            incident = new_incident(
+                generation=generation,
+                report=report,
+                iteration=None if last is None else last.iteration,
+                last_step_at=None if last is None or idle else last.time,
+                resumed_from=resumed_from,
+                met_at=met_at,
             )
-            del incidents[:-INCIDENTS_KEPT]
-        self._ledger.rewind(resumed_from or 0)
-        self._fields["generation"] = generation
-        self._fields["pending"] = None
+            self._incidents = [*self._incidents, incident][-INCIDENTS_KEPT:]
+        self._progress_log.rewind(resumed_from or 0)
+        self.generation = generation
+        self._pending = None
         self.write()
 
-    def loaded(self, generation: int, at: float) -> None:
-        """A rank here has loaded its part of the checkpoint; the last one counts."""
-        incidents = self._fields["incidents"]
-        if incidents and incidents[-1]["generation"] == generation and incidents[-1]["firstStepAt"] is None:
-            incidents[-1]["loadedAt"] = max(at, incidents[-1]["loadedAt"] or at)
+    def record_loaded(self, generation: int, at: float) -> None:
+        """Record when a rank of this pod had loaded its part of the checkpoint; the last one counts."""
+        if not self._incidents:
+            return
+        newest = self._incidents[-1]
+        if newest.generation == generation and newest.first_step_at is None:
+            self._incidents[-1] = replace(newest, loaded_at=max(at, newest.loaded_at or at))
 
-    def follow(self, told: dict[str, Any]) -> None:
-        """Take in the iterations that were done since; `told` as for `begin`."""
-        records = self._ledger.follow()
-        if self._path is None and told.get("time"):
-            records = [told]
-        if sum(self._step(record) for record in records):
+    def update(self, latest: IterationRecord | None) -> None:
+        """Record the iterations done since the last call; `latest` as for `start_generation`."""
+        records: Sequence[IterationRecord] = self._progress_log.read_new()
+        if self._path is None and latest is not None:
+            records = [latest]
+        if sum(self._record_step(record) for record in records):
             self.write()
 
-    def _step(self, record: dict[str, Any]) -> bool:
-        incidents = self._fields["incidents"]
-        if not incidents or record["generation"] != incidents[-1]["generation"]:
+    def _record_step(self, record: IterationRecord) -> bool:
+        """Set the times of the newest incident that `record` completes. Returns whether there were any."""
+        if not self._incidents or record.generation != self._incidents[-1].generation:
             return False
-        newest, changed = incidents[-1], False
-        if newest["firstStepAt"] is None:
-            newest["firstStepAt"], changed = record["time"], True
-        if newest["caughtUpAt"] is None and record["iteration"] > (newest["iteration"] or 0):
-            newest["caughtUpAt"], changed = record["time"], True
-        return changed
+        before = newest = self._incidents[-1]
+        if newest.first_step_at is None:
+            newest = replace(newest, first_step_at=record.time)
+        if newest.caught_up_at is None and record.iteration > (newest.iteration or 0):
+            newest = replace(newest, caught_up_at=record.time)
+        self._incidents[-1] = newest
+        return newest is not before
 
-    def public(self) -> dict[str, Any]:
-        """The fields of /progress that come from here."""
-        return {
-            "incidents": [dict(each) for each in self._fields["incidents"]],
-            "usefulSeconds": round(self._ledger.useful_seconds, 3),
-            "firstStartedAt": self._fields["firstStartedAt"],
-        }
+    def summary(self) -> RunSummary:
+        """Return the fields of /progress that come from the journal."""
+        return RunSummary(
+            incidents=tuple(self._incidents),
+            useful_seconds=round(self._progress_log.useful_seconds, 3),
+            first_started_at=self._first_started_at,
+        )

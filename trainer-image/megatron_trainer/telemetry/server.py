@@ -1,4 +1,4 @@
-"""The launcher's HTTP side: /progress as JSON, /metrics for Prometheus, /healthz."""
+"""The launcher's HTTP server: /progress as JSON, /metrics for Prometheus, /healthz."""
 
 import json
 import math
@@ -8,52 +8,59 @@ from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from megatron_contract.progress import ProgressReport
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-# Field of /progress -> metric (prefix megatron_) and what it says.
+# Field of ProgressReport -> metric (prefix megatron_) and its help text.
 GAUGES: dict[str, tuple[str, str]] = {
-    "generation": ("generation", "Generation of the gang: how often its ranks met"),
-    "rankRestarts": ("rank_restarts", "Restarts of this pod's ranks since the last new checkpoint"),
+    "generation": ("generation", "Generation of the gang: the number of times that all ranks were started"),
+    "rank_restarts": ("rank_restarts", "Restarts of this pod's ranks since the last new checkpoint"),
     "iteration": ("iteration", "Last iteration done"),
-    "trainIters": ("train_iterations", "Iterations to do"),
-    "lmLoss": ("lm_loss", "Loss of the last iteration, over all data-parallel ranks"),
-    "learningRate": ("learning_rate", "Learning rate"),
-    "stepSeconds": ("step_seconds", "Duration of the last iteration in seconds"),
-    "tokensPerSecond": ("tokens_per_second", "Tokens trained per second, whole job"),
-    "tflopsPerGpu": ("tflops_per_gpu", "Model TFLOP/s per GPU, by Megatron's formula"),
-    "consumedSamples": ("consumed_samples", "Samples trained on"),
-    "checkpointIteration": ("checkpoint_iteration", "Iteration of the newest whole checkpoint"),
-    "resumedFrom": ("resumed_from_iteration", "Iteration that this generation started from"),
-    "usefulSeconds": ("useful_seconds", "Seconds of step time since the first start that were not in vain"),
+    "train_iters": ("train_iterations", "Iterations to do"),
+    "lm_loss": ("lm_loss", "Loss of the last iteration, over all data-parallel ranks"),
+    "learning_rate": ("learning_rate", "Learning rate"),
+    "step_seconds": ("step_seconds", "Duration of the last iteration in seconds"),
+    "tokens_per_second": ("tokens_per_second", "Tokens trained per second, whole job"),
+    "tflops_per_gpu": ("tflops_per_gpu", "Model TFLOP/s per GPU, by Megatron's formula"),
+    "consumed_samples": ("consumed_samples", "Samples trained on"),
+    "checkpoint_iteration": ("checkpoint_iteration", "Iteration of the newest complete checkpoint"),
+    "resumed_from": ("resumed_from_iteration", "Iteration that this generation started from"),
+    "useful_seconds": (
+        "useful_seconds",
+        "Seconds of step time since the first start, without lost iterations",
+    ),
 }
 
 
 class _Collector:
-    def __init__(self, snapshot: Callable[[], dict[str, Any]]) -> None:
-        self._snapshot = snapshot
+    """Converts the progress report to Prometheus metrics at every scrape."""
+
+    def __init__(self, report: Callable[[], ProgressReport]) -> None:
+        self._report = report
 
     def collect(self) -> Iterable[Metric]:
-        fields = self._snapshot()
-        labels = {"node_rank": str(fields["nodeRank"])}
+        report = self._report()
+        labels = {"node_rank": str(report.node_rank)}
         for field, (name, text) in GAUGES.items():
-            if fields[field] is None:
+            value = getattr(report, field)
+            if value is None:
                 continue
             gauge = GaugeMetricFamily(f"megatron_{name}", text, labels=list(labels))
-            gauge.add_metric(list(labels.values()), float(fields[field]))
+            gauge.add_metric(list(labels.values()), float(value))
             yield gauge
-        if fields["checkpointTime"]:
+        if report.checkpoint_time:
             gauge = GaugeMetricFamily(
                 "megatron_checkpoint_timestamp_seconds",
-                "When the newest whole checkpoint was written",
+                "When the newest complete checkpoint was written",
                 labels=list(labels),
             )
-            written = datetime.fromisoformat(fields["checkpointTime"].replace("Z", "+00:00")).timestamp()
+            written = datetime.fromisoformat(report.checkpoint_time.replace("Z", "+00:00")).timestamp()
             gauge.add_metric(list(labels.values()), written)
             yield gauge
-        info = InfoMetricFamily("megatron_phase", "What the run is doing", labels=list(labels))
-        info.add_metric(list(labels.values()), {"phase": fields["phase"]})
+        info = InfoMetricFamily("megatron_phase", "Phase of the run", labels=list(labels))
+        info.add_metric(list(labels.values()), {"phase": report.phase})
         yield info
 
 
@@ -62,25 +69,25 @@ def _finite(value: Any) -> Any:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    snapshot: Callable[[], dict[str, Any]]
+    report: Callable[[], ProgressReport]
     registry: CollectorRegistry
 
     def do_GET(self) -> None:
         path = self.path.split("?", 1)[0]
         if path == "/progress":
-            # JSON has no NaN and no infinity: a loss that is not finite is told as null.
-            fields = {key: _finite(value) for key, value in self.snapshot().items()}
-            self._answer(200, "application/json", json.dumps(fields).encode())
+            # JSON has neither NaN nor infinity: a loss that is not finite becomes null.
+            fields = {name: _finite(value) for name, value in self.report().to_json().items()}
+            self._respond(200, "application/json", json.dumps(fields).encode())
         elif path == "/metrics":
-            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(self.registry))
+            self._respond(200, CONTENT_TYPE_LATEST, generate_latest(self.registry))
         elif path == "/healthz":
-            self._answer(200, "text/plain", b"ok\n")
+            self._respond(200, "text/plain", b"ok\n")
         else:
-            self._answer(404, "text/plain", b"try /progress, /metrics or /healthz\n")
+            self._respond(404, "text/plain", b"try /progress, /metrics or /healthz\n")
 
-    def _answer(self, code: int, kind: str, body: bytes) -> None:
+    def _respond(self, code: int, content_type: str, body: bytes) -> None:
         self.send_response(code)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -89,16 +96,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class ProgressServer(ThreadingHTTPServer):
-    """Serves `snapshot` on all addresses of the pod. Port 0 takes a free one; `server_port` says which."""
+    """Serves the progress report on all addresses of the pod. Port 0 takes a free one (`server_port`)."""
 
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, port: int, snapshot: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, port: int, report: Callable[[], ProgressReport]) -> None:
+        """Bind the port. Raises OSError if it is taken."""
         registry = CollectorRegistry()
-        registry.register(_Collector(snapshot))
-        fields = {"snapshot": staticmethod(snapshot), "registry": registry}
+        registry.register(_Collector(report))
+        fields = {"report": staticmethod(report), "registry": registry}
         super().__init__(("", port), type("Handler", (_Handler,), fields))
 
     def start(self) -> None:
+        """Serve on a daemon thread."""
         threading.Thread(target=self.serve_forever, daemon=True, name="progress-server").start()

@@ -1,28 +1,15 @@
-"""What the launcher knows of the run, as /progress tells it. Fed by rank events and by the agent."""
+"""The state of the run that /progress reports, updated by rank events and by the agent."""
 
-import json
-import socket
-import tempfile
 import threading
-from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from megatron_contract.progress import PROGRESS_SCHEMA
+from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedWarning
 
-from megatron_trainer.telemetry.reporter import MAX_EVENT_BYTES
-
-ITERATION_FIELDS = (
-    "iteration",
-    "trainIters",
-    "lmLoss",
-    "learningRate",
-    "stepSeconds",
-    "tokensPerSecond",
-    "tflopsPerGpu",
-    "consumedSamples",
-)
+from megatron_trainer.telemetry.iteration import METRICS, IterationRecord
+from megatron_trainer.telemetry.run_journal import RunSummary
 
 
 def _now() -> str:
@@ -30,85 +17,81 @@ def _now() -> str:
 
 
 class Status:
-    """The run as this pod sees it. Safe to use from several threads; unknown values are None."""
+    """The run as this pod knows it. Safe to use from several threads; unknown values are None."""
 
     def __init__(self, node_rank: int, train_iters: int | None) -> None:
         self._lock = threading.Lock()
-        self._fields: dict[str, Any] = {
-            "schema": PROGRESS_SCHEMA,
-            "phase": "starting",
-            "nodeRank": node_rank,
-            "generation": None,
-            "rankRestarts": 0,
-            **dict.fromkeys(ITERATION_FIELDS),
-            "trainIters": train_iters,
-            "checkpointIteration": None,
-            "checkpointTime": None,
-            "resumedFrom": None,
-            "startedAt": _now(),
-            "updatedAt": _now(),
-            "message": "",
-            "incidents": [],
-            "warnings": [],
-            "usefulSeconds": None,
-            "firstStartedAt": None,
-        }
+        self._report = ProgressReport(
+            schema=PROGRESS_SCHEMA,
+            phase="starting",
+            node_rank=node_rank,
+            train_iters=train_iters,
+            started_at=_now(),
+            updated_at=_now(),
+        )
         self._step_at: float | None = None
         self._loaded_at: float | None = None
         self._failures: dict[int, dict[str, Any]] = {}
 
-    def set(self, **fields: Any) -> None:
+    @property
+    def report(self) -> ProgressReport:
+        """The body of /progress."""
         with self._lock:
-            self._fields.update(fields, updatedAt=_now())
+            return self._report
 
-    def set_quietly(self, **fields: Any) -> None:
-        """Set what is told of the run as a whole: no news of this pod, so `updatedAt` stays."""
+    def set(self, **fields: Any) -> None:
+        """Set fields of the report, named as in ProgressReport, and `updated_at`."""
         with self._lock:
-            self._fields.update(fields)
+            self._report = replace(self._report, **fields, updated_at=_now())
+
+    def set_run(self, run: RunSummary) -> None:
+        """Set the fields that describe the run as a whole. `updated_at` stays: it is about this pod."""
+        with self._lock:
+            self._report = replace(
+                self._report,
+                incidents=run.incidents,
+                useful_seconds=run.useful_seconds,
+                first_started_at=run.first_started_at,
+                warnings=self._report.warnings if run.warnings is None else run.warnings,
+            )
 
     def warn(self, reason: str, message: str | None) -> None:
         """Set the warning of `reason`, or clear it with None."""
         with self._lock:
-            others = [each for each in self._fields["warnings"] if each["reason"] != reason]
-            new = [] if message is None else [{"reason": reason, "message": message}]
-            self._fields["warnings"] = others + new
+            others = tuple(warning for warning in self._report.warnings if warning.reason != reason)
+            new = () if message is None else (ReportedWarning(reason, message),)
+            self._report = replace(self._report, warnings=others + new)
 
-    def get(self, name: str) -> Any:
+    def latest_iteration(self) -> IterationRecord | None:
+        """Return the last iteration done in this generation, None before the first."""
         with self._lock:
-            return self._fields[name]
-
-    def snapshot(self) -> dict[str, Any]:
-        """The body of /progress."""
-        with self._lock:
-            return dict(self._fields)
-
-    def figures(self) -> dict[str, Any]:
-        """The last iteration's figures, the generation that did it, and when it was done (unix seconds)."""
-        with self._lock:
-            names = ("generation", *ITERATION_FIELDS)
-            return {name: self._fields[name] for name in names} | {"time": self._step_at}
+            report = self._report
+            if self._step_at is None or report.iteration is None or report.generation is None:
+                return None
+            metrics = {name: getattr(report, name) for name in METRICS}
+            return IterationRecord(report.iteration, report.generation, **metrics, time=self._step_at)
 
     @property
     def loaded_at(self) -> float | None:
-        """When the last rank here that has loaded was done with it, in this generation; unix seconds."""
+        """When the last rank here that has loaded in this generation was done, Unix seconds."""
         with self._lock:
             return self._loaded_at
 
-    def begin(self, generation: int, resumed_from: int | None) -> None:
-        """A generation's ranks are about to start."""
+    def start_generation(self, generation: int, resumed_from: int | None) -> None:
+        """Reset what belongs to a generation; its ranks are about to start."""
         with self._lock:
             self._failures.clear()
             self._loaded_at = self._step_at = None
-        self.set(phase="loading", generation=generation, resumedFrom=resumed_from)
+        self.set(phase="loading", generation=generation, resumed_from=resumed_from)
 
     def failures(self) -> dict[int, dict[str, Any]]:
-        """What ranks of this generation said about their own end, by global rank."""
+        """Return the `failed` events of this generation's ranks, by global rank."""
         with self._lock:
             return dict(self._failures)
 
     def apply(self, event: dict[str, Any]) -> None:
-        """Take in one event of a rank. Events of ranks of an earlier generation are dropped."""
-        if event["generation"] != self.get("generation") and event["event"] != "failed":
+        """Apply one event of a rank. Events of an earlier generation are dropped."""
+        if event["generation"] != self.report.generation and event["event"] != "failed":
             return
         kind = event["event"]
         if kind == "phase":
@@ -116,7 +99,7 @@ class Status:
         elif kind == "saved":
             self.set(phase="training")
         elif kind == "iteration":
-            self.learn(event)
+            self.set_iteration(IterationRecord.from_json(event))
         elif kind == "loaded":
             with self._lock:
                 self._loaded_at = max(event["time"], self._loaded_at or 0.0)
@@ -124,81 +107,32 @@ class Status:
             with self._lock:
                 self._failures[event["rank"]] = event
 
-    def learn(self, record: dict[str, Any]) -> None:
-        """Take in the figures of an iteration, from a rank here or, through the store, from another pod."""
+    def set_iteration(self, record: IterationRecord) -> None:
+        """Set the metrics of an iteration, from a rank here or, through the store, from another pod."""
         with self._lock:
-            newest = self._fields["iteration"]
-            if newest is not None and record["iteration"] < newest and self._fields["phase"] == "training":
+            report = self._report
+            newest = report.iteration
+            if newest is not None and record.iteration < newest and report.phase == "training":
                 return
-            known = {name: record[name] for name in ITERATION_FIELDS if record.get(name) is not None}
-            if record["iteration"] != newest and "lmLoss" not in known:
-                known["lmLoss"] = None
-            self._fields.update(known, phase="training", updatedAt=_now())
-            self._step_at = record.get("time")
+            metrics = {name: getattr(record, name) for name in METRICS}
+            known = {name: value for name, value in metrics.items() if value is not None}
+            if record.iteration != newest and record.lm_loss is None:
+                known["lm_loss"] = None
+            self._report = replace(
+                report, **known, iteration=record.iteration, phase="training", updated_at=_now()
+            )
+            self._step_at = record.time
 
-    def checkpoint(self, iteration: int | None, written: float | None) -> None:
-        """The newest whole checkpoint is that of `iteration`, written at `written` (unix seconds)."""
+    def set_checkpoint(self, iteration: int | None, written: float | None) -> None:
+        """Set the newest complete checkpoint and when it was written (Unix seconds)."""
         time = None
         if written is not None:
             time = datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        self.set(checkpointIteration=iteration, checkpointTime=time)
-
-
-class EventSocket:
-    """Receives what the pod's ranks report, on a Unix socket in a private directory under the temporary
-    one."""
-
-    def __init__(self, apply: Callable[[dict[str, Any]], None]) -> None:
-        self._apply = apply
-        self._directory = tempfile.TemporaryDirectory(prefix="megatron-")
-        self.address = str(Path(self._directory.name) / "events")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        self._socket.bind(self.address)
-
-    @property
-    def folder(self) -> Path:
-        """The private directory."""
-        return Path(self._directory.name)
-
-    def start(self) -> None:
-        threading.Thread(target=self._listen, daemon=True, name="rank-events").start()
-
-    def drain(self) -> None:
-        """Take in what has arrived, so that a dead rank's last words are known before its end is judged."""
-        self._socket.setblocking(False)
-        try:
-            while True:
-                self._handle(self._socket.recv(MAX_EVENT_BYTES))
-        except BlockingIOError:
-            return
-        finally:
-            self._socket.setblocking(True)
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                data = self._socket.recv(MAX_EVENT_BYTES)
-            except BlockingIOError:
-                continue
-            except OSError:
-                return
-            self._handle(data)
-
-    def _handle(self, data: bytes) -> None:
-        try:
-            event = json.loads(data)
-        except ValueError:
-            return
-        self._apply(event)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._directory.cleanup()
+        self.set(checkpoint_iteration=iteration, checkpoint_time=time)
 
 
 def written_at(path: Path) -> float | None:
-    """When a checkpoint directory was finished: the time of its metadata, unix seconds."""
+    """Return when a checkpoint directory was finished: the time of its metadata, Unix seconds."""
     try:
         return (path / "metadata.json").stat().st_mtime
     except OSError:

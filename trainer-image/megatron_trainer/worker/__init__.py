@@ -1,1 +1,1 @@
-"""One rank: Megatron's own training loop."""
+"""One rank: Megatron's own training loop with hooks."""

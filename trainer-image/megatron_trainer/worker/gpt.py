@@ -1,6 +1,6 @@
-"""What Megatron's pretrain() asks its caller for: GPT batches, the loss of a micro-batch, the data sets.
+"""What Megatron's pretrain() requires of its caller: GPT batches, the loss of a micro-batch, the datasets.
 
-The megatron-core wheel has the loop but not pretrain_gpt.py; the same roles are filled here.
+The megatron-core wheel contains the training loop but not pretrain_gpt.py, which this module replaces.
 """
 
 import json
@@ -22,18 +22,18 @@ from megatron.training.argument_utils import gpt_config_from_args, hybrid_config
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
-# Every tensor of a batch is [micro batch, sequence], but for attention_mask [micro batch, 1, sequence,
+# Every tensor of a batch is [micro batch, sequence], except attention_mask: [micro batch, 1, sequence,
 # sequence].
 BATCH_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _PACKED_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
-# A loss is spiky when it is this many times the largest seen (Megatron's --check-for-spiky-loss).
+# A loss is a spike above this multiple of the largest seen (Megatron's --check-for-spiky-loss).
 SPIKY_LOSS_FACTOR = 10
 
 
 def model_config(args: Any) -> Any:
-    """Megatron's model configuration of its flags.
+    """Return Megatron's model configuration for its args.
 
-    gpt_config_from_args of megatron-core 0.19.2 forgets --rope-scaling-factor: all models would have 8.
+    gpt_config_from_args of megatron-core 0.19.2 ignores --rope-scaling-factor: all models would get 8.
     """
     if args.hybrid_layer_pattern:
         return hybrid_config_from_args(args)
@@ -42,7 +42,7 @@ def model_config(args: Any) -> Any:
     return config
 
 
-def _predicts_tokens_here(args: Any, vp_stage: int | None) -> bool:
+def _has_mtp_layers(args: Any, vp_stage: int | None) -> bool:
     config = core_transformer_config_from_args(args)
     return bool(
         mtp_on_this_rank(
@@ -57,13 +57,13 @@ def _predicts_tokens_here(args: Any, vp_stage: int | None) -> bool:
 def next_batch(
     data_iterator: Iterator[dict[str, Any]], vp_stage: int | None
 ) -> dict[str, torch.Tensor | None]:
-    """The micro-batch of this rank, read on the first tensor-parallel rank and broadcast to the others.
+    """Return this rank's micro-batch, read on the first tensor-parallel rank and broadcast to the others.
 
     Middle pipeline stages need none and get None for every key.
     """
     args = get_args()
-    predicts = _predicts_tokens_here(args, vp_stage)
-    if not (is_first_or_last_pipeline_stage(vp_stage) or predicts):
+    has_mtp = _has_mtp_layers(args, vp_stage)
+    if not (is_first_or_last_pipeline_stage(vp_stage) or has_mtp):
         return dict.fromkeys(BATCH_KEYS)
     tp_rank = mpu.get_tensor_model_parallel_rank()
     batch: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def next_batch(
         tp_rank=tp_rank,
         micro_batch_size=args.micro_batch_size,
         seq_length=args.seq_length,
-        mtp_on_this_rank=predicts,
+        mtp_on_this_rank=has_mtp,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         is_pipeline_first_stage=mpu.is_pipeline_first_stage(),
         is_pipeline_last_stage=mpu.is_pipeline_last_stage(),
@@ -93,17 +93,17 @@ def next_batch(
 
 
 def drop_batches(data_iterator: Any) -> None:
-    """Read the micro-batches of one iteration and use none of them."""
+    """Read the micro-batches of one iteration and discard them."""
     iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
     for stage, iterator in enumerate(iterators):
         for _ in range(get_num_microbatches()):
             next_batch(iterator, stage if len(iterators) > 1 else None)
 
 
-def loss_of(
+def compute_loss(
     loss_mask: torch.Tensor, output: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum of the token losses that `loss_mask` keeps, their number, and both as Megatron reduces them.
+    """Return the sum of the unmasked token losses, the number of tokens, and both as Megatron reduces them.
 
     `loss_mask` and `output` are [micro batch, sequence]. Megatron divides the sums over all micro-batches and
     data-parallel ranks by the tokens over all of them.
@@ -136,7 +136,10 @@ def loss_of(
 def forward_step(
     data_iterator: Iterator[dict[str, Any]], model: Any, return_schedule_plan: bool = False
 ) -> Any:
-    """One forward pass of a micro-batch: the model's output and the function that makes its loss."""
+    """Run the forward pass of a micro-batch.
+
+    Returns the model's output and the function that computes the loss.
+    """
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
     batch = next_batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
@@ -144,7 +147,7 @@ def forward_step(
     inputs = (batch["tokens"], batch["position_ids"], batch["attention_mask"])
     forward = model.build_schedule_plan if return_schedule_plan else model
     output = forward(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"])
-    return output, partial(loss_of, batch["loss_mask"])
+    return output, partial(compute_loss, batch["loss_mask"])
 
 
 def _dataset_config(args: Any) -> GPTDatasetConfig:
@@ -182,27 +185,29 @@ def _dataset_config(args: Any) -> GPTDatasetConfig:
 
 
 def datasets(samples: list[int], vp_stage: int | None = None) -> Any:
-    """Training, validation and test sets, at least `samples` long, on the ranks that read data."""
+    """Return the training, validation and test sets, at least `samples` long, on the ranks that read data."""
     args = get_args()
 
-    def built_here() -> bool:
+    def builds_datasets() -> bool:
         return mpu.get_tensor_model_parallel_rank() == 0 and (
-            is_first_or_last_pipeline_stage(vp_stage) or _predicts_tokens_here(args, vp_stage)
+            is_first_or_last_pipeline_stage(vp_stage) or _has_mtp_layers(args, vp_stage)
         )
 
     kind = MockGPTDataset if args.mock_data else GPTDataset
-    return BlendedMegatronDatasetBuilder(kind, samples, built_here, _dataset_config(args)).build()
+    return BlendedMegatronDatasetBuilder(kind, samples, builds_datasets, _dataset_config(args)).build()
 
 
 datasets.is_distributed = True  # type: ignore[attr-defined]
 
 
 def embedding_ranks(pp_ranks: list[int]) -> list[int]:
-    """The pipeline ranks that hold the word embedding: first, last where it is tied, multi-token
-    prediction."""
+    """Return the pipeline ranks with the word embedding.
+
+    Those are the first, the last if the output layer is tied to it, and those with multi-token prediction.
+    """
     if len(pp_ranks) == 1:
         return [pp_ranks[0]]
     args = get_args()
     tied = [] if args.untie_embeddings_and_output_weights else [pp_ranks[-1]]
-    predicting = get_mtp_ranks(pp_ranks, core_transformer_config_from_args(args))
-    return sorted({pp_ranks[0], *tied, *predicting})
+    mtp_ranks = get_mtp_ranks(pp_ranks, core_transformer_config_from_args(args))
+    return sorted({pp_ranks[0], *tied, *mtp_ranks})

@@ -1,8 +1,7 @@
-"""Watches Megatron's loop from the outside: wraps the functions that it calls, changes none of what they do.
+"""Hooks into Megatron's training loop: wraps the functions that it calls without changing what they do.
 
-The loss is taken from the step itself. Megatron's printed one is a mean over an accumulator that is not
-reset after the first iteration of a process, so the second line after every start is the mean of two
-iterations.
+The loss is that of the step itself. Megatron prints a mean over an accumulator that is not reset after the
+first iteration of a process, so the second line after every start is the mean of two iterations.
 """
 
 import functools
@@ -20,62 +19,68 @@ from megatron.training import checkpointing, get_args, training
 from megatron_contract.environment import PROGRESS_FILE
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_trainer.checkpoints.checkpoint_lease import require_owner
-from megatron_trainer.health.loss_spikes import SpikeWatch
-from megatron_trainer.telemetry.reporter import OWNER_ENV, ProgressFile, Reporter
+from megatron_trainer.checkpoints.checkpoint_lease import require_lease
+from megatron_trainer.errors import TrainerError
+from megatron_trainer.health.loss_spikes import LossSpikeDetector
+from megatron_trainer.telemetry.reporter import LEASE_ENV, ProgressFile, Reporter
 from megatron_trainer.worker import gpt
 
-# Batches of an evaluation are reported at most so often.
+# Minimum interval between reports of an evaluation's batches.
 _PULSE_SECONDS = 1.0
 
 
-class BadLoss(Exception):
+class BadLossError(TrainerError):
     """The reduced loss of an iteration is NaN, infinite, or a spike."""
 
 
-class LoadedAnother(Exception):
-    """Megatron loaded another iteration than the one that the gang agreed on."""
+class WrongCheckpointError(TrainerError):
+    """Megatron loaded another iteration than that of the generation's plan."""
 
 
-class Unreadable(Exception):
-    """The checkpoint of `iteration` cannot be loaded; the cause says why."""
+class UnreadableCheckpointError(TrainerError):
+    """The checkpoint of `iteration` cannot be loaded; `__cause__` is the reason."""
 
     def __init__(self, iteration: int) -> None:
         super().__init__(f"checkpoint of iteration {iteration} cannot be loaded")
         self.iteration = iteration
 
 
-# While loading: flags that do not fit the checkpoint, a volume that does not answer, too little memory. None
-# of these is the checkpoint's fault.
-_NOT_ITS_FAULT = (AssertionError, OSError, MemoryError, torch.OutOfMemoryError)
+# Failures of a load that are not caused by the checkpoint: incompatible flags, an unavailable volume, too
+# little memory.
+_UNRELATED_TO_CHECKPOINT = (AssertionError, OSError, MemoryError, torch.OutOfMemoryError)
 
 
-class Observer:
-    """Reports phases, loads, saves and every iteration of one rank. `resume_from`: what must be loaded.
+class MegatronHooks:
+    """Reports phases, loads, saves and every iteration of one rank.
 
-    `before_load` is called when process groups and model are there and nothing is loaded yet.
+    `resume_from` is the iteration that must be loaded, None for none. `before_load` is called when process
+    groups and model exist and nothing is loaded yet.
     """
 
     def __init__(
-        self, reporter: Reporter, resume_from: int | None, spikes: SpikeWatch, before_load: Callable[[], None]
+        self,
+        reporter: Reporter,
+        resume_from: int | None,
+        spikes: LossSpikeDetector,
+        before_load: Callable[[], None],
     ) -> None:
         self._reporter = reporter
         self._resume_from = resume_from
         self._spikes = spikes
         self._before_load = before_load
-        self._owner = os.environ.get(OWNER_ENV, "")
+        self._owner = os.environ.get(LEASE_ENV, "")
         self._evaluating = False
         self._pulse_at = 0.0
         self._progress: ProgressFile | None = None
         self._steps = 0
         self.iteration = 0
-        # The iteration whose step is going on, None between steps.
+        # The iteration whose step is running, None between steps.
         self.stepping: int | None = None
-        # Until the first step is done, what Megatron refuses lies in the flags and comes again.
+        # Until the first step is done, an exception of Megatron means incompatible flags and would recur.
         self.building = True
 
     def install(self) -> None:
-        """Wrap the loop's functions where the loop looks them up."""
+        """Wrap the loop's functions in the modules from which the loop calls them."""
         self._wrap("load_checkpoint", self._load)
         self._wrap("save_checkpoint_and_time", self._save)
         self._wrap("evaluate_and_print_results", self._evaluate)
@@ -100,42 +105,42 @@ class Observer:
         self._reporter.send("phase", phase="loading")
         try:
             iteration, flops = inner(*args, **kwargs)
-        except _NOT_ITS_FAULT:
+        except _UNRELATED_TO_CHECKPOINT:
             raise
         except (Exception, CheckpointException) as error:
-            # torch's CheckpointException is no Exception.
+            # torch's CheckpointException is a BaseException.
             if self._resume_from is None:
                 raise
-            raise Unreadable(self._resume_from) from error
+            raise UnreadableCheckpointError(self._resume_from) from error
         self.iteration = iteration
         if self._resume_from is not None and iteration != self._resume_from:
-            raise LoadedAnother(
-                f"iteration {self._resume_from} was to be loaded, Megatron loaded {iteration}"
+            raise WrongCheckpointError(
+                f"the plan is to load iteration {self._resume_from}, Megatron loaded {iteration}"
             )
         self._reporter.send("loaded", iteration=iteration)
-        self._spikes.remember(iteration)
+        self._spikes.load_history(iteration)
         return iteration, flops
 
     def _save(self, inner: Callable[..., Any], iteration: int, *args: Any, **kwargs: Any) -> None:
         self._reporter.send("phase", phase="saving")
-        self._require_owner()
+        self._require_lease()
         inner(iteration, *args, **kwargs)
         self._reporter.send("saved", iteration=iteration)
 
-    def _require_owner(self) -> None:
-        """A rank whose launcher was replaced must not write beside its successor."""
+    def _require_lease(self) -> None:
+        """A rank whose launcher was replaced must not write. Raises LeaseLostError."""
         if self._owner and get_args().save:
-            require_owner(Path(get_args().save), self._owner)
+            require_lease(Path(get_args().save), self._owner)
 
     def _schedule(self, inner: Callable[..., Any], request: Any) -> Any:
-        """An asynchronous save is finished between two steps, by functions that may take long."""
-        request.finalize_fns.insert(0, self._begin_finishing)
+        """Report when an asynchronous save is finalized, between two steps and possibly slowly."""
+        request.finalize_fns.insert(0, self._start_finalizing)
         request.finalize_fns.append(lambda: self._reporter.send("free"))
         return inner(request)
 
-    def _begin_finishing(self) -> None:
+    def _start_finalizing(self) -> None:
         self._reporter.send("busy", doing="finishing a save")
-        self._require_owner()
+        self._require_lease()
 
     def _finalize(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("blocking"):
@@ -174,35 +179,34 @@ class Observer:
         value = None if loss is None else float(loss.item())
         record = self._record(value, seconds, optimizer)
         if value is not None and self._reporter.rank == torch.distributed.get_world_size() - 1:
-            self._file(record)
-        self._reporter.send("iteration", **record, settled=self._steps > _unsettled_steps())
+            self._append_progress(record)
+        self._reporter.send("iteration", **record, settled=self._steps > _warm_up_steps())
         if value is not None:
-            self._judge(value)
+            self._check_loss(value)
         self.stepping = None
         return result
 
-    def _judge(self, loss: float) -> None:
+    def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
-            raise BadLoss(f"lm loss is {loss} at iteration {self.iteration}")
-        if spike := self._spikes.judge(loss):
-            raise BadLoss(f"lm loss is {loss:.4g} at iteration {self.iteration}, {spike}")
+            raise BadLossError(f"lm loss is {loss} at iteration {self.iteration}")
+        if spike := self._spikes.check(loss):
+            raise BadLossError(f"lm loss is {loss:.4g} at iteration {self.iteration}, {spike}")
 
     def _skip(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """An iteration that is left out: its batches are read and dropped.
+        """Skip an iteration: read its batches and discard them.
 
-        Megatron's own function takes a batch from the data iterator on every pipeline stage; middle ones have
-        none.
+        Megatron's own function reads a batch on every pipeline stage; middle stages have no data iterator.
         """
         gpt.drop_batches(*args)
         self.iteration += 1
         self._reporter.send("skipped", iteration=self.iteration)
 
-    def _file(self, record: dict[str, Any]) -> None:
+    def _append_progress(self, record: dict[str, Any]) -> None:
         if get_args().save:
             if self._progress is None:
                 self._progress = ProgressFile(Path(get_args().save) / PROGRESS_FILE)
-            filed = {key: record[key] for key in _FILED}
-            self._progress.append(filed | {"generation": self._reporter.generation})
+            line = {key: record[key] for key in _PROGRESS_FIELDS}
+            self._progress.append(line | {"generation": self._reporter.generation})
 
     def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:
         args = get_args()
@@ -221,11 +225,11 @@ class Observer:
         }
 
 
-def _unsettled_steps() -> int:
-    """Steps of a process that take longer than the rest: the first, and those that capture CUDA graphs."""
+def _warm_up_steps() -> int:
+    """Return the number of slow first steps of a process: the first, and those that capture CUDA graphs."""
     args = get_args()
     graphs = getattr(args, "cuda_graph_impl", "none") not in (None, "none")
     return 1 + (args.cuda_graph_warmup_steps + 1 if graphs else 0)
 
 
-_FILED = ("iteration", "lmLoss", "learningRate", "tokens", "stepSeconds")
+_PROGRESS_FIELDS = ("iteration", "lmLoss", "learningRate", "tokens", "stepSeconds")

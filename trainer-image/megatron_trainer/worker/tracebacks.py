@@ -1,7 +1,7 @@
-"""Tracebacks that go from one rank to another.
+"""Makes tracebacks picklable, so that they can be sent between ranks.
 
-torch sends the traceback of a save or load that failed to the rank that coordinates. From Python 3.13 on its
-frames may hold code objects, which cannot be pickled: that error would take the place of the true one.
+torch sends the traceback of a failed save or load to the coordinating rank. From Python 3.13 on its frames
+may contain code objects, which cannot be pickled: that error would replace the real one.
 """
 
 import copyreg
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def make_picklable() -> None:
-    """From now on frames are pickled as text, without their code."""
+    """Pickle frames as text, without their code, from now on."""
     copyreg.pickle(FrameSummary, as_text)
 
 
 def as_text(frame: FrameSummary) -> tuple[Any, ...]:
-    """How pickle is to make it anew: a function and its arguments."""
+    """Return what pickle calls to re-create the frame: a function and its arguments."""
     return _from_text, (frame.filename, frame.lineno, frame.name, frame.line)
 
 

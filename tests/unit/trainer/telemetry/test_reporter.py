@@ -1,4 +1,4 @@
-"""The progress file: a line for every iteration, also after the volume was full."""
+"""The progress file of a run."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from megatron_trainer.telemetry.reporter import ProgressFile
 
 
-def test_lines_that_a_full_volume_refused_are_added_with_the_next_one(tmp_path: Path) -> None:
+def test_lines_that_a_full_volume_rejected_are_appended_later(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
-    # Writing to this device fails as writing to a full volume does.
+    # Writing to this device fails as on a full volume.
     path.symlink_to("/dev/full")
     file = ProgressFile(path)
     file.append({"iteration": 1})

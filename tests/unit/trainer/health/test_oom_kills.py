@@ -1,9 +1,9 @@
-"""A rank that the kernel ended for lack of memory is told from one that somebody killed."""
+"""OOM kills of the kernel are distinguished from other kills."""
 
 from pathlib import Path
 
 import pytest
-from megatron_trainer.health.oom_kills import MemoryKills
+from megatron_trainer.health.oom_kills import OomKillCounter
 
 
 @pytest.mark.parametrize(
@@ -18,19 +18,19 @@ from megatron_trainer.health.oom_kills import MemoryKills
     ],
     ids=["v2", "v1"],
 )
-def test_a_kill_is_told_once(tmp_path: Path, counter: str, text: str, limit: str) -> None:
+def test_a_kill_is_counted_once(tmp_path: Path, counter: str, text: str, limit: str) -> None:
     (tmp_path / counter).parent.mkdir(exist_ok=True)
     (tmp_path / counter).write_text(text.format(3))
     (tmp_path / limit).write_text(str(5 * 2**30))
-    kills = MemoryKills(tmp_path)
-    assert not kills.more()
+    kills = OomKillCounter(tmp_path)
+    assert not kills.increased()
     (tmp_path / counter).write_text(text.format(4))
-    assert kills.more()
-    assert not kills.more()
-    assert kills.limit() == " (limit 5.0 GiB)"
+    assert kills.increased()
+    assert not kills.increased()
+    assert kills.describe_limit() == " (limit 5.0 GiB)"
 
 
-def test_no_limit_is_not_told(tmp_path: Path) -> None:
+def test_without_a_limit_there_is_no_description(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
-    assert MemoryKills(tmp_path).limit() == ""
-    assert not MemoryKills(tmp_path).more()
+    assert OomKillCounter(tmp_path).describe_limit() == ""
+    assert not OomKillCounter(tmp_path).increased()

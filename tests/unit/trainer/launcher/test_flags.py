@@ -1,41 +1,43 @@
+"""Which flags the launcher reads and adds."""
+
 from pathlib import Path
 
 import pytest
 from megatron_trainer.launcher import flags
 
 
-def test_reads_only_what_the_launcher_needs_and_leaves_the_rest_alone() -> None:
-    known = flags.read(["--save", "/c", "--num-layers", "2", "--train-iters=30", "--bf16"])
-    assert known == flags.Flags(Path("/c"), None, 30, "torch_dist")
+def test_only_the_flags_of_the_launcher_are_read() -> None:
+    parsed = flags.read(["--save", "/c", "--num-layers", "2", "--train-iters=30", "--bf16"])
+    assert parsed == flags.Flags(Path("/c"), None, 30, "torch_dist")
 
 
-def test_a_flag_without_a_number_is_refused_with_its_name() -> None:
-    with pytest.raises(flags.BadFlags, match=r"--train-iters.*'many'"):
+def test_an_invalid_number_is_refused_with_the_name_of_the_flag() -> None:
+    with pytest.raises(flags.FlagError, match=r"--train-iters.*'many'"):
         flags.read(["--train-iters", "many"])
 
 
-def test_a_run_that_saves_resumes_from_there_and_saves_on_sigterm() -> None:
+def test_a_run_with_save_resumes_from_there_and_saves_on_sigterm() -> None:
     complete, added = flags.complete(["--save", "/c"])
     assert added == ["--load", "/c", "--exit-signal-handler", "--override-opt-param-scheduler"]
     assert complete == ["--save", "/c", *added]
 
 
-def test_what_the_user_gave_is_not_added_again() -> None:
+def test_given_flags_are_not_added_again() -> None:
     given = ["--save", "/c", "--load", "/d", "--exit-signal-handler", "--use-checkpoint-opt-param-scheduler"]
     assert flags.complete(given) == (given, [])
 
 
-def test_real_data_gets_its_index_beside_the_checkpoints() -> None:
+def test_the_index_of_real_data_is_stored_beside_the_checkpoints() -> None:
     _, added = flags.complete(["--save", "/c", "--data-path", "/data/corpus"])
     assert added[added.index("--data-cache-path") + 1] == "/c/data-cache"
 
 
-def test_async_save_gets_the_persistent_worker_without_which_megatron_drops_it() -> None:
+def test_async_save_gets_the_persistent_worker() -> None:
     _, added = flags.complete(["--async-save"])
     assert "--use-persistent-ckpt-worker" in added
 
 
-def test_a_restart_loads_everything_from_where_the_run_saved_whatever_it_began_with() -> None:
+def test_a_restart_loads_everything_from_the_save_directory() -> None:
     argv = ["--load", "/base", "--finetune", "--no-load-optim", "--save", "/c", "--bf16"]
     resumed = flags.resume(argv)
     assert flags.read(resumed).load == Path("/c")
@@ -54,12 +56,12 @@ def test_a_restart_loads_everything_from_where_the_run_saved_whatever_it_began_w
         ),
     ],
 )
-def test_non_persistent_checkpoints_are_found_where_megatron_writes_them(
+def test_the_directory_of_non_persistent_checkpoints_is_that_of_megatron(
     words: list[str], fast: Path | None
 ) -> None:
     assert flags.read(["--save", "/save", *words]).fast == fast
 
 
-def test_local_checkpoints_are_refused_with_what_to_use() -> None:
-    with pytest.raises(flags.BadFlags, match="cannot be checked before a start; use global"):
+def test_local_checkpoints_are_refused_with_an_alternative() -> None:
+    with pytest.raises(flags.FlagError, match="cannot be verified before a start; use global"):
         flags.read(["--save", "/save", "--non-persistent-ckpt-type", "local"])

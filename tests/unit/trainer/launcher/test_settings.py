@@ -1,3 +1,5 @@
+"""How the launcher reads its environment."""
+
 from pathlib import Path
 
 import pytest
@@ -25,19 +27,19 @@ def test_a_pod_of_a_pytorchjob_with_the_defaults() -> None:
 
 
 def test_recovery_is_set_by_environment() -> None:
-    asked = {
+    variables = {
         "MEGATRON_HANG_TIMEOUT": "600",
         "MEGATRON_PREFLIGHT": "1",
         "MEGATRON_LOSS_SPIKE_FACTOR": "2.5",
         "MEGATRON_LOSS_SPIKE_WINDOW": "100",
         "MEGATRON_LOSS_ON_REPEAT": "skip",
     }
-    pod = settings.read(POD | asked)
+    pod = settings.read(POD | variables)
     assert (pod.hang_timeout, pod.preflight) == (600.0, True)
     assert (pod.loss_spike_factor, pod.loss_spike_window, pod.loss_on_repeat) == (2.5, 100, "skip")
 
 
-def test_one_pod_by_hand_needs_no_setting() -> None:
+def test_a_single_pod_needs_no_setting() -> None:
     pod = settings.read({})
     assert (pod.node_rank, pod.nodes, pod.ranks_per_node, pod.master_addr) == (0, 1, 1, "127.0.0.1")
 
@@ -52,7 +54,7 @@ def test_one_pod_by_hand_needs_no_setting() -> None:
             "PET_NPROC_PER_NODE is 'auto', not a whole number; set a number >= 1",
         ),
         ({"PET_NNODES": "0"}, "PET_NNODES is 0; set a number >= 1"),
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set; give the name of the Master pod"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set; set the name of the Master pod"),
         ({"MEGATRON_PLATFORM": "tpu"}, "MEGATRON_PLATFORM is 'tpu'; set gpu or cpu"),
         ({"MEGATRON_HANG_TIMEOUT": "soon"}, "MEGATRON_HANG_TIMEOUT is 'soon'; set auto, off or a number"),
         ({"MEGATRON_HANG_TIMEOUT": "0"}, "MEGATRON_HANG_TIMEOUT is '0'; set auto, off or a number"),
@@ -62,7 +64,7 @@ def test_one_pod_by_hand_needs_no_setting() -> None:
         ({"MEGATRON_MAX_RANK_RESTARTS": "-1"}, "MEGATRON_MAX_RANK_RESTARTS is -1; set a number >= 0"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named_with_its_value(change: dict[str, str], message: str) -> None:
-    with pytest.raises(settings.BadSetting) as refusal:
+def test_an_invalid_setting_is_refused_with_its_name_and_value(change: dict[str, str], message: str) -> None:
+    with pytest.raises(settings.SettingError) as refusal:
         settings.read(POD | change)
     assert str(refusal.value).startswith(message)

@@ -1,4 +1,4 @@
-"""Pods that meet over a real store on loopback, each played by a thread."""
+"""The rendezvous of pods over a real store on loopback; each pod is a thread."""
 
 import socket
 import subprocess
@@ -14,11 +14,11 @@ import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.handler import GangRendezvous
-from megatron_trainer.rendezvous.state import Ended, Plan, State
-from megatron_trainer.rendezvous.store import GangStore, StoreLost
-from megatron_trainer.telemetry.incidents import Kind, Report
+from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
+from megatron_trainer.rendezvous.store import GangStore, StoreLostError
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
-KILLED = Report(Kind.RANK, "rank 2 was killed by SIGKILL", 1, 2, detected_at=1000.0)
+KILLED = FailureReport(FailureKind.RANK, "rank 2 was killed by SIGKILL", 1, 2, detected_at=1000.0)
 
 
 def free_port() -> int:
@@ -37,7 +37,7 @@ def pod(
     node_rank: int,
     nodes: int = 2,
     timeout: float = 60,
-    prepare: Callable[[State, bool], Plan] = lambda _state, _new: Plan(20),
+    prepare: Callable[[State, bool], GenerationPlan] = lambda _state, _new: GenerationPlan(20),
     interruption: Callable[[], Ending | None] = lambda: None,
 ) -> GangRendezvous:
     return GangRendezvous(
@@ -53,8 +53,8 @@ def pod(
     )
 
 
-class Meeting:
-    """Lets pods go to the rendezvous at the same time; `join` gives what each met or how it ended."""
+class Rendezvous:
+    """Runs the rendezvous of several pods at once; `join` returns the plan or the ending of each."""
 
     def __init__(self, *pods: GangRendezvous) -> None:
         self._outcomes: dict[int, object] = {}
@@ -66,7 +66,7 @@ class Meeting:
         try:
             each.next_rendezvous()
             self._outcomes[each.node_rank] = each.plan
-        except Ended as ended:
+        except RunEndedError as ended:
             self._outcomes[each.node_rank] = ended.ending
 
     def join(self) -> dict[int, object]:
@@ -79,13 +79,13 @@ class Meeting:
 @pytest.fixture
 def met(port: int) -> list[GangRendezvous]:
     pods = [pod(port, 0), pod(port, 1)]
-    Meeting(*pods).join()
+    Rendezvous(*pods).join()
     return pods
 
 
-def test_all_pods_get_the_same_plan_from_node_0(port: int) -> None:
-    pods = [pod(port, rank, nodes=3, prepare=lambda _state, _new: Plan(40)) for rank in (2, 0, 1)]
-    plans = Meeting(*pods).join()
+def test_all_pods_get_the_plan_of_node_0(port: int) -> None:
+    pods = [pod(port, rank, nodes=3, prepare=lambda _state, _new: GenerationPlan(40)) for rank in (2, 0, 1)]
+    plans = Rendezvous(*pods).join()
     assert plans[0] == plans[1] == plans[2]
     assert all(each.plan is not None and each.plan.iteration == 40 for each in pods)
     assert {each.generation for each in pods} == {1}
@@ -93,60 +93,61 @@ def test_all_pods_get_the_same_plan_from_node_0(port: int) -> None:
 
 def test_a_pod_that_starts_before_the_master_waits_for_it(port: int) -> None:
     early = pod(port, 1)
-    meeting = Meeting(early)
+    rendezvous = Rendezvous(early)
     late = pod(port, 0)
-    second = Meeting(late)
-    assert meeting.join()[1] == second.join()[0]
+    second = Rendezvous(late)
+    assert rendezvous.join()[1] == second.join()[0]
 
 
-def test_a_failure_in_one_pod_is_seen_by_the_other_and_both_meet_again(met: list[GangRendezvous]) -> None:
+def test_a_failure_in_one_pod_starts_a_new_generation_for_both(met: list[GangRendezvous]) -> None:
     assert [each.num_nodes_waiting() for each in met] == [0, 0]
-    met[1].move(KILLED)
-    state = met[0].watch()
+    met[1].advance(KILLED)
+    state = met[0].poll()
     assert (state.generation, state.why) == (2, "rank 2 was killed by SIGKILL")
     assert [each.num_nodes_waiting() for each in met] == [1, 1]
     first = met[0].plan
-    plans = Meeting(*met).join()
+    plans = Rendezvous(*met).join()
     assert plans[0] == plans[1] != first
     assert {each.generation for each in met} == {2}
 
 
-def test_two_pods_that_fail_at_once_begin_one_generation(met: list[GangRendezvous]) -> None:
+def test_two_pods_that_fail_at_once_start_one_generation(met: list[GangRendezvous]) -> None:
     for each in met:
-        each.move(Report(Kind.POD, "lost a peer"))
-    assert met[0].watch().generation == 2
+        each.advance(FailureReport(FailureKind.POD, "lost a peer"))
+    assert met[0].poll().generation == 2
 
 
-def test_who_comes_second_adds_to_the_report_until_the_pods_have_met(met: list[GangRendezvous]) -> None:
-    met[0].move(Report(Kind.POD, "lost a peer", detected_at=999.0))
-    met[1].move(KILLED)
-    assert met[0].watch() == State(2, replace(KILLED, detected_at=999.0))
-    Meeting(*met).join()
-    met[0].move(Report(Kind.HANG, "rank 1 is stopped", 0, 1))
-    state = met[1].watch()
+def test_a_second_report_is_merged_until_the_pods_have_met(met: list[GangRendezvous]) -> None:
+    met[0].advance(FailureReport(FailureKind.POD, "lost a peer", detected_at=999.0))
+    met[1].advance(KILLED)
+    assert met[0].poll() == State(2, replace(KILLED, detected_at=999.0))
+    Rendezvous(*met).join()
+    met[0].advance(FailureReport(FailureKind.HANG, "rank 1 is stopped", 0, 1))
+    state = met[1].poll()
     assert (state.generation, state.why) == (3, "rank 1 is stopped")
 
 
-def test_a_replaced_pod_with_the_same_index_begins_a_generation(met: list[GangRendezvous], port: int) -> None:
+def test_a_replacement_pod_starts_a_new_generation(met: list[GangRendezvous], port: int) -> None:
     replacement = pod(port, 1)
-    meeting = Meeting(replacement)
-    while met[0].watch().generation == 1:
+    rendezvous = Rendezvous(replacement)
+    while met[0].poll().generation == 1:
         time.sleep(0.01)
-    assert met[0].watch().why == "node 1 was replaced"
-    Meeting(met[0]).join()
-    meeting.join()
+    assert met[0].poll().why == "node 1 was replaced"
+    Rendezvous(met[0]).join()
+    rendezvous.join()
     assert replacement.generation == met[0].generation == 2
 
 
 MASTER = """
 import sys
 from megatron_trainer.rendezvous.store import GangStore
-from megatron_trainer.rendezvous.state import Plan
+from megatron_trainer.rendezvous.state import GenerationPlan
 from megatron_trainer.rendezvous.handler import GangRendezvous
 
 master = GangRendezvous(
     GangStore("localhost", int(sys.argv[1]), host=True),
-    *("run", 0, 2, "localhost", 60, lambda _state, _new: Plan(20), lambda: None, lambda _text: None),
+    *("run", 0, 2, "localhost", 60, lambda _state, _new: GenerationPlan(20)),
+    *(lambda: None, lambda _text: None),
 )
 while True:
     master.next_rendezvous()
@@ -158,7 +159,7 @@ while True:
 
 @contextmanager
 def master_process(port: int) -> Iterator[IO[str]]:
-    """The Master pod as a process that can be killed. Yields what it prints: each generation it met."""
+    """Run the Master pod as a process. Yields its output: the number of each generation that it joined."""
     with subprocess.Popen(
         [sys.executable, "-c", MASTER, str(port)], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -167,45 +168,45 @@ def master_process(port: int) -> Iterator[IO[str]]:
         process.kill()
 
 
-def test_when_the_master_is_replaced_the_others_find_its_new_store_and_count_on(port: int) -> None:
+def test_the_generation_counts_on_when_the_master_is_replaced(port: int) -> None:
     survivor = pod(port, 1)
     with master_process(port) as met:
-        Meeting(survivor).join()
-        survivor.move(KILLED)
-        Meeting(survivor).join()
+        Rendezvous(survivor).join()
+        survivor.advance(KILLED)
+        Rendezvous(survivor).join()
         assert [met.readline(), met.readline()] == ["1\n", "2\n"]
-    with pytest.raises(StoreLost):
-        survivor.watch()
+    with pytest.raises(StoreLostError):
+        survivor.poll()
     with master_process(port) as met:
-        Meeting(survivor).join()
+        Rendezvous(survivor).join()
         assert survivor.generation > 2
         assert int(met.readline()) == survivor.generation
 
 
 def test_a_verdict_ends_all_pods_the_same_way(met: list[GangRendezvous]) -> None:
     verdict = Ending(ExitCode.LOSS_NOT_FINITE, "lm loss is nan at iteration 7", 3)
-    met[1].judge(verdict)
-    assert met[0].watch().verdict == verdict
-    assert Meeting(*met).join() == {0: verdict, 1: verdict}
+    met[1].end_run(verdict)
+    assert met[0].poll().verdict == verdict
+    assert Rendezvous(*met).join() == {0: verdict, 1: verdict}
 
 
 def test_the_first_verdict_stays(met: list[GangRendezvous]) -> None:
     first = Ending(ExitCode.BAD_DATA, "first")
-    met[0].judge(first)
-    met[1].judge(Ending(ExitCode.INTERNAL, "second"))
-    assert met[0].watch().verdict == first
+    met[0].end_run(first)
+    met[1].end_run(Ending(ExitCode.INTERNAL, "second"))
+    assert met[0].poll().verdict == first
 
 
-def test_a_pod_whose_others_do_not_come_ends_with_peer_lost(port: int) -> None:
+def test_a_pod_without_peers_ends_with_peer_lost(port: int) -> None:
     alone = pod(port, 0, timeout=1)
-    ending = Meeting(alone).join()[0]
+    ending = Rendezvous(alone).join()[0]
     assert ending == Ending(
-        ExitCode.PEER_LOST, "waited 1 s at the rendezvous for all 2 pods at generation 1 in vain"
+        ExitCode.PEER_LOST, "timed out after 1 s at the rendezvous: all 2 pods at generation 1"
     )
 
 
-def test_a_pod_whose_master_does_not_come_ends_with_peer_lost(port: int) -> None:
-    ending = Meeting(pod(port, 1, timeout=1)).join()[1]
+def test_a_pod_without_a_master_ends_with_peer_lost(port: int) -> None:
+    ending = Rendezvous(pod(port, 1, timeout=1)).join()[1]
     assert isinstance(ending, Ending)
     assert ending.code == ExitCode.PEER_LOST
     assert "the Master pod's store" in ending.message
@@ -213,24 +214,24 @@ def test_a_pod_whose_master_does_not_come_ends_with_peer_lost(port: int) -> None
 
 def test_sigterm_at_the_rendezvous_ends_the_wait(port: int) -> None:
     stop = threading.Event()
-    told = Ending(ExitCode.TERMINATED, "SIGTERM")
-    waiting = pod(port, 0, interruption=lambda: told if stop.is_set() else None)
-    meeting = Meeting(waiting)
+    terminated = Ending(ExitCode.TERMINATED, "SIGTERM")
+    waiting = pod(port, 0, interruption=lambda: terminated if stop.is_set() else None)
+    rendezvous = Rendezvous(waiting)
     stop.set()
-    ending = meeting.join()[0]
+    ending = rendezvous.join()[0]
     assert isinstance(ending, Ending)
     assert ending.code == ExitCode.TERMINATED
 
 
 def test_node_0_can_end_the_run_while_it_chooses_the_checkpoint(port: int) -> None:
-    done = Ending(ExitCode.OK, "iteration 20 of 20 was done already")
+    done = Ending(ExitCode.OK, "iteration 20 of 20 was already done")
 
-    def prepare(_state: State, _new: bool) -> Plan:
-        raise Ended(done)
+    def prepare(_state: State, _new: bool) -> GenerationPlan:
+        raise RunEndedError(done)
 
-    assert Meeting(pod(port, 0, prepare=prepare), pod(port, 1)).join() == {0: done, 1: done}
+    assert Rendezvous(pod(port, 0, prepare=prepare), pod(port, 1)).join() == {0: done, 1: done}
 
 
-def test_the_state_survives_the_store_with_and_without_a_verdict() -> None:
+def test_the_state_survives_serialization() -> None:
     for state in (State(1), State(3, KILLED), State(4, KILLED, Ending(ExitCode.USAGE, "flags"), "hangs/x")):
         assert State.loads(state.dumps()) == state

@@ -1,4 +1,4 @@
-"""Room on the checkpoint volume: told before a save needs it."""
+"""Free space of the checkpoint volume, and writes to a volume that is unavailable for a while."""
 
 import errno
 from collections.abc import Callable
@@ -8,31 +8,31 @@ import pytest
 from megatron_trainer.checkpoints import volume
 
 
-def test_a_volume_with_less_than_the_next_checkpoint_is_low(
+def test_a_shortage_is_reported_when_the_next_checkpoint_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(volume, "free_bytes", lambda _path: 1 << 30)
-    assert volume.why_low(tmp_path, (1 << 30) // 2) is None
-    assert volume.why_low(tmp_path, 1 << 30) == (
+    assert volume.describe_shortage(tmp_path, (1 << 30) // 2) is None
+    assert volume.describe_shortage(tmp_path, 1 << 30) == (
         f"1.0 GiB free on the volume of {tmp_path}, the next checkpoint needs about 1.1 GiB: enlarge the "
-        "volume, or delete what is not needed there"
+        "volume or delete other files there"
     )
 
 
-def test_a_checkpoint_counts_with_all_its_files(tmp_path: Path) -> None:
+def test_the_size_of_a_directory_includes_subdirectories(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "a").write_bytes(b"x" * 1000)
     (tmp_path / "b").write_bytes(b"x" * 24)
-    assert volume.bytes_in(tmp_path) == 1024
+    assert volume.directory_size(tmp_path) == 1024
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")])
-def test_sizes_are_readable(count: int, text: str) -> None:
-    assert volume.readable(count) == text
+def test_sizes_are_formatted_with_units(count: int, text: str) -> None:
+    assert volume.format_bytes(count) == text
 
 
 def failing(times: int, code: int = errno.EROFS) -> Callable[[], None]:
-    """A write that raises so often, and then works."""
+    """A write that raises `times` times, then succeeds."""
     left = [times]
 
     def write() -> None:
@@ -49,22 +49,22 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_write_that_fails_for_a_while_is_done_in_the_end_and_told_once() -> None:
-    told: list[OSError | None] = []
-    volume.persist(failing(3), 60, lambda: False, told.append)
-    assert [error and error.errno for error in told] == [errno.EROFS, None]
+def test_a_write_is_retried_and_reported_once() -> None:
+    changes: list[OSError | None] = []
+    volume.retry_until_writable(failing(3), 60, lambda: False, changes.append)
+    assert [error and error.errno for error in changes] == [errno.EROFS, None]
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("seconds", "interrupted"), [(0.0, False), (60.0, True)])
-def test_the_error_is_raised_when_the_time_is_over_or_the_pod_must_stop(
+def test_the_error_is_raised_after_the_timeout_or_on_an_interruption(
     seconds: float, interrupted: bool
 ) -> None:
     with pytest.raises(OSError, match="no"):
-        volume.persist(failing(10**9), seconds, lambda: interrupted, lambda _error: None)
+        volume.retry_until_writable(failing(10**9), seconds, lambda: interrupted, lambda _error: None)
 
 
-def test_a_probe_passes_a_full_volume_and_finds_one_that_cannot_be_written(
+def test_a_probe_accepts_a_full_volume_but_not_an_unwritable_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume.probe(tmp_path)

@@ -1,4 +1,4 @@
-"""Tracebacks of a failed save or load reach the rank that coordinates."""
+"""Tracebacks can be sent to the coordinating rank."""
 
 import pickle
 import traceback
@@ -7,14 +7,14 @@ from megatron_trainer.worker import tracebacks
 
 
 class FrameWithCode(traceback.FrameSummary):
-    """What a frame is from Python 3.13 on: it holds its code object."""
+    """A frame as of Python 3.13, with its code object."""
 
     def __init__(self) -> None:
         super().__init__("save.py", 7, "write", line="os.write(file, data)")
         self._code = compile("", "save.py", "exec")
 
 
-def test_a_frame_is_pickled_without_its_code_and_prints_the_same() -> None:
+def test_a_frame_is_pickled_without_its_code() -> None:
     tracebacks.make_picklable()
     try:
         raise OSError(28, "No space left on device")

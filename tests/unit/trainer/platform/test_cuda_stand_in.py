@@ -1,5 +1,5 @@
-"""The stand-in for torch.cuda and its Adam. The stand-in changes torch itself: it runs in a process of its
-own."""
+"""The stand-in for torch.cuda and its Adam. The stand-in patches torch: it runs in a
+separate process."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_adam_without_decoupled_decay_equals_torchs_adam() -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_adam_keeps_step_in_the_group_as_fused_adam_does() -> None:
+def test_adam_keeps_step_in_the_parameter_group() -> None:
     parameter, optimizer = updates(FusedAdamOnCpu)
     (group,) = optimizer.param_groups
     assert group["step"] == 5
@@ -53,7 +53,7 @@ def under_the_stand_in(program: str) -> str:
     return run.stdout.strip()
 
 
-def test_cuda_means_the_cpu() -> None:
+def test_the_cuda_device_is_the_cpu() -> None:
     assert (
         under_the_stand_in(
             """
@@ -65,7 +65,7 @@ def test_cuda_means_the_cpu() -> None:
     )
 
 
-def test_host_and_device_draw_from_streams_of_their_own_and_both_are_restored() -> None:
+def test_host_and_device_have_separate_random_streams_that_can_be_restored() -> None:
     assert (
         under_the_stand_in(
             """

@@ -1,3 +1,5 @@
+"""Which checkpoint is chosen, what is set aside and what is deleted."""
+
 import fcntl
 import json
 import pickle
@@ -12,7 +14,7 @@ SHARD_BYTES = 100
 
 
 def write_checkpoint(root: Path, iteration: int) -> Path:
-    """A directory as Megatron's torch_dist format has it, by the parts that are looked at."""
+    """Write the parts of a torch_dist checkpoint that are checked."""
     path = selection.directory(root, iteration)
     path.mkdir(parents=True)
     storage = {
@@ -35,7 +37,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_newest_whole_checkpoint_is_chosen_and_nothing_changes(root: Path) -> None:
+def test_the_newest_complete_checkpoint_is_chosen_and_nothing_changes(root: Path) -> None:
     before = sorted(root.rglob("*"))
     assert selection.choose(root) == selection.Choice(30, [])
     assert sorted(root.rglob("*")) == before
@@ -98,7 +100,7 @@ def test_the_same_iteration_can_be_set_aside_twice(root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["garbage", "", "20", "9999", "30\x00"])
-def test_a_tracker_that_says_anything_else_is_repaired(text: str, root: Path) -> None:
+def test_a_wrong_tracker_is_repaired(text: str, root: Path) -> None:
     (root / selection.TRACKER).write_text(text)
     choice = selection.choose(root)
     assert choice.iteration == 30
@@ -112,7 +114,7 @@ def test_a_missing_tracker_does_not_lose_the_checkpoints(root: Path) -> None:
     assert (root / selection.TRACKER).read_text() == "30"
 
 
-def test_a_tracker_without_any_whole_checkpoint_is_set_aside_so_that_training_starts_anew(
+def test_a_tracker_without_a_complete_checkpoint_is_set_aside(
     tmp_path: Path,
 ) -> None:
     (tmp_path / selection.TRACKER).write_text("30")
@@ -129,22 +131,24 @@ def test_a_release_checkpoint_is_left_to_megatron(tmp_path: Path) -> None:
     assert (tmp_path / selection.TRACKER).read_text() == "release"
 
 
-def test_a_directory_that_is_not_there_holds_no_checkpoint(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_checkpoint(tmp_path: Path) -> None:
     assert selection.choose(tmp_path / "nowhere") == selection.Choice(None, [])
 
 
-def test_pruning_keeps_the_newest_whole_ones(root: Path) -> None:
+def test_pruning_keeps_the_newest_complete_checkpoints(root: Path) -> None:
     selection.prune(root, 2)
     assert selection.iterations(root) == [30, 20]
 
 
-def test_pruning_never_counts_a_broken_one_and_never_deletes_the_newest_whole_one(root: Path) -> None:
+def test_pruning_does_not_count_a_broken_checkpoint_and_never_deletes_the_newest_complete_one(
+    root: Path,
+) -> None:
     (selection.directory(root, 30) / ".metadata").unlink()
     selection.prune(root, 1)
     assert selection.iterations(root) == [30, 20]
 
 
-def test_pruning_keeps_only_the_last_checkpoints_that_were_set_aside(root: Path) -> None:
+def test_pruning_keeps_only_the_newest_checkpoints_set_aside(root: Path) -> None:
     for _ in range(selection.BROKEN_KEPT + 2):
         (selection.directory(root, 30) / ".metadata").unlink()
         selection.choose(root)
@@ -153,42 +157,42 @@ def test_pruning_keeps_only_the_last_checkpoints_that_were_set_aside(root: Path)
     assert len(list(root.glob("iter_*.broken-*"))) == selection.BROKEN_KEPT
 
 
-def test_pruning_leaves_a_checkpoint_that_a_reader_holds_and_deletes_it_afterwards(root: Path) -> None:
-    said: list[str] = []
+def test_pruning_keeps_a_locked_checkpoint_and_deletes_it_afterwards(root: Path) -> None:
+    messages: list[str] = []
     with (root / "iter_0000010" / "metadata.json").open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
-        selection.prune(root, 1, log=said.append)
+        selection.prune(root, 1, log=messages.append)
         assert selection.iterations(root) == [30, 10]
-        assert "kept checkpoint iter_0000010: a reader holds it" in said
+        assert "kept checkpoint iter_0000010: a reader has locked it" in messages
     selection.prune(root, 1)
     assert selection.iterations(root) == [30]
 
 
-def test_going_back_sets_whole_newer_checkpoints_aside_with_the_cause(root: Path) -> None:
-    selection.go_back(root, 10, [30, 20], "lm loss is nan at iteration 31")
+def test_a_rollback_sets_newer_checkpoints_aside_with_the_cause(root: Path) -> None:
+    selection.roll_back(root, 10, [30, 20], "lm loss is nan at iteration 31")
     assert selection.choose(root) == selection.Choice(10, [])
     aside = root / "iter_0000030.rolled-back-1"
-    assert selection.why_not_whole(aside) is None
+    assert selection.why_incomplete(aside) is None
     assert (aside / selection.REASON_FILE).read_text() == (
-        "the run went back to iteration 10: lm loss is nan at iteration 31\n"
+        "the run was rolled back to iteration 10: lm loss is nan at iteration 31\n"
     )
 
 
-def test_going_back_to_the_beginning_leaves_no_tracker(root: Path) -> None:
-    selection.go_back(root, None, [30, 20, 10], "cause")
+def test_a_rollback_to_the_beginning_removes_the_tracker(root: Path) -> None:
+    selection.roll_back(root, None, [30, 20, 10], "cause")
     assert selection.choose(root) == selection.Choice(None, [])
-    assert selection.tracked(root) is None
+    assert selection.read_tracker(root) is None
 
 
-def test_a_deletion_that_was_cut_short_is_finished(root: Path) -> None:
+def test_an_interrupted_deletion_is_finished(root: Path) -> None:
     selection.directory(root, 10).rename(root / ".deleting-iter_0000010")
     selection.prune_set_aside(root, 2, log=print)
     assert not (root / ".deleting-iter_0000010").exists()
 
 
-def test_the_legacy_format_has_no_metadata_and_is_judged_by_its_files(tmp_path: Path) -> None:
+def test_the_legacy_format_is_complete_if_no_file_is_empty(tmp_path: Path) -> None:
     path = selection.directory(tmp_path, 10) / "mp_rank_00"
     path.mkdir(parents=True)
-    assert selection.newest_whole(tmp_path, "torch") is None
+    assert selection.newest_complete(tmp_path, "torch") is None
     (path / "model_optim_rng.pt").write_bytes(b"x")
-    assert selection.newest_whole(tmp_path, "torch") == 10
+    assert selection.newest_complete(tmp_path, "torch") == 10

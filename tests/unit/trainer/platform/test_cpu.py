@@ -1,15 +1,17 @@
+"""Which flags the cpu platform adds and which it refuses."""
+
 import pytest
 from megatron_trainer.platform import cpu
 
 
-def test_adds_what_a_cpu_needs_and_says_what() -> None:
+def test_required_flags_are_added_and_returned() -> None:
     argv, added = cpu.adapt(["--bf16"])
     assert argv == ["--bf16", *added]
     assert added[:4] == ["--transformer-impl", "local", "--distributed-backend", "gloo"]
     assert "--no-rope-fusion" in added
 
 
-def test_what_is_given_is_not_added_again() -> None:
+def test_given_flags_are_not_added_again() -> None:
     once, _ = cpu.adapt(["--bf16"])
     assert cpu.adapt(once) == (once, [])
 
@@ -34,14 +36,14 @@ def test_what_is_given_is_not_added_again() -> None:
         ),
     ],
 )
-def test_what_a_cpu_cannot_do_is_refused_by_name(argv: list[str], named: str) -> None:
-    with pytest.raises(cpu.Unsupported) as refusal:
+def test_an_unsupported_flag_is_refused_with_its_name(argv: list[str], named: str) -> None:
+    with pytest.raises(cpu.UnsupportedError) as refusal:
         cpu.adapt(argv)
     assert named in str(refusal.value)
 
 
-def test_all_refusals_are_told_at_once() -> None:
-    with pytest.raises(cpu.Unsupported) as refusal:
+def test_all_refusals_are_reported_together() -> None:
+    with pytest.raises(cpu.UnsupportedError) as refusal:
         cpu.adapt(["--sequence-parallel", "--fp8-format", "hybrid"])
     assert "--sequence-parallel" in str(refusal.value)
     assert "--fp8-format" in str(refusal.value)

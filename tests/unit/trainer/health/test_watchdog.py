@@ -1,4 +1,4 @@
-"""When ranks count as hanging, with a clock that the test turns."""
+"""When ranks count as hanging, by a simulated clock."""
 
 from typing import Any
 
@@ -20,20 +20,20 @@ def clock() -> Clock:
 
 
 def training(clock: Clock, timeout: str | float = "auto", step: float = 2.0) -> Watchdog:
-    """A pod with ranks 2 and 3 that has done some steps of `step` seconds."""
+    """A pod with ranks 2 and 3 that have done some steps of `step` seconds."""
     watchdog = Watchdog(timeout, clock)
-    watchdog.begin(1, [2, 3])
+    watchdog.start_generation(1, [2, 3])
     for iteration in range(1, 5):
         for rank in (2, 3):
-            tell(watchdog, rank, "iteration", iteration=iteration, settled=iteration > 1, stepSeconds=step)
+            report(watchdog, rank, "iteration", iteration=iteration, settled=iteration > 1, stepSeconds=step)
     return watchdog
 
 
-def tell(watchdog: Watchdog, rank: int, event: str, generation: int = 1, **fields: Any) -> None:
+def report(watchdog: Watchdog, rank: int, event: str, generation: int = 1, **fields: Any) -> None:
     watchdog.apply({"event": event, "rank": rank, "generation": generation, **fields})
 
 
-def test_a_step_may_take_three_times_the_runs_own_and_ten_seconds(clock: Clock) -> None:
+def test_a_step_may_take_three_median_steps_and_ten_seconds(clock: Clock) -> None:
     watchdog = training(clock, step=2.0)
     clock.now += 3 * 2.0 + AUTO_SECONDS
     assert not watchdog.stalled()
@@ -43,19 +43,19 @@ def test_a_step_may_take_three_times_the_runs_own_and_ten_seconds(clock: Clock) 
 
 def test_the_limit_follows_the_median_and_not_a_single_slow_step(clock: Clock) -> None:
     watchdog = training(clock, step=2.0)
-    tell(watchdog, 2, "iteration", iteration=5, settled=True, stepSeconds=500.0)
+    report(watchdog, 2, "iteration", iteration=5, settled=True, stepSeconds=500.0)
     assert watchdog.limit == 3 * 2.0 + AUTO_SECONDS
 
 
-def test_one_rank_that_still_reports_keeps_the_alarm_back(clock: Clock) -> None:
+def test_the_pod_is_not_stalled_while_one_rank_reports(clock: Clock) -> None:
     watchdog = training(clock)
     clock.now += 100
-    tell(watchdog, 3, "iteration", iteration=5, settled=True, stepSeconds=2.0)
+    report(watchdog, 3, "iteration", iteration=5, settled=True, stepSeconds=2.0)
     assert not watchdog.stalled()
 
 
 @pytest.mark.parametrize(
-    "begin",
+    "activity",
     [
         ("phase", {"phase": "saving"}),
         ("phase", {"phase": "evaluating"}),
@@ -64,9 +64,11 @@ def test_one_rank_that_still_reports_keeps_the_alarm_back(clock: Clock) -> None:
         ("loaded", {"iteration": 8}),
     ],
 )
-def test_what_is_not_a_step_has_a_limit_of_its_own(begin: tuple[str, dict[str, Any]], clock: Clock) -> None:
+def test_an_activity_other_than_a_step_has_the_long_limit(
+    activity: tuple[str, dict[str, Any]], clock: Clock
+) -> None:
     watchdog = training(clock)
-    tell(watchdog, 2, begin[0], **begin[1])
+    report(watchdog, 2, activity[0], **activity[1])
     clock.now += LONG_SECONDS
     assert not watchdog.stalled(), "rank 3 waits for rank 2, which is busy"
     clock.now += 1
@@ -74,36 +76,36 @@ def test_what_is_not_a_step_has_a_limit_of_its_own(begin: tuple[str, dict[str, A
 
 
 @pytest.mark.parametrize("end", [("saved", {}), ("free", {}), ("phase", {"phase": "training"})])
-def test_after_it_a_step_is_a_step_again(end: tuple[str, dict[str, Any]], clock: Clock) -> None:
+def test_the_limit_of_a_step_applies_again_after_it(end: tuple[str, dict[str, Any]], clock: Clock) -> None:
     watchdog = training(clock)
     for rank in (2, 3):
-        tell(watchdog, rank, "phase", phase="saving")
+        report(watchdog, rank, "phase", phase="saving")
     clock.now += 1000
     for rank in (2, 3):
-        tell(watchdog, rank, end[0], **end[1])
+        report(watchdog, rank, end[0], **end[1])
     clock.now += 3 * 2.0 + AUTO_SECONDS + 1
     assert watchdog.stalled()
 
 
-def test_an_evaluation_of_hours_is_no_hang_while_its_batches_are_told(clock: Clock) -> None:
+def test_a_long_evaluation_is_not_a_hang_while_it_reports_batches(clock: Clock) -> None:
     watchdog = training(clock)
     for rank in (2, 3):
-        tell(watchdog, rank, "phase", phase="evaluating")
+        report(watchdog, rank, "phase", phase="evaluating")
     for _ in range(10):
         clock.now += LONG_SECONDS - 1
-        tell(watchdog, 2, "pulse")
+        report(watchdog, 2, "pulse")
         assert not watchdog.stalled()
 
 
 def test_start_and_first_step_have_the_long_limit(clock: Clock) -> None:
     watchdog = Watchdog("auto", clock)
-    watchdog.begin(1, [0])
-    tell(watchdog, 0, "iteration", iteration=1, settled=False, stepSeconds=60.0)
+    watchdog.start_generation(1, [0])
+    report(watchdog, 0, "iteration", iteration=1, settled=False, stepSeconds=60.0)
     clock.now += LONG_SECONDS
     assert not watchdog.stalled()
 
 
-def test_a_number_of_seconds_is_taken_as_it_is_and_off_is_off(clock: Clock) -> None:
+def test_the_timeout_can_be_a_number_of_seconds_or_off(clock: Clock) -> None:
     strict, never = training(clock, 5.0), training(clock, "off")
     clock.now += 5.1
     assert (strict.stalled(), never.stalled()) == (True, False)
@@ -113,11 +115,11 @@ def test_a_number_of_seconds_is_taken_as_it_is_and_off_is_off(clock: Clock) -> N
 
 def test_stopped_ranks_and_those_of_an_earlier_generation_do_not_count(clock: Clock) -> None:
     watchdog = training(clock)
-    watchdog.end()
+    watchdog.stop()
     clock.now += 1e9
     assert not watchdog.stalled()
-    watchdog.begin(2, [2, 3])
-    tell(watchdog, 2, "iteration", generation=1, iteration=9, settled=True, stepSeconds=2.0)
+    watchdog.start_generation(2, [2, 3])
+    report(watchdog, 2, "iteration", generation=1, iteration=9, settled=True, stepSeconds=2.0)
     clock.now += 100
     assert not watchdog.stalled()
     assert watchdog.last_known() == {2: (None, "starting"), 3: (None, "starting")}

@@ -1,4 +1,4 @@
-"""What the launcher does before it knows of Megatron and of a gang."""
+"""What the launcher does before it starts Megatron and joins the gang."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from megatron_trainer.launcher import main, settings
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """`main` is made for a process of its own."""
+    """Restore the signal handler that `main` replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -24,20 +24,20 @@ def test_help_names_every_setting_and_exit_code(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as ended:
         main.main(["--num-layers", "2", "--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert environment.ENV_RENDEZVOUS_TIMEOUT in told
-    assert all(f"{int(code)} {reason}" in told for code, reason in REASONS.items())
+    text = capsys.readouterr().out
+    assert environment.ENV_RENDEZVOUS_TIMEOUT in text
+    assert all(f"{int(code)} {reason}" in text for code, reason in REASONS.items())
 
 
-def test_a_pod_that_is_told_to_stop_while_it_starts_leaves_at_once_and_says_so(
+def test_sigterm_while_the_pod_starts_ends_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = tmp_path / "termination"
-    known = settings.read({environment.ENV_TERMINATION_LOG: str(words), environment.ENV_PLATFORM: "cpu"})
-    monkeypatch.setattr(main.pod_settings, "read", lambda: known)
+    log = tmp_path / "termination"
+    configured = settings.read({environment.ENV_TERMINATION_LOG: str(log), environment.ENV_PLATFORM: "cpu"})
+    monkeypatch.setattr(main.pod_settings, "read", lambda: configured)
     monkeypatch.setattr(main, "_prepare_environment", lambda _size: None)
-    monkeypatch.setattr(main, "flags_of", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(main, "complete", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as ended:
         main.main([])
     assert ended.value.code == ExitCode.TERMINATED
-    assert json.loads(words.read_text())["reason"] == "Terminated"
+    assert json.loads(log.read_text())["reason"] == "Terminated"

@@ -1,4 +1,4 @@
-"""Whose fault a hang is: real processes that answer, are stopped, or wait."""
+"""Which rank causes a hang: real processes that respond, are stopped, or wait."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from megatron_trainer.health import stacks
-from megatron_trainer.health.stacks import RankState, behind, collect, describe
+from megatron_trainer.health.stacks import RankState, collect_stacks, describe_hang, find_stalled_rank
 from megatron_trainer.telemetry.reporter import STACKS_ENV
 
 PROGRAM = """
 import sys, threading
-from megatron_trainer.health.stacks import answer_with_stacks
+from megatron_trainer.health.stacks import register_stack_dump
 
 def busy():
     print("ready", flush=True)
@@ -26,7 +26,7 @@ def waiting():
     print("ready", flush=True)
     threading.Event().wait()
 
-answer_with_stacks(int(sys.argv[1]))
+register_stack_dump(int(sys.argv[1]))
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 {"busy": busy, "waiting": waiting}[sys.argv[2]]()
 """
@@ -51,17 +51,17 @@ def processes(tmp_path: Path) -> Iterator[dict[int, int]]:
         process.wait()
 
 
-def test_every_rank_is_described_by_its_stacks_or_by_why_it_has_none(
+def test_every_rank_has_its_stacks_or_the_state_of_its_process(
     processes: dict[int, int], tmp_path: Path
 ) -> None:
     def ask() -> None:
         for pid in processes.values():
             os.kill(pid, stacks.SIGNAL)
 
-    waits, loops, stopped = collect(processes, 1, {1: (7, "training")}, tmp_path, ask)
+    waits, loops, stopped = collect_stacks(processes, 1, {1: (7, "training")}, tmp_path, ask)
     assert (waits.state, loops.state, stopped.state) == ("running", "running", "stopped")
     assert waits.stacks.startswith("Main thread:\n  File")
-    assert waits.stacks.count("hread 0x") == 1, "the other thread has its own"
+    assert waits.stacks.count("hread 0x") == 1, "the other thread has a separate stack"
     assert loops.innermost.startswith("busy (<string>:")
     assert (loops.iteration, loops.doing, loops.node_rank) == (7, "training", 1)
     assert not stopped.answered
@@ -76,25 +76,25 @@ def rank(number: int, iteration: int = 5, **fields: object) -> RankState:
     return replace(state, **fields)  # type: ignore[arg-type]
 
 
-def test_a_stopped_rank_is_the_one_that_is_behind() -> None:
-    gone = rank(2, state="stopped", answered=False, innermost="")
-    assert behind([rank(0, in_collective=True), rank(1), gone, rank(3)]) == gone
-    assert describe(gone, 11.2, Path("/save/x")) == (
+def test_a_stopped_rank_is_the_stalled_one() -> None:
+    stopped = rank(2, state="stopped", answered=False, innermost="")
+    assert find_stalled_rank([rank(0, in_collective=True), rank(1), stopped, rank(3)]) == stopped
+    assert describe_hang(stopped, 11.2, Path("/save/x")) == (
         "rank 2 is stopped after iteration 5, all others wait for it (11 s); stacks of all ranks: /save/x"
     )
 
 
-def test_else_it_is_the_one_that_is_not_in_a_collective() -> None:
+def test_otherwise_it_is_the_one_outside_of_a_collective() -> None:
     waiting = [rank(each, in_collective=True) for each in (0, 1, 3)]
-    assert behind([*waiting, rank(2, iteration=6)]) == rank(2, iteration=6)
-    assert "rank 2 hangs in f (a.py:1) after iteration 6" in describe(rank(2, iteration=6), 11, None)
+    assert find_stalled_rank([*waiting, rank(2, iteration=6)]) == rank(2, iteration=6)
+    assert "rank 2 hangs in f (a.py:1) after iteration 6" in describe_hang(rank(2, iteration=6), 11, None)
 
 
-def test_else_it_is_the_one_with_fewer_iterations() -> None:
-    assert behind([rank(0), rank(1), rank(2, iteration=4), rank(3)]) == rank(2, iteration=4)
+def test_otherwise_it_is_the_one_with_fewer_iterations() -> None:
+    assert find_stalled_rank([rank(0), rank(1), rank(2, iteration=4), rank(3)]) == rank(2, iteration=4)
 
 
-def test_where_it_cannot_be_told_nobody_is_blamed() -> None:
-    everybody = [rank(each, in_collective=True) for each in range(4)]
-    assert behind(everybody) is None
-    assert describe(None, 11, None) == "no rank has done anything for 11 s, all wait for each other"
+def test_no_rank_is_named_if_the_stalled_one_is_unknown() -> None:
+    waiting = [rank(each, in_collective=True) for each in range(4)]
+    assert find_stalled_rank(waiting) is None
+    assert describe_hang(None, 11, None) == "no rank has made progress for 11 s, the stalled rank is unknown"

@@ -1,0 +1,93 @@
+"""Where a generation starts, given persistent and non-persistent checkpoints and the retry policy."""
+
+from pathlib import Path
+
+import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.checkpoints import selection
+from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
+from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
+from megatron_trainer.launcher import flags, settings
+from megatron_trainer.rendezvous.state import RunEndedError, State
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
+from megatron_trainer.telemetry.run_journal import RunJournal
+from megatron_trainer.telemetry.status import Status
+
+from tests.unit.trainer.checkpoints.test_selection import write_checkpoint
+
+
+class Run:
+    """A run with persistent checkpoints at 10 and 20, non-persistent ones at 22 and 24."""
+
+    def __init__(self, folder: Path) -> None:
+        self.save, self.fast = folder / "save", folder / "fast"
+        for root, iterations in ((self.save, (10, 20)), (self.fast, (22, 24))):
+            for iteration in iterations:
+                write_checkpoint(root, iteration)
+            (root / selection.TRACKER).write_text(str(iterations[-1]))
+        self.lease = CheckpointLease(self.save, "me", "run")
+        self.lease.acquire()
+        self.journal = RunJournal(self.save, lambda _text: None)
+        run_flags = flags.read(
+            [
+                *("--save", str(self.save), "--train-iters", "100"),
+                *("--non-persistent-ckpt-type", "global", "--non-persistent-global-ckpt-dir", str(self.fast)),
+            ]
+        )
+        status = Status(0, 100)
+        self.checkpoints = CheckpointManager(
+            settings.read({}), run_flags, status, self.journal, self.lease, lambda: False, lambda _text: None
+        )
+
+    def start(self, report: FailureReport | None = None) -> int | None:
+        return self.checkpoints.prepare(State(2, report), False, None).iteration
+
+    def trackers(self) -> tuple[str | None, str | None]:
+        return selection.read_tracker(self.save), selection.read_tracker(self.fast)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def bad_loss(iteration: int) -> FailureReport:
+    return FailureReport(
+        FailureKind.LOSS, f"lm loss is nan at iteration {iteration}", 0, 0, failed_iteration=iteration
+    )
+
+
+def test_the_newest_checkpoint_of_both_directories_is_loaded(run: Run) -> None:
+    assert run.start() == 24
+    assert run.trackers() == ("20", "24")
+
+
+def test_a_broken_non_persistent_checkpoint_is_deleted_because_megatron_reads_all_names_there(
+    run: Run,
+) -> None:
+    (run.fast / "iter_0000024" / ".metadata").unlink()
+    assert run.start() == 22
+    assert sorted(path.name for path in run.fast.iterdir()) == ["iter_0000022", selection.TRACKER]
+
+
+def test_a_rollback_sets_newer_checkpoints_of_both_directories_aside(run: Run) -> None:
+    for start in (24, 22):
+        assert run.start(bad_loss(26)) == start
+    assert run.trackers() == ("20", "22")
+    with pytest.raises(RunEndedError) as ended:
+        run.start(bad_loss(26))
+    assert ended.value.ending.code == ExitCode.LOSS_NOT_FINITE
+
+
+def test_without_the_lease_nothing_is_changed(run: Run) -> None:
+    (run.save / "iter_0000020" / ".metadata").unlink()
+    CheckpointLease(run.save, "another", "run").acquire()
+    with pytest.raises(RunEndedError) as ended:
+        run.start()
+    assert ended.value.ending.code == ExitCode.PEER_LOST
+    assert (run.save / "iter_0000020").is_dir()
+
+
+def test_the_plan_names_the_lease_holder_and_has_no_preflight_by_default(run: Run) -> None:
+    plan = run.checkpoints.prepare(State(2), True, None)
+    assert (plan.owner, plan.preflight) == ("me", False)

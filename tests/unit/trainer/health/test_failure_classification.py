@@ -1,0 +1,59 @@
+"""Which rank's exit explains those of the others."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.health.failure_classification import classify_exits, failure_report
+from megatron_trainer.health.oom_kills import OomKillCounter
+from megatron_trainer.telemetry.incidents import FailureKind
+
+LOST = {"exitCode": 140, "message": "Connection closed by peer"}
+
+
+@pytest.fixture
+def oom_kills(tmp_path: Path) -> OomKillCounter:
+    (tmp_path / "memory.events").write_text("oom_kill 0\n")
+    return OomKillCounter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("codes", "events", "message"),
+    [
+        ({0: 140, 1: -9}, {0: LOST}, "rank 1 was killed by SIGKILL"),
+        ({0: 140, 1: 0}, {0: LOST}, "rank 1 exited with code 0 before the last iteration was done"),
+        ({0: 138, 1: 67}, {1: {"message": "lm loss is nan"}}, "rank 1: lm loss is nan"),
+        ({0: 143, 1: 140}, {1: LOST}, "rank 1: Connection closed by peer"),
+        ({2: 3}, {}, "rank 2 exited with code 3"),
+    ],
+)
+def test_a_recurring_failure_comes_before_one_with_its_own_cause_before_a_lost_peer(
+    codes: dict[int, int], events: dict[int, dict[str, object]], message: str, oom_kills: OomKillCounter
+) -> None:
+    assert classify_exits(codes, events, oom_kills).message == message
+
+
+def test_an_oom_kill_is_attributed_to_the_killed_rank(tmp_path: Path, oom_kills: OomKillCounter) -> None:
+    (tmp_path / "memory.events").write_text("oom_kill 1\n")
+    assert classify_exits({0: 140}, {0: LOST}, oom_kills).message == "rank 0: Connection closed by peer"
+    killed = classify_exits({0: 140, 1: -signal.SIGKILL}, {0: LOST}, oom_kills)
+    assert killed.message == "rank 1 was killed by SIGKILL: the pod is out of memory"
+
+
+def test_the_report_names_the_rank_and_the_failed_iteration(oom_kills: OomKillCounter) -> None:
+    events = {1: {"message": "lm loss is nan at iteration 7", "iteration": 7}}
+    report = failure_report(classify_exits({1: 67}, events, oom_kills), events, node_rank=3)
+    assert (report.kind, report.node_rank, report.rank, report.failed_iteration) == (
+        FailureKind.LOSS,
+        3,
+        1,
+        7,
+    )
+
+
+def test_the_report_of_a_lost_peer_is_indirect(oom_kills: OomKillCounter) -> None:
+    report = failure_report(
+        classify_exits({0: ExitCode.PEER_LOST}, {0: LOST}, oom_kills), {0: LOST}, node_rank=3
+    )
+    assert report.indirect

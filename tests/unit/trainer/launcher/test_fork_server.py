@@ -1,0 +1,124 @@
+"""The fork server with small programs instead of Megatron."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
+
+DEADLINE_SECONDS = 60.0
+
+
+def rank_program() -> int:
+    """Exit with the code EXIT, or start a helper, write its pid to the file PID_FILE, and stay or CRASH."""
+    if "EXIT" in os.environ:
+        return int(os.environ["EXIT"])
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(os.environ["PID_FILE"]).write_text(str(helper.pid))
+    if os.environ.get("CRASH"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+    return 0
+
+
+@pytest.fixture
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 64, cold=None))
+    yield fork_server
+    fork_server.close()
+
+
+def wait_for[T](probe: Callable[[], T | None]) -> T:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        if (found := probe()) is not None:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {DEADLINE_SECONDS:.0f} s")
+
+
+def helper_of(path: Path) -> int:
+    """Return the helper's pid; it may have ended already."""
+    return wait_for(lambda: int(text) if path.exists() and (text := path.read_text()) else None)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def exits(fork_server: ForkServer, count: int) -> dict[int, int]:
+    return wait_for(lambda: found if len(found := fork_server.exited(0.1)) == count else None)
+
+
+def test_children_get_their_environment_and_exit_codes_are_reported(fork_server: ForkServer) -> None:
+    fork_server.start({0: {"EXIT": "0"}, 1: {"EXIT": "138"}})
+    assert exits(fork_server, 2) == {0: 0, 1: 138}
+
+
+def test_the_preflight_runs_in_a_separate_child(fork_server: ForkServer) -> None:
+    fork_server.start({PREFLIGHT: {}})
+    assert exits(fork_server, 1) == {PREFLIGHT: 64}
+
+
+def test_exits_of_an_earlier_start_are_dropped(fork_server: ForkServer) -> None:
+    fork_server.start({0: {"EXIT": "1"}})
+    exits(fork_server, 1)
+    fork_server.start({0: {"EXIT": "2"}})
+    assert exits(fork_server, 1) == {0: 2}
+
+
+def test_the_helpers_of_a_crashed_rank_are_killed(fork_server: ForkServer, tmp_path: Path) -> None:
+    fork_server.start({0: {"PID_FILE": str(tmp_path / "helper"), "CRASH": "1"}})
+    assert exits(fork_server, 1) == {0: -signal.SIGKILL}
+    helper = helper_of(tmp_path / "helper")
+    assert wait_for(lambda: gone(helper) or None)
+
+
+def test_stop_waits_until_ranks_and_helpers_are_gone(fork_server: ForkServer, tmp_path: Path) -> None:
+    pids = fork_server.start({0: {"PID_FILE": str(tmp_path / "helper")}})
+    helper = helper_of(tmp_path / "helper")
+    fork_server.stop()
+    assert gone(helper)
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_ranks_and_helpers_end_with_the_launcher(tmp_path: Path) -> None:
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0, cold=None))
+    pids = fork_server.start({0: {"PID_FILE": str(tmp_path / "helper")}})
+    helper = helper_of(tmp_path / "helper")
+    fork_server.close()
+    assert gone(helper)
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_ranks_end_with_the_fork_server_and_the_launcher_gets_an_error(tmp_path: Path) -> None:
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0, cold=None))
+    pids = fork_server.start({0: {"PID_FILE": str(tmp_path / "helper")}})
+    rank = pids[0]
+    helper = helper_of(tmp_path / "helper")
+    os.kill(fork_server.pid, signal.SIGKILL)
+    assert wait_for(lambda: gone(rank) or None)
+    with pytest.raises(ForkServerLostError):
+        fork_server.exited(DEADLINE_SECONDS)
+    fork_server.close()
+    os.kill(helper, signal.SIGKILL)
+
+
+def test_a_program_that_raises_counts_as_a_dead_rank(capfd: pytest.CaptureFixture[str]) -> None:
+    def program() -> int:
+        raise RuntimeError("a data loader's worker was killed")
+
+    fork_server = ForkServer(lambda: Programs(rank=program, preflight=lambda: 0, cold=None))
+    fork_server.start({0: {}})
+    assert exits(fork_server, 1) == {0: 138}
+    fork_server.close()
+    assert "a data loader's worker was killed" in capfd.readouterr().err

@@ -1,0 +1,144 @@
+"""The run journal: incidents and useful time, from the reports and the progress file to the file beside the
+checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+from megatron_contract.environment import PROGRESS_FILE
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
+from megatron_trainer.telemetry.iteration import IterationRecord
+from megatron_trainer.telemetry.run_journal import INCIDENTS_KEPT, JOURNAL_FILE, RunJournal
+
+KILLED = FailureReport(FailureKind.RANK, "rank 3 was killed by SIGKILL", 1, 3, detected_at=20.0)
+
+
+def record(iteration: int, generation: int = 1, time: float | None = None, seconds: float = 2.0) -> str:
+    fields = {
+        "iteration": iteration,
+        "generation": generation,
+        "lmLoss": 1.0,
+        "stepSeconds": seconds,
+        "time": float(iteration) if time is None else time,
+    }
+    return json.dumps(fields) + "\n"
+
+
+def write(save: Path, *lines: str) -> None:
+    save.mkdir(exist_ok=True)
+    with (save / PROGRESS_FILE).open("a") as file:
+        file.writelines(lines)
+
+
+def open_journal(save: Path | None) -> RunJournal:
+    return RunJournal(save, log=lambda _text: None)
+
+
+def restart(journal: RunJournal, generation: int, resumed_from: int | None = None) -> None:
+    journal.start_generation(generation, KILLED, resumed_from, latest=None, met_at=31.0)
+
+
+def test_an_incident_has_the_times_of_its_phases(tmp_path: Path) -> None:
+    write(tmp_path, record(9), record(10, time=18.5))
+    journal = open_journal(tmp_path)
+    restart(journal, 2, resumed_from=8)
+    journal.record_loaded(2, 33.0)
+    journal.record_loaded(2, 32.0)
+    write(tmp_path, record(9, 2, 40.0), record(10, 2, 41.0))
+    journal.update(None)
+    (incident,) = journal.summary().incidents
+    assert incident.caught_up_at is None
+    write(tmp_path, record(11, 2, 42.0), record(12, 2, 43.0))
+    journal.update(None)
+    (incident,) = journal.summary().incidents
+    assert incident.to_json() == {
+        "generation": 2,
+        "kind": "rank",
+        "nodeRank": 1,
+        "rank": 3,
+        "cause": "rank 3 was killed by SIGKILL",
+        "iteration": 10,
+        "resumedFrom": 8,
+        "lastStepAt": 18.5,
+        "detectedAt": 20.0,
+        "metAt": 31.0,
+        "loadedAt": 33.0,
+        "firstStepAt": 40.0,
+        "caughtUpAt": 42.0,
+    }
+
+
+def test_the_journal_outlives_its_pod(tmp_path: Path) -> None:
+    write(tmp_path, record(1, time=100.0))
+    first = open_journal(tmp_path)
+    assert first.summary().first_started_at == 98.0
+    restart(first, 2)
+    first.policy["skip"] = [7]
+    first.set_pending(FailureReport(FailureKind.STOP, "SIGTERM", 0, detected_at=50.0))
+    second = open_journal(tmp_path)
+    assert second.summary().incidents == first.summary().incidents
+    assert second.summary().first_started_at == 98.0
+    assert (second.generation, second.policy) == (2, {"skip": [7]})
+    pending = second.pending
+    assert pending is not None
+    assert (pending.kind, pending.detected_at) == (FailureKind.STOP, 50.0)
+    second.start_generation(3, pending, resumed_from=None, latest=None, met_at=31.0)
+    assert open_journal(tmp_path).pending is None
+
+
+def test_the_file_has_the_fields_of_its_schema(tmp_path: Path) -> None:
+    write(tmp_path, record(1, time=100.0))
+    restart(open_journal(tmp_path), 2)
+    stored = json.loads((tmp_path / JOURNAL_FILE).read_text())
+    assert stored["schema"] == 1
+    assert sorted(stored) == ["firstStartedAt", "generation", "incidents", "pending", "policy", "schema"]
+
+
+def test_only_the_newest_incidents_are_kept(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    for generation in range(2, INCIDENTS_KEPT + 5):
+        restart(journal, generation)
+    generations = [incident.generation for incident in journal.summary().incidents]
+    assert generations == list(range(5, INCIDENTS_KEPT + 5))
+
+
+def test_the_time_since_the_last_step_counts_only_for_the_first_incident_after_it(tmp_path: Path) -> None:
+    write(tmp_path, record(10))
+    journal = open_journal(tmp_path)
+    restart(journal, 2, resumed_from=8)
+    restart(journal, 3, resumed_from=8)
+    assert [incident.last_step_at for incident in journal.summary().incidents] == [10.0, None]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"incidents": 3', '{"incidents": 3}'])
+def test_an_unreadable_journal_does_not_stop_the_run(content: str, tmp_path: Path) -> None:
+    (tmp_path / JOURNAL_FILE).write_text(content)
+    assert open_journal(tmp_path).summary().incidents == ()
+
+
+def test_useful_seconds_are_those_of_iterations_that_were_kept(tmp_path: Path) -> None:
+    write(tmp_path, *[record(i, seconds=1.0) for i in (1, 2, 3, 4)])
+    journal = open_journal(tmp_path)
+    assert journal.summary().useful_seconds == 4.0
+    restart(journal, 2, resumed_from=2)
+    assert journal.summary().useful_seconds == 2.0
+    write(tmp_path, *[record(i, 2, seconds=1.5) for i in (3, 4, 5)])
+    journal.update(None)
+    assert journal.summary().useful_seconds == 6.5
+    assert open_journal(tmp_path).summary().useful_seconds == 6.5
+
+
+def test_skipped_iterations_and_incomplete_lines_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path, record(1), "{torn\n", record(3), '{"iteration": 4, "unfinished')
+    assert open_journal(tmp_path).summary().useful_seconds == 4.0
+
+
+def test_without_a_checkpoint_directory_iterations_come_from_the_store() -> None:
+    journal = open_journal(None)
+    latest = IterationRecord(iteration=5, generation=1, time=15.0)
+    journal.start_generation(2, KILLED, resumed_from=None, latest=latest, met_at=31.0)
+    journal.update(IterationRecord(iteration=1, generation=2, time=25.0))
+    journal.update(IterationRecord(iteration=6, generation=2, time=30.0))
+    (incident,) = journal.summary().incidents
+    assert (incident.iteration, incident.last_step_at) == (5, 15.0)
+    assert (incident.first_step_at, incident.caught_up_at) == (25.0, 30.0)

@@ -1,0 +1,144 @@
+"""The progress report of a pod, from rank events to its HTTP endpoints."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport
+from megatron_trainer.telemetry.iteration import IterationRecord
+from megatron_trainer.telemetry.run_journal import RunSummary
+from megatron_trainer.telemetry.server import GAUGES, ProgressServer
+from megatron_trainer.telemetry.status import Status
+
+ITERATION = {
+    "event": "iteration",
+    "rank": 0,
+    "generation": 2,
+    "iteration": 7,
+    "trainIters": 20,
+    "lmLoss": 2.5,
+    "learningRate": 1e-3,
+    "stepSeconds": 0.2,
+    "tokensPerSecond": 1000.0,
+    "tflopsPerGpu": 0.5,
+    "consumedSamples": 56,
+}
+
+
+@pytest.fixture
+def status() -> Status:
+    status = Status(node_rank=1, train_iters=20)
+    status.start_generation(generation=2, resumed_from=5)
+    return status
+
+
+def test_unknown_values_are_null() -> None:
+    fields = Status(node_rank=1, train_iters=20).report.to_json()
+    assert fields["schema"] == PROGRESS_SCHEMA == 1
+    assert (fields["phase"], fields["nodeRank"], fields["trainIters"]) == ("starting", 1, 20)
+    assert [fields[name] for name in ("iteration", "lmLoss", "checkpointTime", "resumedFrom")] == [None] * 4
+
+
+def test_an_iteration_is_reported_with_all_its_metrics(status: Status) -> None:
+    status.apply(ITERATION)
+    fields = status.report.to_json()
+    assert fields["phase"] == "training"
+    assert (fields["generation"], fields["resumedFrom"]) == (2, 5)
+    assert {name: fields[name] for name in ITERATION if name in fields} == {
+        name: value for name, value in ITERATION.items() if name in fields
+    }
+
+
+def test_the_latest_iteration_has_the_metrics_of_the_event(status: Status) -> None:
+    assert status.latest_iteration() is None
+    status.apply(ITERATION | {"time": 100.0})
+    assert status.latest_iteration() == IterationRecord.from_json(ITERATION | {"time": 100.0})
+
+
+def test_events_of_an_earlier_generation_are_dropped(status: Status) -> None:
+    status.apply(ITERATION | {"generation": 1})
+    assert status.report.iteration is None
+
+
+def test_a_rank_without_the_loss_does_not_reset_it(status: Status) -> None:
+    status.apply(ITERATION)
+    status.apply(ITERATION | {"lmLoss": None})
+    assert status.report.lm_loss == 2.5
+    status.apply(ITERATION | {"lmLoss": None, "iteration": 8})
+    assert status.report.lm_loss is None, "the loss of an earlier iteration is not reported for this one"
+
+
+def test_iterations_repeated_after_a_restart_are_reported(status: Status) -> None:
+    status.apply(ITERATION)
+    status.start_generation(generation=3, resumed_from=5)
+    status.apply(ITERATION | {"generation": 3, "iteration": 6})
+    assert status.report.iteration == 6
+
+
+def test_failed_events_are_kept_until_the_next_generation(status: Status) -> None:
+    status.apply({"event": "failed", "rank": 3, "generation": 2, "exitCode": 67, "message": "lm loss is nan"})
+    assert status.failures()[3]["exitCode"] == 67
+    status.start_generation(generation=3, resumed_from=5)
+    assert status.failures() == {}
+
+
+def test_the_checkpoint_time_is_rfc3339(status: Status) -> None:
+    status.set_checkpoint(5, 1_700_000_000.0)
+    assert status.report.checkpoint_time == "2023-11-14T22:13:20Z"
+
+
+def test_a_warning_is_replaced_and_cleared_by_its_reason(status: Status) -> None:
+    status.warn("CheckpointVolumeLow", "2 GiB free")
+    status.warn("CheckpointVolumeLow", "1 GiB free")
+    assert [warning.message for warning in status.report.warnings] == ["1 GiB free"]
+    status.set_run(RunSummary(incidents=(), useful_seconds=1.0, first_started_at=2.0))
+    assert len(status.report.warnings) == 1, "a summary without warnings keeps those of the pod"
+    status.warn("CheckpointVolumeLow", None)
+    assert status.report.warnings == ()
+
+
+@pytest.fixture
+def url(status: Status) -> Iterator[str]:
+    server = ProgressServer(0, lambda: status.report)
+    server.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return str(answer.read().decode())
+
+
+def test_progress_is_served_as_json(status: Status, url: str) -> None:
+    status.apply(ITERATION)
+    assert ProgressReport.parse(json.loads(fetch(f"{url}/progress"))) == status.report
+
+
+def test_a_loss_that_is_not_finite_is_null(status: Status, url: str) -> None:
+    status.apply(ITERATION | {"lmLoss": float("nan"), "learningRate": float("inf")})
+    fields = json.loads(fetch(f"{url}/progress"))
+    assert (fields["lmLoss"], fields["learningRate"]) == (None, None)
+
+
+def test_every_gauge_is_a_field_of_the_progress_report() -> None:
+    assert set(GAUGES) <= set(ProgressReport.__dataclass_fields__)
+
+
+def test_progress_is_served_as_metrics(status: Status, url: str) -> None:
+    status.apply(ITERATION)
+    status.set_checkpoint(5, 1_700_000_000.0)
+    metrics = fetch(f"{url}/metrics")
+    assert 'megatron_lm_loss{node_rank="1"} 2.5' in metrics
+    assert 'megatron_checkpoint_timestamp_seconds{node_rank="1"} 1.7e+09' in metrics
+    assert 'phase="training"' in metrics
+
+
+def test_an_unknown_path_is_refused_with_the_known_ones(url: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        fetch(f"{url}/elsewhere")
+    assert refusal.value.code == 404
+    assert b"/progress" in refusal.value.read()

@@ -1,0 +1,15 @@
+"""The base of all exceptions of this package.
+
+TrainerError
+├── SettingError, FlagError, UnsupportedError     the pod cannot start as configured
+├── PreparationError, TokenizerError              megatron-prepare cannot build the corpus
+├── ForkServerLostError, StoreLostError           a process that the launcher depends on is gone
+├── LeaseLostError                                another launcher owns the checkpoint directory
+├── RunEndedError                                 the pod's part in the run is over
+└── RankError                                     a rank ends, with an exit code
+    PreflightError, PeerFailedError, BadLossError, WrongCheckpointError, UnreadableCheckpointError
+"""
+
+
+class TrainerError(Exception):
+    """Base of all exceptions that the trainer raises itself."""

@@ -1,0 +1,90 @@
+"""Parses and validates Megatron's flags, and checks what they need: tokenizer, data files, GPUs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from megatron.training import get_tokenizer
+from megatron.training.arguments import parse_and_validate_args
+from megatron.training.utils import get_blend_and_blend_per_split
+from megatron_contract.environment import ENV_PLATFORM
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer.worker import gpt
+from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
+
+
+def _refuse(_parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    raise RankError(ExitCode.USAGE, f"Megatron refuses the flags: {message}")
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """Have Megatron parse and validate its flags and build its tokenizer. Returns Megatron's args.
+
+    Raises RankError with USAGE if Megatron rejects a flag, BAD_DATA if the tokenizer or a data file is
+    missing.
+    """
+    sys.argv = ["megatron-train", *argv]
+    argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign,assignment]
+    try:
+        args = parse_and_validate_args(args_defaults={"tokenizer_type": "HuggingFaceTokenizer"})
+    except (FileNotFoundError, OSError) as error:
+        raise RankError(ExitCode.BAD_DATA, f"tokenizer: {describe(error)}") from error
+    except (*FLAG_REJECTIONS, RuntimeError) as error:
+        raise flags_refused(error) from error
+    _require_vocabulary(args)
+    _require_data(args)
+    return args
+
+
+def model_config(args: Any) -> Any:
+    """Return Megatron's model configuration. Raises RankError with USAGE if flags are incompatible."""
+    try:
+        return gpt.model_config(args)
+    except FLAG_REJECTIONS as error:
+        raise flags_refused(error) from error
+
+
+def _require_vocabulary(args: Any) -> None:
+    """Megatron does not check --padded-vocab-size; a larger token would be outside of the embedding."""
+    tokens = get_tokenizer().vocab_size
+    if args.padded_vocab_size is not None and tokens > args.padded_vocab_size:
+        raise RankError(
+            ExitCode.BAD_DATA,
+            f"the tokenizer has {tokens} entries, --padded-vocab-size is {args.padded_vocab_size}; "
+            "set it to at least as many",
+        )
+
+
+def _require_data(args: Any) -> None:
+    if args.mock_data:
+        return
+    blend, per_split = get_blend_and_blend_per_split(args)
+    prefixes = [prefix for part in [blend, *(per_split or [])] if part for prefix in part[0]]
+    if not prefixes:
+        raise RankError(ExitCode.BAD_DATA, "no data: set --data-path (or --mock-data for random tokens)")
+    missing = [
+        str(path)
+        for prefix in prefixes
+        for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx"))
+        if not path.is_file()
+    ]
+    if missing:
+        raise RankError(ExitCode.BAD_DATA, f"--data-path: not found: {', '.join(missing)}")
+
+
+def require_gpus() -> None:
+    """Require one GPU per rank.
+
+    Raises RankError with WORKER_DIED: a retry on another node may see all GPUs.
+    """
+    visible, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if os.environ.get(ENV_PLATFORM) != "cpu" and visible < ranks:
+        raise RankError(
+            ExitCode.WORKER_DIED,
+            f"this pod sees {visible} GPUs for {ranks} ranks: a GPU is lost, or the pod requests too few",
+        )

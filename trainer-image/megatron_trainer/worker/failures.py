@@ -1,0 +1,154 @@
+"""Classifies what ends a rank: exceptions and Megatron's early exits become a RankError with an exit code."""
+
+import contextlib
+import traceback
+
+from megatron.training import get_args
+from megatron_contract.exit_codes import ExitCode
+from torch.distributed.checkpoint.api import CheckpointException
+
+from megatron_trainer.checkpoints.checkpoint_lease import LeaseLostError
+from megatron_trainer.checkpoints.volume import format_bytes, free_bytes
+from megatron_trainer.errors import TrainerError
+from megatron_trainer.health.preflight import PeerFailedError, PreflightError
+from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
+from megatron_trainer.worker.megatron_hooks import (
+    BadLossError,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
+)
+
+# Exit code of Megatron's rerun state machine (megatron.core.rerun_state_machine).
+FAILED_ON_RESULT_VALIDATION = 17
+
+# How Megatron rejects incompatible flags: plain exceptions, mostly assertions.
+FLAG_REJECTIONS = (AssertionError, ValueError, TypeError, KeyError, NotImplementedError)
+
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "remote process exited or there was a network error",
+    "Connection was likely closed",
+    "recvValue failed",
+    "failed to recv",
+    "Timed out waiting",
+)
+_MAX_CAUSE_CHARACTERS = 300
+
+
+class RankError(TrainerError):
+    """The rank ends with exit code `code`.
+
+    `iteration` is set if that iteration's step raised the failure, `preflight` if the preflight failed on
+    this rank, `unreadable` to the iteration of a checkpoint that cannot be loaded.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.iteration: int | None = None
+        self.preflight = False
+        self.unreadable: int | None = None
+
+
+def describe(error: BaseException) -> str:
+    """Return the text of an error, or the line that raised it: many of Megatron's asserts have no text."""
+    text = " ".join(str(error).split())
+    if text:
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].line or type(error).__name__ if frames else type(error).__name__
+
+
+def flags_refused(error: Exception) -> RankError:
+    """Return the RankError for flags that Megatron rejects."""
+    return RankError(ExitCode.USAGE, f"Megatron refuses the flags: {describe(error)}")
+
+
+def classify(error: BaseException) -> RankError:
+    """Return the RankError for any exception of a rank."""
+    if isinstance(error, RankError):
+        return error
+    if isinstance(error, WrongCheckpointError):
+        return RankError(ExitCode.INTERNAL, str(error))
+    if isinstance(error, PreflightError):
+        failure = RankError(ExitCode.WORKER_DIED, str(error))
+        failure.preflight = True
+        return failure
+    if isinstance(error, LeaseLostError | PeerFailedError):
+        return RankError(ExitCode.PEER_LOST, str(error))
+    if isinstance(error, BadLossError):
+        return RankError(ExitCode.LOSS_NOT_FINITE, str(error))
+    if isinstance(error, UnreadableCheckpointError):
+        return _load_failure(error)
+    if isinstance(error, CheckpointException):
+        return _save_failure(error)
+    text = describe(error)
+    if any(f"found {what} in local" in text for what in ("NaN", "Inf")):
+        return RankError(ExitCode.LOSS_NOT_FINITE, text)
+    if any(sign in text for sign in _PEER_LOST):
+        return RankError(ExitCode.PEER_LOST, text)
+    return RankError(ExitCode.WORKER_DIED, f"{type(error).__name__}: {text}")
+
+
+def classify_in_step(error: Exception, stepping: int | None) -> RankError:
+    """Classify an error raised while the step of iteration `stepping` ran: there it may recur."""
+    failure = classify(error)
+    if failure.code in (ExitCode.WORKER_DIED, ExitCode.LOSS_NOT_FINITE):
+        failure.iteration = stepping
+    return failure
+
+
+def _load_failure(error: UnreadableCheckpointError) -> RankError:
+    """A checkpoint that cannot be loaded.
+
+    Only the rank that read the damage knows why; the others lose a peer.
+    """
+    cause = error.__cause__
+    assert cause is not None
+    if isinstance(cause, CheckpointException):
+        if not cause.failures:
+            return RankError(ExitCode.PEER_LOST, f"{error}, another rank reports why")
+        cause = next(iter(cause.failures.values()))[0]
+    text = describe(cause)
+    if any(sign in text for sign in _PEER_LOST):
+        return RankError(ExitCode.PEER_LOST, text)
+    failure = RankError(
+        ExitCode.WORKER_DIED, f"{error}: {type(cause).__name__}: {text[:_MAX_CAUSE_CHARACTERS]}"
+    )
+    if not isinstance(cause, OSError):
+        failure.unreadable = error.iteration
+    return failure
+
+
+def _save_failure(error: CheckpointException) -> RankError:
+    """A failed save: the writers' message without tracebacks, and the free space, the usual reason.
+
+    Only the coordinating rank knows why; the others are just notified.
+    """
+    if not error.failures:
+        return RankError(ExitCode.PEER_LOST, "a checkpoint could not be written, another rank reports why")
+    message = describe(error).rpartition("RuntimeError: ")[2][:_MAX_CAUSE_CHARACTERS]
+    space = ""
+    with contextlib.suppress(OSError):
+        space = f"; {format_bytes(free_bytes(get_args().save))} free on the volume of {get_args().save}"
+    return RankError(ExitCode.WORKER_DIED, f"a checkpoint could not be written ({message}){space}")
+
+
+def classify_early_exit(code: object, iteration: int) -> RankError:
+    """Classify Megatron's sys.exit out of its loop; 0 stands for a signal, a time limit or an interval."""
+    if code == FAILED_ON_RESULT_VALIDATION:
+        return RankError(
+            ExitCode.LOSS_NOT_FINITE, f"a result of iteration {iteration + 1} failed validation twice"
+        )
+    if code == RESUME_ELSEWHERE:
+        return RankError(
+            RESUME_ELSEWHERE,
+            f"iteration {iteration + 1}: Megatron asks to resume on another GPU, to find the faulty one",
+        )
+    if code in (None, 0):
+        train_iters = getattr(get_args(), "train_iters", None)
+        return RankError(ExitCode.TERMINATED, f"Megatron stopped at iteration {iteration} of {train_iters}")
+    return RankError(ExitCode.INTERNAL, f"Megatron exited with code {code} at iteration {iteration}")
