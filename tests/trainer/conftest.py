@@ -1,4 +1,4 @@
-"""Fixtures of the trainer's tests: a corpus, a run of two pods, and a run that nothing happened to."""
+"""Fixtures of the trainer's tests: a corpus, runs of one and two pods, and an undisturbed run."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.trainer.gang import Gang
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python's own library as a corpus, prepared by megatron-prepare, then read-only as a data volume is."""
+    """Python's standard library as a corpus, built by megatron-prepare, then read-only like a data volume."""
     folder = tmp_path_factory.mktemp("corpus")
     command = [
         *(sys.executable, "-W", "ignore", "-m", "megatron_trainer.data.prepare"),
@@ -37,7 +37,7 @@ def gang(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
 
 @pytest.fixture
 def pod(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
-    """The same run in one pod of four ranks: the layout is the same, and so are the losses."""
+    """The same run in one pod of four ranks, with the same layout and losses."""
     run = Gang(tmp_path, corpus, nodes=1)
     yield run
     run.stop()
@@ -45,7 +45,7 @@ def pod(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Gang:
-    """A run that nothing happened to: its losses are what every other run must have."""
+    """A run without any failure: every other run must have its losses."""
     run = Gang(tmp_path_factory.mktemp("undisturbed"), corpus, nodes=1)
     run.start()
     assert run.wait() == [0], run.log()[-3000:]

@@ -1,5 +1,4 @@
-"""Real Megatron on loopback: launchers as the training operator would start them, four ranks in one pod or
-two."""
+"""Real Megatron on loopback: launchers as the training-operator starts them, four ranks, one or two pods."""
 
 import json
 import os
@@ -31,11 +30,11 @@ MODEL_FLAGS = (
 ).split()
 
 
-def until[T](what: str, look: Callable[[], T | None]) -> T:
-    """Wait until `look` returns something; fail after DEADLINE_SECONDS."""
+def until[T](what: str, probe: Callable[[], T | None]) -> T:
+    """Wait until `probe` returns something; fail after DEADLINE_SECONDS."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
-        if (found := look()) is not None:
+        if (found := probe()) is not None:
             return found
         time.sleep(0.05)
     raise AssertionError(f"waited {DEADLINE_SECONDS:.0f} s for {what}")
@@ -48,7 +47,7 @@ def free_port() -> int:
 
 
 class Gang:
-    """The launchers of one run, its checkpoint directory and what it left there."""
+    """The launchers of one run, its checkpoint directory and its files there."""
 
     def __init__(self, folder: Path, corpus: Path, nodes: int) -> None:
         self.folder, self.save = folder, folder / "checkpoints"
@@ -61,6 +60,7 @@ class Gang:
         self._started: list[psutil.Process] = []
 
     def start(self, *nodes: int, extra: tuple[str, ...] = ()) -> None:
+        """Start the launchers of `nodes`, all by default, with `extra` flags."""
         for node in nodes or range(self.nodes):
             environment = os.environ | {
                 "MEGATRON_PLATFORM": "cpu",
@@ -94,7 +94,7 @@ class Gang:
                 )
 
     def inject(self, *faults: dict[str, Any]) -> None:
-        """Have ranks that are started from now on do what inject/sitecustomize.py describes."""
+        """Inject faults, as inject/sitecustomize.py describes, into ranks that are started from now on."""
         path = [str(Path(__file__).with_name("inject")), os.environ.get("PYTHONPATH", "")]
         self.environment |= {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -117,7 +117,7 @@ class Gang:
         return [json.loads(line) for line in text.splitlines()]
 
     def losses(self) -> dict[int, list[float]]:
-        """Every loss that was recorded, by iteration: several where an iteration was done again."""
+        """Return every recorded loss, by iteration: several for a repeated iteration."""
         losses: dict[int, list[float]] = {}
         for record in self.records():
             losses.setdefault(record["iteration"], []).append(record["lmLoss"])
@@ -143,16 +143,16 @@ class Gang:
         )
 
     def wait(self) -> list[int]:
-        """Exit codes of the pods, by node rank."""
+        """Wait for all pods. Returns their exit codes by node rank."""
         return [self.pods[node].wait(timeout=DEADLINE_SECONDS) for node in sorted(self.pods)]
 
     def ranks(self, node: int) -> list[psutil.Process]:
-        """The rank processes of a pod: children of the warm parent, which is the launcher's only child."""
+        """Return the rank processes of a pod: children of the fork server, the launcher's only child."""
         (fork_server,) = psutil.Process(self.pods[node].pid).children()
         return fork_server.children()
 
     def cut_off(self) -> None:
-        """Launchers that are started from now on share only the checkpoint directory with those before."""
+        """Make launchers started from now on share only the checkpoint directory with earlier ones."""
         self._store_port = free_port()
         self.progress_ports = [free_port() for _ in range(self.nodes)]
 
@@ -160,7 +160,7 @@ class Gang:
         self.ranks(node)[0].kill()
 
     def replace(self, node: int) -> None:
-        """Kill a pod's launcher and start it anew, as the training operator replaces a pod."""
+        """Kill a pod's launcher and start another, as the training-operator replaces a pod."""
         self.pods[node].kill()
         self.pods[node].wait()
         self.start(node)
@@ -176,7 +176,7 @@ class Gang:
             self._started += psutil.Process(pod.pid).children(recursive=True)
 
     def survivors(self) -> list[str]:
-        """Processes of this run that are still alive (not zombies), after a moment to be reaped."""
+        """Return the processes of this run that are still alive, after up to 10 s to be reaped."""
         _, alive = psutil.wait_procs(self._started, timeout=10)
         return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
@@ -191,15 +191,14 @@ PHASES = ("lastStepAt", "detectedAt", "metAt", "loadedAt", "firstStepAt", "caugh
 
 
 def assert_phases_in_order(incident: dict[str, Any]) -> None:
-    """An incident that the run got over has all its times, none before the other."""
+    """Assert that an incident from which the run recovered has all its times, in order."""
     times = [incident[phase] for phase in PHASES]
     assert None not in times
     assert times == sorted(times)
 
 
 def assert_same_training(run: Gang, undisturbed: Gang) -> None:
-    """Every iteration was done, and each loss, of whichever generation, equals that of the undisturbed
-    run."""
+    """Assert that all iterations were done and each loss, of any generation, equals that of `undisturbed`."""
     expected = {iteration: losses[0] for iteration, losses in undisturbed.losses().items()}
     found = run.losses()
     assert sorted(found) == list(range(1, TRAIN_ITERS + 1))

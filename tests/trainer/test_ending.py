@@ -1,11 +1,11 @@
-"""How pods end: the exit code and the termination message say what to do next."""
+"""How pods end: exit codes and termination messages."""
 
 import signal
 
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training
 
 
-def test_sigterm_saves_and_exits_143_and_the_other_pod_waits_for_the_next(
+def test_sigterm_saves_and_exits_143_and_the_other_pod_waits_for_the_replacement(
     gang: Gang, undisturbed: Gang
 ) -> None:
     gang.start()
@@ -20,18 +20,18 @@ def test_sigterm_saves_and_exits_143_and_the_other_pod_waits_for_the_next(
     gang.start(1)
     assert gang.wait() == [0, 0], gang.log()[-3000:]
     assert_same_training(gang, undisturbed)
-    assert len(gang.losses()[saved]) == 1, "no iteration before the saved one is done again"
+    assert len(gang.losses()[saved]) == 1, "no iteration before the saved one is repeated"
 
 
-def test_a_finished_run_entered_again_ends_at_once_with_0(undisturbed: Gang) -> None:
+def test_a_finished_run_that_is_started_again_exits_0(undisturbed: Gang) -> None:
     before = undisturbed.records()
     undisturbed.start()
     assert undisturbed.wait() == [0]
     assert undisturbed.records() == before
-    assert "was done already" in undisturbed.termination(0)["message"]
+    assert "was already done" in undisturbed.termination(0)["message"]
 
 
-def test_flags_that_megatron_refuses_end_with_64_and_its_words(pod: Gang) -> None:
+def test_flags_that_megatron_refuses_exit_64_with_its_message(pod: Gang) -> None:
     pod.start(0, extra=("--tensor-model-parallel-size", "3"))
     assert pod.pods[0].wait(timeout=300) == 64
     assert pod.termination(0) == {
@@ -47,18 +47,16 @@ def test_flags_that_megatron_refuses_end_with_64_and_its_words(pod: Gang) -> Non
     assert "Traceback" not in pod.log()
 
 
-def test_missing_data_ends_with_65_and_names_the_files(pod: Gang) -> None:
+def test_missing_data_exits_65_with_the_names_of_the_files(pod: Gang) -> None:
     pod.start(0, extra=("--data-path", "/nowhere/corpus"))
     assert pod.pods[0].wait(timeout=300) == 65
     assert pod.termination(0)["message"] == "--data-path: not found: /nowhere/corpus.bin, /nowhere/corpus.idx"
 
 
-def test_a_dead_checkpoint_writer_restarts_the_ranks_instead_of_hanging_them(
-    pod: Gang, undisturbed: Gang
-) -> None:
+def test_the_ranks_restart_when_a_checkpoint_writer_dies(pod: Gang, undisturbed: Gang) -> None:
     pod.start()
     pod.await_iteration(SAVE_INTERVAL - 5)
-    # Megatron runs the writer at a nice value of 10, which tells it from the data loader's workers.
+    # Megatron runs the writer at a nice value of 10, unlike the data loader's workers.
     (writer,) = (helper for helper in pod.ranks(0)[0].children() if helper.nice() == 10)
     writer.kill()
     pod.await_iteration(1, generation=2)

@@ -1,4 +1,4 @@
-"""Ranks that do nothing are found, named and started anew; what only takes long is left alone."""
+"""Ranks that hang are detected, named and restarted; slow operations are not taken for a hang."""
 
 import signal
 
@@ -6,12 +6,12 @@ from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_phases_i
 
 
 def stacks(run: Gang) -> list[str]:
-    """What each pod kept of the one hang."""
+    """Return the stacks that each pod stored for the one hang."""
     (folder,) = (run.save / "hangs").iterdir()
     return [path.read_text() for path in sorted(folder.iterdir())]
 
 
-def test_a_stopped_rank_is_named_and_all_ranks_start_anew(gang: Gang, undisturbed: Gang) -> None:
+def test_a_stopped_rank_is_named_and_all_ranks_restart(gang: Gang, undisturbed: Gang) -> None:
     gang.start()
     gang.await_iteration(SAVE_INTERVAL + 1)
     gang.await_checkpoint(SAVE_INTERVAL)
@@ -24,13 +24,13 @@ def test_a_stopped_rank_is_named_and_all_ranks_start_anew(gang: Gang, undisturbe
     assert incident["cause"].startswith(f"rank 2 is stopped after iteration {incident['iteration']}")
     assert_phases_in_order(incident)
     first, second = stacks(gang)
-    assert "all_reduce" in first or "wait" in first, "the others are seen where they wait"
+    assert "all_reduce" in first or "wait" in first, "the stacks of the others show where they wait"
     assert "rank 2" in second
     assert "no answer to the request for its stacks" in second
     assert gang.survivors() == []
 
 
-def test_leaving_early_and_an_endless_loop_are_found_and_long_saves_and_evaluations_are_not(
+def test_an_early_exit_and_an_endless_loop_are_detected_but_not_slow_saves_and_evaluations(
     pod: Gang,
 ) -> None:
     pod.environment["MEGATRON_HANG_TIMEOUT"] = "5"

@@ -1,4 +1,4 @@
-"""A failure that comes again at the same iteration: an older checkpoint, then a gap or the end."""
+"""A failure that recurs at the same iteration: an older checkpoint, then a skip or the end of the run."""
 
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_phases_in_order
 
@@ -6,7 +6,9 @@ SECOND = 2 * SAVE_INTERVAL
 BAD = SECOND + 3
 
 
-def test_a_loss_that_stays_nan_is_left_out_after_going_back_twice(pod: Gang, undisturbed: Gang) -> None:
+def test_an_iteration_with_a_recurring_nan_loss_is_skipped_after_two_retries(
+    pod: Gang, undisturbed: Gang
+) -> None:
     pod.environment["MEGATRON_LOSS_ON_REPEAT"] = "skip"
     pod.inject({"what": "nan", "at": BAD})
     pod.start()
@@ -25,7 +27,7 @@ def test_a_loss_that_stays_nan_is_left_out_after_going_back_twice(pod: Gang, und
     assert all("lm loss is nan" in reason for reason in reasons)
 
 
-def test_a_spike_and_a_crash_that_come_again_end_the_run_with_67_and_the_cause(pod: Gang) -> None:
+def test_a_recurring_crash_ends_the_run_with_67_and_the_cause(pod: Gang) -> None:
     pod.environment |= {"MEGATRON_LOSS_SPIKE_FACTOR": "3", "MEGATRON_LOSS_SPIKE_WINDOW": "5"}
     pod.inject(
         {"what": "spike", "at": 7, "generations": [1]},
@@ -39,6 +41,6 @@ def test_a_spike_and_a_crash_that_come_again_end_the_run_with_67_and_the_cause(p
     assert incidents[1:] == [("rank", BAD - 1), ("rank", BAD - 1)]
     message = pod.termination(0)["message"]
     assert message == (
-        "rank 2: RuntimeError: sample 7 cannot be read; the same came 3 times, starting from iteration "
+        "rank 2: RuntimeError: sample 7 cannot be read; failed 3 times, starting from iteration "
         f"{SECOND} and iteration {SAVE_INTERVAL}; onRepeat is fail"
     )

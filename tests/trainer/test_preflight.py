@@ -1,9 +1,9 @@
-"""The check of devices and connections before a pod's first ranks load."""
+"""The preflight: devices and connections are checked before a pod's first ranks load."""
 
 from tests.trainer.gang import Gang
 
 
-def test_a_device_that_computes_wrongly_ends_its_pod_and_the_other_waits_for_the_next(gang: Gang) -> None:
+def test_a_faulty_device_ends_its_pod_and_the_other_waits_for_the_replacement(gang: Gang) -> None:
     gang.environment["MEGATRON_PREFLIGHT"] = "1"
     gang.inject({"what": "wrong-product", "rank": 3})
     gang.start()

@@ -1,4 +1,4 @@
-"""What breaks is put right without the operator, and training goes on as if nothing had happened."""
+"""Recovery within the trainer, without the operator: training continues with the same losses."""
 
 import urllib.request
 from collections.abc import Callable
@@ -24,7 +24,7 @@ KILL_AT = SAVE_INTERVAL + 3
         ),
     ],
 )
-def test_a_run_goes_on_with_equal_losses_tells_why_and_leaves_no_process_when(
+def test_a_run_continues_with_equal_losses_and_an_incident_when(
     disturb: Callable[[Gang], None], kind: str, node_rank: int, cause: str, gang: Gang, undisturbed: Gang
 ) -> None:
     gang.start()
@@ -41,7 +41,7 @@ def test_a_run_goes_on_with_equal_losses_tells_why_and_leaves_no_process_when(
     assert_phases_in_order(incident)
 
 
-def test_every_pod_tells_the_loss_and_the_run_over_http(gang: Gang) -> None:
+def test_every_pod_serves_progress_metrics_and_health(gang: Gang) -> None:
     gang.environment["MEGATRON_PREFLIGHT"] = "1"
     gang.start()
     gang.await_iteration(2)

@@ -1,4 +1,4 @@
-"""A run starts from the newest whole checkpoint, whatever the last save left behind."""
+"""A run starts from the newest complete checkpoint, whatever the last save left behind."""
 
 import shutil
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def copied(undisturbed: Gang, save: Path) -> None:
-    """What the undisturbed run had saved after its second checkpoint."""
+def copy_run(undisturbed: Gang, save: Path) -> None:
+    """Copy what the undisturbed run had saved after its second checkpoint."""
     shutil.copytree(undisturbed.save, save)
     shutil.rmtree(save / f"iter_{TRAIN_ITERS:07d}")
     (save / TRACKER).write_text(str(SECOND))
@@ -55,11 +55,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_megatrons_own_checkpoint_is_judged_rightly_when(
+def test_the_right_checkpoint_of_megatron_is_chosen_when(
     damage: str, tmp_path: Path, undisturbed: Gang
 ) -> None:
     hurt, start = DAMAGES[damage]
-    copied(undisturbed, tmp_path / "save")
+    copy_run(undisturbed, tmp_path / "save")
     hurt(tmp_path / "save")
     assert selection.choose(tmp_path / "save").iteration == start
     assert selection.read_tracker(tmp_path / "save") == str(start)
@@ -68,26 +68,24 @@ def test_megatrons_own_checkpoint_is_judged_rightly_when(
 @pytest.mark.parametrize("damage", ["a shard is truncated", "the tracker is garbled"])
 def test_a_run_resumes_with_equal_losses_when(damage: str, pod: Gang, undisturbed: Gang) -> None:
     hurt, start = DAMAGES[damage]
-    copied(undisturbed, pod.save)
+    copy_run(undisturbed, pod.save)
     hurt(pod.save)
     pod.start()
     assert pod.wait() == [0], pod.log()[-3000:]
     assert f"starting from iteration {start}" in pod.log()
     assert_same_training(pod, undisturbed)
-    done_again = [iteration for iteration, losses in pod.losses().items() if len(losses) > 1]
-    assert done_again == list(range(start + 1, TRAIN_ITERS + 1))
+    repeated = [iteration for iteration, losses in pod.losses().items() if len(losses) > 1]
+    assert repeated == list(range(start + 1, TRAIN_ITERS + 1))
 
 
-def garble(path: Path) -> None:
+def corrupt(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
 
 
-def test_a_shard_that_is_garbled_at_its_full_length_is_found_by_loading_it(
-    pod: Gang, undisturbed: Gang
-) -> None:
-    copied(undisturbed, pod.save)
-    garble(a_shard(pod.save))
+def test_a_corrupt_shard_of_full_length_is_detected_by_loading_it(pod: Gang, undisturbed: Gang) -> None:
+    copy_run(undisturbed, pod.save)
+    corrupt(a_shard(pod.save))
     pod.start()
     assert pod.wait() == [0], pod.log()[-3000:]
     assert f"checkpoint of iteration {SECOND} cannot be loaded" in pod.log()
@@ -96,11 +94,9 @@ def test_a_shard_that_is_garbled_at_its_full_length_is_found_by_loading_it(
     assert [path.name for path in pod.save.glob(f"{DIRECTORY}.*")], "it is set aside, not deleted"
 
 
-def test_a_pod_without_restarts_left_tells_its_replacement_which_checkpoint_cannot_be_loaded(
-    pod: Gang, undisturbed: Gang
-) -> None:
-    copied(undisturbed, pod.save)
-    garble(a_shard(pod.save))
+def test_a_replacement_knows_which_checkpoint_could_not_be_loaded(pod: Gang, undisturbed: Gang) -> None:
+    copy_run(undisturbed, pod.save)
+    corrupt(a_shard(pod.save))
     pod.environment["MEGATRON_MAX_RANK_RESTARTS"] = "0"
     for _ in range(2):
         pod.start()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training, until
 
-# Room for the data's index and about two checkpoints and a half of the tests' model.
+# Space for the data's index and about two and a half checkpoints of the tests' model.
 VOLUME_BYTES = 9 << 20
 
 
@@ -30,12 +30,12 @@ def small_volume(pod: Gang) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(pod.save)], check=True)
 
 
-def test_a_full_volume_is_told_before_and_costs_no_checkpoint(
+def test_a_full_volume_is_reported_and_no_checkpoint_is_lost(
     small_volume: Path, pod: Gang, undisturbed: Gang
 ) -> None:
     pod.start()
     pod.await_checkpoint(SAVE_INTERVAL)
-    filler = small_volume / "somebody-elses"
+    filler = small_volume / "other-data"
     stat = os.statvfs(small_volume)
     filler.write_bytes(b"x" * (stat.f_bavail * stat.f_frsize - (1 << 20)))
     until(
@@ -53,7 +53,7 @@ def test_a_full_volume_is_told_before_and_costs_no_checkpoint(
     assert f"iter_{TRAIN_ITERS:07d}" in {path.name for path in small_volume.iterdir()}
 
 
-def test_a_directory_that_cannot_be_written_is_refused_but_tried_elsewhere_once_the_run_has_written_it(
+def test_an_unwritable_directory_is_refused_but_retryable_once_the_run_has_written_it(
     small_volume: Path, pod: Gang
 ) -> None:
     pod.environment["MEGATRON_RENDEZVOUS_TIMEOUT"] = "4"
@@ -72,7 +72,7 @@ def test_a_directory_that_cannot_be_written_is_refused_but_tried_elsewhere_once_
     assert "this run has written it before" in pod.termination(0)["message"]
 
 
-def test_a_pod_waits_for_a_volume_that_is_read_only_for_a_while(
+def test_a_pod_waits_for_a_volume_that_is_temporarily_read_only(
     small_volume: Path, pod: Gang, undisturbed: Gang
 ) -> None:
     pod.start()

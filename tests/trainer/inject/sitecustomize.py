@@ -1,9 +1,9 @@
-"""Faults inside a rank, for tests: Python imports this at start when its folder is on PYTHONPATH.
+"""Injects faults into a rank: Python imports this module at start if its folder is on PYTHONPATH.
 
 TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forward pass of iteration `at` of
-rank `rank`, in those generations (all where it is left out), the rank does `what`: `nan` or `spike` (its
-loss), `raise`, `loop` (for ever, in Python), `leave` (exit code 0). A `slow-save` and a `slow-evaluation`
-take SLOW_SECONDS. `wrong-product` is a device whose memory flips a bit.
+rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
+`raise`, `loop` (endlessly, in Python), `leave` (exit code 0). A `slow-save` and a `slow-evaluation` take
+SLOW_SECONDS. `wrong-product` simulates a device whose memory flips a bit.
 """
 
 import importlib.abc
@@ -78,7 +78,7 @@ def disturb_checkpointing(training: Any) -> None:
 
 
 class FaultyMemory:
-    """torch, but the first matrix that is made has a wrong element."""
+    """torch, but the first outer product has a wrong element."""
 
     def __init__(self, torch: Any) -> None:
         self._torch, self._flipped = torch, False
