@@ -26,7 +26,7 @@ if __name__ == "__main__":
     flags, _ = cpu.adapt(sys.argv[1:])
     args = parse(flags)
     MegatronHooks(Reporter(), None, LossSpikeDetector(None, 1, None), lambda: None).install()
-    # Megatron's own writers are fresh interpreters, slower to start and without a CPU's stand-ins.
+    # Megatron's own writers are new interpreters, which start slower and lack the CPU replacements.
     fork_writers(lambda _: os._exit(1))
     pretrain(
         pretrain_cfg_container_from_args(args, gpt.model_config(args)),

@@ -59,8 +59,8 @@ def _non_persistent_dir(args: argparse.Namespace) -> Path | None:
     if kind != "global":
         raise FlagError(
             f"--non-persistent-ckpt-type {kind}: its checkpoints cannot be verified before a start; "
-            "use global, with --non-persistent-global-ckpt-dir on a volume that all pods share, or in a run of "
-            "one pod"
+            "use global, with --non-persistent-global-ckpt-dir on a volume that all pods share, or in a run "
+            "of one pod"
         )
     # Megatron's own default.
     return args.non_persistent_global_ckpt_dir or (save / "non_persistent" if save else None)
