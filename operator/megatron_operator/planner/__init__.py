@@ -1,4 +1,4 @@
-"""From a resolved recipe to the layout of its run: sizes, memory, parallelism, Megatron's arguments."""
+"""Plans a resolved recipe: parallel layout, memory, speed and Megatron's arguments."""
 
 from megatron_operator.planner.admission import PlannedRun, admit, admit_and_compare, warnings_of
 from megatron_operator.planner.alternatives import Alternative

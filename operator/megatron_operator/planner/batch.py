@@ -1,4 +1,4 @@
-"""Global batches over a run, and how many iterations it lasts."""
+"""Global batch sizes of a run, and its number of iterations."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -10,7 +10,7 @@ _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def amount(text: str) -> int:
-    """`15T` as a whole number (K 1e3, M 1e6, B 1e9, T 1e12); raises ValueError for anything else."""
+    """`15T` as an integer (K 1e3, M 1e6, B 1e9, T 1e12). Raises ValueError for anything else."""
     digits = text.rstrip("KMBT")
     if len(text) - len(digits) > 1:
         raise ValueError(f"{text!r} has more than one suffix")
@@ -18,28 +18,28 @@ def amount(text: str) -> int:
 
 
 def ramp_up(text: str) -> tuple[tuple[int, int], ...]:
-    """`0:384 200B:768` as pairs of first token and batch, as `--step-batch-size-schedule` is read.
+    """`0:384 200B:768` as pairs of first token and batch size, as Megatron parses it.
 
-    Raises ValueError when Megatron would refuse it.
+    Raises ValueError when Megatron would reject it.
     """
     steps = []
     for part in text.replace(",", " ").split():
         tokens, _, batch = part.partition(":")
         if not batch.isdigit() or int(batch) < 1:
-            raise ValueError(f"{part!r} is no tokens:batch pair")
+            raise ValueError(f"{part!r} is not a tokens:batch pair")
         try:
             steps.append((amount(tokens), int(batch)))
         except (ValueError, ZeroDivisionError):
-            raise ValueError(f"{part!r} is no tokens:batch pair") from None
+            raise ValueError(f"{part!r} is not a tokens:batch pair") from None
     if not steps or steps[0][0] != 0:
         raise ValueError("it does not begin at token 0")
     if any(later <= earlier for (earlier, _), (later, _) in pairwise(steps)):
-        raise ValueError("its tokens do not rise")
+        raise ValueError("its tokens do not increase")
     return tuple(steps)
 
 
 def global_batches(training: TrainingSpec, found: Diagnostics) -> list[int]:
-    """All global batch sizes that the run will have, in order; empty with a reason in `found`."""
+    """All global batch sizes of the run, in order; empty with an error in `found`."""
     text, path = training.step_batch_size_schedule, "spec.training.stepBatchSizeSchedule"
     if text is None:
         if training.global_batch_size is None:
@@ -57,7 +57,7 @@ def global_batches(training: TrainingSpec, found: Diagnostics) -> list[int]:
 
 
 def iterations(training: TrainingSpec) -> int | None:
-    """Iterations of the whole run; none under a batch ramp-up, which makes them vary."""
+    """Iterations of the whole run; none under a batch ramp-up, where their size varies."""
     if training.train_iters is not None:
         return training.train_iters
     if training.train_samples is None or training.global_batch_size is None:

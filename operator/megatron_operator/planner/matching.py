@@ -1,4 +1,4 @@
-"""Which entries of the catalog a name, a family, a size or a kind of model means, and how nearly."""
+"""Matches entries of the catalog by name, family, size or kind of model."""
 
 import math
 import re
@@ -10,37 +10,37 @@ from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import parameters
 
 MAX_SIZE_RATIO = 1.6
-"""A model of another size is like the one asked for when it is no more than this factor away."""
+"""Largest ratio of sizes at which a model of another family matches."""
 MAX_FAMILY_SIZE_RATIO = 4.0
-"""The closest size is taken up to this factor."""
+"""Largest ratio of sizes at which a model of the same family matches."""
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _SIZE = re.compile(r"(?:^|[-_ ]|(?<=[a-z]))(\d+(?:\.\d+)?)([bmt])(?![a-z0-9])")
 
 
 class Match(NamedTuple):
-    """How an entry matches; smaller is nearer."""
+    """How an entry matches; smaller is closer."""
 
     rank: int
-    """0 the very name, 1 its beginning, family or kind, 2 the family with another size, 3 a like size."""
+    """0 exact name, 1 prefix, family or kind, 2 the family with another size, 3 a similar size."""
     factor: float = 0.0
-    """Logarithm of the ratio of the sizes, in steps of a tenth."""
+    """Binary logarithm of the ratio of the sizes, in steps of 0.1."""
     by: str = "name"
 
 
 def size_of(entry: Entry) -> int | None:
-    """Parameters, by the architecture, else by the name."""
+    """Number of parameters, from the model's shape, else from the name."""
     shape = model_shape(entry.model, Diagnostics())
     return parameters(shape, shape.vocab) if shape else _billions(entry.name)
 
 
 def generation(name: str) -> tuple[str, int]:
-    """What orders models that suit alike: by stem, of one stem the newest generation first."""
+    """Sort key of models that match equally: by stem, then the newest generation first."""
     found = re.match(r"([a-z]+)(\d*)", name)
     return (found[1], -int(found[2] or 0)) if found else (name, 0)
 
 
 def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
-    """None for no match; without a model all entries match."""
+    """How an entry of `size` parameters matches; none for no match. Without a model all entries match."""
     if model is None:
         return Match(0, by="kind")
     text = model.lower()
@@ -64,7 +64,7 @@ def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
 
 
 def has_other_size(model: str, name: str) -> bool:
-    """Whether the very name of an entry says that `match` would find none: saves putting it together."""
+    """Whether the name of an entry rules out a match, without building the entry."""
     asked, own = _billions(model.lower()), _billions(name)
     # Names round: a 7B may have 6.7 or 8.2 billion parameters.
     return (
@@ -73,14 +73,14 @@ def has_other_size(model: str, name: str) -> bool:
 
 
 def _begins(name: str, text: str) -> bool:
-    """`llama3-8b` begins with `llama3` and `llama3-8b`, not with `llama3-8`; `llama` may mean any Llama."""
+    """`llama3-8b` begins with `llama3` and `llama3-8b`, not with `llama3-8`; `llama` matches any Llama."""
     return name.startswith(text) and (
         len(name) == len(text) or not name[len(text)].isdigit() or text.isalpha()
     )
 
 
 def is_language_model(entry: Entry) -> bool:
-    """Whether it is a plain language model; others are meant only where their kind or name is asked for."""
+    """Whether it is a plain language model; others need to be requested by kind or name."""
     return not _kinds(entry) & {"vlm", "audio", "diffusion"}
 
 

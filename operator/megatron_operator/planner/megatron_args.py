@@ -1,7 +1,7 @@
-"""Megatron's command line of a plan: whole, in a fixed order, nothing left to a default that surprises.
+"""Megatron's arguments for a plan: complete, in a fixed order, without reliance on surprising defaults.
 
 Order and grouping follow Megatron's settings tables: parallelism, model, experts, training, precision,
-communication and memory, checkpoint, data, platform, and last what `megatronArgs` adds.
+communication and memory, checkpoint, data, platform, and finally `megatronArgs`.
 """
 
 from collections.abc import Iterable
@@ -59,9 +59,9 @@ _ON_CPU = (
 
 
 def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
-    """All words after `megatron-train`; the run of the recipe `name` saves in /checkpoints/<name>.
+    """All arguments of `megatron-train`; the run of the recipe `name` saves to /checkpoints/<name>.
 
-    For a recipe of engine `bridge` the whole command that starts it.
+    For a recipe of engine `bridge`, the complete command that starts it.
     """
     if resolved.engine == "bridge":
         return bridge.command(resolved, plan, name)
@@ -81,7 +81,7 @@ def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[
 
 
 def _flag(name: str, value: object) -> list[str]:
-    """One setting. None and false say nothing, true is a bare switch, anything else follows its flag."""
+    """One setting: none and false are omitted, true is a switch, any other value follows its flag."""
     flag = f"--{name.replace('_', '-')}"
     if value is None or value is False:
         return []
@@ -96,7 +96,7 @@ def _number(value: float) -> str:
 
 
 def _flags(section: ApiModel, names: Iterable[str], **defaults: Any) -> list[str]:
-    """Settings of a section in the order of `names`; `defaults` are stated where the section says nothing."""
+    """Settings of a section in the order of `names`; `defaults` replace those that are not set."""
     words = []
     for name in names:
         value = getattr(section, name)
@@ -165,7 +165,7 @@ def _experts(resolved: ResolvedRecipe) -> list[str]:
 
 
 def _dispatcher(resolved: ResolvedRecipe) -> str:
-    """alltoall scales with expert parallelism; gloo lacks it, and allgather needs nothing."""
+    """alltoall scales with expert parallelism; gloo does not support it, but does support allgather."""
     return "allgather" if resolved.profile.platform == "cpu" else "alltoall"
 
 

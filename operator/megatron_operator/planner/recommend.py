@@ -1,4 +1,4 @@
-"""Which recipe suits a model, a mode and the accelerators there are."""
+"""Recommends recipes for a model, a mode and the available accelerators."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,19 +22,19 @@ from megatron_operator.planner.matching import (
 MAX_RECOMMENDATIONS = 4
 """Recipes that are planned: the best and three others."""
 LONG = 8192
-"""Tokens of a sample above which a variant for long sequences comes before its base."""
+"""Tokens of a sample above which a long-sequence variant is preferred to its base."""
 SAME_SIZE = 0.2
-"""Logarithm of the ratio of two sizes that count as one: 7B and 8B."""
+"""Binary logarithm of the ratio of two sizes that count as the same: 7B and 8B."""
 MAX_PARAMETERS_BY_COUNT = ((128, None), (16, 80e9), (8, 16e9), (4, 8e9), (1, 4e9))
-"""Without a name: for at least so many accelerators dense models up to so many parameters, as
-Megatron-Bridge's index recommends (8B-16B on a node, 70B on 16 to 64, 405B from 128); twice that for experts,
+"""Without a name: (minimum accelerators, maximum parameters of a dense model), as Megatron-Bridge's index
+recommends (8B-16B on a node, 70B on 16 to 64, 405B from 128); twice that for experts,
 and for LoRA.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is there and what it is for. `model` is a name, a family, a size such as 8b, or a kind: moe."""
+    """What to recommend for. `model` is a name, a family, a size such as 8b, or a kind such as moe."""
 
     model: str | None
     gpus: int
@@ -45,23 +45,23 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recipe that was weighed."""
+    """A recipe that was considered."""
 
     entry: Entry
     parameters: int | None
     plan: Plan | None
-    """None where it cannot run; `reasons` say why."""
+    """None where it cannot run; `reasons` has the errors."""
     published: bool
-    """Its layout for exactly these accelerators is published."""
+    """Whether its layout for exactly these accelerators is published."""
     reasons: tuple[str, ...]
 
 
 def recommend(query: Query, platform: PlatformConfig, catalog: Catalog) -> list[Recommendation]:
-    """Recipes that suit, the best first.
+    """Matching recipes, the best first.
 
-    Those whose name is asked for come before those of like size; what can run before what cannot, what has a
-    published layout for these accelerators before what is planned, larger models before smaller ones.
-    Raises InvalidRecipeError when the catalog has nothing of the kind, or the platform not this accelerator.
+    Matches by name precede those of similar size; recipes that can run those that cannot; published layouts
+    for these accelerators planned ones; larger models smaller ones.
+    Raises InvalidRecipeError when nothing in the catalog matches, or the platform lacks the accelerator.
     """
     picked = select_accelerator(AcceleratorSpec(type=query.accelerator, count=query.gpus), platform)
     if isinstance(picked, FieldError):
@@ -105,14 +105,14 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
         if found.by == "kind":
             suits = suits and _is_comfortable(query, entry, size)
         stretched = _distance(entry, query.seq_length)
-        # The variant for these sequences is the recipe that was named, as much as its base is.
+        # A long-sequence variant matches a name as well as its base does.
         rank = max(found.rank, 1) if (query.seq_length or 0) > LONG else found.rank
         order = (
             rank,
             not is_language_model(entry) and (found.by != "kind" or query.model is None),
             found.factor,
             not suits,
-            # Where no model is named, one that this operator can start.
+            # Without a name, prefer what this operator can start.
             query.model is None and entry.engine != "megatron",
             stretched,
             not exact and found.by != "kind",
@@ -126,7 +126,7 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
 
 
 def _of_mode(query: Query, catalog: Catalog) -> list[Entry]:
-    """Entries of the mode: those whose name begins as asked where they are enough, else all of like size."""
+    """Entries of the mode: those with this prefix if they are enough, else all of similar size."""
 
     def of(names: Iterable[str]) -> list[Entry]:
         return [entry for entry in map(catalog.get, names) if query.mode in entry.modes]
@@ -145,12 +145,12 @@ def _layout(entry: Entry, hardware: str, gpus: int) -> PublishedLayout | None:
     return max(fitting, key=lambda each: each.count, default=None)
 
 
-def _distance(entry: Entry, wanted: int | None) -> int:
-    """How far the entry's sequences are from those asked for; long ones only matter when asked for."""
+def _distance(entry: Entry, requested: int | None) -> int:
+    """Distance in tokens from the requested sequence length; only long sequences count."""
     own = entry.training.seq_length or 0
-    if wanted is None:
+    if requested is None:
         return 1 if own > LONG and _is_variant(entry) else 0
-    return abs(own - wanted) if wanted > LONG else int(own > LONG)
+    return abs(own - requested) if requested > LONG else int(own > LONG)
 
 
 def _is_comfortable(query: Query, entry: Entry, size: int | None) -> bool:
@@ -210,7 +210,7 @@ def _reasons(
 
 
 def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
-    """Fine-tuning needs fewer accelerators: how the same model can be trained where it cannot as asked."""
+    """A mode that needs fewer accelerators and fits the same model, as a hint."""
     for mode in {"pretrain": ("sft", "lora"), "sft": ("lora",)}.get(query.mode, ()):
         other = replace(query, mode=mode)
         fitting = [each for each in _candidates(other, hardware, catalog) if each.layout is not None]

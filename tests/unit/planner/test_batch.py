@@ -22,7 +22,7 @@ def test_a_ramp_up_is_read_as_megatron_reads_it() -> None:
     "text", ["", "384", "0:0", "1B:384", "0:384 0:768", "0:384 2B:512 1B:768", "0:3.5", "xB:8"]
 )
 def test_a_ramp_up_that_megatron_would_refuse_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"pair|begin|rise"):
+    with pytest.raises(ValueError, match=r"pair|begin|increase"):
         ramp_up(text)
 
 

@@ -19,7 +19,7 @@ MOE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"megatronArgs": {"use-megatron-fsdp": True}}, "needs a checkpoint format of its own"),
+        ({"megatronArgs": {"use-megatron-fsdp": True}}, "requires its own checkpoint format"),
         (
             {
                 "megatronArgs": {"cuda-graph-impl": "local"},
@@ -29,10 +29,13 @@ MOE: dict[str, Any] = {
                     "recomputeNumLayers": 1,
                 },
             },
-            "goes with whole-iteration graphs only; set full_iteration",
+            "only supports whole-iteration graphs; set full_iteration",
         ),
         ({"megatronArgs": {"optimizer-cpu-offload": True}}, "set training.usePrecisionAwareOptimizer: true"),
-        ({"megatronArgs": {"cuda-graph-impl": "local", "sft": True}}, "CUDA graphs take inputs of one shape"),
+        (
+            {"megatronArgs": {"cuda-graph-impl": "local", "sft": True}},
+            "CUDA graphs require inputs of one shape",
+        ),
         ({"parallelism": {"cpCommType": "a2a+p2p"}}, "set megatronArgs.hierarchical-context-parallel-sizes"),
         ({"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}, "the model has no experts"),
         (
@@ -72,7 +75,7 @@ def test_experts_of_one_nvlink_domain_are_not_said_to_use_the_network(resolve: A
         larger = MOE | {"model": MOE["model"] | {"numExperts": 128}}
         return notes(resolve(None, 128, "gb200", **larger, parallelism={"expertModelParallelSize": experts}))
 
-    assert "EP 16 spans nodes of 4: tokens reach their experts over NVLink where" in said(16)
+    assert "EP 16 spans nodes of 4: tokens reach their experts over NVLink within" in said(16)
     assert "EP 128 spans NVLink domains of 72: tokens reach their experts over the network" in said(128)
 
 
@@ -106,7 +109,7 @@ def test_an_exchange_of_experts_that_cannot_be_overlapped_is_refused(
 ) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve(None, 64, **MOE, **OVERLAP, parallelism=parallelism))
-    assert any(f"goes not with this: {said}" in str(error) for error in refused.value.errors)
+    assert any(f"is not supported here: {said}" in str(error) for error in refused.value.errors)
 
 
 def test_a_layout_for_an_overlapped_exchange_of_experts_allows_it(resolve: Any) -> None:

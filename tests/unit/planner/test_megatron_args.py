@@ -136,12 +136,12 @@ def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("hidden-size", "is said by spec.model.hiddenSize; set spec.model.hiddenSize instead"),
-        ("hidden_size", "is said by spec.model.hiddenSize; set that instead"),
+        ("hidden-size", "is set by spec.model.hiddenSize; set spec.model.hiddenSize instead"),
+        ("hidden_size", "is set by spec.model.hiddenSize; set that instead"),
         ("--log-throughput", "is written with dashes; write log-throughput"),
-        ("save", "is said by spec.checkpoint.volume"),
-        ("exit-on-missing-checkpoint", "is the operator's own; leave it out"),
-        ("log-troughput", "is no flag of Megatron; set log-throughput"),
+        ("save", "is set by spec.checkpoint.volume"),
+        ("exit-on-missing-checkpoint", "is reserved for the operator; leave it out"),
+        ("log-troughput", "unknown flag of Megatron; set log-throughput"),
         ("manual-gc-interval", "takes one value, but is true; give one value"),
         ("offload-modules", "takes values, but is true; give a list of values"),
         ("use-flash-attn", "is accepted and ignored by Megatron; set spec.training.attentionBackend: flash"),

@@ -191,7 +191,8 @@ def test_a_tensor_parallel_group_may_span_pods_of_one_nvlink_domain(
     asked = {"tensorModelParallelSize": tp, "pipelineModelParallelSize": 1}
     p = plan(resolve("llama3-70b", count, **NVL72, parallelism=asked))
     assert (p.tensor_model_parallel_size, p.per_node) == (tp, 4)
-    assert any(f"TP {tp} spans {tp // 4} pods: all pods are held in one NVLink domain" in n for n in p.notes)
+    note = f"TP {tp} spans {tp // 4} pods: all pods are placed in one NVLink domain"
+    assert any(note in n for n in p.notes)
 
 
 def test_no_tensor_parallel_group_spans_pods_that_several_domains_may_hold(resolve: Any) -> None:

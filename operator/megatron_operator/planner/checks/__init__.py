@@ -1,1 +1,1 @@
-"""Settings that Megatron refuses, ignores or only fails on later."""
+"""Checks for settings that Megatron rejects, ignores or fails on later."""

@@ -1,6 +1,6 @@
-"""Settings that Megatron would read and use nowhere: refused from the recipe, dropped with a note otherwise.
+"""Settings without effect in Megatron: an error in a recipe, dropped with a note in the catalog.
 
-Which flag needs which other was read off megatron-core 0.19.2; tests/megatron holds the rendered lists to it.
+The dependencies between flags are those of megatron-core 0.19.2, which tests/megatron runs.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _SECTIONS: dict[str, type[ApiModel]] = {
 
 
 def ineffective_settings(resolved: ResolvedRecipe) -> dict[tuple[str, str], str]:
-    """Section and field of every setting without effect -> what it would need."""
+    """Section and field of every setting without effect -> the setting that it requires."""
     return {
         (section, name): need
         for section, name, need in _without_effect(resolved)
@@ -77,7 +77,7 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
 
 
 def alias(section: str, name: str) -> str:
-    """The path of a field below spec, as the recipe has it."""
+    """The path of a field below `spec`, in camelCase."""
     return f"{section}.{_SECTIONS[section].model_fields[name].alias}"
 
 
@@ -95,7 +95,7 @@ def check_ineffective_settings(resolved: ResolvedRecipe, found: Diagnostics) -> 
 
 
 def without_ineffective_settings(resolved: ResolvedRecipe) -> ResolvedRecipe:
-    """The recipe with every such setting taken out."""
+    """The recipe without its settings that have no effect."""
     sections: dict[str, dict[str, None]] = {}
     for section, name in ineffective_settings(resolved):
         sections.setdefault(section, {})[name] = None

@@ -1,4 +1,4 @@
-"""Combinations that Megatron accepts on its command line and fails on later, and some that are only slow.
+"""Lint rules: combinations that Megatron accepts on its command line and fails on later, or runs slowly.
 
 Sources: `TransformerConfig.__post_init__` and `validate_args` of megatron-core 0.19.2, and the list "Common
 Pitfalls" of Megatron-Bridge's recipe index.
@@ -16,19 +16,19 @@ _ARGS = "spec.megatronArgs."
 
 EXPERT_OVERLAP = "overlap-moe-expert-parallel-comm"
 LOW_MFU = 0.1
-"""Part of the peak below which a run is hardly worth its accelerators."""
+"""Model FLOPs utilization (MFU) below which a run wastes its accelerators."""
 
 
 def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
-    """Combinations with flags of `megatronArgs` that end in an assertion of Megatron."""
+    """Errors for combinations with flags of `megatronArgs` that fail an assertion of Megatron."""
     args, errors = resolved.megatron_args, _local_errors(resolved)
     for flag in ("use-megatron-fsdp", "use-torch-fsdp2"):
         if args.get(flag):
             errors.append(
                 FieldError(
                     _ARGS + flag,
-                    "needs a checkpoint format of its own, and the operator's checkpoints are torch_dist",
-                    "leave it out: useDistributedOptimizer splits the optimizer's states",
+                    "requires its own checkpoint format, but the operator saves torch_dist checkpoints",
+                    "leave it out: useDistributedOptimizer shards the optimizer states",
                 )
             )
     graphs = args.get("cuda-graph-impl", "none")
@@ -36,7 +36,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         errors.append(
             FieldError(
                 _ARGS + "cuda-graph-impl",
-                f"{graphs} with recomputeGranularity full, which goes with whole-iteration graphs only",
+                f"{graphs} with recomputeGranularity full, which only supports whole-iteration graphs",
                 "set full_iteration, or recomputeGranularity selective",
             )
         )
@@ -44,7 +44,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         errors.append(
             FieldError(
                 _ARGS + "cuda-graph-impl",
-                f"{graphs} with packed sequences (sft): CUDA graphs take inputs of one shape",
+                f"{graphs} with packed sequences (sft): CUDA graphs require inputs of one shape",
                 "leave one of the two out",
             )
         )
@@ -53,8 +53,8 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         errors.append(
             FieldError(
                 "spec.parallelism.cpCommType",
-                "a2a+p2p deals context-parallel ranks to two levels, and their sizes are not said",
-                f"set megatronArgs.{hierarchical}, two sizes of which contextParallelSize is the product",
+                "a2a+p2p splits context-parallel ranks into two levels, whose sizes are not set",
+                f"set megatronArgs.{hierarchical}, two sizes whose product is contextParallelSize",
             )
         )
     if args.get(EXPERT_OVERLAP):
@@ -63,7 +63,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         errors.append(
             FieldError(
                 _ARGS + "optimizer-cpu-offload",
-                "needs the precision-aware optimizer",
+                "requires the precision-aware optimizer",
                 "set training.usePrecisionAwareOptimizer: true",
             )
         )
@@ -71,7 +71,7 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
 
 
 def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:
-    """What a node's own disk is no use for: all ranks read all of a checkpoint's files."""
+    """Errors for checkpoints on node-local disks: all ranks read all files of a checkpoint."""
     local, every = resolved.checkpoint.local, resolved.checkpoint.save_interval
     found = []
     if local is not None and resolved.accelerator_count > resolved.per_node:
@@ -79,7 +79,7 @@ def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         found.append(
             FieldError(
                 "spec.checkpoint.local",
-                f"the run has {pods} pods, and each would see its own node's part of a checkpoint only",
+                f"the run has {pods} pods, and each would only see the files of its own node",
                 "leave it out; on a shared fast volume set megatronArgs.non-persistent-ckpt-type: global",
             )
         )
@@ -88,14 +88,14 @@ def _local_errors(resolved: ResolvedRecipe) -> list[FieldError]:
             FieldError(
                 "spec.checkpoint.local.saveInterval",
                 f"{local.save_interval} is not below checkpoint.saveInterval {every}",
-                "save more often there than on the volume, or leave local out",
+                "set a smaller interval than for the volume, or leave local out",
             )
         )
     return found
 
 
 def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:
-    """What Megatron asserts of the exchange of experts behind computation, as far as the recipe says it."""
+    """What Megatron requires of overlapped expert communication, as far as the recipe sets it."""
     parallelism = resolved.parallelism
     pp, ep = parallelism.pipeline_model_parallel_size or 1, parallelism.expert_model_parallel_size
     virtual = parallelism.num_virtual_stages_per_pipeline_rank or parallelism.pipeline_model_parallel_layout
@@ -103,34 +103,34 @@ def _overlap_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     if not resolved.model.num_experts:
         found.append(("the model has no experts", "leave it out"))
     if ep == 1:
-        found.append(("EP is 1, so there is nothing to overlap", "leave it out, or raise it"))
+        found.append(("EP is 1, so there is nothing to overlap", "leave it out, or raise EP"))
     if pp > 1 and not virtual:
         found.append((f"PP {pp} without virtual stages", "set numVirtualStagesPerPipelineRank"))
     if parallelism.recompute_granularity == "full":
         found.append(("full recomputation", "set recomputeGranularity selective, or leave it out"))
-    return [FieldError(_ARGS + EXPERT_OVERLAP, f"goes not with this: {what}", fix) for what, fix in found]
+    return [FieldError(_ARGS + EXPERT_OVERLAP, f"is not supported here: {what}", fix) for what, fix in found]
 
 
 def overlaps_experts(candidate: Candidate) -> bool:
-    """Whether a layout allows the exchange of experts behind computation."""
+    """Whether a layout supports overlapped expert communication."""
     dims, split = candidate.dims, candidate.layout.split
     interleaved = dims.pp == 1 or bool(split and split.virtual)
     return dims.ep > 1 and interleaved and candidate.recompute != "full"
 
 
 def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
-    """What works, but is probably not what is wanted."""
+    """Warnings about settings that work, but are probably not intended."""
     notes, model = [], resolved.model
     if plan.pipeline_model_parallel_size > 1 and plan.expected is not None and plan.expected.bubble > 0.1:
         notes.append(
-            f"stages wait {plan.expected.bubble:.0%} of a step: a larger globalBatchSize or "
+            f"the pipeline bubble is {plan.expected.bubble:.0%} of a step: a larger globalBatchSize or "
             "numVirtualStagesPerPipelineRank would help"
         )
     groups = model.num_query_groups
     if groups and plan.tensor_model_parallel_size > groups and not model.multi_latent_attention:
         notes.append(
             f"TP {plan.tensor_model_parallel_size} is above numQueryGroups {groups}: keys and values are "
-            "computed several times over"
+            "computed redundantly"
         )
     memory, length = plan.memory_per_gpu, resolved.training.seq_length or 0
     if memory and plan.context_parallel_size == 1 and length > 2 * TOKENS_PER_CP_RANK:
@@ -164,22 +164,22 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 
 def suggestions(resolved: ResolvedRecipe) -> list[str]:
-    """What is no mistake, but might be tried."""
+    """Settings to try that would not fix a mistake."""
     if resolved.training.fp8_format is None and _has_fp8(resolved):
-        return ["the accelerator has FP8 matrix products: training.fp8Format hybrid would use them"]
+        return ["the accelerator supports FP8 matrix products: training.fp8Format hybrid would use them"]
     return []
 
 
 def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
-    """Groups that should talk over NVLink and leave a node."""
+    """Warnings about groups that should use NVLink but span nodes."""
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     pod, notes = plan.per_node, []
     domain = hardware.nvlink_ranks(accelerator, pod)
     tp, ep = plan.tensor_model_parallel_size, plan.expert_model_parallel_size
     if tp > pod:
         notes.append(
-            f"TP {tp} spans {tp // pod} pods: all pods are held in one NVLink domain ({LABEL_CLIQUE}), which "
-            "has to have its IMEX channels set up, else NCCL takes the network"
+            f"TP {tp} spans {tp // pod} pods: all pods are placed in one NVLink domain ({LABEL_CLIQUE}), "
+            "which needs configured IMEX channels, otherwise NCCL uses the network"
         )
     span = ep * plan.expert_tensor_parallel_size if resolved.model.num_experts else 1
     if span > domain:
@@ -187,8 +187,8 @@ def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         notes.append(f"EP {ep} spans {what} of {domain}: tokens reach their experts over the network")
     elif span > pod:
         notes.append(
-            f"EP {ep} spans nodes of {pod}: tokens reach their experts over NVLink where these lie in one "
-            f"domain, which pods prefer ({LABEL_CLIQUE})"
+            f"EP {ep} spans nodes of {pod}: tokens reach their experts over NVLink within one domain, "
+            f"which pod affinity prefers ({LABEL_CLIQUE})"
         )
     return notes
 

@@ -1,4 +1,4 @@
-"""`spec.megatronArgs`: Megatron flags without a typed field. What the operator owns or types is refused."""
+"""`spec.megatronArgs`: Megatron flags without a typed field. Flags that have one are rejected."""
 
 import difflib
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ _OWNED = {
     "recompute-activations": "spec.parallelism.recomputeGranularity",
     "dist-ckpt-optim-fully-reshardable": "spec.recovery.elastic",
 }
-_OPERATORS = frozenset(
+_RESERVED = frozenset(
     {
         "ckpt-step",
         "distributed-backend",
@@ -73,11 +73,11 @@ def _typed_fields() -> Iterator[tuple[str, str]]:
 
 
 TYPED = dict(_typed_fields()) | _OWNED
-"""Flag -> the field that says it."""
+"""Flag -> the field that sets it."""
 
 
 def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
-    """Flags that a field already says, that the operator needs for itself, or that cannot be written so."""
+    """Errors for flags that a field sets, that the operator reserves, or that are invalid."""
     errors = []
     for flag, value in args.items():
         field = f"spec.megatronArgs.{flag}"
@@ -85,14 +85,14 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(FieldError(field, "is written with dashes", f"write {flag.lstrip('-')}"))
         elif flag != flag.lower() or ("_" in flag and flag.replace("_", "-") in TYPED):
             errors.append(
-                FieldError(field, f"is said by {TYPED[flag.lower().replace('_', '-')]}", "set that instead")
+                FieldError(field, f"is set by {TYPED[flag.lower().replace('_', '-')]}", "set that instead")
             )
-        elif flag in _OPERATORS:
-            errors.append(FieldError(field, "is the operator's own", "leave it out"))
+        elif flag in _RESERVED:
+            errors.append(FieldError(field, "is reserved for the operator", "leave it out"))
         elif flag in _IGNORED:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
         elif flag in TYPED:
-            errors.append(FieldError(field, f"is said by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
+            errors.append(FieldError(field, f"is set by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
         elif reason := _invalid(flag, value):
             errors.append(FieldError(field, *reason))
     return errors
@@ -100,18 +100,18 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
 
 @cache
 def megatron_flags() -> dict[str, str]:
-    """Every flag of the pinned Megatron -> `switch`, `value` or `values`."""
+    """Every flag of the pinned Megatron release -> `switch`, `value` or `values`."""
     text = resources.files("megatron_operator.planner").joinpath("data/megatron_flags.txt").read_text()
     return dict(line.split() for line in text.splitlines())
 
 
 def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
-    """What is wrong with a flag by Megatron's own parser, and the mend."""
+    """Message and fix for a flag that Megatron's own parser would reject; none for a valid one."""
     known = megatron_flags()
     match known.get(flag):
         case None:
             near = difflib.get_close_matches(flag, known, n=1)
-            return "is no flag of Megatron", f"set {near[0]}" if near else "leave it out"
+            return "unknown flag of Megatron", f"set {near[0]}" if near else "leave it out"
         case "switch" if not isinstance(value, bool):
             return f"is a switch and takes no value, but is {value!r}", "set true, or leave it out"
         case "value" if isinstance(value, bool | list):
@@ -124,7 +124,10 @@ def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
 
 
 def passthrough_arguments(args: dict[str, Value]) -> list[str]:
-    """The flags in alphabetical order. True is a bare switch, false nothing, a list several words."""
+    """The flags as arguments, in alphabetical order.
+
+    True is a switch without a value, false is omitted, a list becomes several values.
+    """
     words = []
     for flag, value in sorted(args.items()):
         if value is False:

@@ -1,4 +1,4 @@
-"""What a platform or an accelerator cannot do, refused by name."""
+"""Checks of precision, recomputation, optimizer and hyperparameters."""
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
@@ -8,7 +8,7 @@ from megatron_operator.planner.estimate.model_shape import ModelShape
 
 
 def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
-    """Precisions that exclude each other or that the accelerator has not."""
+    """Errors for precisions that exclude each other or that the accelerator does not support."""
     t, errors = resolved.training, []
     if t.bf16 and t.fp16:
         errors.append(FieldError("spec.training.fp16", "is set together with bf16", "set one of the two"))
@@ -39,7 +39,7 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
         errors.append(
             FieldError(
                 "spec.training.fp8Format",
-                f"{t.fp8_format}: {accelerator.name} has no FP8 matrix products",
+                f"{t.fp8_format}: {accelerator.name} does not support FP8 matrix products",
                 "leave it out, or use Hopper or later",
             )
         )
@@ -47,7 +47,7 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
         errors.append(
             FieldError(
                 "spec.training.transformerImpl",
-                "local, but FP8 needs Transformer Engine",
+                "local, but FP8 requires Transformer Engine",
                 "set transformer_engine, or leave fp8Format out",
             )
         )
@@ -55,9 +55,9 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
 
 
 def cheap_modules(shape: ModelShape, resolved: ResolvedRecipe) -> tuple[str, ...]:
-    """What selective recomputation may do again at little cost, as Megatron names it (`recompute_modules`).
+    """Modules that are cheap to recompute selectively, as Megatron names them (`recompute_modules`).
 
-    Norms, activations of experts, and projections up from the latent space; empty for other models.
+    Norms, activations of experts, and up-projections from the latent space; empty for other models.
     """
     delayed = resolved.training.fp8_format is not None and resolved.training.fp8_recipe in (None, "delayed")
     modules = ("mla_up_proj",) if shape.latent is not None else ()
@@ -67,7 +67,7 @@ def cheap_modules(shape: ModelShape, resolved: ResolvedRecipe) -> tuple[str, ...
 
 
 def recompute_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
-    """Settings of recomputation that Megatron refuses together."""
+    """Errors for recomputation settings that Megatron rejects together."""
     at = "spec.parallelism."
     if p.recompute_modules:
         return [*_module_errors(p, resolved), *_full_errors(p, at)]
@@ -75,7 +75,7 @@ def recompute_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[Field
 
 
 def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldError]:
-    """Modules that Megatron does not recompute in this model."""
+    """Errors for modules that Megatron does not recompute in this model."""
     modules, training, model = p.recompute_modules or [], resolved.training, resolved.model
     problems = []
     if p.recompute_granularity != "selective":
@@ -129,31 +129,33 @@ def _full_errors(p: ParallelismSpec, at: str) -> list[FieldError]:
 
 
 def optimizer_errors(p: ParallelismSpec, distributed_optimizer: bool) -> list[FieldError]:
-    """Overlaps that need another setting."""
+    """Errors for overlaps that require another setting."""
     at, errors = "spec.parallelism.", []
     if p.overlap_param_gather and not distributed_optimizer:
         errors.append(
             FieldError(
                 at + "overlapParamGather",
-                "needs the distributed optimizer, which is off",
+                "requires the distributed optimizer, which is off",
                 "set useDistributedOptimizer: true, or leave it out",
             )
         )
     if p.overlap_param_gather and p.overlap_grad_reduce is False:
         errors.append(
             FieldError(
-                at + "overlapParamGather", "needs overlapGradReduce, which is false", "set both or none"
+                at + "overlapParamGather", "requires overlapGradReduce, which is false", "set both or neither"
             )
         )
     if p.tp_comm_overlap and p.sequence_parallel is False:
         errors.append(
-            FieldError(at + "tpCommOverlap", "needs sequenceParallel, which is false", "set both or none")
+            FieldError(
+                at + "tpCommOverlap", "requires sequenceParallel, which is false", "set both or neither"
+            )
         )
     return errors
 
 
 def training_errors(resolved: ResolvedRecipe) -> list[FieldError]:
-    """Hyperparameters that are missing or contradict each other."""
+    """Errors for hyperparameters that are missing or contradict each other."""
     t, errors = resolved.training, []
     for name, value in (("seqLength", t.seq_length), ("lr", t.lr)):
         if value is None:

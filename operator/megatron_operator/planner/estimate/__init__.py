@@ -1,1 +1,1 @@
-"""Memory and step time of a layout, as closed formulas."""
+"""Estimates of memory and step time of a layout, as closed formulas."""

@@ -171,10 +171,10 @@ class ComputeModel:
         arithmetic, bandwidth = product.work(c.edge) / peak, on.memory_bandwidth * c.memory
         forward = max(arithmetic, (size * (first + second) + 2 * out) / bandwidth)
         if passes == 1:
-            return forward + c.product_seconds
+            return forward + c.matmul_seconds
         inputs = max(arithmetic, (size * (out + second) + 2 * first) / bandwidth)
         weights = max(arithmetic, (size * (out + first) + 2 * w.numerics.gradient * second) / bandwidth)
-        return forward * (passes - 2) + inputs + weights + passes * c.product_seconds
+        return forward * (passes - 2) + inputs + weights + passes * c.matmul_seconds
 
     def _attention(self) -> float:
         """Seconds of scores and values of one layer, forward and backward, without the masked half.

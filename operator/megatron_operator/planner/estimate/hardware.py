@@ -1,4 +1,4 @@
-"""What is known of accelerators: memory, speed, links. Data in `data/accelerators.yaml`, with sources."""
+"""Table of accelerators: memory, speed, links. Data and sources are in `data/accelerators.yaml`."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -15,25 +15,25 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One accelerator. Peaks are dense, in FLOP/s; bandwidths in byte/s, per accelerator and direction."""
+    """One accelerator. Peaks are dense, in FLOP/s; bandwidths in bytes/s, per accelerator and direction."""
 
     name: str
     architecture: str
     """`ampere`, `ada`, `hopper`, `blackwell` or `blackwell-ultra`."""
     memory: int
-    """Bytes that the driver reports."""
+    """Bytes, as the driver reports."""
     bf16: float
     fp8: float | None
-    """None: no FP8 matrix products."""
+    """None without FP8 matrix products."""
     memory_bandwidth: float
     link_bandwidth: float
-    """To the others of its NVLink (or PCIe) domain."""
+    """To other accelerators of its NVLink (or PCIe) domain."""
     domain: int
-    """Accelerators that the link joins; a node's, or more (NVL72)."""
+    """Accelerators that the link connects: those of a node, or more (NVL72)."""
     across_nodes: bool
-    """Whether the link leaves a node, so that pods of one domain are joined by it."""
+    """Whether the link connects nodes, and so the pods of one domain."""
     network_bandwidth: float
-    """To other domains; assumed, after the vendor's reference system."""
+    """To other domains; assumed as in the vendor's reference system."""
     source: str
 
 
@@ -56,7 +56,7 @@ def _accelerator(name: str, entry: dict[str, Any]) -> Accelerator:
 
 @cache
 def table() -> dict[str, Accelerator | None]:
-    """All known accelerators by name and alias; none for `cpu`, of which no figure is known."""
+    """All known accelerators by name and alias; none for `cpu`, which has no data sheet."""
     text = resources.files("megatron_operator.planner").joinpath("data/accelerators.yaml").read_text()
     data: dict[str, dict[str, Any]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     known: dict[str, Accelerator | None] = {}
@@ -76,5 +76,5 @@ def of_profile(name: str, profile: AcceleratorProfile) -> Accelerator | None:
 
 
 def nvlink_ranks(accelerator: Accelerator | None, pod: int) -> int:
-    """Ranks that one NVLink domain joins: a pod's, or those of several pods."""
+    """Ranks of one NVLink domain: those of a pod of `pod` ranks, or of several pods."""
     return max(accelerator.domain, pod) if accelerator and accelerator.across_nodes else pod

@@ -1,4 +1,4 @@
-"""The model in numbers, with Megatron's defaults filled in (`megatron/training/arguments.py`, 0.19.2)."""
+"""Shape of a model, with Megatron's defaults filled in (`megatron/training/arguments.py`, 0.19.2)."""
 
 import ast
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from megatron_operator.api.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Sizes of multi-head latent attention; `q_rank` none means an uncompressed query."""
+    """Sizes of multi-head latent attention in elements; without `q_rank` the query is not compressed."""
 
     q_rank: int | None
     kv_rank: int
@@ -21,9 +21,9 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelShape:
-    """What decides parameters, FLOPs and memory. Sizes in elements, counts in pieces.
+    """Sizes that determine parameters, FLOPs and memory, in elements.
 
-    Compared by identity: thousands of layouts of one model are weighed, and its numbers are worked out once.
+    Compared by identity, so that results are cached cheaply for the thousands of layouts of one model.
     """
 
     layers: int
@@ -37,11 +37,11 @@ class ModelShape:
     max_positions: int
     gated: bool
     quick_geglu: bool
-    """Gated by quick GELU: Megatron's count of FLOPs takes only SwiGLU's third product into account."""
+    """Gated by quick GELU: Megatron's FLOP count considers the third product of SwiGLU only."""
     bias: bool
     qkv_bias: bool
     norm_size: int
-    """Parameters of a normalization per hidden element: 1 RMSNorm, 2 LayerNorm."""
+    """Parameters of a norm per hidden element: 1 for RMSNorm, 2 for LayerNorm."""
     qk_norm: bool
     tied: bool
     learned_positions: bool
@@ -49,21 +49,22 @@ class ModelShape:
     expert_ffn: int
     shared_ffn: int
     shared_gate: bool
-    """Whether shared experts are weighted by a gate."""
+    """Whether a gate weights the shared experts."""
     topk: int
     moe_layers: tuple[bool, ...]
-    """For each layer whether its feed-forward part is a mixture of experts."""
+    """For each layer, whether its feed-forward part is a mixture of experts."""
     mtp_layers: int
     latent: LatentAttention | None
     sinks: bool = False
-    """A learnt term of the softmax for each head."""
+    """Whether the softmax has a learned term for each head."""
     window: int | None = None
-    """Keys before a query that it sees in the windowed layers; none where every layer sees all."""
+    """Keys that a query attends to in windowed layers; none without windowed layers."""
     windowed: float = 0.0
-    """Part of the layers that have the window."""
+    """Share of the layers that are windowed."""
 
     @property
     def is_moe(self) -> bool:
+        """Whether any layer is a mixture of experts."""
         return any(self.moe_layers)
 
     def padded_vocab(self, tp: int) -> int:
@@ -73,10 +74,10 @@ class ModelShape:
 
 
 def moe_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
-    """`--moe-layer-freq` as one truth value a layer.
+    """`--moe-layer-freq` as one boolean per layer.
 
-    A number n makes every n-th layer, from the first on, a mixture; a Python list of 0 and 1, built with `+`
-    and `*`, says it for each. Raises ValueError for anything else.
+    A number n makes every n-th layer, beginning with the first, a mixture of experts. A Python list of 0 and
+    1, built with `+` and `*`, gives each layer. Raises ValueError for anything else.
     """
     value = _pattern(freq or "1", layers)
     if isinstance(value, int):
@@ -85,9 +86,9 @@ def moe_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
 
 
 def window_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
-    """`--window-attn-skip-freq` as one truth value a layer: whether it has the window.
+    """`--window-attn-skip-freq` as one boolean per layer: whether it is windowed.
 
-    Without it all have, a number n leaves every n-th layer without, a list says it for each. Raises
+    Without it all layers are; a number n excludes every n-th layer; a list gives each layer. Raises
     ValueError for anything else.
     """
     if freq is None:
@@ -217,12 +218,12 @@ def _checked(
     layers: int,
     found: Diagnostics,
 ) -> tuple[bool, ...]:
-    """The field's pattern; the reason in `errors` where it is none."""
+    """The pattern of the field `name`; an error in `found` where it is invalid."""
     text = getattr(model, name)
     try:
         return read(text, layers)
     except (ValueError, SyntaxError) as error:
-        reason = "it is no Python expression" if isinstance(error, SyntaxError) else str(error)
+        reason = "it is not a Python expression" if isinstance(error, SyntaxError) else str(error)
         meaning = "0 (dense) or 1 (experts)" if name == "moe_layer_freq" else "0 (all keys) or 1 (window)"
         found.error(
             f"spec.model.{ModelSpec.model_fields[name].alias}",
@@ -233,15 +234,15 @@ def _checked(
 
 
 def _window(model: ModelSpec, layers: int, found: Diagnostics) -> tuple[int | None, float]:
-    """Keys that a query of a windowed layer sees, and the part of the layers that are windowed."""
+    """Keys that a query of a windowed layer attends to, and the share of windowed layers."""
     if model.window_size is None:
         return None, 0.0
     before, after = map(int, model.window_size.split(","))
     if after != 0:
         found.error(
             "spec.model.windowSize",
-            f"{model.window_size} lets a token see {'all' if after < 0 else after} that follow it",
-            f"set {before},0: the loss is on the next token",
+            f"{model.window_size} lets a token attend to {'all' if after < 0 else after} following tokens",
+            f"set {before},0: the model predicts the next token",
         )
     pattern = _checked(model, "window_attn_skip_freq", window_pattern, layers, found)
     return (before + 1 if before >= 0 else None), sum(pattern) / layers

@@ -1,6 +1,6 @@
 """Exact parameter counts and FLOPs per token of Megatron's GPTModel.
 
-Counts follow the modules that `megatron.core.models.gpt` builds; FLOPs follow
+Parameter counts follow the modules that `megatron.core.models.gpt` builds; FLOPs follow
 `megatron.training.training.num_floating_point_operations`. Both of megatron-core 0.19.2.
 """
 
@@ -12,23 +12,25 @@ from megatron_operator.planner.estimate.model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class LayerParameters:
-    """Parameters of one transformer layer by how ranks hold them."""
+    """Numbers of parameters of one transformer layer, by how they are sharded."""
 
     tensor: int
     """Split over the tensor-parallel group."""
     replicated: int
-    """Held whole by every rank."""
+    """Replicated on every rank."""
     experts: int = 0
     """Split over expert-parallel and expert-tensor-parallel groups."""
     active_experts: int = 0
-    """Of the experts, what one token meets."""
+    """Those of the experts of one token."""
 
     @property
     def total(self) -> int:
+        """All parameters."""
         return self.tensor + self.replicated + self.experts
 
     @property
     def active(self) -> int:
+        """Parameters that one token uses."""
         return self.tensor + self.replicated + self.active_experts
 
 
@@ -61,7 +63,7 @@ def _mlp(shape: ModelShape, width: int) -> tuple[int, int]:
 
 
 def layer_parameters(shape: ModelShape, *, moe: bool) -> LayerParameters:
-    """One transformer layer with its two normalizations."""
+    """One transformer layer with its two norms, with experts if `moe`."""
     tensor, replicated = _attention(shape)
     replicated += 2 * shape.hidden * shape.norm_size
     if not moe:
@@ -79,7 +81,7 @@ def layer_parameters(shape: ModelShape, *, moe: bool) -> LayerParameters:
 
 
 def mtp_parameters(shape: ModelShape) -> LayerParameters:
-    """One multi-token-prediction layer: a transformer layer, its projection and three normalizations."""
+    """One multi-token-prediction layer: a transformer layer, its projection and three norms."""
     layer = layer_parameters(shape, moe=shape.moe_layers[-1])
     projection, norms = 2 * shape.hidden * shape.hidden, 3 * shape.hidden * shape.norm_size
     return LayerParameters(
@@ -88,14 +90,15 @@ def mtp_parameters(shape: ModelShape) -> LayerParameters:
 
 
 def embedding_parameters(shape: ModelShape, vocab: int) -> int:
-    """Word embeddings and, where they are learned, positions."""
+    """Parameters of word embeddings and learned positions."""
     return vocab * shape.hidden + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
 
 
 def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
-    """Parameters of the model without multi-token-prediction layers, as model cards count.
+    """Number of parameters of the model without multi-token-prediction layers, as model cards count.
 
-    `vocab` is the unpadded vocabulary for a model card's count and the padded one for what is allocated.
+    `vocab` is the unpadded vocabulary for the count of a model card, the padded one for what is allocated.
+    `active` counts only the experts of one token.
     """
     dense, moe = layer_parameters(shape, moe=False), layer_parameters(shape, moe=True)
     layers = sum(
@@ -107,10 +110,10 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
 
 @lru_cache(maxsize=64)
 def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> int:
-    """Floating-point operations of one token, forward and backward, causal mask counted as half.
+    """Floating-point operations of one token, forward and backward, without the masked half of attention.
 
-    As Megatron counts, so that a run's own figures compare: windows of attention are not taken off, and of
-    quick GEGLU's three products it knows two.
+    Counted as in Megatron, so that they compare with what a run logs: attention windows are not deducted, and
+    quick GEGLU counts two of its three products.
     """
     h, n, mtp = shape.hidden, shape.heads, shape.mtp_layers
     last_is_moe = shape.moe_layers[-1]
