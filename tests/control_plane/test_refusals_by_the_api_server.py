@@ -50,7 +50,7 @@ def test_kubectl_apply_refuses_what_the_crd_can_check(path: Path, cluster: Clust
             assert done.returncode == 0, done.stderr
         case "schema":
             assert done.returncode == 1
-            for words in header(path, "# kubectl says: "):
+            for words in header(path, "# kubectl prints: "):
                 assert words in done.stderr
         case "rule":
             assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""From a plan to the Kubernetes objects that express it: pure functions, no cluster."""
+"""Kubernetes objects of a plan: pure functions without I/O."""
 
 from megatron_operator.manifests.build import Manifests, build
 from megatron_operator.manifests.metadata import object_name

@@ -1,4 +1,4 @@
-"""Where pods may run: nodes of the accelerator, near to each other, behind which taints."""
+"""Node affinity, pod affinity and tolerations of trainer pods."""
 
 from megatron_operator.api.labels import LABEL_CLIQUE, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.platform import Toleration
@@ -9,13 +9,14 @@ from megatron_operator.planner.estimate import hardware
 
 HOSTNAME = "kubernetes.io/hostname"
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Put by Kubernetes on a node that is not Ready, or whose kubelet is silent."""
+"""Set by Kubernetes on a node that is not Ready, or whose kubelet does not respond."""
 
 
 def affinity(owner: Owner, resolved: ResolvedRecipe, plan: Plan) -> Manifest:
-    """Required: the accelerator's nodes, and one NVLink domain where TP groups span pods.
+    """Affinity of a trainer pod; empty if nothing constrains it.
 
-    Preferred, for several pods: near topology first, one pod a node.
+    Required: nodes of the accelerator, and one NVLink domain if TP groups span pods. Preferred, for several
+    pods: the nearest topology first, and one pod per node.
     """
     result: Manifest = {}
     labels = resolved.profile.node_labels | (resolved.scheduling.node_selector or {})
@@ -28,7 +29,7 @@ def affinity(owner: Owner, resolved: ResolvedRecipe, plan: Plan) -> Manifest:
         }
     if plan.nodes > 1:
         gang = {"matchLabels": {LABEL_RECIPE: owner.name, LABEL_ROLE: ROLE_TRAINER}}
-        if near := _near(resolved, plan, gang):
+        if near := _pod_affinity(resolved, plan, gang):
             result["podAffinity"] = near
         result["podAntiAffinity"] = {
             "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -38,11 +39,11 @@ def affinity(owner: Owner, resolved: ResolvedRecipe, plan: Plan) -> Manifest:
     return result
 
 
-def _near(resolved: ResolvedRecipe, plan: Plan, gang: Manifest) -> Manifest:
-    """How near to each other a gang's pods lie.
+def _pod_affinity(resolved: ResolvedRecipe, plan: Plan, gang: Manifest) -> Manifest:
+    """Pod affinity that keeps the gang's pods close to each other.
 
-    All workers have one template, so a domain can be asked for all pods or for none of them: required where
-    a TP group spans pods, which the planner allows to runs of one domain only, else preferred.
+    All workers share one template, so an NVLink domain applies to all pods or to none: it is required if a TP
+    group spans pods (the planner allows this only for runs within one domain), and preferred otherwise.
     """
     near: Manifest = {}
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
@@ -65,13 +66,13 @@ def _near(resolved: ResolvedRecipe, plan: Plan, gang: Manifest) -> Manifest:
 
 
 def tolerations(resolved: ResolvedRecipe) -> list[Manifest]:
-    """The profile's tolerations, as Kubernetes spells them, and how long pods wait for their node to return.
+    """The profile's tolerations, and tolerations of a lost node for `nodeLostAfter` seconds.
 
-    Kubernetes' default is 300 s, in which all other pods of the gang stand still. What the profile itself
-    says of these two taints holds.
+    Kubernetes' default is 300 s, during which the rest of the gang waits. Tolerations that the profile sets
+    for these two taints take precedence.
     """
-    said = resolved.profile.tolerations
-    patience = [
+    configured = resolved.profile.tolerations
+    lost_node = [
         Toleration(
             key=taint,
             operator="Exists",
@@ -79,9 +80,9 @@ def tolerations(resolved: ResolvedRecipe) -> list[Manifest]:
             toleration_seconds=resolved.profile.node_lost_after,
         )
         for taint in LOST_NODE_TAINTS
-        if not any(_covers(toleration, taint) for toleration in said)
+        if not any(_covers(toleration, taint) for toleration in configured)
     ]
-    return [toleration.wire() for toleration in [*said, *patience]]
+    return [toleration.wire() for toleration in [*configured, *lost_node]]
 
 
 def _covers(toleration: Toleration, taint: str) -> bool:

@@ -1,4 +1,4 @@
-"""All objects of one run."""
+"""All Kubernetes objects of one run."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ from megatron_operator.planner import PlannedRun, bridge
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What to apply for a recipe, in this order: claims, preparation, job."""
+    """Objects to apply for a recipe, in this order: claims, preparation Job, PyTorchJob."""
 
     claims: tuple[Manifest, ...]
-    """Claims that the operator makes."""
+    """Claims that the operator creates."""
     expected_claims: tuple[str, ...]
     """Claims that the user names and that must exist."""
     prepare_job: Manifest | None
@@ -25,25 +25,27 @@ class Manifests:
 
     @property
     def job_hash(self) -> str:
-        """Of the job that is wanted; how it is started (from a checkpoint or not) makes no other job."""
+        """Hash of the job. It does not depend on whether the job must start from a checkpoint."""
         return str(self.job["metadata"]["annotations"][ANNOTATION_HASH])
 
     @property
     def prepare_hash(self) -> str | None:
+        """Hash of the preparation Job, or None without one."""
         if self.prepare_job is None:
             return None
         return str(self.prepare_job["metadata"]["annotations"][ANNOTATION_HASH])
 
     def all(self) -> list[Manifest]:
+        """The objects in the order in which they are applied."""
         return [*self.claims, *([self.prepare_job] if self.prepare_job else []), self.job]
 
 
 def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Manifests:
     """Objects of an admitted recipe; `uid` is that of its MegatronRecipe.
 
-    `require_checkpoint` lets a start without a usable checkpoint fail: for runs that are known to have one.
-    Raises InvalidRecipeError where the objects cannot be made: a recipe of engine `bridge`, no image, no
-    volume size, a reserved environment name.
+    With `require_checkpoint` a start without a usable checkpoint fails; for runs that are known to have one.
+    Raises InvalidRecipeError for a recipe of engine `bridge`, and if the image or a volume size is missing or
+    an environment name is reserved.
     """
     resolved, plan = run.resolved, run.plan
     if resolved.engine == "bridge":
@@ -59,7 +61,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         return pytorchjob.job(owner, plan, pods, queue, topology)
 
     return Manifests(
-        claims=claims.made,
+        claims=claims.created,
         expected_claims=claims.expected,
         prepare_job=prepare.job(owner, resolved, claims),
         job=with_hash(job(require_checkpoint), digest(job(False))),

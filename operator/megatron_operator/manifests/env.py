@@ -1,4 +1,4 @@
-"""Environment of trainer pods: contract with the trainer, Megatron's needs, the owner's and the user's."""
+"""Environment variables of trainer pods: contract with the trainer, Megatron, profile and recipe."""
 
 import re
 
@@ -53,14 +53,14 @@ _RESERVED = frozenset(
     }
 )
 GRACE_SECONDS = {"gpu": 300, "cpu": 60}
-"""Seconds from SIGTERM to SIGKILL, by platform: what saving a large checkpoint takes."""
-_ENDING_SECONDS = 10
-"""Of these, what the launcher keeps for checking the save and telling its end."""
+"""Seconds from SIGTERM to SIGKILL, by platform: enough to save a large checkpoint."""
+_SHUTDOWN_SECONDS = 10
+"""Of these, seconds that the launcher reserves to verify the save and write its termination message."""
 _BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
 
 
 def needs_single_connection(resolved: ResolvedRecipe, plan: Plan) -> bool:
-    """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1: TP or CP before Blackwell, never under FSDP."""
+    """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1: TP or CP before Blackwell, never with FSDP."""
     if resolved.profile.platform != "gpu":
         return False
     if any("fsdp" in flag and value for flag, value in resolved.megatron_args.items()):
@@ -73,9 +73,9 @@ def needs_single_connection(resolved: ResolvedRecipe, plan: Plan) -> bool:
 def environment(
     resolved: ResolvedRecipe, plan: Plan, run_id: str, *, require_checkpoint: bool
 ) -> list[Manifest]:
-    """Name-value pairs; a later source wins: Megatron's needs, profile and recipe, the contract.
+    """Entries of the container's `env`. Later sources win: Megatron, profile, recipe, contract.
 
-    Raises InvalidRecipeError when the recipe sets a name that operator and trainer need for themselves.
+    Raises InvalidRecipeError if the recipe sets a name that the operator reserves.
     """
     errors = [
         FieldError(f"spec.env.{name}", "is set by the operator", "leave it out")
@@ -93,9 +93,9 @@ def environment(
         ENV_PROGRESS_PORT: str(PROGRESS_PORT),
         ENV_MAX_RANK_RESTARTS: str(resolved.recovery.max_rank_restarts),
         ENV_RENDEZVOUS_TIMEOUT: str(resolved.recovery.rendezvous_timeout),
-        ENV_TERMINATION_GRACE: str(GRACE_SECONDS[resolved.profile.platform] - _ENDING_SECONDS),
+        ENV_TERMINATION_GRACE: str(GRACE_SECONDS[resolved.profile.platform] - _SHUTDOWN_SECONDS),
     }
-    values |= _watched(resolved.recovery)
+    values |= _recovery_settings(resolved.recovery)
     if resolved.checkpoint.keep is not None:
         values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
     if require_checkpoint:
@@ -103,8 +103,8 @@ def environment(
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _watched(recovery: RecoverySpec) -> dict[str, str]:
-    """What the trainer watches itself, where it is not the trainer's own default."""
+def _recovery_settings(recovery: RecoverySpec) -> dict[str, str]:
+    """Settings of the trainer's own failure detection that differ from its defaults."""
     values: dict[str, str] = {}
     if recovery.hang_timeout != "auto":
         values[ENV_HANG_TIMEOUT] = recovery.hang_timeout.removesuffix("s")

@@ -1,4 +1,4 @@
-"""Names, labels, owner references and the hash of what the operator makes for a recipe."""
+"""Names, labels, owner references and hashes of the objects of a recipe."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ from megatron_operator.api.labels import (
 Manifest = dict[str, Any]
 
 LONGEST_OBJECT_NAME = 63 - len("-worker-9999")
-"""Pods get a Service of their own name, and a Service's name is a DNS label of 63 characters at most."""
+"""Each pod has a Service of its name, and the name of a Service has at most 63 characters."""
 LONGEST_RECIPE_NAME = 63
-"""A label's value: pods are found by the recipe's name."""
+"""The recipe's name is the value of a label, which has at most 63 characters."""
 
 ROLE_TRAINER = "trainer"
 ROLE_PREPARE = "prepare"
@@ -31,15 +31,15 @@ _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def digest(value: object, length: int = 16) -> str:
-    """A short hash of a plain value; equal values give equal hashes in every process."""
+    """SHA-256 of a JSON-compatible value, shortened to `length` hex digits; stable across processes."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def object_name(recipe: str) -> str:
-    """Name of the job made for a recipe: the recipe's own, where pods and Services can bear it.
+    """Name of a recipe's job: the recipe's own if pods and Services can have it.
 
-    A PyTorchJob needs a DNS-1035 label; `llama3.1-8b` becomes `llama3-1-8b-` with five digits of its hash.
+    A PyTorchJob needs a DNS-1035 label: `llama3.1-8b` becomes `llama3-1-8b-` and five digits of its hash.
     """
     if len(recipe) <= LONGEST_OBJECT_NAME and _DNS_1035.fullmatch(recipe):
         return recipe
@@ -51,7 +51,7 @@ def object_name(recipe: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The recipe that objects are made for."""
+    """The recipe that owns objects. Raises InvalidRecipeError if its name is too long for a label."""
 
     name: str
     namespace: str
@@ -59,26 +59,22 @@ class Owner:
 
     def __post_init__(self) -> None:
         if len(self.name) > LONGEST_RECIPE_NAME:
-            raise InvalidRecipeError(
-                [
-                    FieldError(
-                        "metadata.name",
-                        f"has {len(self.name)} characters, and labels of pods hold {LONGEST_RECIPE_NAME}",
-                        f"use a name of at most {LONGEST_RECIPE_NAME} characters",
-                    )
-                ]
-            )
+            message = f"has {len(self.name)} characters, but a label value has at most {LONGEST_RECIPE_NAME}"
+            fix = f"use a name of at most {LONGEST_RECIPE_NAME} characters"
+            raise InvalidRecipeError([FieldError("metadata.name", message, fix)])
 
     @property
     def object_name(self) -> str:
+        """Name of the job, and prefix of the names of the other objects."""
         return object_name(self.name)
 
     def labels(self, role: str | None = None) -> dict[str, str]:
+        """Labels of an object; pods have a role too."""
         labels = {LABEL_MANAGED_BY: FIELD_MANAGER, LABEL_RECIPE: self.name}
         return labels | {LABEL_ROLE: role} if role else labels
 
     def metadata(self, name: str, *, owned: bool = True) -> Manifest:
-        """Metadata of an object of this recipe; an owned one goes when the recipe goes."""
+        """Metadata of an object; an owned object is garbage-collected with the recipe."""
         metadata: Manifest = {"name": name, "namespace": self.namespace, "labels": self.labels()}
         if owned:
             metadata["ownerReferences"] = [
@@ -95,7 +91,7 @@ class Owner:
 
 
 def with_hash(manifest: Manifest, value: str | None = None) -> Manifest:
-    """The manifest with an annotation that tells whether an object in the cluster is still this one."""
+    """The manifest with its hash, or `value`, as an annotation: shows whether the spec has changed."""
     metadata = manifest["metadata"]
     annotations = metadata.get("annotations", {}) | {ANNOTATION_HASH: value or digest(manifest)}
     return manifest | {"metadata": metadata | {"annotations": annotations}}

@@ -1,6 +1,6 @@
-"""Nodes that the pods of a job keep off, written into its templates and read from them.
+"""Nodes that the pods of a job avoid: reads and writes the node affinity of its pod templates.
 
-It is no part of the job's hash: pods that run stay where they are, and those made from then on obey.
+The job's hash does not include them: running pods stay, and new pods avoid the nodes.
 """
 
 import copy
@@ -20,7 +20,7 @@ def _terms(template: Manifest) -> list[Manifest]:
 
 
 def _ours(expression: Manifest) -> bool:
-    """Neither profiles nor recipes can say NotIn, so whatever does is from here."""
+    """Profiles and recipes cannot set NotIn, so an expression with it was added here."""
     return (expression.get("key"), expression.get("operator")) == (HOSTNAME, "NotIn")
 
 
@@ -35,26 +35,26 @@ def _names(template: Manifest) -> set[str]:
 
 
 def avoided(job: dict[str, Any]) -> frozenset[str]:
-    """Host names that all templates of a job keep off."""
+    """Host names that all templates of a job avoid."""
     return frozenset(set.intersection(*(_names(template) for template in templates(job))))
 
 
 def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
-    """The job with templates that keep off these nodes and no others; a copy."""
+    """A copy of the job whose templates avoid exactly these nodes."""
     changed = copy.deepcopy(job)
     names = sorted(set(nodes))
     for template in templates(changed):
-        _keep_off(template, names)
+        _set_avoided(template, names)
     return changed
 
 
 def avoided_by(pod: dict[str, Any]) -> frozenset[str]:
-    """Host names that a pod keeps off, as its job's template was when it was made."""
+    """Host names that a pod avoids, from the template that it was created from."""
     return frozenset(_names(pod))
 
 
 def merge_patch(job: Manifest, nodes: Iterable[str]) -> Manifest:
-    """What to merge into the job in the cluster; null takes a field away."""
+    """JSON merge patch that makes the job in the cluster avoid exactly these nodes; null deletes a field."""
     replicas = {}
     for name, replica in avoiding(job, nodes)["spec"]["pytorchReplicaSpecs"].items():
         affinity = replica["template"]["spec"].get("affinity") or {}
@@ -64,7 +64,7 @@ def merge_patch(job: Manifest, nodes: Iterable[str]) -> Manifest:
     return {"spec": {"pytorchReplicaSpecs": replicas}}
 
 
-def _keep_off(template: Manifest, names: list[str]) -> None:
+def _set_avoided(template: Manifest, names: list[str]) -> None:
     terms = []
     for term in _terms(template) or [{}]:
         kept = [each for each in term.get("matchExpressions") or [] if not _ours(each)]

@@ -1,4 +1,4 @@
-"""The trainer's pod template, within Pod Security `restricted`."""
+"""Pod template of the trainer; complies with the Pod Security level `restricted`."""
 
 from fractions import Fraction
 
@@ -20,7 +20,7 @@ POD_SECURITY: Manifest = {
     "runAsUser": USER_ID,
     "runAsGroup": USER_ID,
     "fsGroup": USER_ID,
-    # Going through every file of a large checkpoint volume at each start takes minutes.
+    # Changing the group of every file of a large checkpoint volume at each start takes minutes.
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
@@ -32,29 +32,29 @@ CONTAINER_SECURITY: Manifest = {
 
 
 def image(resolved: ResolvedRecipe) -> str:
-    """The trainer image. Raises InvalidRecipeError when nobody names one."""
+    """The trainer image. Raises InvalidRecipeError if neither recipe nor platform sets one."""
     if resolved.image is None:
         fix = f"set spec.image, or image of the platform or its profile {resolved.accelerator_type}"
         raise InvalidRecipeError(
-            [FieldError("spec.image", "is named neither by the recipe nor by the platform", fix)]
+            [FieldError("spec.image", "is set neither by the recipe nor by the platform", fix)]
         )
     return resolved.image
 
 
 def whole_node(resolved: ResolvedRecipe, plan: Plan) -> bool:
-    """Whether a pod takes all accelerators of its node."""
+    """Whether a pod uses all accelerators of its node."""
     return plan.per_node >= resolved.profile.per_node
 
 
 def shm_size(resolved: ResolvedRecipe, plan: Plan) -> str:
-    """/dev/shm of one pod: its share of the node's."""
+    """Size of /dev/shm of one pod: its share of the profile's, as a quantity."""
     return quantity.memory(quantity.parse(resolved.profile.shm_size) * _share(resolved, plan))
 
 
 def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
-    """CPU and memory in proportion to the node's accelerators; /dev/shm counts as memory.
+    """The container's `resources`: CPU and memory in proportion to its accelerators, /dev/shm as memory.
 
-    Memory has request and limit alike, so that a pod within its request is the last to be evicted.
+    Request and limit of memory are equal, so that the pod is among the last to be evicted.
     """
     profile, share = resolved.profile, _share(resolved, plan)
     requests: dict[str, str] = {}
@@ -84,7 +84,7 @@ def template(
     arguments: list[str],
     environment: list[Manifest],
 ) -> Manifest:
-    """One pod of the gang. Its restart policy is the job's to set."""
+    """Template of one pod of the gang. The job sets its restart policy."""
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -100,7 +100,7 @@ def template(
                 "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PROGRESS_PORT}],
                 "resources": resources(resolved, plan),
                 "securityContext": CONTAINER_SECURITY,
-                # The trainer says why it ended; where it could not, the end of its log does.
+                # Without a message of the trainer, the end of its log shows why it ended.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": storage.mounts(),
             }

@@ -1,4 +1,4 @@
-"""The Job that makes tokenizer and dataset from text before the first start."""
+"""The Job that builds tokenizer and dataset from text before the first start."""
 
 from megatron_contract.environment import DATA_DIR
 from megatron_contract.exit_codes import ExitCode
@@ -16,12 +16,12 @@ FINAL: Manifest = {
     "operator": "In",
     "values": sorted(int(code) for code in ExitCode if 0 < code < 128),
 }
-"""Ends that another try cannot mend: the cause is told at once."""
+"""Exit codes that a retry cannot fix: the Job fails at once."""
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
 
 
 def arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
-    """Arguments of `megatron-prepare`."""
+    """Command-line arguments of `megatron-prepare`."""
     values = [
         "--source",
         prepare.source,
@@ -38,7 +38,7 @@ def arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
 
 
 def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:
-    """A batch Job without accelerators; None when the data is ready as it lies."""
+    """A batch Job without accelerators, or None if there is nothing to prepare."""
     prepare = resolved.data.prepare
     if prepare is None or storage.data is None:
         return None

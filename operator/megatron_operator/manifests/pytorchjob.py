@@ -1,6 +1,6 @@
-"""The one kind of job that is made now: PyTorchJob of the Kubeflow training-operator v1.
+"""PyTorchJob of the Kubeflow training-operator v1, the only kind of job that is created.
 
-A further kind (TrainJob, JobSet) is another module with the same functions.
+Another kind (TrainJob, JobSet) would be another module with the same functions.
 """
 
 import copy
@@ -23,7 +23,7 @@ ANNOTATION_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 
 
 class JobPhase(StrEnum):
-    """What the training-operator says of a job."""
+    """State of a job, from its conditions and `suspend`."""
 
     ACTIVE = "Active"
     SUSPENDED = "Suspended"
@@ -33,16 +33,16 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The job's own word on itself."""
+    """Phase of a job, and the message of its final condition."""
 
     phase: JobPhase
     message: str = ""
 
 
 def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]) -> Manifest:
-    """Master 1 + Worker n-1, whose pods are replaced when they end with 128 or more.
+    """A job of one Master and n-1 Workers whose pods are replaced when they exit with 128 or more.
 
-    In a Kueue queue the job begins suspended, and from then on suspending is Kueue's.
+    With a Kueue queue the job is created suspended; from then on Kueue suspends and resumes it.
     """
     metadata = owner.metadata(owner.object_name)
     pods = copy.deepcopy(template)
@@ -77,7 +77,7 @@ def templates(job: Manifest) -> list[Manifest]:
 
 
 def state(job: dict[str, Any]) -> JobState:
-    """Succeeded and Failed are final; a suspended job has no pods."""
+    """State of a job as the API server returns it. Succeeded and Failed are final."""
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or []}
     for kind, phase in (("Succeeded", JobPhase.SUCCEEDED), ("Failed", JobPhase.FAILED)):
         if conditions.get(kind, {}).get("status") == "True":
@@ -93,7 +93,7 @@ def pod_name(job_name: str, node_rank: int) -> str:
 
 
 def node_rank(pod: dict[str, Any]) -> int:
-    """Place of a pod in its gang."""
+    """Node rank of a pod in its gang: the Master is 0, Worker i is i + 1."""
     labels = pod["metadata"].get("labels") or {}
     if labels.get(LABEL_REPLICA_TYPE) == "master":
         return 0

@@ -1,4 +1,4 @@
-"""Claims and volumes: checkpoints, data, /dev/shm, /tmp."""
+"""PersistentVolumeClaims and volumes: checkpoints, data, /dev/shm, /tmp."""
 
 from dataclasses import dataclass
 
@@ -12,22 +12,23 @@ from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Which claims a run mounts."""
+    """The claims that a run mounts."""
 
     checkpoint: str
     data: str | None
-    """None for mock data: nothing is mounted."""
-    made: tuple[Manifest, ...]
-    """Claims that the operator makes."""
+    """None for mock data, which needs no volume."""
+    created: tuple[Manifest, ...]
+    """Claims that the operator creates."""
     expected: tuple[str, ...]
-    """Claims of the user's that must exist."""
+    """Claims that the user names and that must exist."""
     local_limit: str | None
-    """Size of the tier on the node's disk; None: there is none."""
+    """Size limit of the local checkpoint tier on the node's disk; None without one."""
 
     def volumes(self, shm_size: str) -> list[Manifest]:
+        """`volumes` of the pod; `shm_size` is a quantity."""
         volumes: list[Manifest] = [
             {"name": "checkpoints", "persistentVolumeClaim": {"claimName": self.checkpoint}},
-            # Docker's and containerd's 64 MB are too few for NCCL and data loaders.
+            # The default of 64 MB is too small for NCCL and data loaders.
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm_size}},
             {"name": "tmp", "emptyDir": {}},
         ]
@@ -38,6 +39,7 @@ class Storage:
         return volumes
 
     def mounts(self) -> list[Manifest]:
+        """`volumeMounts` of the trainer container."""
         mounts: list[Manifest] = [
             {"name": "checkpoints", "mountPath": CHECKPOINT_DIR},
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -51,13 +53,13 @@ class Storage:
 
 
 def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
-    """The claims of a run. Raises InvalidRecipeError where a volume is needed and neither named nor sized."""
-    made: list[Manifest] = []
+    """The claims of a run. Raises InvalidRecipeError if a volume has neither claimName nor size."""
+    created: list[Manifest] = []
     expected: list[str] = []
     checkpoint = resolved.checkpoint
     volume = checkpoint.volume or VolumeSpec()
     checkpoint_claim = _claim(
-        owner, "checkpoints", volume, nodes, made, expected, owned=not checkpoint.retain_on_delete
+        owner, "checkpoints", volume, nodes, created, expected, owned=not checkpoint.retain_on_delete
     )
     data_claim = None
     if resolved.data.volume is not None or resolved.data.prepare is not None:
@@ -67,14 +69,14 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
                 [
                     FieldError(
                         "spec.data.volume",
-                        "asks for a new, empty volume and nothing is said about how to fill it",
-                        "name an existing claim in claimName, or say data.prepare",
+                        "requests a new, empty volume, but nothing fills it",
+                        "set claimName to an existing claim, or set data.prepare",
                     )
                 ]
             )
-        data_claim = _claim(owner, "data", data, nodes, made, expected, owned=True)
+        data_claim = _claim(owner, "data", data, nodes, created, expected, owned=True)
     local = checkpoint.local.size_limit if checkpoint.local else None
-    return Storage(checkpoint_claim, data_claim, tuple(made), tuple(expected), local)
+    return Storage(checkpoint_claim, data_claim, tuple(created), tuple(expected), local)
 
 
 def _claim(
@@ -82,7 +84,7 @@ def _claim(
     purpose: str,
     volume: VolumeSpec,
     nodes: int,
-    made: list[Manifest],
+    created: list[Manifest],
     expected: list[str],
     *,
     owned: bool,
@@ -92,7 +94,9 @@ def _claim(
         return volume.claim_name
     field = "spec.checkpoint.volume" if purpose == "checkpoints" else "spec.data.volume"
     if volume.size is None:
-        raise InvalidRecipeError([FieldError(field, "names no claim and no size", "set claimName or size")])
+        raise InvalidRecipeError(
+            [FieldError(field, "has neither claimName nor size", "set claimName or size")]
+        )
     name = f"{owner.object_name}-{purpose}"
     spec: Manifest = {
         "accessModes": [volume.access_mode or ("ReadWriteMany" if nodes > 1 else "ReadWriteOnce")],
@@ -100,7 +104,7 @@ def _claim(
     }
     if volume.storage_class_name is not None:
         spec["storageClassName"] = volume.storage_class_name
-    made.append(
+    created.append(
         with_hash(
             {
                 "apiVersion": "v1",

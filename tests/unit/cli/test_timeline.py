@@ -80,7 +80,7 @@ def test_a_resize_keeps_its_event_which_has_the_new_count() -> None:
         condition("Recovering", "True", "Shrunk", "8 accelerators are gone", "2026-01-01T11:00:00Z"),
         condition("Running", "False", "Shrunk", "8 accelerators are gone", "2026-01-01T11:00:00Z"),
     )
-    shrunk = event("2026-01-01T11:00:00Z", "Shrunk", "laid out on 8 accelerators: 8 accelerators are gone")
+    shrunk = event("2026-01-01T11:00:00Z", "Shrunk", "resized to 8 accelerators: 8 accelerators are gone")
     entries = timeline(recipe(*conditions, history=[resize]), [shrunk])
     assert reasons(entries) == ["Created", "Resized", "Shrunk"]
 

@@ -1,4 +1,4 @@
-"""The golden recipes, put through all stages before manifests."""
+"""Golden recipes, resolved and planned."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 class Run:
-    """A golden recipe, changed by a test where it likes."""
+    """A golden recipe, with an optional change of its spec."""
 
     def __init__(self, name: str, change: Change | None = None) -> None:
         recipe = yaml.safe_load((GOLDEN / "recipes" / f"{name}.yaml").read_text())

@@ -1,4 +1,4 @@
-"""Nodes that pods keep off."""
+"""Node affinity that makes pods avoid nodes."""
 
 import copy
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from megatron_operator.manifests.node_avoidance import avoided, avoiding
 
 
-def test_all_pods_keep_off_the_nodes_beside_what_they_need_anyway(run: Any) -> None:
+def test_avoided_nodes_are_added_to_the_affinity_of_all_pods(run: Any) -> None:
     job = run("llama3-8b-64-gpus").build().job
     kept = copy.deepcopy(job)
     marked = avoiding(job, ["node-b", "node-a"])
-    assert job == kept, "the job that was given is left as it is"
+    assert job == kept, "the argument is not modified"
     assert avoided(marked) == {"node-a", "node-b"}
     for replica in marked["spec"]["pytorchReplicaSpecs"].values():
         affinity = replica["template"]["spec"]["affinity"]
@@ -25,12 +25,12 @@ def test_all_pods_keep_off_the_nodes_beside_what_they_need_anyway(run: Any) -> N
         assert "podAffinity" in affinity
 
 
-def test_it_is_the_same_job_still(run: Any) -> None:
+def test_avoided_nodes_do_not_change_the_jobs_metadata(run: Any) -> None:
     job = run("tiny-gpt").build().job
     assert avoiding(job, ["node-a"])["metadata"] == job["metadata"]
 
 
-def test_taking_all_back_leaves_the_job_as_it_was(run: Any) -> None:
+def test_avoiding_no_nodes_restores_the_job(run: Any) -> None:
     for recipe in ("llama3-8b-64-gpus", "tiny-gpt", "one-gpu"):
         job = run(recipe).build().job
         assert avoided(job) == frozenset()
@@ -38,7 +38,7 @@ def test_taking_all_back_leaves_the_job_as_it_was(run: Any) -> None:
         assert avoiding(avoiding(job, ["a", "b"]), ["c"]) == avoiding(job, ["c"])
 
 
-def test_pods_that_need_no_kind_of_node_can_keep_off_some(run: Any) -> None:
+def test_pods_without_affinity_can_avoid_nodes(run: Any) -> None:
     job = run("one-gpu").build().job
     for replica in job["spec"]["pytorchReplicaSpecs"].values():
         del replica["template"]["spec"]["affinity"]

@@ -1,4 +1,4 @@
-"""Objects, names, owners and the hash that tells whether a job is still the one that is wanted."""
+"""Objects of a run: names, owners, and the hash that shows a changed spec."""
 
 import re
 from typing import Any
@@ -20,19 +20,20 @@ def test_every_pod_of_any_recipe_has_a_valid_name(recipe: str) -> None:
         assert DNS_1035.fullmatch(pytorchjob.pod_name(object_name(recipe), rank))
 
 
-def test_recipes_that_differ_have_objects_that_differ() -> None:
+def test_different_recipes_have_different_object_names() -> None:
     names = ["llama3.1-8b", "llama3-1-8b", "llama3_1-8b", "x" * 60, "x" * 61]
     assert len({object_name(name) for name in names}) == len(names)
 
 
-def test_a_name_too_long_for_a_label_is_refused() -> None:
+def test_a_name_too_long_for_a_label_is_an_error() -> None:
     with pytest.raises(
-        InvalidRecipeError, match=r"metadata.name: has 64 characters, and labels of pods hold 63; use a name"
+        InvalidRecipeError,
+        match=r"metadata.name: has 64 characters, but a label value has at most 63; use a name",
     ):
         Owner("x" * 64, "default", "uid")
 
 
-def test_starting_from_a_checkpoint_makes_no_other_job(run: Any) -> None:
+def test_requiring_a_checkpoint_does_not_change_the_jobs_hash(run: Any) -> None:
     recipe = run("tiny-gpt")
     first, again = recipe.build(), recipe.build(require_checkpoint=True)
     assert first.job != again.job
@@ -50,13 +51,15 @@ def test_starting_from_a_checkpoint_makes_no_other_job(run: Any) -> None:
     ],
     ids=["budget", "suspend", "length", "image", "environment"],
 )
-def test_only_what_pods_see_makes_another_job(run: Any, change: dict[str, Any], same: bool) -> None:
+def test_only_changes_that_affect_pods_change_the_jobs_hash(
+    run: Any, change: dict[str, Any], same: bool
+) -> None:
     before = run("tiny-gpt").build().job_hash
     after = run("tiny-gpt", lambda spec: spec.update(change)).build().job_hash
     assert (before == after) is same
 
 
-def test_a_retained_checkpoint_claim_has_no_owner_and_others_have(run: Any) -> None:
+def test_only_a_retained_checkpoint_claim_has_no_owner(run: Any) -> None:
     kept = {claim["metadata"]["name"]: claim for claim in run("tiny-gpt").build().claims}
     assert "ownerReferences" not in kept["tiny-gpt-checkpoints"]["metadata"]
     assert kept["tiny-gpt-data"]["metadata"]["ownerReferences"][0]["kind"] == "MegatronRecipe"
@@ -64,7 +67,7 @@ def test_a_retained_checkpoint_claim_has_no_owner_and_others_have(run: Any) -> N
     assert gone["metadata"]["ownerReferences"][0]["name"] == "llama3.1-8b-queued"
 
 
-def test_a_queued_job_begins_suspended_with_its_topology(run: Any) -> None:
+def test_a_queued_job_is_created_suspended_with_its_topology(run: Any) -> None:
     job = run("llama3.1-8b-queued").build().job
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert job["spec"]["runPolicy"] == {"cleanPodPolicy": "Running", "suspend": True}
@@ -73,25 +76,25 @@ def test_a_queued_job_begins_suspended_with_its_topology(run: Any) -> None:
         assert topology == "cloud.provider.com/topology-rack"
 
 
-def test_a_claim_of_the_users_is_expected_and_not_made(run: Any) -> None:
+def test_an_existing_claim_is_expected_and_not_created(run: Any) -> None:
     built = run("llama3-8b-64-gpus").build()
     assert built.expected_claims == ("corpus",)
     assert [claim["metadata"]["name"] for claim in built.claims] == ["llama3-8b-checkpoints"]
 
 
-def test_an_empty_data_volume_without_preparation_is_refused(run: Any) -> None:
+def test_an_empty_data_volume_without_preparation_is_an_error(run: Any) -> None:
     def empty(spec: dict[str, Any]) -> None:
         spec["data"]["volume"] = {"size": "1Ti"}
 
-    with pytest.raises(InvalidRecipeError, match=r"spec.data.volume: asks for a new, empty volume"):
+    with pytest.raises(InvalidRecipeError, match=r"spec.data.volume: requests a new, empty volume"):
         run("llama3-8b-64-gpus", empty).build()
 
 
-def test_without_an_image_nothing_is_made(run: Any) -> None:
+def test_a_missing_image_is_an_error(run: Any) -> None:
     recipe = run("one-gpu")
     recipe.resolved = recipe.resolved.model_copy(update={"image": None})
     with pytest.raises(
-        InvalidRecipeError, match=r"spec.image: is named neither by the recipe nor by the platform"
+        InvalidRecipeError, match=r"spec.image: is set neither by the recipe nor by the platform"
     ):
         recipe.build()
 
@@ -107,6 +110,8 @@ def test_without_an_image_nothing_is_made(run: Any) -> None:
         ({"conditions": [{"type": "Failed", "status": "False"}]}, False, "Active"),
     ],
 )
-def test_a_jobs_state_is_its_own_final_word(status: dict[str, Any], suspend: bool, expected: str) -> None:
+def test_the_state_of_a_job_comes_from_its_final_condition(
+    status: dict[str, Any], suspend: bool, expected: str
+) -> None:
     job = {"spec": {"runPolicy": {"suspend": suspend}}, "status": status}
     assert pytorchjob.state(job).phase == expected

@@ -1,4 +1,4 @@
-"""What pods ask for, where they go and what they may do."""
+"""Trainer pods: resources, placement, security, environment."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import Toleration
 
 
-def test_shm_counts_in_the_memory_request_and_is_the_pods_share_of_the_node(run: Any) -> None:
+def test_shm_is_part_of_the_memory_request_in_proportion_to_the_pod(run: Any) -> None:
     whole, eighth = run("llama3-8b-64-gpus"), run("one-gpu")
     assert whole.container()["resources"]["requests"]["memory"] == "1280Gi"
     assert eighth.container()["resources"]["requests"]["memory"] == "160Gi"
@@ -16,7 +16,7 @@ def test_shm_counts_in_the_memory_request_and_is_the_pods_share_of_the_node(run:
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
 
 
-def test_rdma_goes_to_whole_node_pods_alone(run: Any) -> None:
+def test_only_whole_node_pods_request_rdma(run: Any) -> None:
     assert run("llama3-8b-64-gpus").container()["resources"]["limits"]["rdma/hca"] == "8"
     assert "rdma/hca" not in run("one-gpu").container()["resources"]["limits"]
 
@@ -44,13 +44,13 @@ def test_trainers_have_no_api_token_and_cannot_write_data(run: Any) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["llama3-8b-64-gpus", "tiny-gpt"])
-def test_the_trainer_may_save_for_nearly_all_of_the_time_that_kubelet_gives_it(run: Any, recipe: str) -> None:
-    given = run(recipe).pod()["spec"]["terminationGracePeriodSeconds"]
+def test_the_trainer_may_use_nearly_the_whole_grace_period_to_save(run: Any, recipe: str) -> None:
+    grace = run(recipe).pod()["spec"]["terminationGracePeriodSeconds"]
     values = {each["name"]: each.get("value") for each in run(recipe).container()["env"]}
-    assert given - 15 <= int(values["MEGATRON_TERMINATION_GRACE"]) < given
+    assert grace - 15 <= int(values["MEGATRON_TERMINATION_GRACE"]) < grace
 
 
-def test_pods_that_share_a_tensor_parallel_group_have_to_lie_in_one_nvlink_domain(run: Any) -> None:
+def test_pods_that_share_a_tensor_parallel_group_require_one_nvlink_domain(run: Any) -> None:
     manifest = run("llama3-70b-tp8-nvl72").build().job["spec"]["pytorchReplicaSpecs"]
     for replica in ("Master", "Worker"):
         near = manifest[replica]["template"]["spec"]["affinity"]["podAffinity"]
@@ -61,7 +61,7 @@ def test_pods_that_share_a_tensor_parallel_group_have_to_lie_in_one_nvlink_domai
         )
 
 
-def test_other_pods_prefer_one_nvlink_domain_where_it_has_several_nodes(run: Any) -> None:
+def test_other_pods_prefer_one_nvlink_domain(run: Any) -> None:
     def narrow(spec: dict[str, Any]) -> None:
         spec["parallelism"]["tensorModelParallelSize"] = 4
 
@@ -73,7 +73,7 @@ def test_other_pods_prefer_one_nvlink_domain_where_it_has_several_nodes(run: Any
     assert first["weight"] > second["weight"]
 
 
-def test_what_the_trainer_watches_itself_is_said_where_it_is_not_its_default(run: Any) -> None:
+def test_settings_of_the_trainer_are_passed_only_if_they_differ_from_its_defaults(run: Any) -> None:
     usual = {"MEGATRON_HANG_TIMEOUT", "MEGATRON_PREFLIGHT", "MEGATRON_LOSS_ON_REPEAT"}
     assert not usual & run("tiny-gpt").env().keys()
 
@@ -84,14 +84,14 @@ def test_what_the_trainer_watches_itself_is_said_where_it_is_not_its_default(run
             "loss": {"spikeFactor": 2.5, "onRepeat": "skip"},
         }
 
-    said = run("tiny-gpt", watch).env()
-    assert said["MEGATRON_HANG_TIMEOUT"] == "90"
-    assert said["MEGATRON_PREFLIGHT"] == "1"
-    assert (said["MEGATRON_LOSS_SPIKE_FACTOR"], said["MEGATRON_LOSS_SPIKE_WINDOW"]) == ("2.5", "50")
-    assert said["MEGATRON_LOSS_ON_REPEAT"] == "skip"
+    env = run("tiny-gpt", watch).env()
+    assert env["MEGATRON_HANG_TIMEOUT"] == "90"
+    assert env["MEGATRON_PREFLIGHT"] == "1"
+    assert (env["MEGATRON_LOSS_SPIKE_FACTOR"], env["MEGATRON_LOSS_SPIKE_WINDOW"]) == ("2.5", "50")
+    assert env["MEGATRON_LOSS_ON_REPEAT"] == "skip"
 
 
-def test_affinity_prefers_near_over_far(run: Any) -> None:
+def test_nearer_topology_has_a_higher_weight(run: Any) -> None:
     near_to_far = run("llama3-8b-64-gpus").pod()["spec"]["affinity"]["podAffinity"]
     terms = near_to_far["preferredDuringSchedulingIgnoredDuringExecution"]
     assert [(term["weight"], term["podAffinityTerm"]["topologyKey"]) for term in terms] == [
@@ -104,7 +104,7 @@ def tolerated(spec: dict[str, Any]) -> dict[str, int | None]:
     return {str(each.get("key")): each.get("tolerationSeconds") for each in spec["tolerations"]}
 
 
-def test_pods_of_a_lost_node_are_replaced_after_half_a_minute_not_after_five(run: Any) -> None:
+def test_pods_tolerate_a_lost_node_for_30_seconds(run: Any) -> None:
     spec = run("tiny-gpt").pod()["spec"]
     assert tolerated(spec) == {
         "node.kubernetes.io/not-ready": 30,
@@ -112,11 +112,11 @@ def test_pods_of_a_lost_node_are_replaced_after_half_a_minute_not_after_five(run
     }
 
 
-def test_what_the_profile_says_of_lost_nodes_holds(run: Any) -> None:
-    tolerated_for_ever = Toleration(key="node.kubernetes.io/unreachable", operator="Exists")
+def test_tolerations_of_the_profile_take_precedence(run: Any) -> None:
+    tolerated_without_limit = Toleration(key="node.kubernetes.io/unreachable", operator="Exists")
     lost = run("tiny-gpt")
     profile = lost.resolved.profile.model_copy(
-        update={"tolerations": [tolerated_for_ever], "node_lost_after": 5}
+        update={"tolerations": [tolerated_without_limit], "node_lost_after": 5}
     )
     lost.resolved = lost.resolved.model_copy(update={"profile": profile})
     assert tolerated(lost.pod()["spec"]) == {
@@ -125,13 +125,13 @@ def test_what_the_profile_says_of_lost_nodes_holds(run: Any) -> None:
     }
 
 
-def test_a_single_pod_needs_no_company(run: Any) -> None:
+def test_a_single_pod_has_no_pod_affinity(run: Any) -> None:
     one = run("one-gpu")
     assert one.pod()["spec"]["affinity"].keys() == {"nodeAffinity"}
     assert one.build().claims[0]["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
-def test_the_users_node_selector_adds_to_the_accelerators_labels(run: Any) -> None:
+def test_the_node_selector_is_added_to_the_labels_of_the_profile(run: Any) -> None:
     affinity = run("llama3.1-8b-queued").pod()["spec"]["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
     assert {term["key"]: term["values"] for term in terms["matchExpressions"]} == {
@@ -152,7 +152,7 @@ def test_the_users_node_selector_adds_to_the_accelerators_labels(run: Any) -> No
         ("llama3.1-8b-queued", {}, None),
         ("tiny-gpt", {}, None),
     ],
-    ids=["tensor parallel on Hopper", "data parallel alone", "Blackwell", "no GPU"],
+    ids=["tensor parallel on Hopper", "data parallel only", "Blackwell", "no GPU"],
 )
 def test_one_cuda_connection_where_megatron_asserts_it(
     run: Any, recipe: str, change: dict[str, Any], expected: str | None
@@ -161,12 +161,12 @@ def test_one_cuda_connection_where_megatron_asserts_it(
     assert env.get("CUDA_DEVICE_MAX_CONNECTIONS") == expected
 
 
-def test_the_owners_environment_yields_to_the_users(run: Any) -> None:
+def test_the_recipes_environment_overrides_the_profiles(run: Any) -> None:
     env = run("llama3-8b-64-gpus", lambda spec: spec.update(env={"NCCL_IB_HCA": "mlx5_0"})).env()
     assert (env["NCCL_IB_HCA"], env["NCCL_SOCKET_IFNAME"]) == ("mlx5_0", "eth0")
 
 
-def test_a_name_of_the_contract_cannot_be_set_by_a_recipe(run: Any) -> None:
+def test_a_recipe_cannot_set_a_reserved_environment_name(run: Any) -> None:
     recipe = run("one-gpu", lambda spec: spec.update(env={"MEGATRON_PLATFORM": "cpu"}))
     with pytest.raises(
         InvalidRecipeError, match=re.escape("spec.env.MEGATRON_PLATFORM: is set by the operator")
@@ -174,7 +174,7 @@ def test_a_name_of_the_contract_cannot_be_set_by_a_recipe(run: Any) -> None:
         recipe.build()
 
 
-def test_a_local_tier_is_a_volume_of_the_pod_that_megatron_saves_to_more_often(run: Any) -> None:
+def test_local_checkpoints_are_saved_more_often_to_a_volume_of_the_pod(run: Any) -> None:
     def change(spec: dict[str, Any]) -> None:
         spec["checkpoint"] = spec.get("checkpoint", {}) | {
             "saveInterval": 500,

@@ -1,8 +1,9 @@
-"""Quantities add and scale as Kubernetes reads them."""
+"""Parsing and formatting of Kubernetes quantities."""
 
 from fractions import Fraction
 
 import pytest
+from kubernetes.utils import parse_quantity
 from megatron_operator.manifests import quantity
 
 
@@ -14,10 +15,13 @@ from megatron_operator.manifests import quantity
         ("64Gi", 64 * 1024**3),
         ("2T", 2 * 10**12),
         ("3k", 3000),
+        ("250u", Fraction(1, 4000)),
+        ("1e3", 1000),
     ],
 )
-def test_quantities_are_read_exactly(text: str, value: Fraction) -> None:
+def test_quantities_are_parsed_exactly_and_as_by_the_client_library(text: str, value: Fraction) -> None:
     assert quantity.parse(text) == value
+    assert Fraction(parse_quantity(text)) == value
 
 
 @pytest.mark.parametrize(("size", "text"), [(1024**3, "1Gi"), (1024**3 + 1, "1025Mi"), (1, "1Mi")])
