@@ -1,5 +1,6 @@
 """The recovery policy: wait, replace pods, avoid a node, resize, restart the gang, or fail."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,39 +79,44 @@ Decision = Wait | RestartGang | Fail | ForceDelete | Avoid | ReleaseNodes | Resi
 
 
 def decide(observation: Observation) -> Decision:
-    """What to do about a run, cheapest remedy first.
+    """What to do about a run: the decision of the first of `RULES` that has one.
 
     The trainer restarts ranks and the training-operator replaces lost pods. What they cannot do is decided
     here: force-delete the pods of lost nodes, avoid bad nodes, restart a gang that runs without progress,
-    resize an elastic run.
-
-    Every observation has a decision. While pods are being deleted, the only action is to force-delete those
-    that no kubelet ends.
+    resize an elastic run. Every observation has a decision.
     """
-    history, limits = observation.history, observation.limits
-    if observation.ended and observation.early_exit is not None:
+    for rule in RULES:
+        decision = rule(observation)
+        if decision is not None:
+            return decision
+    return Wait("the run trains")
+
+
+def _job_ended(observation: Observation) -> Decision | None:
+    """A job that ended without need is re-created; any other stays as it is."""
+    if not observation.ended:
+        return None
+    if observation.early_exit is not None:
         return _restart(observation, observation.early_exit)
-    if observation.ended:
-        return Wait("the job has ended")
-    if any(pod.deleting for pod in observation.pods):
-        return _while_deleting(observation)
-    if history.restarts_since_checkpoint > limits.max_restarts:
-        return Fail(_budget_spent(observation, history.last_cause))
-    if (bad := _bad_nodes(observation)) is not None:
-        return bad
-    if any(pod.unreachable for pod in observation.pods):
-        return force_delete_or_wait(observation.pods, observation.now)
-    if observation.waiting_since is not None:
-        return _without_capacity(observation, observation.waiting_since)
-    if len(observation.pods) < observation.size:
-        return Wait("pods are being created")
-    if any(pod.phase is not PodPhase.RUNNING or pod.started is None for pod in observation.pods):
-        return Wait("pods are starting")
-    running_since = max(pod.started or 0.0 for pod in observation.pods)
-    cause = hang_cause(observation, running_since)
-    if cause is None:
-        return _grow(observation, running_since) or Wait("the run trains")
-    return _restart(observation, cause)
+    return Wait("the job has ended")
+
+
+def _pods_deleting(observation: Observation) -> Decision | None:
+    """While pods are being deleted, the only action is to force-delete those that no kubelet ends."""
+    pods = tuple(pod for pod in observation.pods if pod.deleting)
+    if not pods:
+        return None
+    if any(pod.unreachable for pod in pods):
+        return force_delete_or_wait(pods, observation.now)
+    return Wait("pods are being deleted")
+
+
+def _over_budget(observation: Observation) -> Fail | None:
+    """Restarts of any kind have used more than the budget."""
+    history = observation.history
+    if history.restarts_since_checkpoint <= observation.limits.max_restarts:
+        return None
+    return Fail(_budget_spent(observation, history.last_cause))
 
 
 def force_delete_or_wait(pods: tuple[PodView, ...], now: float) -> ForceDelete | Wait:
@@ -147,14 +153,8 @@ def _restart(observation: Observation, cause: str) -> Decision:
     return RestartGang(cause)
 
 
-def _while_deleting(observation: Observation) -> Decision:
-    pods = tuple(pod for pod in observation.pods if pod.deleting)
-    if any(pod.unreachable for pod in pods):
-        return force_delete_or_wait(pods, observation.now)
-    return Wait("pods are being deleted")
-
-
 def _bad_nodes(observation: Observation) -> Avoid | None:
+    """Nodes that ended the run `recovery.nodes.avoidAfter` times are avoided from now on."""
     allowed, history = observation.limits.avoid_after, observation.history
     if not allowed:
         return None
@@ -174,9 +174,18 @@ def _bad_nodes(observation: Observation) -> Avoid | None:
     return Avoid(tuple(bad), moving, f"{times} (recovery.nodes.avoidAfter {allowed})")
 
 
-def _without_capacity(observation: Observation, since: float) -> Decision:
+def _unreachable(observation: Observation) -> Decision | None:
+    """Pods on nodes that do not answer are given time, then deleted by force."""
+    if not any(pod.unreachable for pod in observation.pods):
+        return None
+    return force_delete_or_wait(observation.pods, observation.now)
+
+
+def _without_capacity(observation: Observation) -> Decision | None:
     """Pods cannot be scheduled: release avoided nodes, shrink, or wait."""
-    waited = observation.now - since
+    if observation.waiting_since is None:
+        return None
+    waited = observation.now - observation.waiting_since
     later: list[float] = []
     if observation.releasable:
         if waited >= AVOIDED_PATIENCE:
@@ -200,7 +209,27 @@ def _without_capacity(observation: Observation, since: float) -> Decision:
     return Wait("pods wait for capacity", min(later, default=None))
 
 
-def _grow(observation: Observation, running_since: float) -> Decision | None:
+def _incomplete(observation: Observation) -> Wait | None:
+    """Nothing can be said of the training until all pods of the gang run."""
+    if len(observation.pods) < observation.size:
+        return Wait("pods are being created")
+    if any(pod.phase is not PodPhase.RUNNING or pod.started is None for pod in observation.pods):
+        return Wait("pods are starting")
+    return None
+
+
+def _hang(observation: Observation) -> Decision | None:
+    """A gang that runs without progress is restarted."""
+    cause = hang_cause(observation, _running_since(observation))
+    return None if cause is None else _restart(observation, cause)
+
+
+def _running_since(observation: Observation) -> float:
+    """When the last pod of a running gang started, seconds since the epoch."""
+    return max(pod.started or 0.0 for pod in observation.pods)
+
+
+def _grow(observation: Observation) -> Decision | None:
     """Use accelerators that have been free for long enough, while the run trains."""
     elastic, capacity = observation.limits.elastic, observation.capacity
     if elastic is None or capacity is None or capacity.larger is None or capacity.larger_since is None:
@@ -216,7 +245,11 @@ def _grow(observation: Observation, running_since: float) -> Decision | None:
     if observation.now < due:
         return Wait("the run trains; more accelerators are free", due - observation.now)
     heartbeat = observation.heartbeat
-    if heartbeat is None or not _trains(observation) or (heartbeat.moved or 0.0) < running_since:
+    if (
+        heartbeat is None
+        or not _trains(observation)
+        or (heartbeat.moved or 0.0) < _running_since(observation)
+    ):
         return None
     free = observation.now - capacity.larger_since
     return Resize(
@@ -245,3 +278,20 @@ def _budget_spent(observation: Observation, cause: str | None) -> str:
     if cause and cause != first:
         why += f"; last cause: {cause}"
     return f"{restarts} restarts brought no new checkpoint and recovery.maxRestarts is {allowed}{why}"
+
+
+Rule = Callable[[Observation], Decision | None]
+"""None: the rule does not apply to the observation."""
+
+RULES: Final[tuple[Rule, ...]] = (
+    _job_ended,
+    _pods_deleting,
+    _over_budget,
+    _bad_nodes,
+    _unreachable,
+    _without_capacity,
+    _incomplete,
+    _hang,
+    _grow,
+)
+"""In order: a rule may rely on those before it not applying."""

@@ -29,12 +29,20 @@ class PackageCopy:
         with (self.path / name).open("a") as file:
             file.write(text)
 
+    def insert_before(self, name: str, pattern: str, text: str) -> None:
+        """Add text before the first line that matches."""
+        self._insert(name, pattern, text, after=False)
+
     def insert_after(self, name: str, pattern: str, line: str) -> None:
         """Add a line after the first one that matches."""
+        self._insert(name, pattern, f"{line}\n", after=True)
+
+    def _insert(self, name: str, pattern: str, added: str, *, after: bool) -> None:
         text = (self.path / name).read_text()
-        found = re.search(rf"^.*{pattern}.*\n", text, re.MULTILINE)
+        found = re.search(rf"{pattern}.*\n", text, re.MULTILINE)
         assert found is not None, f"{name} has no line like {pattern}"
-        self.write(name, text[: found.end()] + line + "\n" + text[found.end() :])
+        at = found.end() if after else found.start()
+        self.write(name, text[:at] + added + text[at:])
 
     def python(self, code: str) -> str:
         """Standard output of a program that imports this copy."""

@@ -103,3 +103,36 @@ def test_a_command_is_one_module_and_one_line(package: Any) -> None:
     assert "gpus" in package.megatron("--help")
     used = package.megatron("gpus", "--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h200")
     assert used == "8 x h200\n"
+
+
+RULE = '''\
+def _slow_steps(observation: Observation) -> Decision | None:
+    """A step of more than an hour restarts the gang."""
+    heartbeat = observation.heartbeat
+    if heartbeat is None or (heartbeat.step_seconds or 0.0) <= 3600:
+        return None
+    return _restart(observation, f"a step took {heartbeat.step_seconds:.0f} s")
+
+
+'''
+
+DECIDE = """\
+from megatron_operator.lifecycle.observation import Heartbeat, History, Limits, Observation, PodPhase, PodView
+from megatron_operator.lifecycle.recovery_policy import decide
+
+def decision(step_seconds, deleting=False):
+    pods = tuple(PodView(rank, PodPhase.RUNNING, 1000.0, deleting) for rank in range(2))
+    heartbeat = Heartbeat("training", 5, step_seconds, answered=99_999.0, moved=99_999.0)
+    limits = Limits.parse(max_restarts=3, rendezvous_timeout=600, hang_timeout="auto")
+    return decide(Observation(100_000.0, 2, pods, heartbeat, History("run"), limits))
+
+print(type(decision(1.0)).__name__, type(decision(7200.0)).__name__, type(decision(7200.0, True)).__name__)
+"""
+
+
+def test_a_recovery_rule_is_one_function_and_its_place_in_the_order(package: Any) -> None:
+    assert package.python(DECIDE) == "Wait Wait Wait\n"
+    policy = "lifecycle/recovery_policy.py"
+    package.insert_before(policy, r"^Rule = ", RULE)
+    package.insert_after(policy, r"^    _incomplete,", "    _slow_steps,")
+    assert package.python(DECIDE) == "Wait RestartGang Wait\n", "rules before it still come first"
