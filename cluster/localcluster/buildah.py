@@ -21,7 +21,7 @@ class Buildah:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
 
-    def _run(self, *words: str | Path, environment: Mapping[str, str] | None = None) -> str:
+    def _run(self, *args: str | Path, environment: Mapping[str, str] | None = None) -> str:
         # All mounts are in this namespace, so a build that is killed leaves none behind.
         return run(
             [
@@ -30,7 +30,7 @@ class Buildah:
                 *("--storage-driver", "overlay"),
                 *("--root", self.paths.cache / "buildah"),
                 *("--runroot", self.paths.cache / "buildah-run"),
-                *words,
+                *args,
             ],
             environment=environment,
         )
@@ -68,14 +68,14 @@ class Buildah:
         the build trusts the proxies that the host trusts, and no image contains them.
         """
         mounts = {CERTIFICATES: f"{CERTIFICATES}:ro", Path("/etc/resolv.conf"): "/etc/resolv.conf:ro"}
-        words: list[str | Path] = ["build", "--isolation", "chroot", "--network", "host", "--layers"]
+        args: list[str | Path] = ["build", "--isolation", "chroot", "--network", "host", "--layers"]
         for source, target in {**mounts, **(volumes or {})}.items():
-            words += ["--volume", f"{source}:{target}"]
+            args += ["--volume", f"{source}:{target}"]
         for key, value in (arguments or {}).items():
-            words += ["--build-arg", f"{key}={value}"]
+            args += ["--build-arg", f"{key}={value}"]
         for key, value in (labels or {}).items():
-            words += ["--label", f"{key}={value}"]
-        self._run(*words, "--file", dockerfile, "--tag", name, context)
+            args += ["--label", f"{key}={value}"]
+        self._run(*args, "--file", dockerfile, "--tag", name, context)
 
     def prune(self) -> None:
         """Delete layers that no named image uses, and what killed builds left behind."""

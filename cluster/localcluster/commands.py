@@ -1,4 +1,4 @@
-"""Other programs, run to their end: their words become the error's words."""
+"""Runs other programs to completion; an error contains their output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localcluster.errors import ClusterError
 
 
 def run(
-    words: Sequence[str | Path],
+    args: Sequence[str | Path],
     *,
     stdin: str | None = None,
     environment: Mapping[str, str] | None = None,
@@ -21,7 +21,7 @@ def run(
 
     Raises ClusterError with the command's last output when it fails or is not installed.
     """
-    argv = [str(word) for word in words]
+    argv = [str(arg) for arg in args]
     shown = " ".join(argv[:5])
     try:
         done = subprocess.run(
@@ -36,8 +36,6 @@ def run(
     except FileNotFoundError as error:
         raise ClusterError(f"the command {argv[0]} is not installed") from error
     if done.returncode:
-        words_of_failure = (done.stderr.strip() or done.stdout.strip()).splitlines()[-20:]
-        raise ClusterError(
-            f"{shown} failed with exit code {done.returncode}:\n" + "\n".join(words_of_failure)
-        )
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()[-20:]
+        raise ClusterError(f"{shown} failed with exit code {done.returncode}:\n" + "\n".join(output))
     return done.stdout

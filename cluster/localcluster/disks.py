@@ -57,8 +57,8 @@ def _clone_into(folder: Path, init: int) -> None:
     if descriptor < 0:
         raise ClusterError(f"{folder} cannot be cloned: {os.strerror(ctypes.get_errno())}")
     try:
-        words = [sys.executable, "-c", _MOVE, str(init), str(descriptor), str(folder)]
-        done = subprocess.run(words, pass_fds=(descriptor,), capture_output=True, text=True, check=False)
+        args = [sys.executable, "-c", _MOVE, str(init), str(descriptor), str(folder)]
+        done = subprocess.run(args, pass_fds=(descriptor,), capture_output=True, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"{folder} cannot be mounted in a node: {done.stderr.strip()}")
     finally:

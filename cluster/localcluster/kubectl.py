@@ -24,11 +24,11 @@ class Kubectl:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
 
-    def run(self, *words: str | Path, stdin: str | None = None) -> str:
+    def run(self, *args: str | Path, stdin: str | None = None) -> str:
         """Standard output of kubectl."""
         # The machine's proxy must not be used for the cluster's addresses.
         environment = {"KUBECONFIG": str(self.paths.kubeconfig), "NO_PROXY": "*", "no_proxy": "*"}
-        return run([self.paths.binary("kubectl"), *words], stdin=stdin, environment=environment)
+        return run([self.paths.binary("kubectl"), *args], stdin=stdin, environment=environment)
 
     def apply(self, objects: Iterable[Object]) -> None:
         """Server-side apply: the training-operator's CRDs are too big for the last-applied annotation."""
@@ -43,14 +43,14 @@ class Kubectl:
             stdin=text,
         )
 
-    def get(self, *words: str) -> Mapping[str, Any]:
+    def get(self, *args: str) -> Mapping[str, Any]:
         """The object that `kubectl get` returns."""
-        result: Mapping[str, Any] = json.loads(self.run("get", *words, "-o", "json"))
+        result: Mapping[str, Any] = json.loads(self.run("get", *args, "-o", "json"))
         return result
 
-    def exists(self, *words: str) -> bool:
+    def exists(self, *args: str) -> bool:
         """Whether `kubectl get` finds the object."""
-        return bool(self.run("get", *words, "--ignore-not-found", "-o", "name").strip())
+        return bool(self.run("get", *args, "--ignore-not-found", "-o", "name").strip())
 
     def kustomize(self, directory: Path) -> list[Object]:
         """The objects that a kustomization renders."""

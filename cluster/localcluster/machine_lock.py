@@ -31,7 +31,7 @@ def current_holder() -> Holder | None:
 
 
 def check(checkout: Path) -> None:
-    """Raises ClusterError when another checkout holds the lock; the message says how to stop its cluster."""
+    """Raises ClusterError when another checkout holds the lock, with the command that stops its cluster."""
     holder = current_holder()
     if holder is not None and holder.checkout != str(checkout):
         raise ClusterError(

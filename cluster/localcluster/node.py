@@ -254,16 +254,16 @@ state = "/run/containerd"
 
     def _leased_since_start(self) -> bool:
         """Whether the kubelet has renewed its lease since the node was started."""
-        words = ("lease", self.name, "--namespace=kube-node-lease")
-        if not self.kubectl.exists(*words):
+        args = ("lease", self.name, "--namespace=kube-node-lease")
+        if not self.kubectl.exists(*args):
             return False
-        renewed = datetime.fromisoformat(self.kubectl.get(*words)["spec"]["renewTime"])
+        renewed = datetime.fromisoformat(self.kubectl.get(*args)["spec"]["renewTime"])
         return renewed.timestamp() > (self.home / "started").stat().st_mtime
 
     def label(self) -> None:
         """Set LABELS on the node object."""
-        words = [f"{name}={value}" for name, value in LABELS.items()]
-        self.kubectl.run("label", "--overwrite", "node", self.name, *words)
+        args = [f"{name}={value}" for name, value in LABELS.items()]
+        self.kubectl.run("label", "--overwrite", "node", self.name, *args)
 
     def stop(self) -> None:
         """Switch the power off: the kubelet and every container end at once."""

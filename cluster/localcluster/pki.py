@@ -44,8 +44,8 @@ def _is_address(host: str) -> bool:
     return host.replace(".", "").isdigit() or ":" in host
 
 
-def _openssl(*words: str | Path) -> None:
-    run(["openssl", *words])
+def _openssl(*args: str | Path) -> None:
+    run(["openssl", *args])
 
 
 class Authority:

@@ -147,11 +147,11 @@ class Processes:
             return record.pid
         self.records.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(parents=True, exist_ok=True)
-        words = [str(word) for word in argv]
+        args = [str(word) for word in argv]
         with (self.logs / f"{name}.log").open("ab") as log:
             try:
                 child = subprocess.Popen(
-                    words,
+                    args,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -159,11 +159,11 @@ class Processes:
                     env={**_without_proxies(), **(environment or {}), OWNER_VARIABLE: str(self.home)},
                 )
             except OSError as error:
-                raise ClusterError(f"{name}: cannot start {words[0]}: {error.strerror}") from error
+                raise ClusterError(f"{name}: cannot start {args[0]}: {error.strerror}") from error
         began = start_time(child.pid)
         if began is None:
             raise ClusterError(f"{name} ended at once; see its output in {self.logs / name}.log")
-        record = Record(name, child.pid, began, boot_id(), words)
+        record = Record(name, child.pid, began, boot_id(), args)
         self._write(record)
         self._children[name] = child
         return child.pid

@@ -26,8 +26,8 @@ def configuration(storage: Path) -> dict[str, object]:
 
 def prune(paths: Paths) -> None:
     """Delete untagged images. Nothing may be pushed meanwhile. Raises ClusterError."""
-    words: list[str | Path] = ["garbage-collect", "--delete-untagged", "--quiet"]
-    run([paths.binary(NAME), *words, paths.home / "registry.json"])
+    args: list[str | Path] = ["garbage-collect", "--delete-untagged", "--quiet"]
+    run([paths.binary(NAME), *args, paths.home / "registry.json"])
 
 
 def up(paths: Paths, processes: Processes, console: Console) -> None:

@@ -118,6 +118,6 @@ def test_the_training_operator_finds_existing_certificates(tmp_path: Path) -> No
 def test_webhook_certificates_have_the_names_that_it_expects(tmp_path: Path, file: str, name: str) -> None:
     certificates = trainingoperator.WebhookCertificates(tmp_path)
     certificates.create()
-    words = ["openssl", "x509", "-noout", "-checkhost", name, "-in", certificates.files()[file]]
-    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    args = ["openssl", "x509", "-noout", "-checkhost", name, "-in", certificates.files()[file]]
+    output = subprocess.run(args, capture_output=True, text=True, check=True).stdout
     assert "does match" in output

@@ -49,9 +49,9 @@ def test_no_two_ports_are_the_same() -> None:
 
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_everything_listens_on_local_addresses(plane: ControlPlane, component: str) -> None:
-    words = " ".join(map(str, plane.argv(component)))
-    assert "0.0.0.0" not in words
-    assert "127.0.0.1" in words
+    args = " ".join(map(str, plane.argv(component)))
+    assert "0.0.0.0" not in args
+    assert "127.0.0.1" in args
 
 
 def test_an_unknown_component_lists_the_known_ones(plane: ControlPlane) -> None:

@@ -30,8 +30,8 @@ def authority(tmp_path: Path) -> Authority:
 
 def test_a_signed_certificate_verifies_against_the_authority(authority: Authority) -> None:
     authority.sign(KUBELET)
-    words = ["openssl", "verify", "-x509_strict", "-CAfile", authority.certificate, authority.crt("node-0")]
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.endswith("OK\n")
+    args = ["openssl", "verify", "-x509_strict", "-CAfile", authority.certificate, authority.crt("node-0")]
+    assert subprocess.run(args, capture_output=True, text=True, check=True).stdout.endswith("OK\n")
 
 
 def test_keys_are_readable_only_by_their_owner(authority: Authority) -> None:
