@@ -1,4 +1,4 @@
-"""Certificates and kubeconfig files, made with openssl. Keys are P-256: made in milliseconds."""
+"""Certificates and kubeconfig files, created with openssl. Keys are P-256."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAYS = "3650"
 
 @dataclass(frozen=True)
 class Certificate:
-    """What one certificate says: subject (common name, organisation) and the names it serves."""
+    """The subject (common name, organisation) of one certificate, and the hosts that it is valid for."""
 
     name: str
     common_name: str
@@ -22,11 +22,12 @@ class Certificate:
     hosts: tuple[str, ...] = ()
 
     def subject(self) -> str:
+        """The subject in openssl's notation."""
         organisation = f"/O={self.organisation}" if self.organisation else ""
         return f"{organisation}/CN={self.common_name}"
 
     def extensions(self) -> str:
-        """The openssl extension file: usable by clients and servers, with subject alternative names."""
+        """The openssl extension file, for clients and servers."""
         lines = [
             "basicConstraints=critical,CA:FALSE",
             "keyUsage=critical,digitalSignature,keyEncipherment",
@@ -49,22 +50,25 @@ def _openssl(*args: str | Path) -> None:
 
 
 class Authority:
-    """A certificate authority and what it signed, in one folder."""
+    """A certificate authority and the certificates that it signed, in one folder."""
 
     def __init__(self, directory: Path, name: str = "megatron-local-cluster", rsa: bool = False) -> None:
-        """`rsa`: the authority's own key is RSA in PKCS#1, for programs that read nothing else."""
+        """`rsa`: the authority's own key is RSA in PKCS#1, for programs that accept nothing else."""
         self.directory = directory
         self.name = name
         self.rsa = rsa
 
     @property
     def certificate(self) -> Path:
+        """The authority's certificate."""
         return self.directory / "ca.crt"
 
     def crt(self, name: str) -> Path:
+        """A signed certificate."""
         return self.directory / f"{name}.crt"
 
     def key(self, name: str) -> Path:
+        """The private key of a certificate, of `ca`, or of `service-account`."""
         return self.directory / f"{name}.key"
 
     def _new_key(self, name: str) -> Path:
@@ -74,7 +78,7 @@ class Authority:
         return path
 
     def create(self) -> None:
-        """Make the authority and the service-account signing key, unless they are there."""
+        """Create the authority and the service-account signing key, unless they exist."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.certificate.exists():
             return
@@ -86,7 +90,7 @@ class Authority:
             key.chmod(0o600)
         else:
             self._new_key("ca")
-        # Written last: its presence says that all of it is there.
+        # Written last: where it exists, everything else exists.
         _openssl(
             *("req", "-x509", "-new", "-key", key, "-days", DAYS, "-subj", f"/CN={self.name}"),
             *("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"),
@@ -94,26 +98,26 @@ class Authority:
             *("-out", self.certificate),
         )
 
-    def sign(self, wanted: Certificate) -> None:
-        """Make key and certificate, unless a certificate with the same subject and names is there."""
-        stamp = self.directory / f"{wanted.name}.ext"
-        text = f"# {wanted.subject()}\n{wanted.extensions()}"
+    def sign(self, requested: Certificate) -> None:
+        """Create key and certificate, unless a certificate with the same subject and hosts exists."""
+        stamp = self.directory / f"{requested.name}.ext"
+        text = f"# {requested.subject()}\n{requested.extensions()}"
         if stamp.exists() and stamp.read_text() == text:
             return
-        key = self._new_key(wanted.name)
-        request = self.directory / f"{wanted.name}.csr"
-        extensions = self.directory / f"{wanted.name}.ext.partial"
+        key = self._new_key(requested.name)
+        request = self.directory / f"{requested.name}.csr"
+        extensions = self.directory / f"{requested.name}.ext.partial"
         extensions.write_text(text)
-        _openssl("req", "-new", "-key", key, "-subj", wanted.subject(), "-out", request)
+        _openssl("req", "-new", "-key", key, "-subj", requested.subject(), "-out", request)
         _openssl(
             *("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.key("ca")),
-            *("-CAcreateserial", "-days", DAYS, "-extfile", extensions, "-out", self.crt(wanted.name)),
+            *("-CAcreateserial", "-days", DAYS, "-extfile", extensions, "-out", self.crt(requested.name)),
         )
         request.unlink()
         extensions.rename(stamp)
 
     def kubeconfig(self, name: str, server: str, path: Path) -> None:
-        """Write a kubeconfig with the certificates of `name` inside it."""
+        """Write a kubeconfig that contains the certificate and key of `name`."""
 
         def encoded(file: Path) -> str:
             return base64.b64encode(file.read_bytes()).decode()
