@@ -1,7 +1,7 @@
 """Incidents that the operator observes itself, and what they cost of the restart budget.
 
 Every function takes `status.recovery` and returns the one to write. Calling one again with facts that are
-already recorded changes nothing, except where its docstring says otherwise: an operator that died after
+already recorded changes nothing, except where its docstring states it: an operator that died after
 writing the status does what it was about to do, one that died before sees the same facts again.
 """
 

@@ -1,4 +1,4 @@
-"""How many pods of a run fit, counted as the scheduler counts."""
+"""How many pods of a run fit, by the scheduler's rules."""
 
 from typing import Any
 
@@ -36,19 +36,19 @@ def template(gpus: int = 4, terms: list[Any] | None = None, **spec: Any) -> dict
     return {"spec": {"containers": [container], **spec}}
 
 
-def test_what_others_hold_is_not_free_and_what_the_run_holds_is() -> None:
+def test_resources_of_other_pods_are_not_free_and_those_of_the_run_are() -> None:
     nodes = [node("a"), node("b"), node("c")]
-    pods = [pod("mine", "a"), pod("theirs", "b", gpus=3), pod("over", "c", phase="Succeeded")]
-    assert fitting_pods(nodes, pods, template(), {"mine"}) == {"a": 2, "b": 1, "c": 2}
+    pods = [pod("own", "a"), pod("other", "b", gpus=3), pod("done", "c", phase="Succeeded")]
+    assert fitting_pods(nodes, pods, template(), {"own"}) == {"a": 2, "b": 1, "c": 2}
     assert fitting_pods(nodes, pods, template(), set()) == {"b": 1, "c": 2}
 
 
-def test_pods_that_are_not_bound_hold_nothing() -> None:
+def test_unbound_pods_use_no_resources() -> None:
     assert fitting_pods([node("a")], [pod("waits", None)], template(), set()) == {"a": 2}
 
 
 @pytest.mark.parametrize(
-    "unfit",
+    "unschedulable",
     [
         node("a", ready="Unknown"),
         node("a", ready="False"),
@@ -57,11 +57,11 @@ def test_pods_that_are_not_bound_hold_nothing() -> None:
         node("a", gpus=3),
     ],
 )
-def test_nodes_that_take_no_pod_are_left_out(unfit: dict[str, Any]) -> None:
-    assert fitting_pods([unfit, node("b")], [], template(), set()) == {"b": 2}
+def test_unschedulable_nodes_are_left_out(unschedulable: dict[str, Any]) -> None:
+    assert fitting_pods([unschedulable, node("b")], [], template(), set()) == {"b": 2}
 
 
-def test_taints_that_are_tolerated_or_only_advice_do_no_harm() -> None:
+def test_tolerated_and_preferred_taints_do_not_exclude_a_node() -> None:
     taints = [
         {"key": GPU, "effect": "NoSchedule"},
         {"key": "pool", "value": "research", "effect": "NoExecute"},
@@ -71,13 +71,13 @@ def test_taints_that_are_tolerated_or_only_advice_do_no_harm() -> None:
         {"key": GPU, "operator": "Exists"},
         {"key": "pool", "operator": "Equal", "value": "research", "effect": "NoExecute"},
     ]
-    wanted = template(tolerations=tolerations)
-    assert fitting_pods([node("a", taints=taints)], [], wanted, set()) == {"a": 2}
+    tolerant = template(tolerations=tolerations)
+    assert fitting_pods([node("a", taints=taints)], [], tolerant, set()) == {"a": 2}
     other = [{"key": "pool", "value": "web", "effect": "NoExecute"}]
-    assert fitting_pods([node("a", taints=other)], [], wanted, set()) == {}
+    assert fitting_pods([node("a", taints=other)], [], tolerant, set()) == {}
 
 
-def test_nodes_of_another_kind_and_avoided_ones_are_left_out() -> None:
+def test_nodes_that_the_affinity_excludes_are_left_out() -> None:
     terms = [
         {"key": "gpu", "operator": "In", "values": ["h100"]},
         {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a"]},
@@ -87,13 +87,13 @@ def test_nodes_of_another_kind_and_avoided_ones_are_left_out() -> None:
     assert fitting_pods([node("a"), node("b"), other], [], template(terms=terms), set()) == {"b": 2}
 
 
-def test_the_node_must_have_room_for_every_resource() -> None:
-    greedy = pod("cpu", "a", gpus=0)
-    greedy["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "61"
-    assert fitting_pods([node("a")], [greedy], template(), set()) == {"a": 1}
+def test_every_resource_must_fit() -> None:
+    large = pod("cpu", "a", gpus=0)
+    large["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "61"
+    assert fitting_pods([node("a")], [large], template(), set()) == {"a": 1}
 
 
-def test_requests_count_the_greediest_init_container_and_sidecars_on_top() -> None:
+def test_pod_requests_include_the_largest_init_container_and_sidecars() -> None:
     spec = {
         "containers": [{"resources": {"requests": {"cpu": "1"}}}, {"resources": {"limits": {"cpu": "1"}}}],
         "initContainers": [

@@ -1,4 +1,4 @@
-"""What a checkpoint can take."""
+"""Which changes of a recipe its checkpoints are compatible with."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_cont
 PLATFORM = Path(__file__).parents[2] / "golden" / "platform.yaml"
 
 
-def made(**changes: Any) -> dict[str, str]:
+def contract_with(**changes: Any) -> dict[str, str]:
     spec = {"recipe": "llama3-8b", "accelerator": {"count": 64}, "data": {"mockData": True}} | changes
     platform = PlatformConfig.model_validate(yaml.safe_load(PLATFORM.read_text()))
     resolved = catalog.resolve(MegatronRecipeSpec.model_validate(spec), platform, catalog.load())
@@ -44,9 +44,9 @@ SENTENCE_PIECE = {"tokenizerType": "SentencePieceTokenizer", "tokenizerModel": "
     ],
     ids=str,
 )
-def test_a_checkpoint_takes(changes: dict[str, Any]) -> None:
-    before = made(parallelism=LAYOUT)
-    assert contract_violations(before, made(**({"parallelism": LAYOUT} | changes)), 100) == []
+def test_a_checkpoint_is_compatible_with(changes: dict[str, Any]) -> None:
+    before = contract_with(parallelism=LAYOUT)
+    assert contract_violations(before, contract_with(**({"parallelism": LAYOUT} | changes)), 100) == []
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_a_checkpoint_takes(changes: dict[str, Any]) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_checkpoint_does_not_take(changes: dict[str, Any], field: str) -> None:
-    before = made(parallelism=LAYOUT)
-    found = contract_violations(before, made(**({"parallelism": LAYOUT} | changes)), 100)
+def test_a_checkpoint_is_incompatible_with(changes: dict[str, Any], field: str) -> None:
+    before = contract_with(parallelism=LAYOUT)
+    found = contract_violations(before, contract_with(**({"parallelism": LAYOUT} | changes)), 100)
     assert field in {error.field for error in found}
 
 
-def test_an_elastic_runs_checkpoint_takes_another_layout() -> None:
+def test_an_elastic_runs_checkpoint_is_compatible_with_another_layout() -> None:
     elastic = {"recovery": {"elastic": {"minCount": 32}}}
-    before = made(parallelism=LAYOUT, **elastic)
-    after = made(parallelism=WIDER, **elastic)
+    before = contract_with(parallelism=LAYOUT, **elastic)
+    after = contract_with(parallelism=WIDER, **elastic)
     assert contract_violations(before, after, 100) == []
 
 
-def test_the_words_name_checkpoint_and_mend() -> None:
+def test_the_error_names_the_checkpoint_and_the_fix() -> None:
     (error,) = contract_violations({"model.numLayers": "32"}, {"model.numLayers": "40"}, 1200)
     assert str(error) == (
         "spec.model.numLayers: is 40, and the run's checkpoint of iteration 1200 was made with 32; "

@@ -1,4 +1,4 @@
-"""What the operator sees of failures: one incident and one restart each, node and budget right."""
+"""Failures that the operator observes: one incident and one restart each, with the right node and cost."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ PEER = PodReplacement("worker-2", PodEnd("worker-2: lost a peer (exit code 140)"
 DRAINED = PodReplacement(
     "worker-1", PodEnd("worker-1: drained", 143, node="node-1", disruption="EvictionByEvictionAPI")
 )
-UNSEEN = PodReplacement("worker-1", None)
+UNOBSERVED = PodReplacement("worker-1", None)
 
 
 def replace_pods(
@@ -43,7 +43,7 @@ def counts(recovery: RecoveryStatus) -> tuple[int, int, int]:
     return recovery.restarts, recovery.restarts_since_checkpoint, len(recovery.history)
 
 
-def test_a_pod_that_died_is_told_with_its_name_node_and_exit_code() -> None:
+def test_a_pod_that_died_is_recorded_with_its_name_node_and_exit_code() -> None:
     recovery = replace_pods(FRESH, OOM)
     incident = last(recovery)
     assert (incident.kind, incident.pod, incident.node, incident.exit_code) == (
@@ -60,27 +60,27 @@ def test_a_pod_that_died_is_told_with_its_name_node_and_exit_code() -> None:
     assert recovery.first_cause == recovery.last_cause == "worker-1: out of memory"
 
 
-def test_whoever_only_lost_a_peer_did_not_begin_it() -> None:
+def test_a_pod_that_only_lost_a_peer_is_not_the_cause() -> None:
     recovery = replace_pods(FRESH, PEER, OOM)
     assert last(recovery).pod == "worker-1"
     assert counts(recovery) == (1, 1, 1)
 
 
-def test_pods_that_go_one_after_the_other_for_one_reason_are_one_restart() -> None:
-    recovery = replace_pods(FRESH, UNSEEN)
+def test_pods_lost_shortly_after_each_other_count_as_one_restart() -> None:
+    recovery = replace_pods(FRESH, UNOBSERVED)
     for index in range(2, 9):
         recovery = replace_pods(recovery, PodReplacement(f"worker-{index}", None), after=index)
     assert counts(recovery) == (1, 1, 1)
 
 
-def test_the_name_of_who_began_it_is_put_right_when_it_is_known_later() -> None:
+def test_the_cause_is_corrected_when_the_failed_pod_is_known_later() -> None:
     recovery = replace_pods(replace_pods(FRESH, PEER), OOM, after=5)
     assert (last(recovery).pod, last(recovery).cause) == ("worker-1", "worker-1: out of memory")
     assert recovery.last_cause == "worker-1: out of memory"
     assert counts(recovery) == (1, 1, 1)
 
 
-def test_a_pod_that_dies_again_in_its_recovery_is_a_further_restart() -> None:
+def test_a_pod_that_dies_again_during_its_recovery_counts_again() -> None:
     recovery = FRESH
     for again in range(3):
         recovery = replace_pods(recovery, OOM, after=20.0 * again)
@@ -88,7 +88,7 @@ def test_a_pod_that_dies_again_in_its_recovery_is_a_further_restart() -> None:
     assert recovery.node_failures == {"node-1": 3}
 
 
-def test_two_pods_that_die_in_turn_are_not_taken_for_one_failure_for_ever() -> None:
+def test_two_pods_that_die_in_turn_spend_the_budget() -> None:
     recovery = FRESH
     for again in range(20):
         recovery = replace_pods(recovery, PodReplacement(f"worker-{again % 2}", OOM.end), after=30.0 * again)
@@ -100,11 +100,11 @@ def test_two_pods_that_die_in_turn_are_not_taken_for_one_failure_for_ever() -> N
     [
         DRAINED.end,
         PodEnd("worker-1: preempted", None, disruption="PreemptionByScheduler"),
-        PodEnd("worker-1: told to stop", 143, checkpoint_iteration=57),
+        PodEnd("worker-1: terminated", 143, checkpoint_iteration=57),
     ],
     ids=["drain", "preemption", "SIGTERM with a checkpoint saved"],
 )
-def test_what_is_nobodys_fault_costs_nothing(end: PodEnd) -> None:
+def test_a_voluntary_disruption_costs_no_budget(end: PodEnd) -> None:
     recovery = replace_pods(FRESH, PodReplacement("worker-1", end))
     assert counts(recovery) == (1, 0, 1)
     assert recovery.first_cause is None
@@ -112,32 +112,32 @@ def test_what_is_nobodys_fault_costs_nothing(end: PodEnd) -> None:
         assert recovery.node_failures == {}
 
 
-def test_a_pod_that_stops_itself_without_getting_further_is_paid_for() -> None:
-    told = PodReplacement("worker-1", PodEnd("worker-1: told to stop", 143, checkpoint_iteration=40))
-    recovery = replace_pods(replace_pods(FRESH, told), told, after=20)
+def test_a_pod_that_terminates_without_progress_costs_a_restart() -> None:
+    terminated = PodReplacement("worker-1", PodEnd("worker-1: terminated", 143, checkpoint_iteration=40))
+    recovery = replace_pods(replace_pods(FRESH, terminated), terminated, after=20)
     assert recovery.restarts_since_checkpoint == 1
 
 
-def test_pods_that_give_each_other_up_again_and_again_are_paid_for() -> None:
+def test_pods_that_repeatedly_lose_each_other_cost_restarts() -> None:
     recovery = FRESH
     for again in range(5):
         recovery = replace_pods(recovery, PEER, after=600.0 * again)
     assert recovery.restarts_since_checkpoint == 5
 
 
-def test_pods_that_give_up_while_another_has_no_place_cost_nothing() -> None:
+def test_pods_that_lose_an_unscheduled_peer_cost_no_budget() -> None:
     recovery = replace_pods(FRESH, OOM).model_copy(update={"waiting_since": "2027-01-15T08:00:00Z"})
     for again in range(1, 5):
         recovery = replace_pods(recovery, PEER, after=600.0 * again)
     assert counts(recovery) == (1, 1, 1)
 
 
-def test_pods_that_fail_on_several_nodes_at_once_are_no_nodes_fault() -> None:
+def test_pods_that_fail_on_several_nodes_at_once_count_against_no_node() -> None:
     other = PodReplacement("worker-2", PodEnd("worker-2: NCCL error", 138, node="node-2"))
     assert replace_pods(FRESH, OOM, other).node_failures == {}
 
 
-def test_a_lost_node_is_told_once_and_its_pods_replacement_is_the_same_incident() -> None:
+def test_a_lost_node_and_the_replacement_of_its_pods_are_one_incident() -> None:
     lost = [PodReplacement("worker-1", PodEnd("worker-1: pod was deleted", node="node-1"))]
     recovery = node_lost(FRESH, lost, "node-1: unreachable", NOW, iteration=50)
     assert node_lost(recovery, lost, "node-1: unreachable", NOW + 3, iteration=50) == recovery, (
@@ -152,8 +152,10 @@ def test_a_lost_node_is_told_once_and_its_pods_replacement_is_the_same_incident(
     assert counts(again) == (2, 2, 2)
 
 
-def test_a_pod_incident_becomes_a_nodes_when_the_node_turns_out_to_be_away() -> None:
-    recovery = node_lost(replace_pods(FRESH, UNSEEN), [UNSEEN], "node-1: unreachable", NOW + 30, iteration=50)
+def test_a_pod_incident_becomes_a_node_incident_when_the_node_proves_unreachable() -> None:
+    recovery = node_lost(
+        replace_pods(FRESH, UNOBSERVED), [UNOBSERVED], "node-1: unreachable", NOW + 30, iteration=50
+    )
     assert (last(recovery).kind, last(recovery).cause) == ("node", "node-1: unreachable")
     assert (recovery.restarts_by_kind.node, recovery.restarts_by_kind.pod) == (1, 0)
 
@@ -161,7 +163,7 @@ def test_a_pod_incident_becomes_a_nodes_when_the_node_turns_out_to_be_away() -> 
 def test_a_gang_restart_counts_and_a_resize_does_not() -> None:
     recovery = gang_restarted(FRESH, "no new iteration for 121 s", NOW, checkpoint=40, iteration=50)
     assert counts(recovery) == (1, 1, 1)
-    resize = resized(recovery, 48, 64, "48 of 64 could be had", NOW + 700, iteration=50)
+    resize = resized(recovery, 48, 64, "only 48 of 64 are available", NOW + 700, iteration=50)
     assert counts(resize) == (1, 1, 2)
     assert resize.elastic is not None
     assert (resize.elastic.count, resize.restarts_by_kind.resize) == (48, 1)
@@ -174,8 +176,10 @@ def test_a_crash_right_after_a_gang_restart_is_another_failure() -> None:
     assert counts(replace_pods(recovery, OOM, after=20)) == (2, 2, 2)
 
 
-def test_the_first_cause_outlives_later_ones_until_a_checkpoint_is_saved() -> None:
-    recovery = replace_pods(recovered(replace_pods(FRESH, OOM), NOW + 30, resumed_from=40), UNSEEN, after=300)
+def test_the_first_cause_is_kept_until_a_checkpoint_is_saved() -> None:
+    recovery = replace_pods(
+        recovered(replace_pods(FRESH, OOM), NOW + 30, resumed_from=40), UNOBSERVED, after=300
+    )
     assert recovery.first_cause == "worker-1: out of memory"
     assert recovery.last_cause == "worker-1: pod was lost and replaced"
     saved = checkpoint_saved(recovery, 60)
@@ -183,19 +187,19 @@ def test_the_first_cause_outlives_later_ones_until_a_checkpoint_is_saved() -> No
 
 
 @pytest.mark.parametrize("iteration", [None, 30, 40])
-def test_an_old_checkpoint_gives_nothing_back(iteration: int | None) -> None:
+def test_an_old_checkpoint_does_not_restore_the_budget(iteration: int | None) -> None:
     recovery = replace_pods(FRESH, OOM)
     assert checkpoint_saved(recovery, iteration) == recovery
 
 
-def test_a_run_that_trains_again_has_recovered_and_lost_what_it_does_again() -> None:
+def test_a_run_that_trains_again_has_recovered_and_lost_the_repeated_iterations() -> None:
     recovery = recovered(replace_pods(FRESH, OOM), NOW + 30, resumed_from=40)
     assert (last(recovery).lost_iterations, recovery.lost_iterations) == (10, 10)
     assert seconds(last(recovery).recovered_at) == NOW + 30
     assert recovered(recovery, NOW + 60, resumed_from=40) == recovery
 
 
-def test_the_history_is_bounded_and_the_sums_are_not() -> None:
+def test_the_history_is_bounded_and_the_totals_count_everything() -> None:
     recovery: Any = FRESH
     for index in range(30):
         recovery = replace_pods(recovery, PodReplacement("worker-1", None), after=100.0 * index)
@@ -205,7 +209,7 @@ def test_the_history_is_bounded_and_the_sums_are_not() -> None:
     assert (recovery.restarts_by_kind.pod, recovery.lost_iterations) == (30, 150)
 
 
-def test_new_incidents_are_told_apart_from_known_ones() -> None:
+def test_added_incidents_are_those_that_were_not_in_the_history() -> None:
     before = replace_pods(FRESH, OOM)
     after = gang_restarted(before, "hang", NOW + 300, checkpoint=40, iteration=50)
     assert [each.kind for each in added(before, after)] == ["gang"]

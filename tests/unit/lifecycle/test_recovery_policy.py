@@ -1,4 +1,4 @@
-"""The decision, case by case."""
+"""The recovery policy, case by case."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,14 +40,14 @@ def pods(
 
 
 HEALTHY = Observation(NOW, 2, pods(PodPhase.RUNNING, PodPhase.RUNNING), TRAINING, HISTORY, LIMITS)
-SILENT = replace(TRAINING, moved=NOW - 121)
-HANGING = replace(HEALTHY, heartbeat=SILENT)
+STALLED = replace(TRAINING, moved=NOW - 121)
+HANGING = replace(HEALTHY, heartbeat=STALLED)
 
 
 @pytest.mark.parametrize(
     ("case", "observation"),
     [
-        ("training goes on", HEALTHY),
+        ("the run trains", HEALTHY),
         ("the job has ended", replace(HANGING, ended=True)),
         ("a pod is missing", replace(HANGING, pods=HEALTHY.pods[:1])),
         ("a pod is pending", replace(HANGING, pods=pods(PodPhase.RUNNING, PodPhase.PENDING))),
@@ -66,20 +66,22 @@ HANGING = replace(HEALTHY, heartbeat=SILENT)
         ),
         ("no pod ever answered", replace(HANGING, heartbeat=None)),
         (
-            "none answered since the youngest pod began",
+            "none answered since the youngest pod started",
             replace(HANGING, pods=pods(PodPhase.RUNNING, PodPhase.RUNNING, started=NOW)),
         ),
         (
-            "hangs are not looked for",
-            replace(HANGING, limits=Limits.parse(3, 600, "off"), heartbeat=replace(SILENT, moved=NOW - 4000)),
+            "hangs are not detected",
+            replace(
+                HANGING, limits=Limits.parse(3, 600, "off"), heartbeat=replace(STALLED, moved=NOW - 4000)
+            ),
         ),
-        ("a checkpoint is being saved", replace(HANGING, heartbeat=replace(SILENT, phase="saving"))),
+        ("a checkpoint is being saved", replace(HANGING, heartbeat=replace(STALLED, phase="saving"))),
         (
-            "pods are gathering",
-            replace(HANGING, heartbeat=replace(SILENT, phase="rendezvous", moved=NOW - 599)),
+            "pods are at the rendezvous",
+            replace(HANGING, heartbeat=replace(STALLED, phase="rendezvous", moved=NOW - 599)),
         ),
-        ("the run has finished", replace(HANGING, heartbeat=replace(SILENT, phase="finished"))),
-        ("no pod is there", replace(HEALTHY, pods=())),
+        ("the run has finished", replace(HANGING, heartbeat=replace(STALLED, phase="finished"))),
+        ("there is no pod", replace(HEALTHY, pods=())),
     ],
 )
 def test_waits_while(case: str, observation: Observation) -> None:
@@ -91,29 +93,29 @@ def test_waits_while(case: str, observation: Observation) -> None:
     [
         (HANGING, "no new iteration for 121 s after iteration 60 (hangTimeout 120 s)"),
         (
-            replace(HANGING, heartbeat=replace(SILENT, step_seconds=10.0, moved=NOW - 301)),
+            replace(HANGING, heartbeat=replace(STALLED, step_seconds=10.0, moved=NOW - 301)),
             "no new iteration for 301 s after iteration 60 (hangTimeout 300 s)",
         ),
         (
-            replace(HANGING, limits=Limits.parse(3, 600, "30s"), heartbeat=replace(SILENT, moved=NOW - 31)),
+            replace(HANGING, limits=Limits.parse(3, 600, "30s"), heartbeat=replace(STALLED, moved=NOW - 31)),
             "no new iteration for 31 s after iteration 60 (hangTimeout 30 s)",
         ),
         (
-            replace(HANGING, heartbeat=replace(SILENT, phase="saving", moved=NOW - 1801)),
+            replace(HANGING, heartbeat=replace(STALLED, phase="saving", moved=NOW - 1801)),
             "no new iteration for 1801 s after iteration 60 (hangTimeout 1800 s)",
         ),
         (
-            replace(HANGING, heartbeat=replace(SILENT, phase="rendezvous", moved=NOW - 601)),
+            replace(HANGING, heartbeat=replace(STALLED, phase="rendezvous", moved=NOW - 601)),
             "pods did not complete the rendezvous within 600 s (rendezvousTimeout)",
         ),
     ],
-    ids=["silence", "slow steps", "own limit", "a save that does not end", "no rendezvous"],
+    ids=["no iteration", "slow steps", "explicit limit", "endless save", "no rendezvous"],
 )
-def test_starts_the_gang_anew_for(observation: Observation, cause: str) -> None:
+def test_restarts_the_gang_when(observation: Observation, cause: str) -> None:
     assert decide(observation) == RestartGang(cause)
 
 
-def test_a_spent_budget_fails_with_the_last_cause() -> None:
+def test_a_run_without_budget_fails_with_the_last_cause() -> None:
     history = History("run", restarts_since_checkpoint=4, last_cause="worker-0: out of memory")
     assert decide(replace(HEALTHY, history=history)) == Fail(
         "4 restarts brought no new checkpoint and recovery.maxRestarts is 3; "
@@ -121,13 +123,13 @@ def test_a_spent_budget_fails_with_the_last_cause() -> None:
     )
 
 
-def test_the_last_restart_of_the_budget_is_not_exceeded_by_a_hang() -> None:
+def test_a_hang_does_not_exceed_the_budget() -> None:
     decision = decide(replace(HANGING, history=History("run", restarts_since_checkpoint=3)))
     assert isinstance(decision, Fail)
     assert "no new iteration" in decision.cause
 
 
-def test_backs_off_before_a_further_restart_and_says_how_long() -> None:
+def test_backs_off_before_a_further_restart_for_a_stated_time() -> None:
     recent = History("run", restarts_since_checkpoint=2, last_restart=NOW - 1)
     decision = decide(replace(HANGING, history=recent))
     assert isinstance(decision, Wait)
@@ -138,7 +140,7 @@ def test_backs_off_before_a_further_restart_and_says_how_long() -> None:
 
 
 def on_nodes(*changes: dict[str, Any]) -> tuple[PodView, ...]:
-    """A gang that runs, a node for each pod, but for what is said of each."""
+    """A running gang with a node for each pod, with changes to each."""
     whole = (
         PodView(rank, PodPhase.RUNNING, NOW - 5000, name=f"run-{rank}", node=f"node-{rank}")
         for rank in range(len(changes))
@@ -146,24 +148,22 @@ def on_nodes(*changes: dict[str, Any]) -> tuple[PodView, ...]:
     return tuple(replace(pod, **change) for pod, change in zip(whole, changes, strict=True))
 
 
-SILENT_NODE = {"unreachable_since": NOW - 31}
-FRESHLY_SILENT = {"unreachable_since": NOW - 29}
+UNREACHABLE = {"unreachable_since": NOW - 31}
+RECENTLY_UNREACHABLE = {"unreachable_since": NOW - 29}
 
 
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
-        (on_nodes({}, SILENT_NODE), ("run-1",)),
-        (on_nodes({}, SILENT_NODE | {"deleting": True}), ("run-1",)),
-        (on_nodes({}, FRESHLY_SILENT | {"deleting": True, "overdue": True}), ("run-1",)),
-        (on_nodes(SILENT_NODE, SILENT_NODE, FRESHLY_SILENT), ("run-0", "run-1")),
-        # Others are being deleted: these alone may be touched.
-        (on_nodes({"deleting": True}, SILENT_NODE | {"deleting": True}, SILENT_NODE), ("run-1",)),
+        (on_nodes({}, UNREACHABLE), ("run-1",)),
+        (on_nodes({}, UNREACHABLE | {"deleting": True}), ("run-1",)),
+        (on_nodes({}, RECENTLY_UNREACHABLE | {"deleting": True, "overdue": True}), ("run-1",)),
+        (on_nodes(UNREACHABLE, UNREACHABLE, RECENTLY_UNREACHABLE), ("run-0", "run-1")),
+        # While pods are being deleted, only those may be force-deleted.
+        (on_nodes({"deleting": True}, UNREACHABLE | {"deleting": True}, UNREACHABLE), ("run-1",)),
     ],
 )
-def test_pods_of_a_dead_node_are_deleted_by_force(
-    pods: tuple[PodView, ...], expected: tuple[str, ...]
-) -> None:
+def test_pods_of_a_lost_node_are_force_deleted(pods: tuple[PodView, ...], expected: tuple[str, ...]) -> None:
     decision = decide(replace(HEALTHY, size=len(pods), pods=pods))
     assert isinstance(decision, ForceDelete)
     assert decision.pods == expected
@@ -173,25 +173,25 @@ def test_pods_of_a_dead_node_are_deleted_by_force(
 @pytest.mark.parametrize(
     "pods",
     [
-        on_nodes({}, FRESHLY_SILENT),
-        on_nodes({}, FRESHLY_SILENT | {"deleting": True}),
+        on_nodes({}, RECENTLY_UNREACHABLE),
+        on_nodes({}, RECENTLY_UNREACHABLE | {"deleting": True}),
         on_nodes({}, {"deleting": True, "overdue": True}),
     ],
-    ids=["may come back", "may come back to end it", "its kubelet is there and slow"],
+    ids=["may return", "may return and end it", "its kubelet is reachable and slow"],
 )
-def test_pods_are_not_deleted_by_force_while_somebody_may_end_them(pods: tuple[PodView, ...]) -> None:
+def test_pods_are_not_force_deleted_while_a_kubelet_may_end_them(pods: tuple[PodView, ...]) -> None:
     decision = decide(replace(HEALTHY, size=len(pods), pods=pods))
     assert isinstance(decision, Wait)
 
 
-def test_a_node_that_may_come_back_is_looked_at_when_its_time_is_over() -> None:
-    decision = decide(replace(HEALTHY, pods=on_nodes({}, FRESHLY_SILENT)))
+def test_an_unreachable_node_is_checked_again_when_the_patience_ends() -> None:
+    decision = decide(replace(HEALTHY, pods=on_nodes({}, RECENTLY_UNREACHABLE)))
     assert isinstance(decision, Wait)
     assert decision.seconds == pytest.approx(1.0)
 
 
-def test_what_a_deleted_job_left_on_a_dead_node_goes_too() -> None:
-    assert isinstance(force_delete_or_wait(on_nodes(SILENT_NODE | {"deleting": True}), NOW), ForceDelete)
+def test_pods_of_a_deleted_job_on_a_lost_node_are_force_deleted() -> None:
+    assert isinstance(force_delete_or_wait(on_nodes(UNREACHABLE | {"deleting": True}), NOW), ForceDelete)
     assert isinstance(force_delete_or_wait(on_nodes({"deleting": True}), NOW), Wait)
 
 
@@ -218,9 +218,9 @@ def test_a_pod_that_trains_is_not_moved() -> None:
         replace(RESTARTING, history=replace(FAILING, node_failures={"node-1": 1})),
         replace(RESTARTING, pods=on_nodes({"deleting": True}, {})),
     ],
-    ids=["known", "never", "not often enough", "pods are being deleted"],
+    ids=["already avoided", "disabled", "not often enough", "pods are being deleted"],
 )
-def test_a_node_is_left_alone_while(seen: Observation) -> None:
+def test_a_node_is_not_avoided_while(seen: Observation) -> None:
     assert isinstance(decide(seen), Wait)
 
 
@@ -242,7 +242,7 @@ def test_a_bad_node_is_better_than_none() -> None:
 ELASTIC = replace(LIMITS, elastic=Elastic(min_count=8, shrink_after=600, grow_after=300))
 
 
-def test_an_elastic_run_goes_on_with_what_there_is() -> None:
+def test_an_elastic_run_shrinks_to_the_available_accelerators() -> None:
     short = waiting(600, limits=ELASTIC, capacity=ElasticCapacity(requested=16, count=16, fits=8))
     assert decide(short) == Resize(8, "only 8 of 16 accelerators have been available for 600 s")
 
@@ -265,7 +265,7 @@ def test_an_elastic_run_goes_on_with_what_there_is() -> None:
             100.0,
         ),
     ],
-    ids=["not long enough", "too few", "enough", "not known", "not elastic", "resized just now"],
+    ids=["not long enough", "too few", "enough", "unknown", "not elastic", "resized recently"],
 )
 def test_a_run_waits_for_its_accelerators_while(seen: Observation, again: float | None) -> None:
     decision = decide(seen)
@@ -277,7 +277,7 @@ FREE = ElasticCapacity(requested=32, count=16, fits=32, larger=24, larger_since=
 GROWING = replace(HEALTHY, limits=ELASTIC, capacity=FREE)
 
 
-def test_a_run_grows_to_what_has_been_free_for_long_enough() -> None:
+def test_a_run_grows_to_a_count_that_has_been_free_for_long_enough() -> None:
     assert decide(GROWING) == Resize(24, "24 of 32 accelerators have been free for 300 s")
 
 
@@ -296,28 +296,28 @@ def test_a_run_grows_to_what_has_been_free_for_long_enough() -> None:
     ],
     ids=[
         "not long enough",
-        "it is gone again",
+        "no longer free",
         "nothing is free",
-        "it was resized just now",
-        "it was restarted just now",
+        "resized recently",
+        "restarted recently",
         "a checkpoint is being saved",
-        "nobody answers",
-        "it has only begun",
-        "it is not elastic",
+        "no pod answers",
+        "just started",
+        "not elastic",
     ],
 )
 def test_a_run_does_not_grow_while(seen: Observation) -> None:
     assert isinstance(decide(seen), Wait)
 
 
-def test_a_clock_that_is_set_forward_is_no_hang() -> None:
+def test_a_forward_jump_of_the_clock_is_no_hang() -> None:
     jumped = replace(TRAINING, moved=NOW - 3600, unmoved=2.0)
     assert isinstance(decide(replace(HEALTHY, heartbeat=jumped)), Wait)
     hangs = replace(jumped, unmoved=121.0)
     assert isinstance(decide(replace(HEALTHY, heartbeat=hangs)), RestartGang)
 
 
-def test_silence_alone_is_a_hang_only_after_half_an_hour() -> None:
+def test_pods_that_do_not_answer_hang_only_after_half_an_hour() -> None:
     quiet = replace(TRAINING, answered=NOW - 1800, moved=NOW - 1800)
     assert isinstance(decide(replace(HEALTHY, heartbeat=quiet)), Wait)
     longer = replace(quiet, answered=NOW - 1801)
@@ -326,18 +326,16 @@ def test_silence_alone_is_a_hang_only_after_half_an_hour() -> None:
     assert isinstance(decide(replace(HEALTHY, heartbeat=longer, limits=off)), Wait)
 
 
-def test_the_failure_that_began_it_is_named_with_the_last_one() -> None:
-    history = History(
-        "run", 4, last_cause="worker-2: peers did not come", first_cause="worker-0: out of memory"
-    )
+def test_the_first_and_the_last_cause_are_named() -> None:
+    history = History("run", 4, last_cause="worker-2: lost its peers", first_cause="worker-0: out of memory")
     decision = decide(replace(HEALTHY, history=history))
     assert isinstance(decision, Fail)
     assert decision.cause.endswith(
-        "first cause: worker-0: out of memory; last cause: worker-2: peers did not come"
+        "first cause: worker-0: out of memory; last cause: worker-2: lost its peers"
     )
 
 
-def test_limits_are_those_of_the_recipe() -> None:
+def test_the_limits_come_from_the_recipe() -> None:
     spec = RecoverySpec.model_validate(
         {"maxRestarts": 4, "hangTimeout": "90s", "nodes": {"avoidAfter": 3}, "elastic": {"minCount": 8}}
     )
@@ -345,15 +343,15 @@ def test_limits_are_those_of_the_recipe() -> None:
     assert Limits.of(RecoverySpec()).avoid_after == 2
 
 
-LEFT = "master-0: ended with exit code 0 before the last iteration"
+EXITED = "master-0: ended with exit code 0 before the last iteration"
 
 
-def test_a_job_that_ended_without_being_done_is_begun_anew() -> None:
-    assert decide(replace(HEALTHY, ended=True, early_exit=LEFT)) == RestartGang(LEFT)
+def test_a_job_that_ended_early_is_restarted() -> None:
+    assert decide(replace(HEALTHY, ended=True, early_exit=EXITED)) == RestartGang(EXITED)
 
 
-def test_a_job_that_ends_again_and_again_without_being_done_fails() -> None:
+def test_a_job_that_repeatedly_ends_early_fails() -> None:
     spent = replace(HISTORY, restarts_since_checkpoint=3)
-    decision = decide(replace(HEALTHY, ended=True, early_exit=LEFT, history=spent))
+    decision = decide(replace(HEALTHY, ended=True, early_exit=EXITED, history=spent))
     assert isinstance(decision, Fail)
-    assert LEFT in decision.cause
+    assert EXITED in decision.cause

@@ -178,7 +178,7 @@ def test_a_pod_that_stopped_waiting_for_an_unscheduled_peer_costs_no_budget(run:
     assert reconcile(run).recovery.restarts_since_checkpoint == 1
     run.pass_time(600)
     run.pods[0] = run.pod("master")
-    run.ends = {"run-master-0": PodEnd("master-0: peers did not come", 140)}
+    run.ends = {"run-master-0": PodEnd("master-0: lost its peers", 140)}
     recovery = reconcile(run).recovery
     assert recovery.waiting_since is not None
     assert recovery.restarts_since_checkpoint == 1
@@ -299,7 +299,7 @@ def test_a_job_whose_master_exited_early_has_not_succeeded(run: Any) -> None:
 
 def test_a_failed_job_names_the_pod_that_caused_it(run: Any) -> None:
     run.job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "job is failing"}]}
-    peer = {"terminated": {"exitCode": 140, "message": '{"message": "peers did not come"}'}}
+    peer = {"terminated": {"exitCode": 140, "message": '{"message": "lost its peers"}'}}
     at_fault = {"terminated": {"exitCode": 65, "message": '{"message": "web.idx is missing"}'}}
     for pod, state in zip(run.pods, (peer, at_fault), strict=True):
         pod["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "pytorch", "state": state}]}
