@@ -1,9 +1,9 @@
 """Goodput of a simulated pre-training of Llama 3 405B: `python -m bench.goodput`.
 
 54 days on 16,384 accelerators with 466 interruptions of the published causes (`bench.interruptions`), against
-the published effective training time of over 90 %. This operator's own seconds are measured (`--phases`, what
-`make bench-recovery` writes); what a run of that size takes beyond them is assumed, and each assumption is an
-option. The second column is a plain PyTorchJob under the same assumptions.
+the published effective training time of over 90 %. The operator's own times are measured (`--phases`, written
+by `make bench-recovery`); other times of a run of that size are assumed, and each assumption is an option.
+The second column is a plain PyTorchJob under the same assumptions.
 """
 
 import argparse
@@ -54,12 +54,13 @@ def phases_of(document: dict[str, Any]) -> Phases:
 def plain_pytorchjob(
     scale: Scale, faults: Iterable[Fault], end: float, *, start: float, person: float
 ) -> Clock:
-    """A PyTorchJob alone: nobody tells the others, so they wait for the collective's time-out; then all pods
-    start anew. A node that is broken is started on again until a person takes it away.
+    """A PyTorchJob without this operator: other ranks wait for the collective timeout, then all pods restart.
+
+    Pods restart on a broken node until a person removes it.
 
     Args:
         start: Seconds from the container's start until all pods have met.
-        person: Seconds until a person has done so.
+        person: Seconds until a person has removed a broken node.
     """
     clock = Clock(scale, end)
     pending = sorted(faults, key=lambda fault: fault.time)
@@ -80,7 +81,7 @@ def plain_pytorchjob(
 
 
 def table(columns: dict[str, Parts]) -> list[str]:
-    """Hours and share of the wall time by part, a column for each system."""
+    """Hours and share of the wall time by part, one column per system."""
     lines = [f"{'':12}" + "".join(f"{name:>24}" for name in columns)]
     for part in asdict(Parts()):
         cells = [(getattr(parts, part), parts.wall) for parts in columns.values()]
@@ -103,8 +104,8 @@ def main() -> None:
     document = yaml.safe_load(options.phases.read_text())
     try:
         phases = phases_of(document)
-    except ValueError as problem:
-        parser.error(f"{options.phases}: {problem}")
+    except ValueError as error:
+        parser.error(f"{options.phases}: {error}")
     faults = interruptions(options.seed, scale.pods, SECONDS)
     run = SimulatedRun(scale, phases, RecoverySpec(), SECONDS)
     operator = run.play(faults)
@@ -116,9 +117,7 @@ def main() -> None:
     print(f"measured: {document['measured']['machine']}")
     print("  " + ", ".join(f"{name} {value:g} s" for name, value in asdict(phases).items()))
     print("assumed: " + ", ".join(f"{name} {value:g}" for name, value in asdict(scale).items()))
-    print(
-        f"plain PyTorchJob: collective time-out {COLLECTIVE_TIMEOUT:g} s, a person takes a broken node away"
-    )
+    print(f"plain PyTorchJob: collective time-out {COLLECTIVE_TIMEOUT:g} s, a person removes a broken node")
     print(f"  in {options.person:g} s, all else as above")
     print()
     print("\n".join(table({"this operator": operator.parts, "plain PyTorchJob": plain.parts})))

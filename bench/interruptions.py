@@ -1,4 +1,4 @@
-"""What interrupted the pre-training of Llama 3 405B, as faults of a simulated run.
+"""Interruptions of the pre-training of Llama 3 405B, as faults of a simulated run.
 
 Source: The Llama 3 Herd of Models (arXiv:2407.21783), section 3.3.4 and table 5: 54 days on 16,384 H100, 466
 interruptions, 47 of them planned, effective training time over 90 %.
@@ -18,18 +18,18 @@ PUBLISHED_GOODPUT: Final = 0.90
 
 
 class Effect(StrEnum):
-    """What a cause does to the run. Which cause does what is our assumption: the paper does not say."""
+    """Effect of a cause on the run. The mapping from causes is an assumption: the paper has none."""
 
     RANK = "rank"
-    """A rank dies and can be started again where it was."""
+    """A rank dies and can restart in place."""
     ACCELERATOR = "accelerator"
-    """A rank dies, and dies at every start on that node until it is repaired."""
+    """A rank dies, again at each start on the node until the node is repaired."""
     NODE = "node"
-    """The node is gone."""
+    """The node is lost."""
     HANG = "hang"
     """A collective does not return."""
     DRAIN = "drain"
-    """A node is emptied, with a grace period."""
+    """A node is drained, with a grace period."""
 
 
 @dataclass(frozen=True, slots=True)

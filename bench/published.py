@@ -1,4 +1,4 @@
-"""Published throughput figures, as workloads of the planner."""
+"""Published throughput measurements, as workloads of the planner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,32 +31,32 @@ _OTHERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Measurement:
     """One measured run."""
 
     name: str
-    """Model, accelerators, precision and layout, in short."""
+    """Model, accelerators, precision and layout in one line."""
     part: str
     """`calibration`, `held-out` or `added later`."""
     source: str
     workload: Workload
     accelerator: Accelerator
     tokens_per_second_per_gpu: float
-    """As published, or what the published time or FLOP/s come to."""
+    """As published, or derived from the published time or FLOP/s."""
 
 
 @cache
 def document() -> dict[str, Any]:
-    """The file as it stands."""
+    """The parsed file."""
     loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
     return loaded
 
 
-def figures() -> list[Figure]:
-    """All figures, in the order of the file."""
+def measurements() -> list[Measurement]:
+    """All measurements, in the order of the file. Raises ValueError for an inconsistent one."""
     read = document()
     models = {name: _shape(name, sizes) for name, sizes in read["models"].items()}
-    return [_figure(entry, models[entry["model"]]) for entry in read["figures"]]
+    return [_measurement(entry, models[entry["model"]]) for entry in read["measurements"]]
 
 
 def _shape(name: str, sizes: Mapping[str, Any]) -> ModelShape:
@@ -68,7 +68,7 @@ def _shape(name: str, sizes: Mapping[str, Any]) -> ModelShape:
     return built
 
 
-def _figure(entry: Mapping[str, Any], shape: ModelShape) -> Figure:
+def _measurement(entry: Mapping[str, Any], shape: ModelShape) -> Measurement:
     accelerator = hardware.get(entry["accelerator"])
     if accelerator is None:
         raise ValueError(f"{FILE}: {entry['accelerator']} is not in the table of accelerators")
@@ -80,7 +80,7 @@ def _figure(entry: Mapping[str, Any], shape: ModelShape) -> Figure:
         published = tokens / entry["seconds"]
     else:
         published = entry["tflops"] * 1e12 / _flops(w, entry["flops"])
-    return Figure(
+    return Measurement(
         name=_name(entry),
         part=entry["part"],
         source=entry["source"],
@@ -91,7 +91,7 @@ def _figure(entry: Mapping[str, Any], shape: ModelShape) -> Figure:
 
 
 def _flops(w: Workload, counted: str) -> float:
-    """FLOPs of a token; `full` counts attention's masked half, as Megatron did before 0.13."""
+    """FLOPs per token; `full` includes the masked half of attention, as Megatron did before 0.13."""
     vocabulary = w.shape.padded_vocab(w.dims.tp)
     causal = flops_per_token(w.shape, w.seq_length, vocabulary)
     if counted == "causal":
@@ -131,7 +131,7 @@ def _workload(entry: Mapping[str, Any], shape: ModelShape) -> Workload:
 
 
 def _numerics(entry: Mapping[str, Any]) -> Numerics:
-    """Megatron-Bridge's performance recipes reduce gradients in BF16 and gather FP8 weights as such."""
+    """Megatron-Bridge's performance recipes reduce gradients in BF16 and gather FP8 weights in FP8."""
     gradient = 2 if entry["source"].startswith("bridge") else 4
     if entry["precision"] == "bf16":
         return Numerics(gradient=gradient)

@@ -1,7 +1,7 @@
-"""A run of many nodes, simulated from fault to fault; `recovery.decide` says what is done after each.
+"""Simulates a run of many nodes from fault to fault; `recovery_policy.decide` chooses each action.
 
-The trainer restarts dead ranks in place and the training-operator replaces pods, as they do on a cluster.
-What the operator does is not modelled: its own code decides, and keeps its own incidents and budget.
+The trainer restarts dead ranks in place and the training-operator replaces pods, as on a cluster. The
+operator is not modelled: its own code decides and keeps its incidents and restart budget.
 """
 
 import heapq
@@ -48,11 +48,11 @@ from bench.wall_time import Clock, Phases, Scale
 
 EPOCH: Final = 1_700_000_000.0
 NODE_MONITOR_GRACE: Final = 40.0
-"""Seconds until Kubernetes calls a silent node unreachable (kube-controller-manager's default)."""
+"""Seconds until Kubernetes marks a silent node unreachable (default of kube-controller-manager)."""
 
 
 class SimulatedRun:
-    """This operator's run. `play` gives its clock."""
+    """A run of this operator; `play` returns its clock."""
 
     def __init__(self, scale: Scale, phases: Phases, spec: RecoverySpec, end: float) -> None:
         self.clock = Clock(scale, end)
@@ -70,16 +70,16 @@ class SimulatedRun:
         self._bad: set[str] = set()
         self._faults: list[Fault] = []
         self._generation = 1
-        self._told: list[dict[str, Any]] = []
+        self._reported: list[dict[str, Any]] = []
         self._last_step = 0.0
-        # What is up now: what ranks must meet again for, and how much of a start that takes.
+        # The current incident: why ranks must rendezvous again, and how much of a start is needed.
         self._reason: dict[str, Any] | None = None
         self._detect = 0.0
         self._moved: set[int] = set()
         self._rank_restarts = 0
 
     def play(self, faults: Iterable[Fault]) -> Clock:
-        """From the first start to the end of the time, or until the run has failed."""
+        """Simulate from the first start to the end, or until the run has failed."""
         self._faults = sorted(faults, key=lambda fault: fault.time)
         clock = self.clock
         while clock.now < clock.end and self.failed is None:
@@ -100,7 +100,7 @@ class SimulatedRun:
         self.recovery = checkpoint_saved(self.recovery, self.clock.checkpoints)
 
     def _spend(self, part: str, seconds: float) -> bool:
-        """False when a further fault came in between; it has struck then, or the time is over."""
+        """Advance the clock; false if another fault, which is then applied, or the end interrupts it."""
         if self.clock.spend(part, seconds, self._next()):
             return True
         if self._faults and self.clock.now >= self._faults[0].time:
@@ -112,23 +112,23 @@ class SimulatedRun:
         self._detect = self._phases.rank_detect
         match fault.cause.effect:
             case Effect.RANK:
-                self._tell("rank", fault)
+                self._report("rank", fault)
             case Effect.ACCELERATOR:
                 if pod.node is not None:
                     self._bad.add(pod.node)
-                self._tell("rank", fault)
+                self._report("rank", fault)
             case Effect.HANG:
                 self._detect = self._scale.hang_found
-                self._tell("hang", fault)
+                self._report("hang", fault)
             case Effect.NODE:
                 noticed = EPOCH + self.clock.now + NODE_MONITOR_GRACE
                 self._pods[fault.pod] = replace(pod, unreachable_since=noticed)
-                self._tell("pod", fault)
+                self._report("pod", fault)
             case Effect.DRAIN:
                 self._drain(fault)
 
     def _drain(self, fault: Fault) -> None:
-        """The gang saves a checkpoint while the grace period lasts; what moves is one pod."""
+        """The gang saves a checkpoint within the grace period; one pod moves."""
         if self._reason is None:
             self.clock.spend("checkpoint", self._scale.final_save, self.clock.end)
             self.clock.save()
@@ -136,9 +136,9 @@ class SimulatedRun:
         end = PodEnd(f"{pod.name}: drained", 143, node=pod.node, disruption="EvictionByEvictionAPI")
         self._replaced(pod, end)
         self._leave_node(fault.pod)
-        self._tell("stop", fault)
+        self._report("stop", fault)
 
-    def _tell(self, kind: str, fault: Fault) -> None:
+    def _report(self, kind: str, fault: Fault) -> None:
         self._reason = {
             "kind": kind,
             "nodeRank": fault.pod,
@@ -158,7 +158,7 @@ class SimulatedRun:
         )
 
     def _leave_node(self, rank: int) -> None:
-        """A pod is gone; its node is repaired, and the next pod goes to a spare one."""
+        """Remove a pod; its node is repaired, and the replacement uses a spare node."""
         node = self._pods[rank].node
         if node is not None:
             heapq.heappush(self._repairs, (self.clock.now + self._scale.repair, node))
@@ -166,7 +166,7 @@ class SimulatedRun:
         self._moved.add(rank)
 
     def _heal(self) -> None:
-        """Until the run trains again, fails, or its time is over."""
+        """Recover until the run trains again, fails, or the time is over."""
         self._rank_restarts = 0
         while self.clock.now < self.clock.end:
             if not self._spend("detect", self._detect):
@@ -176,7 +176,7 @@ class SimulatedRun:
                 return
 
     def _recover(self) -> bool:
-        """What is decided until a start is worth trying, then the start; whether all this is over."""
+        """Execute decisions until a start is possible, then start; return whether recovery is complete."""
         while True:
             self._schedule()
             decision = decide(self._observe())
@@ -200,9 +200,9 @@ class SimulatedRun:
             case ForceDelete(names, cause):
                 for name in names:
                     pod = self._pods[ranks[name]]
-                    told = PodReplacement(name, PodEnd(cause, node=pod.node))
+                    reported = PodReplacement(name, PodEnd(cause, node=pod.node))
                     self.recovery = node_lost(
-                        self.recovery, [told], cause, now, iteration=self.clock.checkpoints
+                        self.recovery, [reported], cause, now, iteration=self.clock.checkpoints
                     )
                     self._replaced(pod, PodEnd(cause, node=pod.node))
                     self._leave_node(pod.node_rank)
@@ -229,7 +229,7 @@ class SimulatedRun:
         self.recovery = self.recovery.model_copy(update={"node_failures": failures, "nodes_avoided": avoided})
 
     def _schedule(self) -> None:
-        """Repaired nodes come back whole; pods without a node get one."""
+        """Return repaired nodes to the spares, and bind pods without a node."""
         while self._repairs and self._repairs[0][0] <= self.clock.now:
             _, node = heapq.heappop(self._repairs)
             self._bad.discard(node)
@@ -274,7 +274,7 @@ class SimulatedRun:
         )
 
     def _start(self) -> bool:
-        """Pods start where they must, all meet, ranks load; whether the run trains, or its time is over."""
+        """Start pods, rendezvous and load; return whether the run trains or the time is over."""
         began = self.clock.now
         seconds = self._phases.rank_start
         if self._moved:
@@ -285,7 +285,7 @@ class SimulatedRun:
         if not self._spend("start", seconds):
             return False
         self._meet(began, bound)
-        # The ranks die on a bad node as soon as they touch their accelerators.
+        # Ranks die on a bad node as soon as they initialize their accelerators.
         sick = next((pod for pod in self._pods if pod.node in self._bad), None)
         if sick is not None:
             self._die_again(sick)
@@ -297,7 +297,7 @@ class SimulatedRun:
         return True
 
     def _meet(self, began: float, bound: float) -> None:
-        """All pods are there: node 0 writes down why they meet, and the operator reads it."""
+        """All pods are present: node 0 reports the reason of the rendezvous to the operator."""
         started = EPOCH + self.clock.now
         for rank in self._moved:
             self._pods[rank] = replace(self._pods[rank], phase=PodPhase.RUNNING, started=started)
@@ -305,11 +305,11 @@ class SimulatedRun:
         self._generation += 1
         if self._reason is not None:
             times = {"detectedAt": EPOCH + began, "metAt": started}
-            self._told = [*self._told, self._reason | times | {"generation": self._generation}][-8:]
+            self._reported = [*self._reported, self._reason | times | {"generation": self._generation}][-8:]
         places = {pod.node_rank: PodPlacement(pod.name, pod.node) for pod in self._pods}
         self.recovery = add_reported_incidents(
             self.recovery,
-            [ReportedIncident.from_json(each) for each in self._told],
+            [ReportedIncident.from_json(each) for each in self._reported],
             places,
             bound_at=EPOCH + bound,
             checkpoint=self.clock.checkpoints,
@@ -326,7 +326,7 @@ class SimulatedRun:
             "lastStepAt": None,
         }
         if self._rank_restarts > self._max_rank_restarts:
-            # The pod is given up; the scheduler puts its replacement where it was.
+            # The pod is abandoned; its replacement is scheduled to the same place.
             self._rank_restarts = 0
             self._replaced(sick, PodEnd(f"{sick.name}: rank restarts used up", 138, node=sick.node))
             self._pods[sick.node_rank] = replace(sick, phase=PodPhase.PENDING, started=None)

@@ -1,4 +1,4 @@
-"""The wall time of a run in parts, and what a run of thousands of nodes is assumed to take."""
+"""Wall time of a run by part, and assumptions about a run of thousands of nodes."""
 
 from dataclasses import asdict, dataclass, field
 
@@ -12,29 +12,29 @@ class Scale:
     """One iteration: 16 M tokens x 6 x 405 B parameters on 16,384 GPUs at 400 TFLOP/s each."""
     checkpoint_steps: int = 50
     checkpoint_stall: float = 3.0
-    """What an asynchronous save holds the training up."""
+    """Time that an asynchronous save blocks training."""
     final_save: float = 60.0
-    """A save on SIGTERM, until it is whole."""
+    """A complete save on SIGTERM."""
     image_start: float = 30.0
-    """From a pod's being bound to its process, the image on the node."""
+    """From the binding of a pod to the start of its process, with the image on the node."""
     groups: float = 120.0
-    """Process groups of all ranks."""
+    """Initialization of process groups on all ranks."""
     load: float = 60.0
-    """5.7 TB of weights and optimizer, from storage that gives 0.1 TB/s and more."""
+    """5.7 TB of weights and optimizer, from storage with at least 0.1 TB/s."""
     spares: int = 32
-    """Nodes beyond those of the run."""
+    """Spare nodes."""
     repair: float = 86_400.0
-    """Until a broken or drained node is a spare again."""
+    """Until a broken or drained node is a spare node again."""
 
     @property
     def hang_found(self) -> float:
-        """`hangTimeout: auto` of the trainer."""
+        """Seconds until a hang is detected with `hangTimeout: auto` of the trainer."""
         return 3 * self.step + 10
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Measured seconds of this operator and its trainer, without what `Scale` assumes."""
+    """Measured seconds of this operator and its trainer, without the assumptions of `Scale`."""
 
     rank_detect: float
     rank_start: float
@@ -44,7 +44,7 @@ class Phases:
 
 @dataclass(slots=True)
 class Parts:
-    """Where the wall time went, in seconds."""
+    """Wall time by part, in seconds."""
 
     useful: float = 0.0
     checkpoint: float = 0.0
@@ -53,20 +53,22 @@ class Parts:
     start: float = 0.0
     load: float = 0.0
     redo: float = 0.0
-    """Step time of iterations that had to be done again."""
+    """Step time of repeated iterations."""
 
     @property
     def wall(self) -> float:
+        """Total seconds."""
         return float(sum(asdict(self).values()))
 
     @property
     def goodput(self) -> float:
+        """Share of useful step time."""
         return self.useful / self.wall
 
 
 @dataclass(slots=True)
 class Clock:
-    """Time, its parts, and the iterations done; the same for every system that is compared."""
+    """Simulated time by part; the same for every system that is compared."""
 
     scale: Scale
     end: float
@@ -77,7 +79,7 @@ class Clock:
     checkpoints: int = 0
 
     def spend(self, part: str, seconds: float, until: float) -> bool:
-        """Let time pass, at most up to `until`; whether it sufficed."""
+        """Advance by `seconds`, at most to `until`; return whether all of it passed."""
         whole = self.now + seconds <= until
         passed = seconds if whole else max(0.0, until - self.now)
         setattr(self.parts, part, getattr(self.parts, part) + passed)
@@ -85,7 +87,7 @@ class Clock:
         return whole
 
     def train(self, until: float) -> None:
-        """Iterations and checkpoints up to `until`."""
+        """Train and save checkpoints up to `until`."""
         interval = self.scale.checkpoint_steps * self.scale.step
         while self.now < until:
             step = min(interval - self.unsaved, until - self.now)
@@ -95,11 +97,12 @@ class Clock:
                 self.save()
 
     def save(self) -> None:
+        """Complete a checkpoint."""
         self.parts.useful += self.unsaved
         self.unsaved = 0.0
         self.checkpoints += 1
 
     def fall_back(self) -> None:
-        """To the newest checkpoint."""
+        """Fall back to the newest checkpoint: later steps have to be repeated."""
         self.parts.redo += self.unsaved
         self.unsaved = 0.0

@@ -1,7 +1,7 @@
-"""Write docs/catalog from the catalog's data: one page a family, and a list of all recipes.
+"""Generates docs/catalog from the catalog's data: one page per family, and a list of all recipes.
 
 .venv/bin/python scripts/catalog_pages.py          # write
-.venv/bin/python scripts/catalog_pages.py --check  # say what is stale, exit 1
+.venv/bin/python scripts/catalog_pages.py --check  # list stale pages, exit 1
 """
 
 import sys
@@ -59,15 +59,15 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             "",
             "# Recipes",
             "",
-            "`megatron recipes` lists them on the shell, `megatron recipes show NAME` shows one whole.",
-            "Counts are those with a published layout; any other count is planned.",
+            "`megatron recipes` lists them, `megatron recipes show NAME` prints one completely.",
+            "Accelerators are those with a published layout; any other count is planned.",
             "",
-            f"{len(entries) - len(of_bridge)} recipes run in Megatron Core's own loop (engine `megatron`)."
-            f" {len(of_bridge)} need Megatron-Bridge (engine `bridge`): they are planned, and `megatron args`"
-            " prints the command that starts them; the operator does not start that loop yet, and these"
-            " commands were not tried on hardware."
-            f" {len(catalog.load().functions())} names of Megatron-Bridge's functions, of both engines'"
-            " recipes, find their recipe.",
+            f"{len(entries) - len(of_bridge)} recipes use Megatron Core's own training loop (engine"
+            f" `megatron`). {len(of_bridge)} require Megatron-Bridge (engine `bridge`): they are planned, and"
+            " `megatron args` prints the command that starts them; the operator does not start that loop yet,"
+            " and these commands are untested on hardware."
+            f" A recipe is also found by the names of its Megatron-Bridge functions"
+            f" ({len(catalog.load().functions())} in total).",
             "",
             *_table(("Recipe", "Engine", "Mode", "Parameters", "Accelerators", ""), rows),
             "",
@@ -89,7 +89,7 @@ def _section(entry: Entry) -> Iterator[str]:
         "",
     )
     if entry.aliases:
-        yield from (f"Also called {', '.join(entry.aliases)}.", "")
+        yield from (f"Aliases: {', '.join(entry.aliases)}.", "")
     if entry.engine == "bridge":
         yield from _of_bridge(entry)
         return
@@ -99,21 +99,21 @@ def _section(entry: Entry) -> Iterator[str]:
     yield f"{_billions(size)} parameters ({size:,}{of_them})."
     yield ""
     for title, section in (("Model", entry.model), ("Training", entry.training)):
-        said = ", ".join(f"`{name}: {_value(value)}`" for name, value in section.wire().items())
-        yield from (f"{title}: {said}", "")
+        settings = ", ".join(f"`{name}: {_value(value)}`" for name, value in section.wire().items())
+        yield from (f"{title}: {settings}", "")
     head = ("Accelerators", "TP", "PP", "VP", "CP", "EP", "DP", "Batch", "Recompute", "Source")
     if entry.layouts:
         yield from (*_table(head, (_row(entry, layout) for layout in entry.layouts)), "")
     else:
-        yield from ("No layout is published; every number of accelerators is planned.", "")
+        yield from ("No published layout; every number of accelerators is planned.", "")
     if entry.functions:
-        yield from ("What Megatron-Bridge's functions for it set, for a recipe that names one:", "")
+        yield from ("Settings of its Megatron-Bridge functions, for a recipe that names one:", "")
         yield from (*_functions(entry.functions), "")
     yield from _corrections(entry)
 
 
 def _of_bridge(entry: Entry) -> Iterator[str]:
-    """A recipe that Megatron-Bridge runs: its functions are its layouts."""
+    """A recipe of engine `bridge`: its functions are its layouts."""
     size = _size(entry)
     yield f"Mode {', '.join(entry.modes)}, run by Megatron-Bridge" + (
         f"; {_billions(size)} parameters ({size:,})." if size else "."
@@ -149,7 +149,7 @@ def _function(layout: PublishedLayout) -> Iterator[str]:
 
 def _corrections(entry: Entry) -> Iterator[str]:
     if entry.corrections:
-        yield from ("What the source says and what is set here:", "")
+        yield from ("Differences from the source:", "")
         yield from (f"- {each.published} → {each.megatron}: {each.why}." for each in entry.corrections)
         yield ""
 
@@ -168,7 +168,7 @@ def _row(entry: Entry, layout: PublishedLayout) -> Iterator[str]:
 
 
 def _plan(entry: Entry, layout: PublishedLayout | None) -> Plan:
-    """The plan of a layout, or of the entry's first one; of eight H100 where none is published."""
+    """The plan of a layout, by default of the entry's first one, or of eight H100."""
     layout = layout or next(iter(entry.layouts), None)
     asked = (
         {"type": layout.accelerators[0], "count": layout.count}
@@ -189,7 +189,7 @@ def _parameters(name: str) -> int:
 
 
 def _size(entry: Entry) -> int:
-    """Parameters; 0 for a model that is not modelled."""
+    """Number of parameters; 0 for a model whose shape is unknown."""
     return _parameters(entry.name)
 
 

@@ -1,4 +1,4 @@
-"""What the functions of the installed megatron-bridge answer."""
+"""Results of the functions of the installed megatron-bridge."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ CALLS = Path(__file__).with_name("wheel.py")
 
 @dataclass(frozen=True)
 class Wheel:
-    """What the functions set, and why some could not be called; by every name of each."""
+    """Settings of the functions, and errors of those that cannot be called, by every name."""
 
     functions: dict[str, dict[str, Any]]
     failed: dict[str, str]
@@ -23,7 +23,7 @@ class Wheel:
 
     @classmethod
     def called(cls, directory: Path) -> "Wheel":
-        """Call them all, in a process of its own that leaves its answers in `directory`."""
+        """Call them all, in a subprocess that writes its results to `directory`."""
         answers = directory / "settings.json"
         done = subprocess.run(
             [sys.executable, str(CALLS), str(answers)],

@@ -15,5 +15,5 @@ from answers import Wheel
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
-    """The functions' answers."""
+    """Results of the functions."""
     return Wheel.called(tmp_path_factory.mktemp("wheel"))

@@ -1,4 +1,4 @@
-"""What the model hub would answer: configs of transformers' own classes, with their default sizes.
+"""Responses of the model hub: configs of transformers' own classes, with their default sizes.
 
 A recipe function asks for a config to find the bridge of the architecture; layouts, batch and schedule are
 written in the function itself.
@@ -48,11 +48,11 @@ CLASSES = (
     (r"Qwen3", "Qwen3Config", "Qwen3ForCausalLM"),
     (r"Qwen2", "Qwen2Config", "Qwen2ForCausalLM"),
 )
-"""Pattern of a hub name, transformers' config class, architecture. The first match holds."""
+"""Pattern of a hub name, transformers' config class, architecture. The first match is used."""
 
 
 def config(hub_name: str) -> Any:
-    """The config of a hub name. Raises OSError, as the hub would offline, for what has no class."""
+    """The config of a hub name. Raises OSError, as transformers does offline, for a name without a class."""
     name, architecture = next(
         (found for pattern, *found in CLASSES if re.search(pattern, hub_name)), (None, "of this name")
     )
@@ -98,7 +98,7 @@ FLUX = {
 
 
 def answer_locally() -> None:
-    """AutoConfig and diffusers' FLUX config ask this module instead of the hub."""
+    """Make AutoConfig and diffusers' FLUX config use this module instead of the hub."""
 
     def from_pretrained(name: object, *_: Any, **__: Any) -> Any:
         return config(str(name))
@@ -107,6 +107,6 @@ def answer_locally() -> None:
     from megatron.bridge.diffusion.conversion.flux.flux_hf_pretrained import PreTrainedFlux
     from megatron.bridge.models.hf_pretrained import safe_config_loader
 
-    # An answer that is not there will not come later either.
+    # Retries cannot succeed.
     safe_config_loader.time = SimpleNamespace(sleep=lambda _: None)
     PreTrainedFlux._load_config = lambda _: SimpleNamespace(**FLUX)

@@ -38,7 +38,7 @@ HOLLOW_PACKAGES = (
 
 
 class _HollowClass(abc.ABCMeta):
-    """Any attribute is a hollow class again; it is generic, may be a base, and called it is a decorator."""
+    """Any attribute is again a hollow class, which is generic, a valid base, and a decorator when called."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -86,14 +86,14 @@ class _HollowFinder:
         return _HollowModule(spec.name)
 
     def exec_module(self, _module: types.ModuleType) -> None:
-        """A hollow module has nothing to run."""
+        """Does nothing: a hollow module has no code."""
 
 
 def install() -> None:
-    """Once in a process, before the first import of megatron.bridge."""
+    """Call once per process, before the first import of megatron.bridge."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"
-    # Megatron Core decides at import what it has; it must see that there is no Transformer Engine.
+    # Megatron Core detects packages at import; it must not find Transformer Engine.
     for module in (
         "megatron.core.inference.engines",
         "megatron.core.models.gpt.gpt_layer_specs",

@@ -21,7 +21,7 @@ NOT_CALLABLE = {name: reason for reason, group in REASONS.items() for name in gr
 
 
 def layout(name: str) -> PublishedLayout:
-    """What the catalog says of a function."""
+    """The catalog's settings of a function."""
     found = CATALOG.function(name)
     assert found is not None
     return found
@@ -31,9 +31,9 @@ LATER = {name for name in CATALOG.functions() if f"after {bridge_tables.RELEASE}
 NAMES = sorted(CATALOG.functions().keys() - LATER)
 
 
-def expected(said: PublishedLayout) -> dict[str, Any]:
-    """The catalog's settings in the words of `wheel.settings`; defaults filled in."""
-    sizes, training = said.parallelism, said.training
+def expected(published: PublishedLayout) -> dict[str, Any]:
+    """The catalog's settings as `wheel.settings` names them, with defaults filled in."""
+    sizes, training = published.parallelism, published.training
     return {
         "tensor_model_parallel_size": sizes.tensor_model_parallel_size,
         "pipeline_model_parallel_size": sizes.pipeline_model_parallel_size,
@@ -53,13 +53,13 @@ def expected(said: PublishedLayout) -> dict[str, Any]:
         "lr": training.lr,
         "min_lr": training.min_lr,
         "optimizer": training.optimizer or "adam",
-        "lora_dim": said.lora_rank,
-        "lora_alpha": said.lora_alpha,
+        "lora_dim": published.lora_rank,
+        "lora_alpha": published.lora_alpha,
     }
 
 
 def returned(settings: dict[str, Any]) -> dict[str, Any]:
-    """A function's settings, those that mean the same said the same way."""
+    """A function's settings in one normalized form."""
     return settings | {
         "virtual_pipeline_model_parallel_size": settings["virtual_pipeline_model_parallel_size"] or 1,
         "sequence_parallel": bool(settings["sequence_parallel"]),
@@ -67,19 +67,19 @@ def returned(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_wheel_is_the_release_that_the_tables_name() -> None:
+def test_the_wheel_is_the_release_of_the_tables() -> None:
     assert importlib.metadata.version("megatron-bridge") == bridge_tables.RELEASE
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_function_returns_what_the_catalog_says(name: str, wheel: Wheel) -> None:
+def test_a_function_returns_the_catalogs_settings(name: str, wheel: Wheel) -> None:
     if name in NOT_CALLABLE:
         assert name in wheel.failed, f"{name} can be called now: take it off not_callable.yaml"
         return
     assert name in wheel.functions, wheel.failed.get(name, "the wheel has no such function")
-    wanted = expected(layout(name))
+    settings_of_catalog = expected(layout(name))
     settings = returned(wheel.functions[name])
-    assert {key: settings[key] for key in wanted} == wanted
+    assert {key: settings[key] for key in settings_of_catalog} == settings_of_catalog
 
 
 def test_the_catalog_has_every_function_of_the_wheel(wheel: Wheel) -> None:
@@ -93,12 +93,12 @@ def test_functions_of_a_later_release_are_not_in_the_wheel(wheel: Wheel) -> None
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_what_cannot_be_called_fails_for_the_reason_that_is_listed(reason: str, wheel: Wheel) -> None:
+def test_functions_that_cannot_be_called_fail_for_the_listed_reason(reason: str, wheel: Wheel) -> None:
     group = REASONS[reason]
     assert {name for name, error in wheel.failed.items() if group["error"] in error} == {*group["functions"]}
 
 
-def test_nothing_else_cannot_be_called(wheel: Wheel) -> None:
+def test_all_other_functions_can_be_called(wheel: Wheel) -> None:
     assert wheel.failed.keys() == NOT_CALLABLE.keys()
 
 

@@ -66,8 +66,8 @@ SET_BY_FIELD = (
     "rng.seed",
     "logger.log_interval",
 )
-"""Further fields that a command may set as FIELD=VALUE."""
-"""Setting -> where a ConfigContainer has it. Most names are options of run_recipe.py, which sets these."""
+"""Additional fields that a command may set as FIELD=VALUE."""
+"""Setting -> its path in a ConfigContainer. Most are options of run_recipe.py."""
 
 Function = Callable[[], Any]
 
@@ -85,7 +85,7 @@ def functions() -> dict[str, Function]:
                 if is_here and is_recipe and inspect.isfunction(function):
                     found[name] = function
         if root == LIBRARY:
-            # Submodules may differ; the package's own export is what its users get.
+            # Submodules may differ; users import from the package.
             found = {name: getattr(package, name, function) for name, function in found.items()}
     return found
 
@@ -96,16 +96,16 @@ def _modules(package: types.ModuleType) -> Iterator[types.ModuleType]:
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """What a ConfigContainer says of layout, batch and schedule."""
-    said = {name: attrgetter(path)(config) for name, path in FIELDS.items() if name != "seq_length"}
+    """Layout, batch and schedule of a ConfigContainer."""
+    found = {name: attrgetter(path)(config) for name, path in FIELDS.items() if name != "seq_length"}
     # Diffusion datasets have no length of their own.
-    said["seq_length"] = getattr(config.dataset, "seq_length", None) or config.model.seq_length
+    found["seq_length"] = getattr(config.dataset, "seq_length", None) or config.model.seq_length
     for name in ("embedding", "loss"):
-        said[f"account_for_{name}"] = getattr(config.model, f"account_for_{name}_in_pipeline_split", False)
+        found[f"account_for_{name}"] = getattr(config.model, f"account_for_{name}_in_pipeline_split", False)
     for name in ("dim", "alpha"):
-        said[f"lora_{name}"] = getattr(config.peft, name, None)
-    said["lacking"] = [path for path in SET_BY_FIELD if not _has(config, path)]
-    return said
+        found[f"lora_{name}"] = getattr(config.peft, name, None)
+    found["lacking"] = [path for path in SET_BY_FIELD if not _has(config, path)]
+    return found
 
 
 def _has(config: Any, path: str) -> bool:
@@ -114,7 +114,7 @@ def _has(config: Any, path: str) -> bool:
 
 
 def main() -> None:
-    """Call all and write the file that is named."""
+    """Call all functions and write the file that is named on the command line."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
     done: dict[str, dict[str, Any]] = {"functions": {}, "failed": {}}
@@ -128,7 +128,7 @@ def main() -> None:
         except Exception as error:
             done["failed"][name] = " ".join(f"{type(error).__name__}: {error}".split())
     Path(sys.argv[1]).write_text(json.dumps(done))
-    os._exit(0)  # hollow modules do not survive the interpreter's own end
+    os._exit(0)  # hollow modules fail at interpreter shutdown
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The argument lists that go through the gate: every published layout, every example, and planned runs."""
+"""The argument lists to check: every published layout, every example, and planned runs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ PLANNED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One argument list and where it came from."""
+    """One argument list and its recipe."""
 
     name: str
     resolved: ResolvedRecipe
@@ -116,7 +116,7 @@ def _case(name: str, spec: dict[str, Any]) -> Case:
 
 
 def _published() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every layout of every entry that Megatron's own loop runs; one node where none is published.
+    """Every layout of every entry of engine megatron; one node where none is published.
 
     A layout for several accelerators is one case where its argument list is the same on all of them.
     """

@@ -1,4 +1,4 @@
-"""The gate: every argument list that the operator makes, against the real Megatron, without a GPU.
+"""Checks every argument list of the operator against the real Megatron, without a GPU.
 
 Needs torch and megatron-core (`make setup-trainer`).
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read at import; nothing here may ask a model hub
+os.environ["HF_HUB_OFFLINE"] = "1"  # read at import: no test may contact the model hub
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode adds no directory by itself
 
 from stages import Megatron
@@ -19,7 +19,7 @@ from tokenizers_on_disk import write_tokenizers
 
 @pytest.fixture(scope="session")
 def megatron(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Megatron]:
-    """Megatron with an H100 and Transformer Engine said to be there."""
+    """Megatron that detects an H100 and Transformer Engine."""
     tokenizers = write_tokenizers(tmp_path_factory.mktemp("tokenizers"))
     with Megatron.with_gpu_stand_in(tokenizers) as driven:
         yield driven

@@ -1,4 +1,4 @@
-"""What an argument list does, so that a flag that does nothing is seen."""
+"""Effects of an argument list, to detect flags without effect."""
 
 import dataclasses
 import enum
@@ -22,7 +22,7 @@ READ_BY_THE_LOOP = {
     "override_opt_param_scheduler": "at the load of a checkpoint",
     "split": "train, validation and test shares",
 }
-"""Flags whose effect lies after the stages: arguments that the training loop reads itself."""
+"""Flags that take effect after these stages: the training loop reads them."""
 
 NEEDS: dict[str, Callable[[Settings], bool]] = {
     "activation_func_clamp_value": lambda a: a["quick_geglu"],
@@ -63,7 +63,7 @@ NEEDS: dict[str, Callable[[Settings], bool]] = {
     "window_attn_skip_freq": lambda a: bool(a["window_size"]),
     "yarn_": lambda a: a["position_embedding_type"] == "yarn" and not a["multi_latent_attention"],
 }
-"""Destination, or the beginning of several -> without what Megatron copies the value and uses it nowhere."""
+"""Destination, or a prefix of several -> the argument without which Megatron does not use the value."""
 
 
 def flags(words: list[str]) -> list[list[str]]:

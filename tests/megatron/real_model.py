@@ -1,4 +1,4 @@
-"""Megatron's real GPTModel of an argument list, whole, unsplit, on the meta device: sizes without memory."""
+"""Megatron's real GPTModel of an argument list, unsharded, on the meta device: sizes without memory."""
 
 import operator
 from dataclasses import astuple, dataclass
@@ -82,7 +82,7 @@ class Sizes:
 
 
 _MANY_EXPERTS = 1000
-"""From so many experts in all layers together the model is built with one and with two MoE layers instead:
+"""From this number of experts in all layers, the model is built with one and with two MoE layers instead:
 the others are like these, and building tens of thousands of experts takes minutes."""
 
 

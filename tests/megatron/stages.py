@@ -1,4 +1,4 @@
-"""Every stage at which Megatron can refuse an argument list, as a training run goes through them.
+"""Every stage of a training run at which Megatron can reject an argument list.
 
 Megatron's own functions do all of it. Stand-ins, because there is no GPU here: the properties of an H100, the
 presence of Transformer Engine, and torch's fake process group of the full world size.
@@ -30,7 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 class NotAccepted(Exception):
-    """Megatron refused: at which stage, and what it said."""
+    """Megatron rejected the arguments: the stage and its error message."""
 
 
 @dataclasses.dataclass
@@ -118,20 +118,20 @@ class Megatron:
         global_vars.unset_global_variables()
         os.environ["WORLD_SIZE"] = str(world_size)
         words = [self._tokenizers.get(word, word) for word in words]
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            args = _stage("parse_args", said, lambda: _parse(words))
+        captured = io.StringIO()
+        with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
+            args = _stage("parse_args", captured, lambda: _parse(words))
             parsed = dict(vars(args))
-            _stage("validate_args", said, lambda: arguments.validate_args(args))
-            _stage("set_global_variables", said, lambda: global_vars.set_global_variables(args))
-            model = _stage("TransformerConfig", said, lambda: gpt.model_config(args))
+            _stage("validate_args", captured, lambda: arguments.validate_args(args))
+            _stage("set_global_variables", captured, lambda: global_vars.set_global_variables(args))
+            model = _stage("TransformerConfig", captured, lambda: gpt.model_config(args))
             container = _stage(
-                "configs", said, lambda: argument_utils.pretrain_cfg_container_from_args(args, model)
+                "configs", captured, lambda: argument_utils.pretrain_cfg_container_from_args(args, model)
             )
-            degrees = _stage("process groups", said, lambda: self._process_groups(args, keep_groups))
-            stages = _stage("pipeline stages", said, lambda: _stage_layers(args, model.transformer))
-            scheduler = _stage("learning rate", said, lambda: _scheduler(args))
-            samples = _stage("samples", said, training.get_train_valid_test_num_samples)
+            degrees = _stage("process groups", captured, lambda: self._process_groups(args, keep_groups))
+            stages = _stage("pipeline stages", captured, lambda: _stage_layers(args, model.transformer))
+            scheduler = _stage("learning rate", captured, lambda: _scheduler(args))
+            samples = _stage("samples", captured, training.get_train_valid_test_num_samples)
         return Started(
             parsed=parsed,
             args=args,
@@ -145,7 +145,7 @@ class Megatron:
             samples=samples,
             degrees=degrees,
             tokenizer=f"{args.tokenizer_type} of {global_vars.get_tokenizer().vocab_size}",
-            output=said.getvalue(),
+            output=captured.getvalue(),
         )
 
     def _process_groups(self, args: argparse.Namespace, keep: bool) -> dict[str, int]:
@@ -222,11 +222,11 @@ def _scheduler(args: argparse.Namespace) -> Any:
     return training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[group]))
 
 
-def _stage[Result](name: str, said: io.StringIO, run: Callable[[], Result]) -> Result:
+def _stage[Result](name: str, captured: io.StringIO, run: Callable[[], Result]) -> Result:
     try:
         return run()
     except SystemExit:
-        lines = [line for line in said.getvalue().splitlines() if line.strip()]
+        lines = [line for line in captured.getvalue().splitlines() if line.strip()]
         raise NotAccepted(f"{name}: {lines[-1] if lines else 'ended the process'}") from None
     except Exception as error:
         raise NotAccepted(f"{name}: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Megatron accepts what the operator gives it, and makes of it what the plan says."""
+"""Megatron accepts the operator's arguments and derives the sizes of the plan from them."""
 
 import cases
 import pytest
@@ -16,7 +16,7 @@ def started(megatron: Megatron, case: Case) -> Started:
     return megatron.start(case.words, case.world_size)
 
 
-def test_the_process_groups_are_those_of_the_plan(case: Case, started: Started) -> None:
+def test_process_groups_match_the_plan(case: Case, started: Started) -> None:
     plan = case.plan
     assert started.degrees == {
         "tensor": plan.tensor_model_parallel_size,
@@ -34,20 +34,20 @@ def test_every_layer_has_a_stage(case: Case, started: Started) -> None:
     assert len(started.stage_layers) == (case.plan.virtual_pipeline_model_parallel_size or 1)
 
 
-def test_batches_are_those_of_the_plan(case: Case, started: Started) -> None:
+def test_batches_match_the_plan(case: Case, started: Started) -> None:
     if case.resolved.training.step_batch_size_schedule is None:
         assert started.micro_batches == case.plan.gradient_accumulation
         assert started.args.global_batch_size == case.plan.global_batch_size
     assert started.args.eval_global_batch_size == case.plan.global_batch_size
 
 
-def test_the_run_is_as_long_as_asked(case: Case, started: Started) -> None:
+def test_the_run_has_the_requested_length(case: Case, started: Started) -> None:
     training = case.resolved.training
     asked = training.train_samples or (training.train_iters or 0) * case.plan.global_batch_size
     assert started.samples[0] == asked
 
 
-def test_the_learning_rate_is_scheduled_as_asked(case: Case, started: Started) -> None:
+def test_the_learning_rate_is_scheduled_as_requested(case: Case, started: Started) -> None:
     training, scheduler = case.resolved.training, started.scheduler
     assert scheduler.max_lr == training.lr
     assert scheduler.min_lr == (training.min_lr or 0.0)

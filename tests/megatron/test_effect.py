@@ -1,4 +1,4 @@
-"""No flag is accepted and then ignored."""
+"""Megatron uses every flag that it accepts."""
 
 import re
 from functools import cache
@@ -11,7 +11,7 @@ from effects import READ_BY_THE_LOOP, altered, unmet, without_effect
 from stages import Megatron, NotAccepted
 
 SEEN: set[tuple[str, ...]] = set()
-"""Flags with values that another case has shown to matter."""
+"""Flags and values that had an effect in another case."""
 
 PLAIN = [
     "--num-layers",
@@ -65,41 +65,41 @@ def test_no_flag_is_changed_by_megatron(megatron: Megatron, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", specs())
-def test_no_flag_lacks_another_that_it_needs(megatron: Megatron, name: str) -> None:
+def test_no_flag_lacks_one_that_it_requires(megatron: Megatron, name: str) -> None:
     words = case(name).words
     assert unmet(megatron, words, megatron.start(words, case(name).world_size)) == []
 
 
 @pytest.mark.parametrize("name", specs())
-def test_no_flag_can_be_left_out(megatron: Megatron, name: str) -> None:
+def test_every_flag_has_an_effect(megatron: Megatron, name: str) -> None:
     assert without_effect(megatron, case(name).words, case(name).world_size, SEEN) == []
 
 
 @pytest.mark.parametrize("dest", READ_BY_THE_LOOP)
-def test_what_the_loop_is_said_to_read_is_read(dest: str) -> None:
+def test_flags_listed_as_read_by_the_loop_are_read(dest: str) -> None:
     reads = re.compile(rf"\bargs\.{dest}\b|\b\w*config\w*\.{dest}\b|\bcfg\.\w+\.{dest}\b|, [\"']{dest}[\"']")
     assert reads.search(_sources()), f"nothing reads {dest}"
 
 
 @pytest.mark.parametrize(("added", "found"), IGNORED.values(), ids=IGNORED.keys())
-def test_the_gate_sees_what_megatron_ignores(megatron: Megatron, added: str, found: str) -> None:
+def test_the_check_detects_ignored_flags(megatron: Megatron, added: str, found: str) -> None:
     assert found in without_effect(megatron, [*PLAIN, *added.split()], 8, set())
 
 
-def test_the_gate_sees_what_megatron_switches_off(megatron: Megatron) -> None:
+def test_the_check_detects_disabled_flags(megatron: Megatron) -> None:
     words = [*PLAIN, "--sequence-parallel"]
     assert altered(megatron, words, megatron.start(words, 8)) == [
         "--sequence-parallel: given True, used False"
     ]
 
 
-def test_the_gate_sees_a_flag_that_needs_another(megatron: Megatron) -> None:
+def test_the_check_detects_a_missing_flag(megatron: Megatron) -> None:
     words = [*PLAIN, "--moe-router-topk", "4", "--rotary-base", "500000"]
     assert unmet(megatron, words, megatron.start(words, 8)) == ["--moe-router-topk", "--rotary-base"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--rope-theta 500000", "parse_args: .*unrecognized arguments: --rope-theta"),
         ("--pipeline-model-parallel-size 3", "validate_args: .*world size"),
@@ -113,6 +113,6 @@ def test_the_gate_sees_a_flag_that_needs_another(megatron: Megatron) -> None:
         ("--lr-warmup-iters 100", "learning rate: "),
     ],
 )
-def test_the_gate_says_at_which_stage_megatron_refuses(megatron: Megatron, words: str, said: str) -> None:
-    with pytest.raises(NotAccepted, match=said):
+def test_the_check_reports_the_stage_that_rejects(megatron: Megatron, words: str, message: str) -> None:
+    with pytest.raises(NotAccepted, match=message):
         megatron.start([*PLAIN, *words.split()], 8)

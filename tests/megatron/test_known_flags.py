@@ -1,4 +1,4 @@
-"""The flags that `spec.megatronArgs` is checked against are those of the pinned Megatron."""
+"""The known flags for `spec.megatronArgs` are those of the pinned Megatron."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ KNOWN = (
 
 
 def written() -> str:
-    """One line a flag: its name and `switch`, `value` or `values`."""
+    """One line per flag: its name and `switch`, `value` or `values`."""
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     lines = []
     for action in parser._actions:
@@ -28,7 +28,7 @@ def written() -> str:
     return "\n".join(sorted(set(lines) - {"help switch"})) + "\n"
 
 
-def test_the_list_is_that_of_the_pinned_megatron(request: pytest.FixtureRequest) -> None:
+def test_the_list_matches_the_pinned_megatron(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         KNOWN.write_text(written())
     assert KNOWN.read_text() == written(), "run pytest tests/megatron/test_known_flags.py --update-golden"

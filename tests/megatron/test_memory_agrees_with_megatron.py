@@ -1,4 +1,4 @@
-"""The planner's memory is within 5 % of Megatron's own estimate, for everything that the latter covers.
+"""The planner's memory is within 5 % of Megatron's own estimate, for everything that it covers.
 
 `theoretical_memory_usage.py` takes BF16 weights, FP32 gradients and Adam for granted, stages of equal size,
 one dense feed-forward width in all activations, two products in a quick-GEGLU layer that has three, and no

@@ -1,4 +1,4 @@
-"""Megatron accepts what the planner chooses by itself: every recipe on counts that nobody published."""
+"""Megatron accepts planned layouts: every recipe on counts without a published layout."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def planned() -> Iterator[tuple[str, ResolvedRecipe]]:
             if entry.layout_for(accelerator, count):
                 continue
             asked = {"type": accelerator, "count": count}
-            # A batch that every count divides: the recipe's own is made for its published counts.
+            # A batch that every count divides; the recipe's own is for its published counts.
             spec = {
                 "recipe": entry.name,
                 "accelerator": asked,
@@ -35,7 +35,7 @@ def planned() -> Iterator[tuple[str, ResolvedRecipe]]:
                 "data": {"mockData": True},
             }
             resolved = catalog.resolve(MegatronRecipeSpec.model_validate(spec), PLATFORM, catalog.load())
-            with contextlib.suppress(InvalidRecipeError):  # too large for so few
+            with contextlib.suppress(InvalidRecipeError):  # does not fit on the count
                 plan(resolved)
                 yield f"{entry.name} {count}x{accelerator}", resolved
 
@@ -48,7 +48,7 @@ def test_there_are_planned_cases() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_megatron_accepts_what_is_planned(name: str, megatron: Megatron) -> None:
+def test_megatron_accepts_planned_layouts(name: str, megatron: Megatron) -> None:
     resolved = CASES[name]
     made = plan(resolved)
     started = megatron.start(megatron_arguments(resolved, made, "run"), made.world_size)

@@ -14,7 +14,7 @@ ONE_OF_EACH = {str(spec.get("recipe", name)): name for name, spec in reversed(sp
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
-def test_parameters_are_those_of_the_real_model(megatron: Megatron, name: str) -> None:
+def test_parameters_match_the_real_model(megatron: Megatron, name: str) -> None:
     plan, real = case(name).plan, sizes(megatron, case(name).words)
     shape = model_shape(case(name).resolved.model, Diagnostics())
     assert shape is not None
@@ -26,7 +26,7 @@ def test_parameters_are_those_of_the_real_model(megatron: Megatron, name: str) -
 
 
 @pytest.mark.parametrize("name", specs())
-def test_flops_are_those_that_megatron_counts(megatron: Megatron, name: str) -> None:
+def test_flops_match_megatrons_count(megatron: Megatron, name: str) -> None:
     args = megatron.start(case(name).words, case(name).world_size).args
     per_token = num_floating_point_operations(args, 1) / args.seq_length
     assert case(name).plan.flops_per_token == pytest.approx(per_token, rel=1e-12)

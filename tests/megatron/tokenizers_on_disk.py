@@ -1,4 +1,4 @@
-"""A small real tokenizer in the place of the one that recipes expect on the data volume."""
+"""A small real tokenizer instead of the one that recipes expect on the data volume."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ EOD = "<|endoftext|>"
 
 
 def write_tokenizers(directory: Path) -> dict[str, str]:
-    """Path in the pod -> path here."""
+    """Path in the pod -> local path."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()

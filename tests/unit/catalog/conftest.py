@@ -1,4 +1,4 @@
-"""A catalog of its own and a platform, so that the tests do not hang on the shipped entries' numbers."""
+"""A small catalog and a platform, so that the tests do not depend on the shipped entries."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +83,7 @@ def platform() -> PlatformConfig:
 
 @pytest.fixture
 def resolve(small: Catalog, platform: PlatformConfig) -> Resolve:
-    """`resolve(recipe="small-1", ...)`; mock data and 8 of the default accelerator unless said otherwise."""
+    """`resolve(recipe="small-1", ...)`; mock data and 8 of the default accelerator by default."""
 
     def run(namespace: str | None = None, platform: PlatformConfig = platform, **spec: Any) -> ResolvedRecipe:
         filled = {"accelerator": {"count": 8}, "data": {"mockData": True}} | spec

@@ -1,4 +1,4 @@
-"""Megatron-Bridge's functions: tables, names, and what a recipe that names one gets."""
+"""Megatron-Bridge's functions: tables, names, and recipes that name one."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_a_line_of_a_table_is_a_layout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ("function on\n", "the first line is not"),
         (" ".join(bridge_tables.COLUMNS), "no function"),
@@ -67,12 +67,12 @@ def test_a_line_of_a_table_is_a_layout() -> None:
         (TABLE.replace("4096", "4k").format(further=""), "tiny_pretrain_8gpu_h100_fp8cs_config: invalid"),
     ],
 )
-def test_a_broken_table_tells_its_line(table: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_error_of_a_table_names_its_line(table: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         list(bridge_tables.layouts(table))
 
 
-def test_the_scan_of_the_shipped_files_finds_what_parsing_them_finds() -> None:
+def test_scanning_and_parsing_the_shipped_files_agree() -> None:
     scanned, parsed = loader.scan(DATA_DIR), loader.parse(DATA_DIR)
     assert parsed.problems == scanned.problems == []
     assert {n: (s.template, s.aliases) for n, s in scanned.sources.items()} == {
@@ -83,7 +83,7 @@ def test_the_scan_of_the_shipped_files_finds_what_parsing_them_finds() -> None:
     }
 
 
-def test_every_function_finds_its_entry_and_its_settings_under_all_its_names() -> None:
+def test_every_function_is_found_by_all_its_names() -> None:
     shipped = catalog.load()
     for name, entry in shipped.functions().items():
         assert shipped.get(name).name == entry
@@ -144,7 +144,7 @@ def test_every_family_of_the_recipe_index_has_its_recipes(family: str) -> None:
         assert mode in shipped.get(name).modes
 
 
-def test_a_function_that_is_named_gives_layout_batch_rates_and_length() -> None:
+def test_a_named_function_sets_layout_batch_rates_and_length() -> None:
     r = resolved("qwen3_235b_a22b_pretrain_256gpu_h100_fp8cs_config", "h100-sxm", 256)
     assert (r.recipe, r.engine) == ("qwen3-235b-a22b", "megatron")
     assert r.layout is not None
@@ -154,7 +154,7 @@ def test_a_function_that_is_named_gives_layout_batch_rates_and_length() -> None:
     assert (r.training.global_batch_size, r.training.train_iters) == (8192, 50)
 
 
-def test_a_function_on_other_accelerators_gives_all_but_the_layout() -> None:
+def test_a_function_on_other_accelerators_sets_all_but_the_layout() -> None:
     r = resolved("llama3_70b_pretrain_64gpu_gb200_fp8mx_config", "h100-sxm", 128)
     assert r.layout is None
     assert r.parallelism.tensor_model_parallel_size is None
@@ -162,14 +162,14 @@ def test_a_function_on_other_accelerators_gives_all_but_the_layout() -> None:
     assert "is for 64 x gb200, not for 128 x h100-sxm" in " ".join(r.notes)
 
 
-def test_what_the_loop_has_not_of_a_function_is_said() -> None:
+def test_unsupported_settings_of_a_function_have_notes() -> None:
     r = resolved("kimi_k2_pretrain_256gpu_gb300_nvfp4_config", "gb300", 256)
     assert r.training.optimizer == "adam"
     assert "trains with dist_muon; here it is adam" in " ".join(r.notes)
     assert "computes in NVFP4" in " ".join(r.notes)
 
 
-def test_a_bridge_entry_is_started_by_a_function_that_is_no_benchmark() -> None:
+def test_a_bridge_entry_is_not_started_by_a_benchmark() -> None:
     r = resolved("llama3-8b-sft", "h100-sxm", 8)
     assert r.engine == "bridge"
     assert r.mode == "sft"
@@ -180,7 +180,7 @@ def test_a_bridge_entry_is_started_by_a_function_that_is_no_benchmark() -> None:
     assert r.training.train_iters == r.function.training.train_iters
 
 
-def test_a_bridge_entry_takes_no_settings_of_megatron_cores_loop() -> None:
+def test_a_bridge_entry_rejects_settings_of_megatron_core() -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         resolved("wan2.1-14b", "h100-sxm", 16, model={"numLayers": 2}, megatronArgs={"log-throughput": True})
     assert {error.field for error in refused.value.errors} == {"spec.model", "spec.megatronArgs"}

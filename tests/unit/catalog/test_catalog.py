@@ -12,7 +12,7 @@ def problems(folder: Path) -> str:
     return "\n".join(map(str, catalog.load(folder).check()))
 
 
-def test_every_shipped_entry_is_whole_and_says_where_it_comes_from() -> None:
+def test_every_shipped_entry_is_complete_and_names_its_source() -> None:
     shipped = catalog.load()
     assert shipped.check() == []
     for entry in shipped:
@@ -20,7 +20,7 @@ def test_every_shipped_entry_is_whole_and_says_where_it_comes_from() -> None:
         assert entry.model.num_layers or entry.engine == "bridge", entry.name
 
 
-def test_an_entry_has_its_own_values_over_those_it_extends(small: Catalog) -> None:
+def test_an_entry_overrides_the_values_that_it_extends(small: Catalog) -> None:
     entry = small.get("small-2")
     assert entry.model.num_layers == 2
     assert entry.model.hidden_size == 64
@@ -28,7 +28,7 @@ def test_an_entry_has_its_own_values_over_those_it_extends(small: Catalog) -> No
     assert entry.family == "small"
 
 
-def test_null_takes_an_inherited_setting_away(small: Catalog) -> None:
+def test_null_removes_an_inherited_setting(small: Catalog) -> None:
     assert small.get("small-1").model.hidden_dropout == 0.0
     assert small.get("small-2").model.hidden_dropout is None
 
@@ -40,21 +40,21 @@ def test_layouts_aliases_and_corrections_of_an_extended_entry_are_not_inherited(
     assert entry.corrections == []
 
 
-def test_corrections_of_a_template_come_before_the_entrys_own(small: Catalog) -> None:
+def test_corrections_of_a_template_precede_the_entrys_own(small: Catalog) -> None:
     assert [correction.published for correction in small.get("small-1").corrections] == ["nothing", "a"]
 
 
-def test_an_alias_gives_the_entry(small: Catalog) -> None:
+def test_an_alias_finds_the_entry(small: Catalog) -> None:
     assert small.get("small").name == "small-1"
 
 
-def test_templates_are_no_recipes(small: Catalog) -> None:
+def test_templates_are_not_recipes(small: Catalog) -> None:
     assert "small-base" not in small.names()
     with pytest.raises(InvalidRecipeError):
         small.get("small-base")
 
 
-def test_an_unknown_name_is_refused_with_near_ones_and_the_way_to_list_all(small: Catalog) -> None:
+def test_an_unknown_name_is_rejected_with_similar_ones(small: Catalog) -> None:
     with pytest.raises(
         InvalidRecipeError, match=r"no recipe 'smal-1'; did you mean small-1.*`megatron recipes` lists all"
     ):
@@ -62,7 +62,7 @@ def test_an_unknown_name_is_refused_with_near_ones_and_the_way_to_list_all(small
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ("model: {numLayer: 3}", "own.yaml: mine.model.numLayer: "),
         ("model: {numLayers: many}", "own.yaml: mine.model.numLayers: "),
@@ -76,13 +76,13 @@ def test_an_unknown_name_is_refused_with_near_ones_and_the_way_to_list_all(small
         ("aliases: [gpt3-6.7b]", "own.yaml: mine.aliases: gpt3-6.7b already belongs to gpt3-7b"),
     ],
 )
-def test_a_broken_entry_is_told_by_file_entry_and_field(folder: Path, wrong: str, said: str) -> None:
+def test_an_invalid_entry_is_reported_by_file_entry_and_field(folder: Path, wrong: str, message: str) -> None:
     (folder / "own.yaml").write_text(ENTRY % wrong)
-    assert said in problems(folder)
+    assert message in problems(folder)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("entries: [", "own.yaml: while parsing"),
         ("- a", "own.yaml: is not a catalog file"),
@@ -100,12 +100,12 @@ def test_a_broken_entry_is_told_by_file_entry_and_field(folder: Path, wrong: str
         ),
     ],
 )
-def test_a_broken_file_is_told_by_its_name(folder: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_reported_by_its_name(folder: Path, text: str, message: str) -> None:
     (folder / "own.yaml").write_text(text)
-    assert said in problems(folder)
+    assert message in problems(folder)
 
 
-def test_a_broken_file_costs_no_other_entry(folder: Path) -> None:
+def test_an_invalid_file_does_not_affect_other_entries(folder: Path) -> None:
     (folder / "own.yaml").write_text("entries: [")
     loaded = catalog.load(folder)
     assert loaded.get("small-1").name == "small-1"

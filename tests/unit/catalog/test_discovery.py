@@ -1,4 +1,4 @@
-"""Node labels fill in what the platform file does not say, and never what it does."""
+"""Node labels fill in what the platform file leaves out, and never override it."""
 
 import pytest
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
@@ -8,21 +8,21 @@ from megatron_operator.planner.estimate import hardware
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
 
 
-def test_a_labelled_node_becomes_a_profile_of_the_planners_name() -> None:
+def test_a_labelled_node_becomes_a_profile_with_the_planners_name() -> None:
     found = with_nodes(PlatformConfig(), [H100, H100]).accelerators
     assert set(found) == {"h100-sxm"}
     assert found["h100-sxm"].per_node == 8
     assert found["h100-sxm"].node_labels == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 
-def test_an_instance_type_tells_the_accelerator_where_no_product_label_is() -> None:
+def test_the_instance_type_identifies_the_accelerator_without_a_product_label() -> None:
     found = with_nodes(PlatformConfig(), [{"node.kubernetes.io/instance-type": "p5en.48xlarge"}]).accelerators
     assert found["h200"].node_labels == {"node.kubernetes.io/instance-type": "p5en.48xlarge"}
 
 
-def test_what_the_platform_file_says_stays() -> None:
-    said = AcceleratorProfile(per_node=4, node_labels={"pool": "training"}, topology=["rack"])
-    platform = PlatformConfig(accelerators={"h100-sxm": said})
+def test_the_platform_file_takes_precedence() -> None:
+    configured = AcceleratorProfile(per_node=4, node_labels={"pool": "training"}, topology=["rack"])
+    platform = PlatformConfig(accelerators={"h100-sxm": configured})
     assert with_nodes(platform, [{**H100, "topology.kubernetes.io/zone": "a"}]) == platform
 
 
@@ -41,10 +41,10 @@ def test_a_topology_key_counts_only_when_every_node_has_it() -> None:
     ]
 
 
-def test_simulated_gpus_are_no_accelerator() -> None:
+def test_simulated_gpus_are_not_an_accelerator() -> None:
     assert with_nodes(PlatformConfig(), [{"nvidia.com/gpu.product": "SIMULATED-ON-CPU"}]) == PlatformConfig()
 
 
 @pytest.mark.parametrize("name", sorted({*PRODUCTS.values(), *(name for name, _ in INSTANCE_TYPES.values())}))
-def test_every_discovered_name_is_one_the_planner_knows(name: str) -> None:
+def test_every_discovered_name_is_in_the_planners_table(name: str) -> None:
     assert hardware.get(name) is not None

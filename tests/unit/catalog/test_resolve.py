@@ -18,7 +18,7 @@ FULL: dict[str, Any] = {
 }
 
 
-def test_the_recipe_is_over_the_layout_is_over_the_entry_and_origins_say_so(resolve: Resolve) -> None:
+def test_the_recipe_overrides_the_layout_and_the_layout_the_entry(resolve: Resolve) -> None:
     resolved = resolve(recipe="small-1", training={"lr": 5e-4})
     assert resolved.training.lr == 5e-4
     assert resolved.training.micro_batch_size == 2
@@ -44,7 +44,7 @@ def test_setting_one_recompute_field_replaces_the_layouts_recomputation(resolve:
     assert parallelism.recompute_num_layers is None
 
 
-def test_another_tokenizer_leaves_no_file_of_the_catalogs_behind(resolve: Resolve) -> None:
+def test_another_tokenizer_replaces_all_files_of_the_catalogs(resolve: Resolve) -> None:
     own = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/t"}
     data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}], "tokenizer": own}
     tokenizer = resolve(recipe="small-1", data=data).data.tokenizer
@@ -68,7 +68,7 @@ def test_another_tokenizer_leaves_no_file_of_the_catalogs_behind(resolve: Resolv
         ),
     ],
 )
-def test_a_layout_is_left_to_the_planner_when_its_ground_is_changed(
+def test_a_published_layout_is_not_used_when_the_recipe_changes_what_it_depends_on(
     resolve: Resolve, change: dict[str, Any], reason: str
 ) -> None:
     resolved = resolve(recipe="small-1", **change)
@@ -85,15 +85,13 @@ def test_a_layout_is_left_to_the_planner_when_its_ground_is_changed(
         {"training": {"globalBatchSize": 64}},
     ],
 )
-def test_a_layout_is_kept_under_changes_that_do_not_concern_it(
-    resolve: Resolve, change: dict[str, Any]
-) -> None:
+def test_unrelated_changes_keep_the_published_layout(resolve: Resolve, change: dict[str, Any]) -> None:
     resolved = resolve(recipe="small-1", **change)
     assert resolved.parallelism.tensor_model_parallel_size == 2
     assert any("layout for 8 x h100-sxm is used (a paper)" in note for note in resolved.notes)
 
 
-def test_a_recipe_without_a_catalog_entry_needs_its_fields_each_named(refusal: Refusal) -> None:
+def test_a_recipe_without_a_catalog_entry_has_an_error_for_each_missing_field(refusal: Refusal) -> None:
     assert refusal().keys() == {
         "spec.model.numLayers",
         "spec.model.hiddenSize",
@@ -116,7 +114,7 @@ def test_a_recipe_of_engine_bridge_needs_functions(folder: Path, platform: Platf
         catalog.resolve(spec, platform, catalog.load(folder))
 
 
-def test_a_full_recipe_needs_no_catalog_entry(resolve: Resolve) -> None:
+def test_a_complete_recipe_needs_no_catalog_entry(resolve: Resolve) -> None:
     resolved = resolve(**FULL)
     assert resolved.recipe is None
     assert resolved.model.max_position_embeddings == 64
@@ -129,12 +127,12 @@ def test_sequences_longer_than_the_positions_are_refused(refusal: Refusal) -> No
     assert "256 is above model.maxPositionEmbeddings 128; set seqLength to at most 128" in line
 
 
-def test_all_reasons_are_told_at_once(refusal: Refusal) -> None:
+def test_all_errors_are_reported_together(refusal: Refusal) -> None:
     found = refusal(recipe="nothing", accelerator={"type": "tpu", "count": 8})
     assert found.keys() == {"spec.recipe", "spec.accelerator.type"}
 
 
-def test_an_unknown_accelerator_is_refused_with_those_there_are(refusal: Refusal) -> None:
+def test_an_unknown_accelerator_is_rejected_with_the_known_ones(refusal: Refusal) -> None:
     line = refusal(recipe="small-1", accelerator={"type": "tpu", "count": 8})["spec.accelerator.type"]
     assert "no accelerator 'tpu'; use one of: h100, laptop" in line
 
@@ -147,7 +145,7 @@ def test_a_published_layout_is_found_by_every_name_of_its_accelerator(hardware: 
     assert resolved.parallelism.context_parallel_size == 2
 
 
-def test_an_accelerator_is_found_by_its_other_name(resolve: Resolve, platform: PlatformConfig) -> None:
+def test_an_accelerator_is_found_by_its_alias(resolve: Resolve, platform: PlatformConfig) -> None:
     theirs = platform.model_copy(update={"accelerators": {"h200": AcceleratorProfile()}})
     resolved = resolve(recipe="small-1", platform=theirs, accelerator={"type": "h200-sxm", "count": 8})
     assert resolved.accelerator_type == "h200"
@@ -160,7 +158,7 @@ def test_the_only_accelerator_is_the_default(resolve: Resolve, platform: Platfor
     assert resolve(recipe="small-1", platform=only).accelerator_type == "laptop"
 
 
-def test_several_accelerators_without_a_default_must_be_chosen_from(
+def test_several_accelerators_without_a_default_require_a_type(
     refusal: Refusal, platform: PlatformConfig
 ) -> None:
     line = refusal(recipe="small-1", platform=platform.model_copy(update={"default_accelerator": None}))
@@ -168,7 +166,7 @@ def test_several_accelerators_without_a_default_must_be_chosen_from(
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "messages"),
     [
         (
             {"team": {"maxAccelerators": 4}},
@@ -182,19 +180,23 @@ def test_several_accelerators_without_a_default_must_be_chosen_from(
         ({"other": {"maxAccelerators": 1}}, {}),
     ],
 )
-def test_limits_of_the_namespace_hold(
-    resolve: Resolve, refusal: Refusal, platform: PlatformConfig, limits: dict[str, Any], said: dict[str, str]
+def test_limits_of_the_namespace_are_enforced(
+    resolve: Resolve,
+    refusal: Refusal,
+    platform: PlatformConfig,
+    limits: dict[str, Any],
+    messages: dict[str, str],
 ) -> None:
     limited = PlatformConfig.model_validate(platform.wire() | {"namespaces": limits})
-    if not said:
+    if not messages:
         assert resolve(recipe="small-1", platform=limited, namespace="team").accelerator_count == 8
         return
     found = refusal(recipe="small-1", platform=limited, namespace="team")
-    assert found.keys() == said.keys()
-    assert all(text in found[field] for field, text in said.items())
+    assert found.keys() == messages.keys()
+    assert all(text in found[field] for field, text in messages.items())
 
 
-def test_the_platform_fills_in_what_the_recipe_leaves_out(resolve: Resolve) -> None:
+def test_the_platform_fills_in_unset_fields(resolve: Resolve) -> None:
     resolved = resolve(
         recipe="small-1", data={"volume": {"size": "1Ti"}, "blend": [{"path": "a"}]}, env={"Y": "own"}
     )
@@ -215,7 +217,7 @@ def test_an_existing_checkpoint_claim_gets_no_size_or_class(resolve: Resolve) ->
     assert volume.wire() == {"claimName": "mine"}
 
 
-def test_prepared_text_brings_its_dataset_tokenizer_and_vocabulary(resolve: Resolve) -> None:
+def test_prepared_text_sets_dataset_tokenizer_and_vocabulary(resolve: Resolve) -> None:
     prepare = {"source": "/text", "name": "books", "tokenizerVocabSize": 4096}
     resolved = resolve(recipe="small-1", data={"volume": {"size": "1Gi"}, "prepare": prepare})
     assert resolved.data.blend is not None
@@ -226,7 +228,7 @@ def test_prepared_text_brings_its_dataset_tokenizer_and_vocabulary(resolve: Reso
     assert any("vocabSize 1,000 becomes 4,096" in note for note in resolved.notes)
 
 
-def test_a_vocabulary_that_the_recipe_sets_is_kept_beside_prepared_text(resolve: Resolve) -> None:
+def test_a_vocabulary_of_the_recipe_is_kept_with_prepared_text(resolve: Resolve) -> None:
     data = {"volume": {"size": "1Gi"}, "prepare": {"source": "/text"}}
     assert resolve(recipe="small-1", data=data, model={"vocabSize": 5000}).model.vocab_size == 5000
 
@@ -237,7 +239,7 @@ def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
     assert tokenizer.wire() == {"tokenizerType": "NullTokenizer"}
 
 
-def test_a_tokenizer_that_needs_the_internet_is_told(resolve: Resolve) -> None:
+def test_a_tokenizer_that_needs_the_internet_has_a_note(resolve: Resolve) -> None:
     data = {"volume": {"claimName": "c"}, "blend": [{"path": "a"}]}
     notes = resolve(recipe="small-1", data=data).notes
     assert any("GPT2BPETokenizer downloads gpt2 from the model hub" in note for note in notes)
@@ -252,7 +254,7 @@ def test_a_tokenizer_that_needs_the_internet_is_told(resolve: Resolve) -> None:
         ({"prepare": {"source": "/text"}}, "spec.data.volume"),
     ],
 )
-def test_missing_data_is_refused_by_field(refusal: Refusal, data: dict[str, Any], field: str) -> None:
+def test_missing_data_is_rejected_by_field(refusal: Refusal, data: dict[str, Any], field: str) -> None:
     assert list(refusal(recipe="small-1", data=data)) == [field]
 
 
@@ -266,13 +268,13 @@ def test_missing_data_is_refused_by_field(refusal: Refusal, data: dict[str, Any]
         ({"training": {"attentionBackend": "flash"}}, "spec.training.attentionBackend"),
     ],
 )
-def test_without_a_gpu_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_settings_on_a_cpu_are_rejected_by_field(
     refusal: Refusal, asked: dict[str, Any], field: str
 ) -> None:
     assert list(refusal(recipe="small-1", accelerator={"type": "laptop", "count": 2}, **asked)) == [field]
 
 
-def test_without_a_gpu_the_catalogs_kernels_give_way_with_a_note(resolve: Resolve, small: Any) -> None:
+def test_gpu_kernels_of_the_catalog_are_replaced_on_a_cpu_with_a_note(resolve: Resolve, small: Any) -> None:
     entry = small.get("small-1")
     small._entries["small-1"] = entry.model_copy(
         update={"model": entry.model.model_copy(update={"moe_grouped_gemm": True})}

@@ -22,7 +22,7 @@ def test_the_batch_under_a_ramp_is_its_largest() -> None:
     assert largest_batch({"stepBatchSizeSchedule": "0:384 200B:768 400B:1152"}) == 1152
 
 
-def test_tokens_become_iterations_beside_a_warmup_in_iterations(resolve: Resolve) -> None:
+def test_tokens_become_iterations_with_a_warmup_in_iterations(resolve: Resolve) -> None:
     training = resolve(recipe="small-1", training={"trainTokens": "1M"}).training
     assert training.train_iters == 1_000_000 // (128 * 32)
     assert training.train_samples is None
@@ -39,29 +39,29 @@ def test_tokens_become_samples_under_a_batch_ramp(resolve: Resolve) -> None:
     assert training.lr_warmup_samples == 20 * 64
 
 
-def test_iterations_under_a_batch_ramp_are_refused(refusal: Refusal) -> None:
+def test_iterations_under_a_batch_ramp_are_rejected(refusal: Refusal) -> None:
     found = refusal(recipe="small-1", training={"trainIters": 100, "stepBatchSizeSchedule": RAMP})
     assert "set trainTokens or trainSamples instead" in found["spec.training.trainIters"]
 
 
-def test_the_catalogs_warmup_is_carried_into_the_unit_of_the_recipes_length(resolve: Resolve) -> None:
+def test_the_catalogs_warmup_is_converted_to_the_unit_of_the_recipes_length(resolve: Resolve) -> None:
     resolved = resolve(recipe="small-1", training={"trainSamples": 3200})
     assert resolved.training.lr_warmup_samples == 640
     assert resolved.training.lr_warmup_iters is None
     assert any("lrWarmupIters 20 is lrWarmupSamples 640" in note for note in resolved.notes)
 
 
-def test_a_recipe_that_mixes_iterations_and_samples_is_refused(refusal: Refusal) -> None:
+def test_a_recipe_that_mixes_iterations_and_samples_is_rejected(refusal: Refusal) -> None:
     found = refusal(recipe="small-1", training={"trainIters": 100, "lrWarmupSamples": 10})
     assert "set lrWarmupIters: Megatron does not mix the two" in found["spec.training.lrWarmupSamples"]
 
 
-def test_two_lengths_in_one_recipe_are_refused(refusal: Refusal) -> None:
+def test_two_lengths_in_one_recipe_are_rejected(refusal: Refusal) -> None:
     found = refusal(recipe="small-1", training={"trainIters": 100, "trainTokens": "1M"})
     assert "trainIters and trainTokens both set the length" in found["spec.training"]
 
 
-def test_a_warmup_longer_than_the_run_is_refused_with_its_origin(refusal: Refusal) -> None:
+def test_a_warmup_longer_than_the_run_is_rejected_with_its_origin(refusal: Refusal) -> None:
     line = refusal(recipe="small-1", training={"trainIters": 10})["spec.training.lrWarmupIters"]
     assert "a warm-up of 20 iterations (catalog small-1) does not end before the decay of 10" in line
 
@@ -73,7 +73,7 @@ def test_a_fraction_replaces_the_catalogs_warmup(resolve: Resolve) -> None:
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
-def test_the_learning_rate_follows_the_batch_by_the_rule(resolve: Resolve, rule: str, factor: int) -> None:
+def test_the_learning_rate_is_scaled_by_the_rule(resolve: Resolve, rule: str, factor: int) -> None:
     training = resolve(recipe="small-1", training={"globalBatchSize": 128, "lrScaling": rule}).training
     assert training.lr == pytest.approx(1e-3 * factor)
     assert training.min_lr == pytest.approx(1e-4 * factor)
@@ -87,7 +87,7 @@ def test_a_learning_rate_that_the_recipe_sets_is_not_scaled(resolve: Resolve) ->
     assert training.min_lr == pytest.approx(4e-4)
 
 
-def test_a_batch_change_without_a_rule_keeps_the_rate_and_says_so(resolve: Resolve) -> None:
+def test_a_batch_change_without_a_rule_keeps_the_rate_with_a_note(resolve: Resolve) -> None:
     resolved = resolve(recipe="small-1", training={"globalBatchSize": 128})
     assert resolved.training.lr == 1e-3
     assert any(
@@ -95,7 +95,7 @@ def test_a_batch_change_without_a_rule_keeps_the_rate_and_says_so(resolve: Resol
     )
 
 
-def test_scaling_without_a_catalog_entry_is_refused(refusal: Refusal) -> None:
+def test_scaling_without_a_catalog_entry_is_rejected(refusal: Refusal) -> None:
     spec: dict[str, Any] = {
         "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "vocabSize": 1000},
         "training": {

@@ -1,4 +1,4 @@
-"""Resolved recipes by a few words."""
+"""Fixture that resolves recipes for the planner tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ Resolve = Callable[..., ResolvedRecipe]
 
 @pytest.fixture
 def resolve() -> Resolve:
-    """`resolve("llama3-8b", 64, parallelism={...})`: the recipe as the planner gets it, on mock data."""
+    """`resolve("llama3-8b", 64, parallelism={...})`: the resolved recipe, on mock data."""
 
     def resolved(
         recipe: str | None,

@@ -1,4 +1,4 @@
-"""Runners-up: other sizes, slower, or faster only than a layout that the catalog fixes."""
+"""Alternatives: other sizes that are slower, or faster only than a published layout."""
 
 from typing import Any
 
@@ -47,12 +47,12 @@ def test_what_the_recipe_fixes_is_the_same_in_all_alternatives(resolve: Any) -> 
     assert {other.tensor_model_parallel_size for other in others} == {4}
 
 
-def test_a_published_layout_is_compared_with_what_would_be_planned(resolve: Any) -> None:
+def test_a_published_layout_is_compared_with_planned_ones(resolve: Any) -> None:
     _, others = of(resolve("llama3-70b", 64))
     assert any(other.tensor_model_parallel_size != 4 for other in others)
 
 
-def test_a_simpler_layout_that_does_not_fit_says_by_how_much(resolve: Any) -> None:
+def test_a_simpler_layout_that_does_not_fit_states_by_how_much(resolve: Any) -> None:
     _, others = of(resolve("llama3-70b", 128))
     [too_large] = [other for other in others if not other.fits]
     assert too_large.reason.startswith("does not fit: ")
@@ -65,7 +65,7 @@ def test_405b_on_16384_accelerators_is_planned(resolve: Any) -> None:
     assert sum(p.stage_layers) == 126
 
 
-def test_layouts_are_ranked_once_where_the_catalog_fixes_none(
+def test_layouts_are_ranked_once_without_a_published_layout(
     resolve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rankings = []
@@ -79,7 +79,7 @@ def test_layouts_are_ranked_once_where_the_catalog_fixes_none(
     assert len(rankings) == 1
 
 
-def test_alternatives_keep_what_the_catalog_says_beside_sizes(resolve: Any) -> None:
-    """GPT-OSS splits sequences by a2a only, and its entry says so."""
+def test_alternatives_keep_the_catalogs_other_settings(resolve: Any) -> None:
+    """GPT-OSS splits sequences with a2a only, as its entry sets."""
     chosen, others = of(resolve("gpt-oss-20b", 64, training={"seqLength": 65536, "globalBatchSize": 512}))
     assert any(other.context_parallel_size > 1 for other in [chosen, *others])

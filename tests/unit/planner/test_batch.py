@@ -1,4 +1,4 @@
-"""Amounts, batch ramp-ups and the number of iterations."""
+"""Amounts, batch ramp-ups and numbers of iterations."""
 
 import pytest
 from megatron_operator.api.diagnostics import Diagnostics
@@ -14,19 +14,19 @@ def test_an_amount_is_exact(text: str, number: int) -> None:
     assert amount(text) == number
 
 
-def test_a_ramp_up_is_read_as_megatron_reads_it() -> None:
+def test_a_ramp_up_is_parsed_as_in_megatron() -> None:
     assert ramp_up("0:384 200B:768, 400B:1152") == ((0, 384), (200 * 10**9, 768), (400 * 10**9, 1152))
 
 
 @pytest.mark.parametrize(
     "text", ["", "384", "0:0", "1B:384", "0:384 0:768", "0:384 2B:512 1B:768", "0:3.5", "xB:8"]
 )
-def test_a_ramp_up_that_megatron_would_refuse_is_refused(text: str) -> None:
+def test_a_ramp_up_that_megatron_rejects_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"pair|begin|increase"):
         ramp_up(text)
 
 
-def test_all_batches_of_a_ramp_up_count() -> None:
+def test_a_ramp_up_has_several_global_batches() -> None:
     training = TrainingSpec.model_validate({"stepBatchSizeSchedule": "0:64 1B:128", "trainSamples": 10**6})
     assert global_batches(training, Diagnostics()) == [64, 128]
     assert iterations(training) is None

@@ -1,4 +1,4 @@
-"""Recipes that Megatron-Bridge runs: how they lie, the command that starts them, and that no job is made."""
+"""Recipes of engine bridge: their layout, the command that starts them, and that no job is created."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def layout(p: Plan) -> tuple[int, ...]:
     )
 
 
-def test_a_model_that_is_not_modelled_lies_as_its_function_has_it() -> None:
+def test_a_model_without_estimates_keeps_its_functions_layout() -> None:
     p = plan(resolved("qwen35_vl_35b_a3b_sft_16gpu_h100_bf16_config", 16))
     assert layout(p) == (2, 1, 1, 16, 8)
     assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (4, 32, 1)
@@ -38,7 +38,7 @@ def test_a_model_that_is_not_modelled_lies_as_its_function_has_it() -> None:
     assert "parameters, memory and speed of this model are not estimated" in p.notes
 
 
-def test_further_accelerators_are_data_parallel() -> None:
+def test_additional_accelerators_are_data_parallel() -> None:
     p = plan(resolved("wan2.1-14b-sft", 32, training={"globalBatchSize": 64}))
     few = plan(resolved("wan2.1-14b-sft", 8, training={"globalBatchSize": 64}))
     assert layout(p)[:4] == layout(few)[:4]
@@ -53,34 +53,36 @@ def test_fine_tuning_all_weights_of_a_modelled_model_is_estimated() -> None:
     assert others == []
 
 
-def test_memory_with_lora_is_not_that_of_training_all_weights() -> None:
+def test_memory_with_lora_is_not_estimated() -> None:
     p = plan(resolved("llama3-70b-lora", 8))
     assert p.parameters == 70553706496
     assert p.memory_per_gpu is None
     assert "memory and speed with LoRA are not estimated" in p.notes
 
 
-def test_a_published_layout_that_the_estimate_refuses_is_kept_with_a_note() -> None:
+def test_a_published_layout_that_the_planner_rejects_is_kept_with_a_note() -> None:
     p = plan(resolved("llama31_405b_sft_128gpu_h100_bf16_config", 128))
     assert p.tensor_model_parallel_size == 8
     assert p.pipeline_model_parallel_size == 16
 
 
 @pytest.mark.parametrize(
-    ("recipe", "count", "field", "said"),
+    ("recipe", "count", "field", "message"),
     [
         ("qwen3.5-vl-122b-a10b-sft", 40, "spec.accelerator.count", "is not a multiple of"),
         ("wan2.1-14b", 12, "spec.accelerator.count", "is not a multiple of the 8 accelerators of a node"),
         ("wan2.1-14b", 24, "spec.training.globalBatchSize", "is not a multiple of microBatchSize 1 x DP"),
     ],
 )
-def test_what_does_not_go_with_the_count_is_refused(recipe: str, count: int, field: str, said: str) -> None:
+def test_sizes_that_do_not_suit_the_count_are_rejected(
+    recipe: str, count: int, field: str, message: str
+) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolved(recipe, count))
-    assert said in {error.field: error.message for error in refused.value.errors}[field]
+    assert message in {error.field: error.message for error in refused.value.errors}[field]
 
 
-def test_the_command_starts_the_function_and_says_nothing_that_it_sets_itself() -> None:
+def test_the_command_omits_what_the_function_sets() -> None:
     r = resolved("qwen3_vl_8b_sft_2gpu_h100_bf16_config", 2)
     assert megatron_arguments(r, plan(r), "run") == [
         *("torchrun", "--nnodes", "1", "--nproc-per-node", "2", "scripts/training/run_recipe.py"),
@@ -89,7 +91,7 @@ def test_the_command_starts_the_function_and_says_nothing_that_it_sets_itself() 
     ]
 
 
-def test_what_the_recipe_changes_is_in_the_command() -> None:
+def test_changes_of_the_recipe_are_in_the_command() -> None:
     r = resolved(
         "qwen3-vl-8b-sft",
         16,
@@ -106,22 +108,26 @@ def test_what_the_recipe_changes_is_in_the_command() -> None:
         "8",
         "scripts/training/run_recipe.py",
     ]
-    said = dict(zip(words[6:-1:2], words[7::2], strict=False))
-    assert said["--tensor_model_parallel_size"] == "4"
-    assert said["--global_batch_size"] == "64"
-    assert said["--lr"] == "1e-05"
-    assert (said["--max_steps"], said["--warmup_iters"], said["--save_interval"]) == ("200", "7", "50")
+    options = dict(zip(words[6:-1:2], words[7::2], strict=False))
+    assert options["--tensor_model_parallel_size"] == "4"
+    assert options["--global_batch_size"] == "64"
+    assert options["--lr"] == "1e-05"
+    assert (options["--max_steps"], options["--warmup_iters"], options["--save_interval"]) == (
+        "200",
+        "7",
+        "50",
+    )
     assert words[-1] == "model.sequence_parallel=true"
 
 
-def test_a_split_of_the_stages_that_differs_from_the_functions_is_in_the_command() -> None:
+def test_a_different_stage_split_is_in_the_command() -> None:
     r = resolved("qwen3-235b-a22b-sft", 256, parallelism={"pipelineModelParallelSize": 2})
     words = megatron_arguments(r, plan(r), "run")
     assert "model.account_for_embedding_in_pipeline_split=false" in words
     assert "model.account_for_loss_in_pipeline_split=false" in words
 
 
-def test_what_no_option_says_is_a_field_of_the_config() -> None:
+def test_settings_without_an_option_are_config_overrides() -> None:
     asked = {"weightDecay": 0.05, "lrDecayStyle": "WSD", "seed": 7}
     r = resolved("qwen3-vl-8b-sft", 8, training=asked, parallelism={"recomputeGranularity": "selective"})
     words = megatron_arguments(r, plan(r), "run")
@@ -137,13 +143,13 @@ def test_what_no_option_says_is_a_field_of_the_config() -> None:
         ({"parallelism": {"tpCommOverlap": True}}, "spec.parallelism.tpCommOverlap"),
     ],
 )
-def test_what_the_command_cannot_carry_is_refused(asked: dict[str, Any], field: str) -> None:
+def test_settings_that_the_command_cannot_pass_are_rejected(asked: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         resolved("qwen3-vl-8b-sft", 8, **asked)
     assert [error.field for error in refused.value.errors] == [field]
 
 
-def test_no_job_is_made() -> None:
+def test_no_job_is_created() -> None:
     r = resolved("qwen3-vl-8b-sft", 8)
     with pytest.raises(InvalidRecipeError) as refused:
         manifests.build(PlannedRun("run", "default", r, plan(r)), "")
@@ -153,7 +159,7 @@ def test_no_job_is_made() -> None:
     assert "megatron args" in error.fix
 
 
-def test_the_layout_of_a_function_that_shards_whole_models_is_planned_by_megatron_cores_rules() -> None:
+def test_a_fsdp_functions_layout_is_planned_for_megatron_core() -> None:
     p = plan(resolved("llama3_70b_pretrain_64gpu_gb200_bf16_config", 64, "gb200", data={"mockData": True}))
     assert p.tensor_model_parallel_size * p.pipeline_model_parallel_size > 1
     assert any("llama3_70b_pretrain_64gpu_gb200_bf16_config is not used" in note for note in p.notes)

@@ -67,12 +67,12 @@ def test_a_rack_is_one_domain() -> None:
     assert (rack.domain, node.domain) == (72, 8)
 
 
-def test_nothing_is_known_of_a_cpu() -> None:
+def test_a_cpu_has_no_entry() -> None:
     assert hardware.get("cpu") is None
     assert hardware.of_profile("cpu", AcceleratorProfile(platform="cpu")) is None
 
 
-def test_a_profile_may_have_a_name_of_its_own() -> None:
+def test_a_profile_may_have_any_name() -> None:
     profile = AcceleratorProfile(hardware="h200")
     assert hardware.of_profile("our-big-ones", profile) == hardware.get("h200")
     assert hardware.of_profile("our-big-ones", AcceleratorProfile()) is None

@@ -1,4 +1,4 @@
-"""Pitfalls are refused or warned of, in the words of their cause and mend."""
+"""Lint rules reject or warn, with cause and fix."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MOE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"megatronArgs": {"use-megatron-fsdp": True}}, "requires its own checkpoint format"),
         (
@@ -47,45 +47,45 @@ MOE: dict[str, Any] = {
         ),
     ],
 )
-def test_what_ends_in_an_assertion_of_megatron_is_refused(
-    resolve: Any, spec: dict[str, Any], said: str
+def test_combinations_that_fail_in_megatron_are_rejected(
+    resolve: Any, spec: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 64, **spec))
-    assert any(said in str(error) for error in refused.value.errors)
+    assert any(message in str(error) for error in refused.value.errors)
 
 
 def notes(resolved: Any) -> str:
     return "\n".join(plan(resolved).notes)
 
 
-def test_unbalanced_and_ungrouped_experts_are_warned_of(resolve: Any) -> None:
-    said = notes(resolve(None, 64, **MOE))
-    assert "nothing keeps the experts equally busy" in said
-    assert "moeGroupedGemm is off" in said
+def test_unbalanced_and_ungrouped_experts_cause_warnings(resolve: Any) -> None:
+    found = notes(resolve(None, 64, **MOE))
+    assert "nothing keeps the experts equally busy" in found
+    assert "moeGroupedGemm is off" in found
 
 
-def test_experts_that_span_nodes_are_told(resolve: Any) -> None:
-    said = notes(resolve(None, 64, **MOE, parallelism={"expertModelParallelSize": 16}))
-    assert "EP 16 spans nodes of 8" in said
+def test_experts_that_span_nodes_cause_a_warning(resolve: Any) -> None:
+    found = notes(resolve(None, 64, **MOE, parallelism={"expertModelParallelSize": 16}))
+    assert "EP 16 spans nodes of 8" in found
 
 
-def test_experts_of_one_nvlink_domain_are_not_said_to_use_the_network(resolve: Any) -> None:
-    def said(experts: int) -> str:
+def test_experts_in_one_nvlink_domain_do_not_use_the_network(resolve: Any) -> None:
+    def notes_with(experts: int) -> str:
         larger = MOE | {"model": MOE["model"] | {"numExperts": 128}}
         return notes(resolve(None, 128, "gb200", **larger, parallelism={"expertModelParallelSize": experts}))
 
-    assert "EP 16 spans nodes of 4: tokens reach their experts over NVLink within" in said(16)
-    assert "EP 128 spans NVLink domains of 72: tokens reach their experts over the network" in said(128)
+    assert "EP 16 spans nodes of 4: tokens reach their experts over NVLink within" in notes_with(16)
+    assert "EP 128 spans NVLink domains of 72: tokens reach their experts over the network" in notes_with(128)
 
 
-def test_a_long_bubble_is_warned_of(resolve: Any) -> None:
+def test_a_long_bubble_causes_a_warning(resolve: Any) -> None:
     sizes = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 8, "contextParallelSize": 1}
-    said = notes(resolve("llama3-8b", 64, training={"globalBatchSize": 9}, parallelism=sizes))
-    assert "of a step: a larger globalBatchSize" in said
+    found = notes(resolve("llama3-8b", 64, training={"globalBatchSize": 9}, parallelism=sizes))
+    assert "of a step: a larger globalBatchSize" in found
 
 
-def test_fp8_is_proposed_where_the_accelerator_has_it(resolve: Any) -> None:
+def test_fp8_is_suggested_if_the_accelerator_supports_it(resolve: Any) -> None:
     assert "training.fp8Format hybrid would use them" in notes(resolve("llama3-8b", 8))
     assert "fp8Format" not in notes(resolve("llama3-8b", 8, accelerator="a100-80"))
 
@@ -94,7 +94,7 @@ OVERLAP = {"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "said"),
+    ("parallelism", "message"),
     [
         ({"expertModelParallelSize": 1}, "EP is 1"),
         ({"pipelineModelParallelSize": 2}, "PP 2 without virtual stages"),
@@ -104,15 +104,15 @@ OVERLAP = {"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}
         ),
     ],
 )
-def test_an_exchange_of_experts_that_cannot_be_overlapped_is_refused(
-    resolve: Any, parallelism: dict[str, Any], said: str
+def test_unsupported_expert_overlap_is_rejected(
+    resolve: Any, parallelism: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve(None, 64, **MOE, **OVERLAP, parallelism=parallelism))
-    assert any(f"is not supported here: {said}" in str(error) for error in refused.value.errors)
+    assert any(f"is not supported here: {message}" in str(error) for error in refused.value.errors)
 
 
-def test_a_layout_for_an_overlapped_exchange_of_experts_allows_it(resolve: Any) -> None:
+def test_the_planned_layout_supports_expert_overlap(resolve: Any) -> None:
     made = plan(resolve(None, 64, **MOE, **OVERLAP))
     assert made.expert_model_parallel_size > 1
     assert made.recompute_granularity != "full"
@@ -120,7 +120,7 @@ def test_a_layout_for_an_overlapped_exchange_of_experts_allows_it(resolve: Any) 
     assert any("may cost more than it hides on Hopper" in note for note in made.notes)
 
 
-def test_experts_on_too_few_ranks_are_refused_with_an_ep_that_fits(resolve: Any) -> None:
+def test_an_ep_that_is_too_small_is_rejected_with_one_that_fits(resolve: Any) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": 1}))
     [error] = refused.value.errors
@@ -130,20 +130,20 @@ def test_experts_on_too_few_ranks_are_refused_with_an_ep_that_fits(resolve: Any)
     assert plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": size}))
 
 
-def test_long_sequences_that_are_not_split_are_warned_of(resolve: Any) -> None:
+def test_long_sequences_that_are_not_split_cause_a_warning(resolve: Any) -> None:
     asked = {"tensorModelParallelSize": 8, "contextParallelSize": 1}
-    said = notes(resolve("llama3-8b-64k", 32, parallelism=asked))
-    assert "sequences of 65536 on CP 1" in said
+    found = notes(resolve("llama3-8b-64k", 32, parallelism=asked))
+    assert "sequences of 65536 on CP 1" in found
 
 
-def test_more_tensor_parallel_ranks_than_key_value_heads_are_told(resolve: Any) -> None:
-    said = notes(
+def test_more_tensor_parallel_ranks_than_query_groups_cause_a_warning(resolve: Any) -> None:
+    found = notes(
         resolve("qwen2.5-7b", 8, parallelism={"tensorModelParallelSize": 4}, model={"numQueryGroups": 2})
     )
-    assert "TP 4 is above numQueryGroups 2" in said
+    assert "TP 4 is above numQueryGroups 2" in found
 
 
-def test_a_batch_that_leaves_accelerators_idle_is_warned_of(resolve: Any) -> None:
+def test_a_batch_that_leaves_accelerators_idle_causes_a_warning(resolve: Any) -> None:
     assert "globalBatchSize 32 is less than a sample for each of 1024" in notes(
         resolve("qwen3-235b-a22b", 1024)
     )

@@ -1,4 +1,4 @@
-"""Megatron's command line: whole, ordered, without what Megatron would ignore or misread."""
+"""Megatron's arguments: complete, ordered, without anything that Megatron would ignore or misread."""
 
 from typing import Any
 
@@ -16,29 +16,29 @@ def value(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
-def test_no_flag_stands_twice(resolve: Any) -> None:
+def test_no_flag_is_repeated(resolve: Any) -> None:
     for recipe, count in (("llama3-8b", 8), ("gpt3-175b", 64), ("llama3-70b", 64)):
         flags = [word for word in words_of(resolve(recipe, count)) if word.startswith("--")]
         assert len(flags) == len(set(flags))
 
 
-def test_the_same_recipe_renders_the_same_words(resolve: Any) -> None:
+def test_the_same_recipe_renders_the_same_arguments(resolve: Any) -> None:
     assert words_of(resolve("llama3-8b", 8)) == words_of(resolve("llama3-8b", 8))
 
 
-def test_grouped_queries_are_switched_on_with_their_number(resolve: Any) -> None:
+def test_query_groups_also_enable_grouped_query_attention(resolve: Any) -> None:
     words = words_of(resolve("llama3-8b", 8))
     assert "--group-query-attention" in words
     assert value(words, "--num-query-groups") == "8"
 
 
-def test_without_grouped_queries_neither_is_told(resolve: Any) -> None:
+def test_without_query_groups_neither_flag_is_set(resolve: Any) -> None:
     words = words_of(resolve("gpt3-1.3b", 8))
     assert "--group-query-attention" not in words
     assert "--num-query-groups" not in words
 
 
-def test_what_megatron_defaults_surprisingly_is_always_told(resolve: Any) -> None:
+def test_surprising_defaults_of_megatron_are_always_set(resolve: Any) -> None:
     words = words_of(resolve("gpt3-1.3b", 8))
     for flag in (
         "--position-embedding-type", "--normalization", "--attention-dropout", "--hidden-dropout",
@@ -56,7 +56,7 @@ def test_iterations_and_samples_are_never_mixed(resolve: Any) -> None:
     ]
 
 
-def test_a_ramp_up_takes_the_place_of_the_batch(resolve: Any) -> None:
+def test_a_ramp_up_replaces_the_batch_size(resolve: Any) -> None:
     training = {"stepBatchSizeSchedule": "0:64 10B:128", "trainTokens": "1T"}
     words = words_of(resolve("llama3-8b", 8, training=training))
     assert value(words, "--step-batch-size-schedule") == "0:64 10B:128"
@@ -64,7 +64,7 @@ def test_a_ramp_up_takes_the_place_of_the_batch(resolve: Any) -> None:
     assert "--global-batch-size" not in words
 
 
-def test_a_switch_is_a_bare_word_and_a_false_one_none(resolve: Any) -> None:
+def test_a_true_switch_has_no_value_and_a_false_one_is_omitted(resolve: Any) -> None:
     words = words_of(resolve("llama3-8b", 8, model={"qkLayernorm": True, "swiglu": False}))
     assert words[words.index("--qk-layernorm") + 1].startswith("--")
     assert "--swiglu" not in words
@@ -81,7 +81,7 @@ def test_an_elastic_run_saves_a_fully_reshardable_optimizer(resolve: Any) -> Non
     assert "--dist-ckpt-optim-fully-reshardable" not in words_of(resolve("llama3-8b", 8))
 
 
-def test_async_saving_is_told_with_its_worker(resolve: Any) -> None:
+def test_async_save_enables_its_worker(resolve: Any) -> None:
     words = words_of(resolve("llama3-8b", 8, checkpoint={"asyncSave": True}))
     assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(words)
 
@@ -101,40 +101,40 @@ def test_one_dataset_has_no_weight_and_several_have(resolve: Any) -> None:
     assert two[at + 1 : at + 6] == ["0.7", "/data/web", "0.3", "/data/code", "--data-cache-path"]
 
 
-def test_the_vocabulary_of_the_plan_is_told(resolve: Any) -> None:
+def test_the_padded_vocabulary_is_set(resolve: Any) -> None:
     words = words_of(resolve("llama3-8b", 64, parallelism={"tensorModelParallelSize": 8}))
     assert value(words, "--padded-vocab-size") == "129024"
 
 
-def test_random_tokens_come_from_a_null_tokenizer_of_the_models_size(resolve: Any) -> None:
+def test_mock_data_uses_a_null_tokenizer_of_the_models_size(resolve: Any) -> None:
     words = words_of(resolve("llama3-8b", 8))
     assert "--mock-data" in words
     assert value(words, "--tokenizer-type") == "NullTokenizer"
     assert value(words, "--vocab-size") == "128256"
 
 
-def test_the_cpu_platform_is_told_to_megatron(resolve: Any) -> None:
+def test_the_cpu_platform_sets_its_flags(resolve: Any) -> None:
     words = words_of(resolve("tiny-gpt", 4, accelerator="cpu"))
     assert value(words, "--transformer-impl") == "local"
     assert value(words, "--distributed-backend") == "gloo"
     assert {"--use-cpu-initialization", "--no-rope-fusion", "--no-persist-layer-norm"} <= set(words)
 
 
-def test_numbers_are_written_so_that_they_read_back_equal(resolve: Any) -> None:
+def test_numbers_are_written_without_loss(resolve: Any) -> None:
     words = words_of(resolve("llama3-8b", 8, training={"lr": 1.23456789e-05, "minLr": 0, "weightDecay": 0.1}))
     assert float(value(words, "--lr")) == 1.23456789e-05
     assert value(words, "--min-lr") == "0"
     assert value(words, "--weight-decay") == "0.1"
 
 
-def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
+def test_additional_flags_are_last_in_alphabetical_order(resolve: Any) -> None:
     given = {"log-throughput": True, "log-progress": False, "offload-modules": ["core_attn", "mlp"]}
     words = words_of(resolve("llama3-8b", 8, megatronArgs=given))
     assert words[-4:] == ["--log-throughput", "--offload-modules", "core_attn", "mlp"]
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("hidden-size", "is set by spec.model.hiddenSize; set spec.model.hiddenSize instead"),
         ("hidden_size", "is set by spec.model.hiddenSize; set that instead"),
@@ -147,10 +147,10 @@ def test_further_flags_come_last_in_alphabetical_order(resolve: Any) -> None:
         ("use-flash-attn", "is accepted and ignored by Megatron; set spec.training.attentionBackend: flash"),
     ],
 )
-def test_a_further_flag_may_not_say_what_a_field_says(resolve: Any, flag: str, said: str) -> None:
+def test_additional_flags_must_be_valid_and_untyped(resolve: Any, flag: str, message: str) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 8, megatronArgs={flag: True}))
-    assert [said in str(error) for error in refused.value.errors] == [True]
+    assert [message in str(error) for error in refused.value.errors] == [True]
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,13 @@ def test_a_further_flag_may_not_say_what_a_field_says(resolve: Any, flag: str, s
         ({"parallelism": {"overlapGradReduce": False, "ddpBucketSize": 1}}, "spec.parallelism.ddpBucketSize"),
     ],
 )
-def test_a_setting_that_megatron_would_use_nowhere_is_refused(
-    resolve: Any, spec: dict[str, Any], field: str
-) -> None:
+def test_a_setting_without_effect_is_rejected(resolve: Any, spec: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 8, **spec))
     assert [error.field for error in refused.value.errors if "no effect" in error.message] == [field]
 
 
-def test_what_the_catalog_leaves_without_effect_is_dropped_with_a_note(resolve: Any) -> None:
+def test_a_catalog_setting_without_effect_is_dropped_with_a_note(resolve: Any) -> None:
     resolved = resolve("llama3-8b", 8, model={"positionEmbeddingType": "none"})
     p = plan(resolved)
     assert "--rotary-base" not in megatron_arguments(resolved, p, "run")

@@ -1,4 +1,4 @@
-"""Memory of the fullest GPU: what each part depends on. (Agreement with Megatron: tests/megatron.)"""
+"""Memory of the GPU that needs most: what each part depends on. Agreement with Megatron: tests/megatron."""
 
 import dataclasses
 from typing import Any
@@ -61,7 +61,7 @@ def mixtral(**changes: Any) -> Workload:
     return workload(MIXTRAL, **(whole | changes))
 
 
-def test_the_distributed_optimizer_splits_the_optimizer_alone() -> None:
+def test_the_distributed_optimizer_splits_only_the_optimizer() -> None:
     split, whole = (states(workload(distributed_optimizer=on), 0) for on in (True, False))
     assert (split.weights, split.gradients) == (whole.weights, whole.gradients)
     assert split.optimizer == pytest.approx(whole.optimizer / 2)
@@ -104,14 +104,14 @@ def test_interleaving_holds_more_by_megatrons_factor() -> None:
     assert activations(interleaved, 0) == pytest.approx(activations(plain, 0) * (1 + 3 / (4 * 5)))
 
 
-def test_the_last_stage_alone_has_the_logits() -> None:
+def test_only_the_last_stage_has_the_logits() -> None:
     w = workload(stage_layers=(80,), dp=8)
     bigger = dataclasses.replace(w, shape=dataclasses.replace(w.shape, vocab=2 * w.shape.vocab))
     logits = activations(bigger, 0) - activations(w, 0)
     assert logits == pytest.approx(4 * 4096 * 128256 / 4, rel=0.01)
 
 
-def test_the_fullest_stage_may_be_one_in_the_middle() -> None:
+def test_a_middle_stage_may_need_most_memory() -> None:
     even, uneven = workload(stage_layers=(20,) * 4), workload(stage_layers=(10, 30, 20, 20))
     fullest = memory_per_gpu(uneven, 80 * GIB)
     assert fullest.weights > 1.2 * memory_per_gpu(even, 80 * GIB).weights
@@ -136,7 +136,7 @@ def test_recomputed_modules_are_not_kept() -> None:
         assert activations(workload(sizes, recompute=recomputed), 0) < activations(workload(sizes), 0)
 
 
-def test_experts_activations_come_with_the_experts_of_a_token() -> None:
+def test_activations_of_experts_grow_with_topk() -> None:
     two, four = mixtral(), mixtral()
     four = dataclasses.replace(four, shape=dataclasses.replace(four.shape, topk=4))
     assert activations(four, 0) > 1.5 * activations(two, 0)
@@ -173,7 +173,7 @@ def test_bytes_a_parameter_follow_optimizer_and_precision(
     assert (n.weight, n.gradient, n.optimizer) == expected
 
 
-def test_interleaved_stages_take_turns_in_the_layers_with_experts() -> None:
+def test_interleaved_stages_alternate_in_the_moe_layers() -> None:
     pattern = (False,) * 2 + (True,) * 6
     assert moe_of_stages(pattern, (4, 4), 1) == (2, 4)
     assert moe_of_stages(pattern, (4, 4), 2) == (2, 4)
@@ -181,7 +181,7 @@ def test_interleaved_stages_take_turns_in_the_layers_with_experts() -> None:
     assert sum(moe_of_stages(pattern, (5, 3), 2)) == 6
 
 
-def test_a_plan_without_known_memory_has_no_runtime_either(resolve: Any) -> None:
+def test_without_a_known_capacity_there_is_no_runtime_memory(resolve: Any) -> None:
     resolved = resolve("tiny-gpt", 2, "cpu")
     estimated = memory.estimate(resolved, plan(resolved))
     assert estimated.capacity is None

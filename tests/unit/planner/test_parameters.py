@@ -1,4 +1,4 @@
-"""Parameters and FLOPs against figures that were read off the real GPTModel of megatron-core 0.19.2."""
+"""Parameters and FLOPs against values of the real GPTModel of megatron-core 0.19.2."""
 
 from typing import Any
 
@@ -87,9 +87,7 @@ def built(model: dict[str, Any]) -> ModelShape:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_parameters_are_those_of_the_real_model(
-    name: str, model: dict[str, Any], tp: int, total: int
-) -> None:
+def test_parameters_match_the_real_model(name: str, model: dict[str, Any], tp: int, total: int) -> None:
     a = built(model)
     assert parameters(a, a.padded_vocab(tp)) == total, name
 
@@ -136,12 +134,12 @@ def test_a_vocabulary_is_padded_to_a_multiple_of_128_times_tp() -> None:
     ("freq", "pattern"),
     [(None, "1111"), ("2", "1010"), ("[0,1]*2", "0101"), ("([0]*1+[1]*3)", "0111")],
 )
-def test_moe_layers_are_read_as_megatron_reads_them(freq: str | None, pattern: str) -> None:
+def test_moe_layer_freq_is_parsed_as_in_megatron(freq: str | None, pattern: str) -> None:
     assert "".join(str(int(is_moe)) for is_moe in moe_pattern(freq, 4)) == pattern
 
 
 @pytest.mark.parametrize("freq", ["0", "[0]*3", "[0,1", "__import__('os')", "[1]*10**9", "'a'"])
-def test_a_wrong_moe_pattern_is_refused_and_nothing_is_run(freq: str) -> None:
+def test_an_invalid_moe_pattern_is_rejected_without_evaluating_it(freq: str) -> None:
     found = Diagnostics()
     model = MIXTRAL | shape(4, 64, 8, 256, 128) | {"moeLayerFreq": freq}
     assert model_shape(ModelSpec.model_validate(model), found) is None

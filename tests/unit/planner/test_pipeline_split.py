@@ -1,4 +1,4 @@
-"""Layers on pipeline stages, as Megatron deals them."""
+"""Layers of pipeline stages, split as in Megatron."""
 
 import pytest
 from megatron_operator.api.diagnostics import Diagnostics
@@ -25,7 +25,7 @@ from megatron_operator.planner.search.pipeline_split import (
         (30, 4, (7, 8, 8, 7)),
     ],
 )
-def test_layers_that_do_not_divide_are_dealt_unevenly(layers: int, pp: int, stages: tuple[int, ...]) -> None:
+def test_layers_that_do_not_divide_are_split_unevenly(layers: int, pp: int, stages: tuple[int, ...]) -> None:
     split = automatic_split(layers, pp)
     if stages[-1] * 2 < stages[0]:
         assert split is None, "a last stage of less than half is left to the user"
@@ -36,7 +36,7 @@ def test_layers_that_do_not_divide_are_dealt_unevenly(layers: int, pp: int, stag
 
 
 @pytest.mark.parametrize(("layers", "pp"), [(4, 8), (5, 4), (61, 16)])
-def test_no_split_leaves_a_stage_empty_or_nearly(layers: int, pp: int) -> None:
+def test_no_split_leaves_a_stage_nearly_empty(layers: int, pp: int) -> None:
     assert automatic_split(layers, pp) is None
 
 
@@ -47,18 +47,18 @@ def asked(
     return requested_split(layers, mtp, pp, ParallelismSpec.model_validate(settings), found), found.errors
 
 
-def test_the_last_stage_may_be_asked_for() -> None:
+def test_the_last_stage_may_be_requested() -> None:
     split, errors = asked(61, 16, decoderLastPipelineNumLayers=1)
     assert (split and split.layers, errors) == ((4,) * 15 + (1,), [])
 
 
-def test_both_ends_may_be_asked_for() -> None:
+def test_both_ends_may_be_requested() -> None:
     split, _ = asked(30, 4, decoderFirstPipelineNumLayers=7, decoderLastPipelineNumLayers=7)
     assert split is not None
     assert split.layers == (7, 8, 8, 7)
 
 
-def test_ends_that_leave_no_whole_stages_are_refused_with_the_numbers() -> None:
+def test_ends_that_leave_no_whole_stages_are_rejected_with_the_numbers() -> None:
     split, errors = asked(32, 4, decoderLastPipelineNumLayers=7)
     assert split is None
     assert "32 layers less 7 at the ends leave 25 for 3 stages" in errors[0].message
@@ -72,7 +72,7 @@ def test_a_layout_string_is_counted_stage_by_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "said"),
+    ("layout", "message"),
     [
         ("Et*8|t*7L", "places 15 layers, the model has 16"),
         ("Et*8|t*8", "does not begin with its only E and end with its only L"),
@@ -81,10 +81,10 @@ def test_a_layout_string_is_counted_stage_by_stage() -> None:
         ("Et*8|t*8mL", "places 1 mtp layers, the model has 0"),
     ],
 )
-def test_a_wrong_layout_string_is_refused(layout: str, said: str) -> None:
+def test_an_invalid_layout_string_is_rejected(layout: str, message: str) -> None:
     split, errors = asked(16, 2, pipelineModelParallelLayout=layout)
     assert split is None
-    assert said in errors[0].message
+    assert message in errors[0].message
 
 
 def test_a_layout_unrolls_groups_as_megatron_does() -> None:
@@ -114,7 +114,7 @@ def test_embedding_and_loss_count_as_layers_for_interleaving() -> None:
 @pytest.mark.parametrize(
     ("pp", "virtual", "layout", "stages"),
     [
-        (8, 2, "Et*4|(t*4|)*14tmL", (8,) * 7 + (5,)),  # as Megatron Bridge has DeepSeek-V3 on 256 GPUs
+        (8, 2, "Et*4|(t*4|)*14tmL", (8,) * 7 + (5,)),  # DeepSeek-V3 on 256 GPUs in Megatron-Bridge
         (4, 4, "Et*4|(t*4|)*14tmL", (16, 16, 16, 13)),
         (2, 2, "Et*16|(t*16|)*2t*13mL", (32, 29)),
     ],
@@ -134,7 +134,7 @@ def test_chunks_that_can_be_equal_need_no_layout() -> None:
     assert interleaved_layout(64, 0, 8, 2) is None
 
 
-def test_a_prediction_layer_counts_in_the_last_stage() -> None:
+def test_an_mtp_layer_counts_in_the_last_stage() -> None:
     assert automatic_split(61, 16) is None
     split = automatic_split(61, 16, mtp=1)
     assert split is not None

@@ -1,4 +1,4 @@
-"""What is asked for is kept, what is open is completed, what cannot be is refused with every reason."""
+"""Plans keep requested settings and complete the others; invalid recipes are rejected with all errors."""
 
 from typing import Any
 
@@ -27,13 +27,13 @@ def refusal(resolved: Any) -> list[str]:
     return [str(error) for error in refused.value.errors]
 
 
-def test_what_is_asked_for_is_kept(resolve: Any) -> None:
+def test_requested_sizes_are_kept(resolve: Any) -> None:
     p = plan(resolve("llama3-8b", 64, parallelism={"tensorModelParallelSize": 4, "contextParallelSize": 2}))
     assert (p.tensor_model_parallel_size, p.context_parallel_size) == (4, 2)
 
 
 @pytest.mark.parametrize("count", [8, 16, 64, 256, 1024])
-def test_the_world_is_the_product_of_its_sizes(resolve: Any, count: int) -> None:
+def test_the_world_size_is_the_product_of_its_dimensions(resolve: Any, count: int) -> None:
     p = plan(resolve("llama3-8b", count, training={"globalBatchSize": 1024}))
     product = (
         p.tensor_model_parallel_size
@@ -49,7 +49,7 @@ def test_the_world_is_the_product_of_its_sizes(resolve: Any, count: int) -> None
     assert p.memory_per_gpu.total <= p.memory_per_gpu.capacity
 
 
-def test_experts_lie_inside_the_world(resolve: Any) -> None:
+def test_expert_dimensions_divide_the_world_size(resolve: Any) -> None:
     p = plan(resolve(None, 64, **MIXTRAL))
     experts = p.expert_model_parallel_size * p.expert_tensor_parallel_size * p.expert_data_parallel_size
     assert experts * p.pipeline_model_parallel_size == 64
@@ -68,7 +68,7 @@ def test_sequence_parallelism_follows_tensor_parallelism(resolve: Any) -> None:
     assert not plan(resolve("gpt3-1.3b", 8, parallelism={"tensorModelParallelSize": 1})).sequence_parallel
 
 
-def test_on_cpu_nothing_is_on_that_gloo_or_local_layers_cannot(resolve: Any) -> None:
+def test_on_cpu_unsupported_settings_are_off(resolve: Any) -> None:
     p = plan(resolve("tiny-gpt", 4, accelerator="cpu", parallelism={"tensorModelParallelSize": 2}))
     assert (p.sequence_parallel, p.overlap_grad_reduce, p.overlap_param_gather) == (False, False, False)
     assert p.memory_per_gpu is not None
@@ -84,8 +84,8 @@ def test_layers_that_do_not_divide_are_split_and_noted(resolve: Any) -> None:
     assert "layers of the stages: 7, 8 x 2, 7" in p.notes
 
 
-def test_every_reason_is_given_at_once(resolve: Any) -> None:
-    said = refusal(
+def test_all_errors_are_reported_together(resolve: Any) -> None:
+    errors = refusal(
         resolve(
             "llama3-8b",
             12,
@@ -94,7 +94,7 @@ def test_every_reason_is_given_at_once(resolve: Any) -> None:
             megatronArgs={"num-layers": 4},
         )
     )
-    fields = [line.partition(": ")[0] for line in said]
+    fields = [line.partition(": ")[0] for line in errors]
     assert fields[:5] == [
         "spec.accelerator.count",
         "spec.training.minLr",
@@ -106,7 +106,7 @@ def test_every_reason_is_given_at_once(resolve: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "said"),
+    ("parallelism", "message"),
     [
         ({"tensorModelParallelSize": 16}, "16 does not divide the 8 accelerators of a pod"),
         (
@@ -121,14 +121,14 @@ def test_every_reason_is_given_at_once(resolve: Any) -> None:
         ({"contextParallelSize": 16, "cpCommType": "a2a"}, "a2a splits the 32 heads and 8 groups"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_with_its_numbers(
-    resolve: Any, parallelism: dict[str, Any], said: str
+def test_an_invalid_layout_is_rejected_with_its_numbers(
+    resolve: Any, parallelism: dict[str, Any], message: str
 ) -> None:
-    assert any(said in line for line in refusal(resolve("llama3-8b", 64, parallelism=parallelism)))
+    assert any(message in line for line in refusal(resolve("llama3-8b", 64, parallelism=parallelism)))
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "said"),
+    ("parallelism", "message"),
     [
         ({"expertModelParallelSize": 3}, "EP 3 does not divide numExperts 8"),
         (
@@ -141,42 +141,42 @@ def test_a_layout_that_cannot_be_is_refused_with_its_numbers(
         ),
     ],
 )
-def test_rules_of_experts_are_held(resolve: Any, parallelism: dict[str, Any], said: str) -> None:
-    assert any(said in line for line in refusal(resolve(None, 64, **MIXTRAL, parallelism=parallelism)))
+def test_constraints_of_experts_are_enforced(resolve: Any, parallelism: dict[str, Any], message: str) -> None:
+    assert any(message in line for line in refusal(resolve(None, 64, **MIXTRAL, parallelism=parallelism)))
 
 
 def test_biased_experts_are_not_split(resolve: Any) -> None:
     biased = MIXTRAL | {"model": MIXTRAL["model"] | {"disableBiasLinear": False}}
-    said = refusal(resolve(None, 64, **biased, parallelism={"expertTensorParallelSize": 2}))
-    assert any("Megatron supports biased experts at ETP 1 only" in line for line in said)
+    errors = refusal(resolve(None, 64, **biased, parallelism={"expertTensorParallelSize": 2}))
+    assert any("Megatron supports biased experts at ETP 1 only" in line for line in errors)
 
 
-def test_a_model_that_fits_on_no_layout_names_a_count_on_which_it_does(resolve: Any) -> None:
+def test_a_model_that_does_not_fit_names_a_sufficient_count(resolve: Any) -> None:
     [line] = refusal(resolve("llama3-70b", 8))
     assert "on 8 accelerators even the most memory-efficient layout" in line
     count = int(line.partition("; use ")[2].split()[0])
     assert plan(resolve("llama3-70b", count)).world_size == count
 
 
-def test_hardware_that_is_not_known_is_planned_without_memory(resolve: Any) -> None:
+def test_unknown_hardware_is_planned_without_memory(resolve: Any) -> None:
     p = plan(resolve("llama3-70b", 8, accelerator="unheard-of"))
     assert p.memory_per_gpu is not None
     assert p.memory_per_gpu.capacity is None
     assert any("their speed and memory are unknown" in note for note in p.notes)
 
 
-def test_parameters_are_unpadded_and_padded_ones_apart(resolve: Any) -> None:
+def test_unpadded_and_padded_parameters_are_separate(resolve: Any) -> None:
     p = plan(resolve("gpt3-1.3b", 8))
     assert p.parameters == 1_315_723_264
     assert p.parameters_padded == 1_315_819_520
 
 
-def test_a_plan_survives_the_way_through_the_api_server(resolve: Any) -> None:
+def test_a_plan_round_trips_through_json(resolve: Any) -> None:
     p = plan(resolve("llama3-8b", 8))
     assert type(p).model_validate(p.wire()) == p
 
 
-def test_every_accelerator_that_the_catalog_names_is_known() -> None:
+def test_every_accelerator_of_the_catalog_is_in_the_table() -> None:
     named = {name for entry in catalog.load() for layout in entry.layouts for name in layout.accelerators}
     assert named <= hardware.table().keys() | bridge_tables.WITHOUT_DATA_SHEET
 
@@ -195,21 +195,23 @@ def test_a_tensor_parallel_group_may_span_pods_of_one_nvlink_domain(
     assert any(note in n for n in p.notes)
 
 
-def test_no_tensor_parallel_group_spans_pods_that_several_domains_may_hold(resolve: Any) -> None:
-    said = refusal(resolve("llama3-70b", 128, **NVL72, parallelism={"tensorModelParallelSize": 8}))
-    assert "8 spans 2 pods, and 128 accelerators are more than an NVLink domain's 72" in said[0]
+def test_a_tensor_parallel_group_may_not_span_pods_of_several_domains(resolve: Any) -> None:
+    errors = refusal(resolve("llama3-70b", 128, **NVL72, parallelism={"tensorModelParallelSize": 8}))
+    assert "8 spans 2 pods, and 128 accelerators are more than an NVLink domain's 72" in errors[0]
 
 
-def test_a_tensor_parallel_group_fills_its_pods(resolve: Any) -> None:
-    said = refusal(resolve("llama3-8b", 24, accelerator="gb200", parallelism={"tensorModelParallelSize": 6}))
-    assert "6 does not divide the 4 accelerators of a pod" in said[0]
+def test_a_tensor_parallel_group_divides_its_pods(resolve: Any) -> None:
+    errors = refusal(
+        resolve("llama3-8b", 24, accelerator="gb200", parallelism={"tensorModelParallelSize": 6})
+    )
+    assert "6 does not divide the 4 accelerators of a pod" in errors[0]
 
 
-def test_the_planner_itself_keeps_tensor_parallel_groups_in_a_pod(resolve: Any) -> None:
+def test_planned_tensor_parallel_groups_stay_in_a_pod(resolve: Any) -> None:
     assert plan(resolve("llama3.1-405b", 64, **NVL72)).tensor_model_parallel_size <= 4
 
 
-def test_cheap_modules_are_recomputed_before_whole_layers_are(resolve: Any) -> None:
+def test_cheap_modules_are_recomputed_before_whole_layers(resolve: Any) -> None:
     p = plan(resolve("deepseek-v3", 128))
     assert (p.recompute_granularity, p.recompute_method) == ("selective", None)
     assert p.recompute_modules == ["mla_up_proj", "layernorm", "moe_act"]
@@ -217,7 +219,7 @@ def test_cheap_modules_are_recomputed_before_whole_layers_are(resolve: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("recipe", "spec", "said"),
+    ("recipe", "spec", "message"),
     [
         ("llama3-8b", {"recomputeModules": ["mlp"]}, "is set with recomputeGranularity none"),
         (
@@ -237,8 +239,10 @@ def test_cheap_modules_are_recomputed_before_whole_layers_are(resolve: Any) -> N
         ),
     ],
 )
-def test_modules_that_megatron_does_not_recompute_are_refused(
-    resolve: Any, recipe: str, spec: dict[str, Any], said: str
+def test_modules_that_megatron_does_not_recompute_are_rejected(
+    resolve: Any, recipe: str, spec: dict[str, Any], message: str
 ) -> None:
     errors = refusal(resolve(recipe, 8, parallelism=spec))
-    assert any(error.startswith("spec.parallelism.recomputeModules: ") and said in error for error in errors)
+    assert any(
+        error.startswith("spec.parallelism.recomputeModules: ") and message in error for error in errors
+    )

@@ -1,4 +1,4 @@
-"""Whatever is asked, the answer is a plan that adds up or a refusal with mends; never anything else."""
+"""Property test: every spec has a consistent plan, or errors with fixes."""
 
 from typing import Any
 
@@ -62,7 +62,9 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(spec=specs(), count=st.sampled_from([1, 2, 6, 8, 12, 16, 64, 1000, 1024]))
-def test_a_plan_adds_up_or_a_refusal_names_its_mend(resolve: Any, spec: dict[str, Any], count: int) -> None:
+def test_every_spec_has_a_consistent_plan_or_errors_with_fixes(
+    resolve: Any, spec: dict[str, Any], count: int
+) -> None:
     resolved = resolve(None, count, **spec)
     try:
         p, alternatives = plan_and_alternatives(resolved)
@@ -97,7 +99,7 @@ def test_a_plan_adds_up_or_a_refusal_names_its_mend(resolve: Any, spec: dict[str
     assert len(alternatives) <= 6
 
 
-def test_the_strategy_makes_both_plans_and_refusals(resolve: Any) -> None:
+def test_the_strategy_generates_valid_and_invalid_specs(resolve: Any) -> None:
     asked = {"seqLength": 512, "globalBatchSize": 96, "lr": 1e-4, "trainIters": 100, "bf16": True}
     model = {"numLayers": 2, "hiddenSize": 512, "numAttentionHeads": 8, "vocabSize": 1000}
     assert plan_and_alternatives(resolve(None, 8, model=model, training=asked))[0].world_size == 8

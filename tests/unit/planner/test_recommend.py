@@ -1,4 +1,4 @@
-"""The recipe for a wish: the name that is asked for, else the nearest that runs."""
+"""Recommendations: the requested name, else the closest recipe that can run."""
 
 import pytest
 from megatron_operator import catalog
@@ -22,26 +22,26 @@ def choices(
     return recommend(Query(model, gpus, accelerator, mode, seq), PLATFORM, catalog.load())
 
 
-def test_the_name_that_is_asked_for_comes_first() -> None:
+def test_the_requested_name_is_first() -> None:
     best = choices("llama3-8b", 8)[0]
     assert best.entry.name == "llama3-8b"
     assert best.published
     assert best.plan is not None
 
 
-def test_a_size_finds_models_of_like_size() -> None:
+def test_a_size_finds_models_of_similar_size() -> None:
     found = choices("8b", 8)
     assert found[0].entry.name == "llama3-8b"
     assert all(5e9 <= (recommendation.parameters or 0) <= 13e9 for recommendation in found)
 
 
-def test_of_a_family_one_that_runs_comes_first() -> None:
+def test_a_runnable_recipe_of_a_family_is_first() -> None:
     found = choices("llama3", 8)
     assert found[0].entry.name == "llama3-8b"
     assert found[0].plan is not None
 
 
-def test_what_cannot_run_says_why_not() -> None:
+def test_a_recipe_that_cannot_run_has_the_reason() -> None:
     [large, *_] = choices("llama3-70b", 8)
     assert large.plan is None
     assert "even the most memory-efficient layout" in large.reasons[0]
@@ -80,7 +80,7 @@ def test_every_row_of_the_quick_reference_finds_its_recipe(
     ("gpus", "least", "most", "most_with_experts"),
     [(1, 1e9, 4e9, 8e9), (8, 8e9, 16e9, 32e9), (64, 16e9, 80e9, 160e9), (256, 400e9, 1e13, 1e13)],
 )
-def test_without_a_model_the_size_suits_the_count(
+def test_without_a_model_the_size_suits_the_accelerators(
     gpus: int, least: float, most: float, most_with_experts: float
 ) -> None:
     best = choices(None, gpus)[0]
@@ -125,20 +125,20 @@ def test_without_a_name_a_language_model_is_recommended(gpus: int, mode: str) ->
     assert is_language_model(best.entry)
 
 
-def test_one_accelerator_takes_lora_alone() -> None:
+def test_one_accelerator_only_fits_lora() -> None:
     [pretrain, *_], [sft, *_] = choices("8b", 1), choices("8b", 1, mode="sft")
     assert pretrain.plan is None
     assert sft.plan is None
     assert pretrain.reasons[-1] == sft.reasons[-1] == "--mode lora fits: llama3-8b-lora"
 
 
-def test_lora_that_needs_more_accelerators_says_how_many() -> None:
+def test_lora_that_needs_more_accelerators_states_how_many() -> None:
     best = choices("llama3-70b", 1, mode="lora")[0]
     assert best.plan is None
     assert "1 is not a multiple of 8" in best.reasons[0]
 
 
-def test_an_accelerator_that_is_not_there_is_refused() -> None:
+def test_an_unknown_accelerator_is_rejected() -> None:
     with pytest.raises(InvalidRecipeError, match=r"--accelerator: the platform has no accelerator 'tpu'"):
         choices("8b", 8, accelerator="tpu")
 
@@ -151,6 +151,6 @@ def test_a_long_sequence_is_split_by_context_parallelism() -> None:
     assert any("context parallelism" in reason for reason in best.reasons)
 
 
-def test_what_is_not_there_is_refused_with_what_can_be_asked() -> None:
+def test_an_unknown_model_is_rejected_with_valid_queries() -> None:
     with pytest.raises(InvalidRecipeError, match=r"no pretrain recipe like 'gemini'.*a size such as 8b"):
         choices("gemini", 8)

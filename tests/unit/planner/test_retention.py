@@ -1,4 +1,4 @@
-"""A run that has begun keeps its layout as long as the recipe allows it."""
+"""A run that has started keeps its layout as long as the recipe allows it."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ def layout(p: Any) -> tuple[int, ...]:
     return p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.context_parallel_size
 
 
-def test_the_same_recipe_has_the_same_plan_word_for_word(resolve: Any) -> None:
+def test_the_same_recipe_has_the_same_plan(resolve: Any) -> None:
     first = plan(resolve("llama3-8b", 64))
     assert plan(resolve("llama3-8b", 64), first) == first
 
 
-def test_a_run_keeps_a_layout_that_would_not_be_chosen_any_more(resolve: Any) -> None:
+def test_a_run_keeps_a_layout_that_would_no_longer_be_chosen(resolve: Any) -> None:
     before = plan(resolve("llama3-8b", 64, parallelism=OTHER))
     after = plan(resolve("llama3-8b", 64), before)
     assert same_layout(after, before)
@@ -27,38 +27,38 @@ def test_a_run_keeps_a_layout_that_would_not_be_chosen_any_more(resolve: Any) ->
     assert plan(resolve("llama3-8b", 64), after) == after
 
 
-def test_a_published_layout_does_not_move_a_run_either(resolve: Any) -> None:
+def test_a_published_layout_does_not_replace_that_of_a_run(resolve: Any) -> None:
     before = plan(resolve("llama3-70b", 64, parallelism=OTHER))
     assert layout(plan(resolve("llama3-70b", 64), before)) == (8, 2, 1)
 
 
-def test_another_count_changes_data_parallelism_alone(resolve: Any) -> None:
+def test_another_count_only_changes_data_parallelism(resolve: Any) -> None:
     before = plan(resolve("llama3-8b", 64, parallelism=OTHER))
     after = plan(resolve("llama3-8b", 32), before)
     assert layout(after) == layout(before)
     assert (before.data_parallel_size, after.data_parallel_size) == (4, 2)
 
 
-def test_what_the_recipe_says_comes_before_what_the_run_has(resolve: Any) -> None:
+def test_settings_of_the_recipe_override_the_layout_of_the_run(resolve: Any) -> None:
     before = plan(resolve("llama3-8b", 64, parallelism=OTHER))
     after = plan(resolve("llama3-8b", 64, parallelism={"tensorModelParallelSize": 2}), before)
     assert layout(after) == (2, 2, 1)
 
 
-def test_a_layout_that_cannot_be_any_more_gives_way(resolve: Any) -> None:
+def test_a_layout_that_is_no_longer_valid_is_replaced(resolve: Any) -> None:
     before = plan(resolve("llama3-8b", 64, parallelism=OTHER))
     after = plan(resolve("llama3-8b", 8), before)
     assert layout(after) != layout(before)
     assert after.world_size == 8
 
 
-def test_a_recipe_that_cannot_run_is_refused_with_its_own_reasons(resolve: Any) -> None:
+def test_a_recipe_that_cannot_run_has_its_own_errors(resolve: Any) -> None:
     before = plan(resolve("llama3-8b", 64))
     with pytest.raises(InvalidRecipeError, match="12 is not a multiple of the 8 accelerators"):
         plan(resolve("llama3-8b", 12), before)
 
 
-def test_interleaving_is_neither_lost_nor_won(resolve: Any) -> None:
+def test_interleaving_is_neither_added_nor_removed(resolve: Any) -> None:
     sizes = {"tensorModelParallelSize": 8, "pipelineModelParallelSize": 4, "contextParallelSize": 1}
     plain = plan(
         resolve(

@@ -12,18 +12,20 @@ from megatron_operator.planner.estimate.step_time import StepTime, expected, ste
 from megatron_operator.planner.estimate.workload import Execution, Recomputation, Workload
 
 from bench import planner as error_table
-from bench.published import Figure, figures
+from bench.published import Measurement, measurements
 
-FIGURES = figures()
-BEFORE_ITS_KERNELS = [f for f in FIGURES if f.part == "added later" and "bf16" in f.name]
-"""GPT-OSS in BF16 in a container of early 2026, slower than the model explains."""
-MODELLED = [figure for figure in FIGURES if figure not in BEFORE_ITS_KERNELS]
+MEASUREMENTS = measurements()
+BEFORE_ITS_KERNELS = [f for f in MEASUREMENTS if f.part == "added later" and "bf16" in f.name]
+"""GPT-OSS in BF16 in a container of early 2026, slower than the model can explain."""
+MODELLED = [measurement for measurement in MEASUREMENTS if measurement not in BEFORE_ITS_KERNELS]
 LARGEST_ERROR = 0.25
-"""No other published run may be predicted worse than this; docs/planner.md has the figures."""
+"""No other published run may be predicted worse than this; docs/planner.md has the table."""
 
 
-def find(*words: str) -> Figure:
-    return next(figure for figure in FIGURES if all(word in figure.name for word in words))
+def find(*words: str) -> Measurement:
+    return next(
+        measurement for measurement in MEASUREMENTS if all(word in measurement.name for word in words)
+    )
 
 
 DENSE = find("llama3-70b", "h100", "fp8").workload
@@ -41,35 +43,39 @@ def with_dims(w: Workload, **sizes: int) -> Workload:
     return dataclasses.replace(w, dims=dataclasses.replace(w.dims, **sizes))
 
 
-@pytest.mark.parametrize("figure", MODELLED, ids=lambda figure: f"{figure.source} {figure.name}")
-def test_every_published_run_is_predicted(figure: Figure) -> None:
-    assert abs(error_table.error(figure)) < LARGEST_ERROR
+@pytest.mark.parametrize(
+    "measurement", MODELLED, ids=lambda measurement: f"{measurement.source} {measurement.name}"
+)
+def test_every_published_run_is_predicted(measurement: Measurement) -> None:
+    assert abs(error_table.error(measurement)) < LARGEST_ERROR
 
 
-def test_the_mean_error_on_runs_held_out_is_below_ten_percent() -> None:
-    mean, _ = error_table.mean_and_worst(f for f in FIGURES if f.part == "held-out")
+def test_the_mean_error_of_held_out_runs_is_below_ten_percent() -> None:
+    mean, _ = error_table.mean_and_worst(f for f in MEASUREMENTS if f.part == "held-out")
     assert mean < 0.10
 
 
-def test_what_is_slower_than_explained_is_told_in_the_table() -> None:
-    off = {figure for figure in FIGURES if abs(error_table.error(figure)) >= LARGEST_ERROR}
+def test_unexplained_runs_are_in_the_table() -> None:
+    off = {
+        measurement for measurement in MEASUREMENTS if abs(error_table.error(measurement)) >= LARGEST_ERROR
+    }
     assert off <= set(BEFORE_ITS_KERNELS)
-    assert all(f"| added later | {figure.name} |" in error_table.PAGE.read_text() for figure in off)
+    assert all(f"| added later | {measurement.name} |" in error_table.PAGE.read_text() for measurement in off)
 
 
-def test_neither_part_of_the_figures_is_a_handful() -> None:
-    parts = [figure.part for figure in FIGURES]
+def test_each_part_has_at_least_15_measurements() -> None:
+    parts = [measurement.part for measurement in MEASUREMENTS]
     assert min(parts.count("calibration"), parts.count("held-out")) >= 15
 
 
-def test_the_page_shows_the_table_as_it_is_now() -> None:
+def test_the_page_has_the_current_table() -> None:
     text = error_table.PAGE.read_text()
-    assert error_table.page(text, FIGURES) == text, (
-        "run `python -m bench.planner --write` and look at the diff"
+    assert error_table.page(text, MEASUREMENTS) == text, (
+        "run `python -m bench.planner --write` and review the diff"
     )
 
 
-def test_a_window_takes_attention_off() -> None:
+def test_a_window_reduces_attention() -> None:
     windowed = dataclasses.replace(DENSE.shape, window=128, windowed=0.5)
     assert on_h100(DENSE, shape=windowed).attention < 0.6 * on_h100(DENSE).attention
 
@@ -79,7 +85,7 @@ def test_biases_of_experts_cost_memory_traffic() -> None:
     assert on_h100(EXPERTS, shape=biased).elementwise > on_h100(EXPERTS).elementwise
 
 
-def test_launches_of_experts_are_hidden_in_part_only() -> None:
+def test_launches_of_experts_are_hidden_only_partly() -> None:
     assert on_h100(EXPERTS, micro_batch=8).host > 0
     assert on_h100(EXPERTS, micro_batch=8, execution=Execution(graphs="full")).host == 0
 
@@ -100,7 +106,7 @@ def test_interleaving_divides_the_bubble() -> None:
     assert interleaved.bubble == pytest.approx(plain.bubble / 5, rel=0.1)
 
 
-def test_full_recomputation_repeats_a_third_of_the_layers_products() -> None:
+def test_full_recomputation_repeats_a_third_of_the_matrix_products() -> None:
     plain, full = on_h100(DENSE), on_h100(DENSE, recompute=Recomputation("full"))
     assert 1.2 < full.matmul / plain.matmul < 4 / 3 + 0.01
     assert full.attention > plain.attention
@@ -124,7 +130,7 @@ def test_the_flex_dispatcher_sends_less_between_domains() -> None:
     assert flex.expert < plain.expert
 
 
-def test_experts_inside_a_rack_exchange_over_its_links() -> None:
+def test_experts_within_a_rack_use_its_links() -> None:
     rack = hardware.get("gb200-nvl72")
     assert rack is not None
     assert step_time(EXPERTS, rack).expert < 0.2 * on_h100(EXPERTS).expert
@@ -148,7 +154,7 @@ def test_gradients_that_are_not_overlapped_cost_more() -> None:
     assert on_h100(DENSE, execution=apart).data > 5 * on_h100(DENSE, execution=Execution()).data
 
 
-def test_longer_sequences_cost_more_attention_a_token() -> None:
+def test_longer_sequences_need_more_attention_per_token() -> None:
     short, long = on_h100(DENSE), on_h100(DENSE, seq_length=2 * DENSE.seq_length)
     assert long.attention == pytest.approx(4 * short.attention)
 
@@ -163,7 +169,7 @@ def test_fp8_is_faster_than_bf16_and_measured_against_its_own_peak(resolve: Any)
     assert fast.mfu == pytest.approx(fast.tflops_per_gpu / 1978.9, rel=1e-3)
 
 
-def test_expected_numbers_belong_together(resolve: Any) -> None:
+def test_expected_values_are_consistent(resolve: Any) -> None:
     resolved = resolve("llama3-70b", 64)
     planned = plan(resolved)
     of = speed.estimate(resolved, planned)
@@ -174,12 +180,12 @@ def test_expected_numbers_belong_together(resolve: Any) -> None:
     assert of.mfu == pytest.approx(of.tflops_per_gpu / 989.4, rel=1e-3)
 
 
-def test_nothing_is_expected_of_a_cpu(resolve: Any) -> None:
+def test_a_cpu_has_no_expected_speed(resolve: Any) -> None:
     resolved = resolve("tiny-gpt", 2, "cpu")
     assert speed.estimate(resolved, plan(resolved)) is None
 
 
-def test_the_expected_bubble_is_a_part_of_the_step() -> None:
+def test_the_expected_bubble_is_a_share_of_the_step() -> None:
     assert isinstance(H100, Accelerator)
     step = step_time(DENSE, H100)
     assert expected(DENSE, H100).bubble == pytest.approx(step.bubble / step.total)
