@@ -2,29 +2,30 @@
 
 import signal
 from collections.abc import Mapping
-from typing import Any
 
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
-
-# The `failed` events of ranks, by global rank.
-FailedEvents = Mapping[int, Mapping[str, Any]]
+from megatron_trainer.telemetry.rank_failure import RankFailure
 
 
-def classify_exits(codes: Mapping[int, int], events: FailedEvents, oom_kills: OomKillCounter) -> Ending:
+def classify_exits(
+    codes: Mapping[int, int], failures: Mapping[int, RankFailure], oom_kills: OomKillCounter
+) -> Ending:
     """Return the exit that explains the others: one that would recur, else one with a cause of its own.
 
-    `codes`: exit codes by global rank, negative for a signal.
+    `codes`: exit codes by global rank, negative for a signal; `failures`: what ranks reported themselves.
     """
-    endings = [_classify_exit(rank, code, events, oom_kills) for rank, code in sorted(codes.items())]
+    endings = [_classify_exit(rank, code, failures, oom_kills) for rank, code in sorted(codes.items())]
     order = {ExitCode.PEER_LOST: 2, ExitCode.TERMINATED: 3}
     return min(endings, key=lambda ending: order.get(ending.code, 1) if ending.code.retryable else 0)
 
 
-def _classify_exit(rank: int, code: int, events: FailedEvents, oom_kills: OomKillCounter) -> Ending:
+def _classify_exit(
+    rank: int, code: int, failures: Mapping[int, RankFailure], oom_kills: OomKillCounter
+) -> Ending:
     message = f"rank {rank} exited with code {code}"
     if code == 0:
         code, message = ExitCode.WORKER_DIED, f"{message} before the last iteration was done"
@@ -32,22 +33,22 @@ def _classify_exit(rank: int, code: int, events: FailedEvents, oom_kills: OomKil
         message = f"rank {rank} was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL and oom_kills.increased():
             message += f": the pod is out of memory{oom_kills.describe_limit()}"
-    elif rank in events:
-        message = f"rank {rank}: {events[rank]['message']}"
+    elif rank in failures:
+        message = f"rank {rank}: {failures[rank].message}"
     return Ending(ExitCode(code) if code in set(ExitCode) else ExitCode.WORKER_DIED, message, rank)
 
 
-def failure_report(ending: Ending, events: FailedEvents, node_rank: int) -> FailureReport:
+def failure_report(ending: Ending, failures: Mapping[int, RankFailure], node_rank: int) -> FailureReport:
     """Build the report to the gang for the exit of a rank of this pod."""
     if ending.code == ExitCode.PEER_LOST:
         return FailureReport(FailureKind.POD, ending.message)
-    event = events.get(-1 if ending.rank is None else ending.rank, {})
+    failure = failures.get(-1 if ending.rank is None else ending.rank)
     kind = FailureKind.LOSS if ending.code == ExitCode.LOSS_NOT_FINITE else FailureKind.RANK
     return FailureReport(
         kind,
         ending.message,
         node_rank,
         ending.rank,
-        failed_iteration=event.get("iteration"),
-        unreadable=event.get("unreadable"),
+        failed_iteration=failure.iteration if failure else None,
+        unreadable=failure.unreadable if failure else None,
     )

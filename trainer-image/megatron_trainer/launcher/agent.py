@@ -153,7 +153,8 @@ class GangAgent(RankGroup):
             return self._await_peer_report(ending, report)
         if any(failure.exitcode == RESUME_ELSEWHERE for failure in result.failures.values()):
             self._end_pod(ending, report)
-        if self._status.failures().get(ending.rank or 0, {}).get("preflight"):
+        failure = self._status.failures().get(ending.rank or 0)
+        if failure is not None and failure.preflight:
             self._end_pod(ending, report)
         if self._generation_is_over():
             return _Restart(f"{ending.message}, in an earlier generation")

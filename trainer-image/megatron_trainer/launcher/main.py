@@ -78,18 +78,18 @@ def complete(argv: Sequence[str], platform: str) -> list[str]:
     return flags
 
 
-class _StoppedEarly(BaseException):
+class _EarlyTerminationError(BaseException):
     """SIGTERM arrived before there was anything to save."""
 
 
 def _stop_early(_number: int, _frame: object) -> NoReturn:
-    raise _StoppedEarly
+    raise _EarlyTerminationError
 
 
 def _run_pod(argv: Sequence[str], settings: Settings) -> tuple[Ending, int | None, int | None]:
     """Run the pod. Returns how it ends, the last iteration and that of the newest checkpoint.
 
-    Raises _StoppedEarly.
+    Raises _EarlyTerminationError.
     """
     try:
         _prepare_environment(settings.world_size)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         settings = pod_settings.read()
         ending, iteration, checkpoint = _run_pod(words, settings)
-    except _StoppedEarly:
+    except _EarlyTerminationError:
         ending = Ending(ExitCode.TERMINATED, "SIGTERM before the first rank was started: nothing to save")
     except SettingError as error:
         ending = Ending(ExitCode.USAGE, str(error))

@@ -206,7 +206,7 @@ class Pod:
         failure = self._status.failures().get(settings.world_size - 1)
         if code not in set(ExitCode) or failure is None:
             return Ending(ExitCode.WORKER_DIED, f"the check of the flags ended with code {code}")
-        return Ending(ExitCode(code), failure["message"])
+        return Ending(ExitCode(code), failure.message)
 
     def _train(self) -> Ending:
         """Join the gang and run this pod's ranks to the end of the run."""

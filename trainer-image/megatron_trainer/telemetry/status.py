@@ -9,6 +9,7 @@ from typing import Any
 from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedWarning
 
 from megatron_trainer.telemetry.iteration import METRICS, IterationRecord
+from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.run_journal import RunSummary
 
 
@@ -31,7 +32,7 @@ class Status:
         )
         self._step_at: float | None = None
         self._loaded_at: float | None = None
-        self._failures: dict[int, dict[str, Any]] = {}
+        self._failures: dict[int, RankFailure] = {}
 
     @property
     def report(self) -> ProgressReport:
@@ -84,8 +85,8 @@ class Status:
             self._loaded_at = self._step_at = None
         self.set(phase="loading", generation=generation, resumed_from=resumed_from)
 
-    def failures(self) -> dict[int, dict[str, Any]]:
-        """Return the `failed` events of this generation's ranks, by global rank."""
+    def failures(self) -> dict[int, RankFailure]:
+        """Return the failures that ranks of this generation reported, by global rank."""
         with self._lock:
             return dict(self._failures)
 
@@ -105,7 +106,7 @@ class Status:
                 self._loaded_at = max(event["time"], self._loaded_at or 0.0)
         elif kind == "failed":
             with self._lock:
-                self._failures[event["rank"]] = event
+                self._failures[event["rank"]] = RankFailure.from_json(event)
 
     def set_iteration(self, record: IterationRecord) -> None:
         """Set the metrics of an iteration, from a rank here or, through the store, from another pod."""

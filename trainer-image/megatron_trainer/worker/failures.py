@@ -11,6 +11,7 @@ from megatron_trainer.checkpoints.checkpoint_lease import LeaseLostError
 from megatron_trainer.checkpoints.volume import format_bytes, free_bytes
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.preflight import PeerFailedError, PreflightError
+from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
 from megatron_trainer.worker.megatron_hooks import (
     BadLossError,
@@ -36,14 +37,11 @@ _PEER_LOST = (
     "Timed out waiting",
 )
 _MAX_CAUSE_CHARACTERS = 300
+_MAX_MESSAGE_CHARACTERS = 2000
 
 
 class RankError(TrainerError):
-    """The rank ends with exit code `code`.
-
-    `iteration` is set if that iteration's step raised the failure, `preflight` if the preflight failed on
-    this rank, `unreadable` to the iteration of a checkpoint that cannot be loaded.
-    """
+    """The rank ends with exit code `code`. The other attributes are those of RankFailure."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -51,6 +49,16 @@ class RankError(TrainerError):
         self.iteration: int | None = None
         self.preflight = False
         self.unreadable: int | None = None
+
+    def report(self) -> RankFailure:
+        """Return the report for the launcher, with the message cut to _MAX_MESSAGE_CHARACTERS."""
+        return RankFailure(
+            int(self.code),
+            str(self)[:_MAX_MESSAGE_CHARACTERS],
+            self.iteration,
+            self.preflight,
+            self.unreadable,
+        )
 
 
 def describe(error: BaseException) -> str:

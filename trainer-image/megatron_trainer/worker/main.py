@@ -23,6 +23,7 @@ from megatron_trainer.checkpoints import async_checkpoint_writers
 from megatron_trainer.health import preflight, stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.launcher.flags import resume
+from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import FINISHED, PREFLIGHT_ENV, RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import gpt, tracebacks
 from megatron_trainer.worker.arguments import model_config, parse, require_gpus
@@ -34,8 +35,6 @@ from megatron_trainer.worker.failures import (
     flags_refused,
 )
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
-
-_MAX_MESSAGE_CHARACTERS = 2000
 
 
 def _train(argv: Sequence[str], reporter: Reporter) -> None:
@@ -95,7 +94,7 @@ def _die(
 ) -> NoReturn:
     """End the rank from a thread while its main thread is blocked."""
     print(f"megatron-train: rank {reporter.rank}: {how}", file=sys.stderr, flush=True)
-    reporter.send("failed", exitCode=int(code), message=how, preflight=preflight)
+    reporter.send("failed", **RankFailure(int(code), how, preflight=preflight).to_json())
     os._exit(int(code))
 
 
@@ -108,9 +107,7 @@ def check(argv: Sequence[str]) -> int:
             model_config(parse(argv))
         except BaseException as error:
             failure = classify(error)
-            reporter.send(
-                "failed", exitCode=int(failure.code), message=str(failure)[:_MAX_MESSAGE_CHARACTERS]
-            )
+            reporter.send("failed", **failure.report().to_json())
             return int(failure.code)
     return int(ExitCode.OK)
 
@@ -129,14 +126,7 @@ def run_rank(argv: Sequence[str]) -> int:
         if failure.code in (ExitCode.WORKER_DIED, ExitCode.INTERNAL):
             traceback.print_exc()
         print(f"megatron-train: rank {reporter.rank}: {failure}", file=sys.stderr, flush=True)
-        reporter.send(
-            "failed",
-            exitCode=int(failure.code),
-            message=str(failure)[:_MAX_MESSAGE_CHARACTERS],
-            iteration=failure.iteration,
-            preflight=failure.preflight,
-            unreadable=failure.unreadable,
-        )
+        reporter.send("failed", **failure.report().to_json())
         return int(failure.code)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -8,8 +8,9 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.health.failure_classification import classify_exits, failure_report
 from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.telemetry.incidents import FailureKind
+from megatron_trainer.telemetry.rank_failure import RankFailure
 
-LOST = {"exitCode": 140, "message": "Connection closed by peer"}
+LOST = RankFailure(140, "Connection closed by peer")
 
 
 @pytest.fixture
@@ -19,19 +20,19 @@ def oom_kills(tmp_path: Path) -> OomKillCounter:
 
 
 @pytest.mark.parametrize(
-    ("codes", "events", "message"),
+    ("codes", "failures", "message"),
     [
         ({0: 140, 1: -9}, {0: LOST}, "rank 1 was killed by SIGKILL"),
         ({0: 140, 1: 0}, {0: LOST}, "rank 1 exited with code 0 before the last iteration was done"),
-        ({0: 138, 1: 67}, {1: {"message": "lm loss is nan"}}, "rank 1: lm loss is nan"),
+        ({0: 138, 1: 67}, {1: RankFailure(67, "lm loss is nan")}, "rank 1: lm loss is nan"),
         ({0: 143, 1: 140}, {1: LOST}, "rank 1: Connection closed by peer"),
         ({2: 3}, {}, "rank 2 exited with code 3"),
     ],
 )
 def test_a_recurring_failure_comes_before_one_with_its_own_cause_before_a_lost_peer(
-    codes: dict[int, int], events: dict[int, dict[str, object]], message: str, oom_kills: OomKillCounter
+    codes: dict[int, int], failures: dict[int, RankFailure], message: str, oom_kills: OomKillCounter
 ) -> None:
-    assert classify_exits(codes, events, oom_kills).message == message
+    assert classify_exits(codes, failures, oom_kills).message == message
 
 
 def test_an_oom_kill_is_attributed_to_the_killed_rank(tmp_path: Path, oom_kills: OomKillCounter) -> None:
@@ -42,8 +43,8 @@ def test_an_oom_kill_is_attributed_to_the_killed_rank(tmp_path: Path, oom_kills:
 
 
 def test_the_report_names_the_rank_and_the_failed_iteration(oom_kills: OomKillCounter) -> None:
-    events = {1: {"message": "lm loss is nan at iteration 7", "iteration": 7}}
-    report = failure_report(classify_exits({1: 67}, events, oom_kills), events, node_rank=3)
+    failures = {1: RankFailure(67, "lm loss is nan at iteration 7", iteration=7)}
+    report = failure_report(classify_exits({1: 67}, failures, oom_kills), failures, node_rank=3)
     assert (report.kind, report.node_rank, report.rank, report.failed_iteration) == (
         FailureKind.LOSS,
         3,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport
 from megatron_trainer.telemetry.iteration import IterationRecord
+from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.run_journal import RunSummary
 from megatron_trainer.telemetry.server import GAUGES, ProgressServer
 from megatron_trainer.telemetry.status import Status
@@ -79,7 +80,7 @@ def test_iterations_repeated_after_a_restart_are_reported(status: Status) -> Non
 
 def test_failed_events_are_kept_until_the_next_generation(status: Status) -> None:
     status.apply({"event": "failed", "rank": 3, "generation": 2, "exitCode": 67, "message": "lm loss is nan"})
-    assert status.failures()[3]["exitCode"] == 67
+    assert status.failures() == {3: RankFailure(67, "lm loss is nan")}
     status.start_generation(generation=3, resumed_from=5)
     assert status.failures() == {}
 

@@ -1,0 +1,19 @@
+"""Why a rank ends, as it reports to its launcher in the event `failed`."""
+
+from dataclasses import dataclass
+
+from megatron_contract.wire import Message
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure(Message):
+    """The report of a rank about its own end."""
+
+    exit_code: int
+    message: str
+    iteration: int | None = None
+    """Set if the step of this iteration raised the failure, so that it may recur there."""
+    preflight: bool = False
+    """Whether this rank failed the preflight."""
+    unreadable: int | None = None
+    """The iteration of a checkpoint that cannot be loaded."""
