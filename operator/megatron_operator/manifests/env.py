@@ -16,8 +16,8 @@ from megatron_contract.environment import (
     ENV_REQUIRE_CHECKPOINT,
     ENV_RUN_ID,
     ENV_TERMINATION_GRACE,
-    ENV_TERMINATION_LOG,
     PROGRESS_PORT,
+    SETTINGS,
 )
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
@@ -28,20 +28,7 @@ from megatron_operator.manifests.metadata import Manifest
 
 _RESERVED = frozenset(
     {
-        ENV_HANG_TIMEOUT,
-        ENV_KEEP_CHECKPOINTS,
-        ENV_LOSS_ON_REPEAT,
-        ENV_LOSS_SPIKE_FACTOR,
-        ENV_LOSS_SPIKE_WINDOW,
-        ENV_MAX_RANK_RESTARTS,
-        ENV_PLATFORM,
-        ENV_PREFLIGHT,
-        ENV_PROGRESS_PORT,
-        ENV_RENDEZVOUS_TIMEOUT,
-        ENV_REQUIRE_CHECKPOINT,
-        ENV_RUN_ID,
-        ENV_TERMINATION_GRACE,
-        ENV_TERMINATION_LOG,
+        *SETTINGS,
         # Set by the training-operator.
         "MASTER_ADDR",
         "MASTER_PORT",
