@@ -93,7 +93,7 @@ def decide(observation: Observation) -> Decision:
 
 
 def _job_ended(observation: Observation) -> Decision | None:
-    """A job that ended without need is re-created; any other stays as it is."""
+    """A job that ended early is re-created; any other stays as it is."""
     if not observation.ended:
         return None
     if observation.early_exit is not None:
@@ -175,7 +175,7 @@ def _bad_nodes(observation: Observation) -> Avoid | None:
 
 
 def _unreachable(observation: Observation) -> Decision | None:
-    """Pods on nodes that do not answer are given time, then deleted by force."""
+    """Pods on unreachable nodes are force-deleted after `UNREACHABLE_PATIENCE`."""
     if not any(pod.unreachable for pod in observation.pods):
         return None
     return force_delete_or_wait(observation.pods, observation.now)
@@ -210,7 +210,7 @@ def _without_capacity(observation: Observation) -> Decision | None:
 
 
 def _incomplete(observation: Observation) -> Wait | None:
-    """Nothing can be said of the training until all pods of the gang run."""
+    """Whether the run makes progress is only known once all pods of the gang run."""
     if len(observation.pods) < observation.size:
         return Wait("pods are being created")
     if any(pod.phase is not PodPhase.RUNNING or pod.started is None for pod in observation.pods):

@@ -45,14 +45,14 @@ class Run:
     def incidents(self) -> list[Any]:
         return list(self.status["recovery"].get("history", []))
 
-    def edit_count(self, count: int) -> None:
+    def edit(self, **spec: Any) -> None:
+        """Replace sections of the spec."""
         recipe = self.api.recipe
         metadata = recipe["metadata"] | {"generation": recipe["metadata"]["generation"] + 1}
-        accelerator = recipe["spec"]["accelerator"] | {"count": count}
-        self.api.recipe = recipe | {
-            "metadata": metadata,
-            "spec": recipe["spec"] | {"accelerator": accelerator},
-        }
+        self.api.recipe = recipe | {"metadata": metadata, "spec": recipe["spec"] | spec}
+
+    def edit_count(self, count: int) -> None:
+        self.edit(accelerator=self.api.recipe["spec"]["accelerator"] | {"count": count})
 
 
 @pytest.fixture
@@ -90,12 +90,7 @@ def test_an_edited_count_is_recorded_even_if_a_claim_is_missing_after_a_restart(
 
 def test_an_edit_of_another_field_is_no_resize(run: Run) -> None:
     before = run.cluster.job
-    recipe = run.api.recipe
-    generation = recipe["metadata"]["generation"] + 1
-    run.api.recipe = recipe | {
-        "metadata": recipe["metadata"] | {"generation": generation},
-        "spec": recipe["spec"] | {"checkpoint": recipe["spec"]["checkpoint"] | {"saveInterval": 77}},
-    }
+    run.edit(checkpoint=run.api.recipe["spec"]["checkpoint"] | {"saveInterval": 77})
     run.until(lambda: run.cluster.job not in (None, before) and run.trains())
     assert "resize" not in {each["kind"] for each in run.incidents}
 
@@ -115,3 +110,34 @@ def test_a_clock_jump_during_a_recovery_adds_no_incident(run: Run, ahead: float,
     run.api.ahead = 0.0
     run.until(lambda: run.cluster.iteration >= run.cluster.resumed_from + 100)
     assert [each["kind"] for each in run.incidents] == ["pod"], "and correcting it adds none"
+
+
+@pytest.mark.parametrize("writes", [None, *range(4)])
+def test_a_suspended_run_continues_from_its_checkpoint_wherever_the_operator_dies(
+    run: Run, writes: int | None
+) -> None:
+    saved = run.cluster.checkpoint
+    run.edit(suspend=True)
+    run.operator.die_after(writes)
+    run.until(lambda: run.status["phase"] == "Suspended" and not run.cluster.pods)
+    assert run.cluster.job is None
+    run.edit(suspend=False)
+    run.until(run.trains)
+    assert run.cluster.resumed_from >= saved
+
+
+def test_a_run_with_an_invalid_spec_can_be_suspended(run: Run) -> None:
+    valid = run.api.recipe["spec"]["accelerator"]
+    run.edit(suspend=True, accelerator=valid | {"count": 12})
+    run.until(lambda: run.cluster.job is None and not run.cluster.pods)
+    run.until(lambda: run.status["phase"] == "Refused")
+    run.edit(suspend=False, accelerator=valid)
+    run.until(run.trains)
+
+
+def test_an_invalid_edit_does_not_stop_a_running_job(run: Run) -> None:
+    before = run.cluster.job
+    run.edit_count(12)
+    run.until(lambda: any(each["reason"] == "Refused" for each in run.status["conditions"]))
+    run.until(run.trains)
+    assert run.cluster.job is before
