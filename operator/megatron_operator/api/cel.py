@@ -2,7 +2,7 @@
 
 The Python function is a twin of the CEL text; the control-plane tests hold both to the same results. Running
 the CEL text itself offline was measured with cel-python 0.5.0: it lacks Kubernetes' `sum` and `format`, and
-compiling the rules takes longer than a whole `megatron validate`.
+importing it and compiling the rules takes 0.5 s, nearly as long as `megatron validate` takes in all.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Arithmetic on Kubernetes quantities (`64Gi`, `500m`), as far as pod resources need it.
 
 `kubernetes.utils.parse_quantity` parses them too, and a test compares both. It is not used because importing
-it takes 0.5 s of CPU time, as long as `megatron render` takes in all.
+it takes 0.5 s of CPU time, nearly as long as `megatron render` takes in all.
 """
 
 from fractions import Fraction
