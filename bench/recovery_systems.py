@@ -319,6 +319,8 @@ class PlainPyTorchJob(_Torchrun):
 
 
 class OnFailure(PlainPyTorchJob):
+    """The kubelet restarts a failed container in its pod."""
+
     key = "onfailure"
     policy = "OnFailure"
 
@@ -330,6 +332,8 @@ class OnFailure(PlainPyTorchJob):
 
 
 class ByExitCode(PlainPyTorchJob):
+    """The training-operator replaces a failed pod whose exit code is retryable."""
+
     key = "exitcode"
     policy = "ExitCode"
 

@@ -110,8 +110,7 @@ def watch(
     fault()
     gone: float | None = None
     bound_since: float | None = None
-    ranks: set[Process] = set()
-    started = 0.0
+    ranks, started = set[Process](), 0.0
     starts, last, any_iteration = 0, set[Process](), False
     final: str | None = None
     while True:

@@ -40,6 +40,7 @@ class Ports:
 
 
 def port_is_free(address: str, port: int) -> bool:
+    """Whether a TCP socket can be bound to the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -121,92 +122,102 @@ class ControlPlane:
 
     def argv(self, component: str) -> list[str | Path]:
         """The command line of one of COMPONENTS. Raises ClusterError on another name."""
+        arguments = {
+            "etcd": self._etcd_arguments,
+            "kube-apiserver": self._api_server_arguments,
+            "kube-controller-manager": self._controller_manager_arguments,
+            "kube-scheduler": self._scheduler_arguments,
+        }
+        if component not in arguments:
+            raise ClusterError(f"component {component!r} is unknown; one of: {', '.join(COMPONENTS)}")
+        return [self.paths.binary(component), *arguments[component]()]
+
+    def _etcd_arguments(self) -> list[str]:
         pki, ports = self.authority, self.ports
-        binary = self.paths.binary(component)
-        if component == "etcd":
-            client, peer = f"https://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.etcd_peer}"
-            return [
-                binary,
-                f"--data-dir={self.paths.home / 'etcd'}",
-                f"--listen-client-urls={client}",
-                f"--advertise-client-urls={client}",
-                f"--listen-peer-urls={peer}",
-                f"--initial-advertise-peer-urls={peer}",
-                f"--initial-cluster=default={peer}",
-                f"--cert-file={pki.crt('etcd')}",
-                f"--key-file={pki.key('etcd')}",
-                f"--trusted-ca-file={pki.certificate}",
-                "--client-cert-auth",
-                # Data survives a killed process, not a power loss, which suffices for tests.
-                "--unsafe-no-fsync",
-                "--log-level=warn",
-            ]
-        if component == "kube-apiserver":
-            return [
-                binary,
-                f"--bind-address={self.address}",
-                f"--advertise-address={self.address}",
-                f"--secure-port={ports.api}",
-                f"--etcd-servers=https://127.0.0.1:{ports.etcd}",
-                f"--etcd-cafile={pki.certificate}",
-                f"--etcd-certfile={pki.crt('kube-apiserver')}",
-                f"--etcd-keyfile={pki.key('kube-apiserver')}",
-                f"--client-ca-file={pki.certificate}",
-                f"--tls-cert-file={pki.crt('kube-apiserver')}",
-                f"--tls-private-key-file={pki.key('kube-apiserver')}",
-                f"--kubelet-client-certificate={pki.crt('kubelet-client')}",
-                f"--kubelet-client-key={pki.key('kubelet-client')}",
-                f"--kubelet-certificate-authority={pki.certificate}",
-                "--kubelet-preferred-address-types=InternalIP",
-                f"--service-account-key-file={pki.directory / 'service-account.pub'}",
-                f"--service-account-signing-key-file={pki.key('service-account')}",
-                "--service-account-issuer=https://kubernetes.default.svc",
-                f"--service-cluster-ip-range={SERVICE_RANGE}",
-                "--authorization-mode=Node,RBAC",
-                "--enable-admission-plugins=NodeRestriction",
-                "--allow-privileged=true",
-                # Call webhooks at their pods' addresses: the host has routes to pods, but no kube-proxy.
-                "--enable-aggregator-routing=true",
-                # Together with the controller manager's grace period, pods of a lost node are evicted after
-                # half a minute instead of six.
-                "--default-not-ready-toleration-seconds=10",
-                "--default-unreachable-toleration-seconds=10",
-                "--max-requests-inflight=1000",
-                "--max-mutating-requests-inflight=500",
-            ]
-        if component == "kube-controller-manager":
-            return [
-                binary,
-                f"--kubeconfig={self.component_kubeconfig(component)}",
-                f"--secure-port={ports.controller_manager}",
-                "--bind-address=127.0.0.1",
-                f"--root-ca-file={pki.certificate}",
-                f"--cluster-signing-cert-file={pki.certificate}",
-                f"--cluster-signing-key-file={pki.key('ca')}",
-                f"--service-account-private-key-file={pki.key('service-account')}",
-                "--use-service-account-credentials=true",
-                "--leader-elect=false",
-                "--node-monitor-grace-period=20s",
-                "--kube-api-qps=1000",
-                "--kube-api-burst=1000",
-            ]
-        if component == "kube-scheduler":
-            kubeconfig = self.component_kubeconfig(component)
-            config = {
-                "apiVersion": "kubescheduler.config.k8s.io/v1",
-                "kind": "KubeSchedulerConfiguration",
-                "leaderElection": {"leaderElect": False},
-                "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
-            }
-            path = self.paths.home / "kube-scheduler.json"
-            path.write_text(json.dumps(config))
-            return [
-                binary,
-                f"--config={path}",
-                f"--secure-port={ports.scheduler}",
-                "--bind-address=127.0.0.1",
-            ]
-        raise ClusterError(f"component {component!r} is unknown; one of: {', '.join(COMPONENTS)}")
+        client, peer = f"https://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.etcd_peer}"
+        return [
+            f"--data-dir={self.paths.home / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            f"--cert-file={pki.crt('etcd')}",
+            f"--key-file={pki.key('etcd')}",
+            f"--trusted-ca-file={pki.certificate}",
+            "--client-cert-auth",
+            # Data survives a killed process, not a power loss, which suffices for tests.
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]
+
+    def _api_server_arguments(self) -> list[str]:
+        pki, ports = self.authority, self.ports
+        return [
+            f"--bind-address={self.address}",
+            f"--advertise-address={self.address}",
+            f"--secure-port={ports.api}",
+            f"--etcd-servers=https://127.0.0.1:{ports.etcd}",
+            f"--etcd-cafile={pki.certificate}",
+            f"--etcd-certfile={pki.crt('kube-apiserver')}",
+            f"--etcd-keyfile={pki.key('kube-apiserver')}",
+            f"--client-ca-file={pki.certificate}",
+            f"--tls-cert-file={pki.crt('kube-apiserver')}",
+            f"--tls-private-key-file={pki.key('kube-apiserver')}",
+            f"--kubelet-client-certificate={pki.crt('kubelet-client')}",
+            f"--kubelet-client-key={pki.key('kubelet-client')}",
+            f"--kubelet-certificate-authority={pki.certificate}",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--service-account-key-file={pki.directory / 'service-account.pub'}",
+            f"--service-account-signing-key-file={pki.key('service-account')}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            # Call webhooks at their pods' addresses: the host has routes to pods, but no kube-proxy.
+            "--enable-aggregator-routing=true",
+            # Together with the controller manager's grace period, pods of a lost node are evicted after
+            # half a minute instead of six.
+            "--default-not-ready-toleration-seconds=10",
+            "--default-unreachable-toleration-seconds=10",
+            "--max-requests-inflight=1000",
+            "--max-mutating-requests-inflight=500",
+        ]
+
+    def _controller_manager_arguments(self) -> list[str]:
+        pki, ports = self.authority, self.ports
+        return [
+            f"--kubeconfig={self.component_kubeconfig('kube-controller-manager')}",
+            f"--secure-port={ports.controller_manager}",
+            "--bind-address=127.0.0.1",
+            f"--root-ca-file={pki.certificate}",
+            f"--cluster-signing-cert-file={pki.certificate}",
+            f"--cluster-signing-key-file={pki.key('ca')}",
+            f"--service-account-private-key-file={pki.key('service-account')}",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            "--node-monitor-grace-period=20s",
+            "--kube-api-qps=1000",
+            "--kube-api-burst=1000",
+        ]
+
+    def _scheduler_arguments(self) -> list[str]:
+        ports = self.ports
+        kubeconfig = self.component_kubeconfig("kube-scheduler")
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
+        }
+        path = self.paths.home / "kube-scheduler.json"
+        path.write_text(json.dumps(config))
+        return [
+            f"--config={path}",
+            f"--secure-port={ports.scheduler}",
+            "--bind-address=127.0.0.1",
+        ]
 
     def start(self, component: str) -> None:
         """Start one of COMPONENTS, unless it is running."""
