@@ -8,7 +8,7 @@ from megatron_contract.exit_codes import REASON_COMPLETED, REASONS, ExitCode
 from megatron_contract.wire import Message, WireError
 
 MAX_MESSAGE_BYTES: Final = 3000
-"""kubelet keeps 4096 bytes of a termination log; JSON escapes and the other fields need room as well."""
+"""The kubelet reads 4096 bytes of a termination log; JSON escapes and the other fields need space as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,10 @@ class EventSocket:
 
     def _handle(self, data: bytes) -> None:
         try:
-            event = json.loads(data)
+            self._apply(json.loads(data))
         except ValueError:
+            # Cut at MAX_EVENT_BYTES, or with a value of the wrong type (WireError): later events must arrive.
             return
-        self._apply(event)
 
     def close(self) -> None:
         """Stop receiving and remove the directory."""
