@@ -1,6 +1,7 @@
 """Resolves a recipe: catalog entry, published layout, recipe and platform defaults, before planning."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from megatron_operator.api.diagnostics import Diagnostics
@@ -16,7 +17,7 @@ from megatron_operator.api.recipe import (
 from megatron_operator.catalog import bridge_functions, cpu, data, schedule
 from megatron_operator.catalog.accelerator import limit_errors, select_accelerator
 from megatron_operator.catalog.catalog import LIST_COMMAND, Catalog
-from megatron_operator.catalog.entry import Entry
+from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings, merge_layers
 from megatron_operator.catalog.published_layouts import layout_settings, select_layout
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -63,28 +64,10 @@ def resolve_for_planning(
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
 
-    layers: list[tuple[str, Settings]] = [("default", _DEFAULTS)]
-    entry_batch = None
-    function = layout = None
+    published = _CatalogLayers([("default", _DEFAULTS)])
     if entry is not None:
-        label = f"catalog {entry.name}"
-        layers.append((label, entry.wire()))
-        hardware = profile.known_as(accelerator)
-        function = named = catalog.function(spec.recipe or "")
-        if entry.engine == "bridge":
-            function = bridge_functions.select_function(entry, named, hardware, spec)
-            found.extend(bridge_functions.unsupported_setting_errors(spec, function))
-        layout = select_layout(entry, hardware, spec, found, named)
-        if function is not None:
-            settings = bridge_functions.function_settings(function, entry, found)
-            layers.append((f"{label}, {function.function}", settings))
-            if layout is None and entry.engine == "bridge":
-                layers.append((f"{label}, {function.function}", layout_settings(function)))
-        if layout is not None:
-            layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
-        entry_batch = schedule.largest_batch(merge_layers(layers)[0]["training"])
-    layers.append(("recipe", spec.wire()))
-    merged, found.origins = merge_layers(layers)
+        published = _catalog_layers(entry, spec, catalog, profile.known_as(accelerator), found)
+    merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
     model, training = merged["model"], merged["training"]
 
     if entry is None or entry.engine == "megatron":
@@ -93,7 +76,7 @@ def resolve_for_planning(
     missing = _missing(merged, entry)
     found.extend(missing)
     schedule.resolve_length(training, found)
-    schedule.scale_learning_rate(training, entry_batch, found)
+    schedule.scale_learning_rate(training, published.batch, found)
     if profile.platform == "cpu":
         cpu.adapt_to_cpu(merged, found)
     if missing:
@@ -104,8 +87,8 @@ def resolve_for_planning(
             "recipe": entry.name if entry else None,
             "engine": entry.engine if entry else "megatron",
             "mode": entry.modes[0] if entry else "pretrain",
-            "function": function,
-            "layout": layout,
+            "function": published.function,
+            "layout": published.layout,
             "acceleratorType": accelerator,
             "profile": profile,
             "acceleratorCount": spec.accelerator.count,
@@ -121,6 +104,39 @@ def resolve_for_planning(
             "notes": found.notes,
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _CatalogLayers:
+    """Settings below those of the recipe, lowest first."""
+
+    layers: list[tuple[str, Settings]]
+    function: PublishedLayout | None = None
+    layout: PublishedLayout | None = None
+    batch: int | None = None
+    """Global batch size of the entry."""
+
+
+def _catalog_layers(
+    entry: Entry, spec: MegatronRecipeSpec, catalog: Catalog, hardware: str, found: Diagnostics
+) -> _CatalogLayers:
+    """Defaults, the entry, its function and its published layout for this hardware."""
+    label = f"catalog {entry.name}"
+    layers: list[tuple[str, Settings]] = [("default", _DEFAULTS), (label, entry.wire())]
+    function = named = catalog.function(spec.recipe or "")
+    if entry.engine == "bridge":
+        function = bridge_functions.select_function(entry, named, hardware, spec)
+        found.extend(bridge_functions.unsupported_setting_errors(spec, function))
+    layout = select_layout(entry, hardware, spec, found, named)
+    if function is not None:
+        settings = bridge_functions.function_settings(function, entry, found)
+        layers.append((f"{label}, {function.function}", settings))
+        if layout is None and entry.engine == "bridge":
+            layers.append((f"{label}, {function.function}", layout_settings(function)))
+    if layout is not None:
+        layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
+    batch = schedule.largest_batch(merge_layers(layers)[0]["training"])
+    return _CatalogLayers(layers, function, layout, batch)
 
 
 def _entry(spec: MegatronRecipeSpec, catalog: Catalog, found: Diagnostics) -> Entry | None:

@@ -135,33 +135,13 @@ _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_e
 def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
     """The model's shape; none, with the errors in `found`, when the model is incomplete or invalid."""
     before = len(found.errors)
-    for name in _REQUIRED:
-        if getattr(model, name) is None:
-            field = ModelSpec.model_fields[name].alias
-            found.error(f"spec.model.{field}", "is missing", "set it, or name a recipe that has it")
+    _check_sizes(model, found)
     layers, hidden, heads, vocab = (
         model.num_layers or 1,
         model.hidden_size or 1,
         model.num_attention_heads or 1,
         model.vocab_size or 1,
     )
-    if model.hidden_size and model.num_attention_heads and model.kv_channels is None and hidden % heads:
-        found.error(
-            "spec.model.hiddenSize",
-            f"{hidden} is not divisible by numAttentionHeads {heads}",
-            "set kvChannels, or a hiddenSize that is a multiple of numAttentionHeads",
-        )
-    groups = model.num_query_groups or heads
-    if model.num_attention_heads and heads % groups:
-        found.error(
-            "spec.model.numQueryGroups",
-            f"{groups} does not divide numAttentionHeads {heads}",
-            f"set a divisor of {heads}",
-        )
-    activations = [name for name in ("swiglu", "squared_relu", "quick_geglu") if getattr(model, name)]
-    if len(activations) > 1:
-        first, second = (ModelSpec.model_fields[name].alias for name in activations[:2])
-        found.error(f"spec.model.{second}", f"is set together with {first}", "set one of the two")
     pattern: tuple[bool, ...] = (False,) * layers
     if model.num_experts is not None:
         pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
@@ -184,7 +164,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         hidden=hidden,
         ffn=ffn,
         heads=heads,
-        groups=groups,
+        groups=model.num_query_groups or heads,
         head_dim=model.kv_channels or hidden // heads,
         vocab=vocab,
         vocab_multiple=model.make_vocab_size_divisible_by or 128,
@@ -209,6 +189,32 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         window=window,
         windowed=windowed,
     )
+
+
+def _check_sizes(model: ModelSpec, found: Diagnostics) -> None:
+    """Add an error for each missing size and for sizes that contradict each other."""
+    for name in _REQUIRED:
+        if getattr(model, name) is None:
+            field = ModelSpec.model_fields[name].alias
+            found.error(f"spec.model.{field}", "is missing", "set it, or name a recipe that has it")
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    if hidden and heads and model.kv_channels is None and hidden % heads:
+        found.error(
+            "spec.model.hiddenSize",
+            f"{hidden} is not divisible by numAttentionHeads {heads}",
+            "set kvChannels, or a hiddenSize that is a multiple of numAttentionHeads",
+        )
+    groups = model.num_query_groups
+    if heads and groups and heads % groups:
+        found.error(
+            "spec.model.numQueryGroups",
+            f"{groups} does not divide numAttentionHeads {heads}",
+            f"set a divisor of {heads}",
+        )
+    activations = [name for name in ("swiglu", "squared_relu", "quick_geglu") if getattr(model, name)]
+    if len(activations) > 1:
+        first, second = (ModelSpec.model_fields[name].alias for name in activations[:2])
+        found.error(f"spec.model.{second}", f"is set together with {first}", "set one of the two")
 
 
 def _checked(
