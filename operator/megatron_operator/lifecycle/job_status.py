@@ -122,7 +122,7 @@ def adopt_job(status: StatusBuilder, job: Object) -> None:
 
 
 def reset_job_status(status: StatusBuilder) -> None:
-    """Clear what is true of one job only, with its budget of restarts: the job goes or was replaced."""
+    """Clear the fields of a job that is deleted or was replaced, with its budget of restarts."""
     _clear_job_fields(status)
     status.set_recovery(restarts_since_checkpoint=0, first_cause=None, checkpoint_iteration=None)
     status.remove_conditions(Condition.RECOVERING)

@@ -37,7 +37,7 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
 
 
 def update_goodput(status: StatusBuilder, reading: ProgressReading | None) -> None:
-    """Set the goodput. It changes with time alone, so it is only set where the status is written anyway."""
+    """Set the goodput. It changes all the time, so it is only set where the status is written anyway."""
     if reading is not None and (value := goodput(reading.report, status.now)) is not None:
         status.set_recovery(goodput=value)
 

@@ -169,8 +169,8 @@ def add_incident_events(status: StatusBuilder, before: RecoveryStatus) -> None:
 def record_edited_count(status: StatusBuilder, before: int | None, count: int) -> None:
     """Record an incident when an edit changes the run's accelerators from `before` to `count`.
 
-    `before` comes from the job, or from what the status records of it until the status is written; so the
-    incident is recorded once.
+    `before` is read from the job, or from a status that still records a deleted job, so the incident is
+    recorded once.
     """
     if before is None or before == count or status.ended:
         return

@@ -70,10 +70,10 @@ def add_reported_incidents(
 
 def goodput(report: ProgressReport, now: float) -> float | None:
     """Step time of kept iterations over wall time since the first start, four digits; None when not known."""
-    useful, begun = report.useful_seconds, report.first_started_at
-    if useful is None or begun is None or now <= begun:
+    useful, started = report.useful_seconds, report.first_started_at
+    if useful is None or started is None or now <= started:
         return None
-    return round(min(1.0, useful / (now - begun)), 4)
+    return round(min(1.0, useful / (now - started)), 4)
 
 
 def _matching(recovery: RecoveryStatus, report: ReportedIncident) -> Incident | None:

@@ -196,7 +196,7 @@ def abandoned_pods(pods: Iterable[Object], nodes: Mapping[str, NodeStatus], now:
     """Of pods that are no longer needed, those that only a forced deletion ends.
 
     A kubelet that cannot be reached counts no grace period, so waiting for its end gains nothing. If the pod
-    still runs there, its launcher notices that it was replaced and stops writing.
+    still runs there, its launcher detects that it was replaced and stops writing.
     """
     deleting = [pod for pod in pods if is_deleting(pod)]
     views = tuple(pod_view(pod, nodes.get(node_of(pod) or ""), now) for pod in deleting)

@@ -123,7 +123,7 @@ def _set_running(status: StatusBuilder, snapshot: RunSnapshot) -> None:
 
 
 def _set_recovering(status: StatusBuilder) -> None:
-    """Report the incident that the run has not recovered from yet, whoever detected it."""
+    """Report the incident that the run has not recovered from yet."""
     open_ = unrecovered(status.recovery)
     if open_ is not None and open_.kind in REASONS:
         status.set_condition(Condition.RECOVERING, True, REASONS[open_.kind], open_.cause)

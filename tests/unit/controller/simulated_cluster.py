@@ -141,7 +141,7 @@ class Cluster:
         pod.end = PodEnd(f"{pod.name}: {cause}", code, node=pod.node)
 
     def delete(self, pod: Pod, disruption: str | None = "Deleted") -> None:
-        """Delete with a grace period: the pod goes when its kubelet has ended it, at once without a node."""
+        """Delete with a grace period: a pod without a node at once, any other when its kubelet ended it."""
         if pod not in self.pods or pod.deleted_at is not None:
             return
         pod.deleted_at = self.now

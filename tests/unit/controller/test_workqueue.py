@@ -84,7 +84,7 @@ async def test_a_failure_is_retried_and_does_not_delay_other_recipes(monkeypatch
     async def reconcile(key: RecipeKey) -> None:
         reconciled.append(key)
         if key == A and reconciled.count(A) < 3:
-            raise RuntimeError("a fault of this recipe alone")
+            raise RuntimeError("a fault of one recipe")
 
     queue = WorkQueue(reconcile, workers=1)
     queue.start()

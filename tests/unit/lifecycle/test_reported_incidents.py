@@ -189,7 +189,7 @@ def test_a_run_recovers_from_an_incident_together_with_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("useful", "begun", "expected"),
+    ("useful", "started", "expected"),
     [
         (90.0, NOW - 100, 0.9),
         (200.0, NOW - 100, 1.0),
@@ -199,7 +199,7 @@ def test_a_run_recovers_from_an_incident_together_with_the_next_one() -> None:
     ],
 )
 def test_goodput_is_useful_time_over_wall_time(
-    useful: float | None, begun: float | None, expected: float | None
+    useful: float | None, started: float | None, expected: float | None
 ) -> None:
-    report = ProgressReport(1, "training", useful_seconds=useful, first_started_at=begun)
+    report = ProgressReport(1, "training", useful_seconds=useful, first_started_at=started)
     assert goodput(report, NOW) == expected
