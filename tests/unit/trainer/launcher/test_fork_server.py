@@ -12,6 +12,8 @@ import psutil
 import pytest
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
 
+pytestmark = pytest.mark.forks
+
 DEADLINE_SECONDS = 60.0
 
 
