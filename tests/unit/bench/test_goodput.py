@@ -98,7 +98,7 @@ def test_without_a_spare_node_the_run_waits_for_a_repair() -> None:
     assert parts.schedule == pytest.approx(1200.0 + PHASES.pod_schedule)
 
 
-def test_a_fault_during_a_recovery_starts_it_anew() -> None:
+def test_a_fault_during_a_recovery_restarts_it() -> None:
     run = play(fault(Effect.RANK, 1000.0), fault(Effect.RANK, 1100.0, pod=2))
     parts = run.clock.parts
     assert parts.load == pytest.approx(100.0 - 3.0 + LOADED)
@@ -133,6 +133,6 @@ def test_phases_are_those_of_the_measured_file() -> None:
     assert phases_of({"systems": {"torchrun": {}, "operator": faults}}) == PHASES
 
 
-def test_a_file_without_measurements_says_how_to_make_them() -> None:
+def test_a_file_without_measurements_is_refused_with_the_command_that_makes_them() -> None:
     with pytest.raises(ValueError, match="make bench-recovery"):
         phases_of({"systems": {"operator": {"rank": None}}})
