@@ -35,7 +35,7 @@ def test_flags_that_megatron_refuses_exit_64_with_its_message(pod: Gang) -> None
     pod.start(0, extra=("--tensor-model-parallel-size", "3"))
     assert pod.pods[0].wait(timeout=300) == 64
     assert pod.termination(0) == {
-        "reason": "FlagError",
+        "reason": "BadFlags",
         "message": "Megatron refuses the flags: world size (4) is not divisible by total_model_size "
         "(total_model_size=3)",
         "nodeRank": 0,
