@@ -22,10 +22,14 @@ from localcluster.errors import ClusterError
 from localcluster.processes import start_time, wait_until
 
 _MIB = 1 << 20
+_HEADROOM = 1024 * _MIB
+"""Memory that the helper of out_of_memory() takes. The higher the limit, the more an OOM score adjustment
+weighs against the resident memory of the fork server, which is larger than that of a rank."""
 
 # Takes memory in the container's control group, 16 MiB at a time, until it is killed.
 _HOG = """
 import os, sys, time
+open("/proc/self/oom_score_adj", "w").write(sys.argv[2])
 open(sys.argv[1], "w").write(str(os.getpid()))
 held = []
 while True:
@@ -125,8 +129,9 @@ class Container:
         """Make the kernel's OOM killer end `victim` at the container's limit; the limit is restored
         afterwards.
 
-        A helper process uses up the memory that a lowered limit leaves; the victim has the highest OOM score.
-        Raises ClusterError when the victim is not killed within `seconds`.
+        A helper process uses up the memory that a lowered limit leaves. The victim has the highest OOM score,
+        the helper the second highest: a further OOM before it is stopped must not end another process. Raises
+        ClusterError when the victim is not killed within `seconds`.
         """
         group = next((path for path in self._groups if _limit_file(path)), None)
         limit = _limit_file(group) if group else None
@@ -134,8 +139,13 @@ class Container:
             raise ClusterError(f"container {self.id[:12]} has no memory control group")
         before = limit.read_text()
         Path(f"/proc/{victim.pid}/oom_score_adj").write_text("1000")
-        limit.write_text(str(_held_bytes(group) + 64 * _MIB))
-        hog = subprocess.Popen([sys.executable, "-c", _HOG, str(group / "cgroup.procs")])
+        lowered = _held_bytes(group) + _HEADROOM
+        others = max(_oom_score(each.pid, lowered) for each in self.processes() if each != victim)
+        between = (_oom_score(victim.pid, lowered) + others) / 2
+        adjustment = min(max(round(1000 * (between - _HEADROOM) / lowered), 0), 999)
+        limit.write_text(str(lowered))
+        args = [str(group / "cgroup.procs"), str(adjustment)]
+        hog = subprocess.Popen([sys.executable, "-c", _HOG, *args])
         try:
             wait_until(lambda: not victim.alive, seconds, "the OOM killer to end the process")
             hog.kill()
@@ -242,6 +252,15 @@ def _limit_file(group: Path) -> Path | None:
         if (group / name).exists():
             return group / name
     return None
+
+
+def _oom_score(pid: int, limit: int) -> float:
+    """The kernel's OOM score in bytes at a memory limit of `limit` bytes (oom_badness() of mm/oom_kill.c)."""
+    try:
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return resident + limit * int(Path(f"/proc/{pid}/oom_score_adj").read_text()) / 1000
+    except OSError:
+        return 0.0
 
 
 def _held_bytes(group: Path) -> int:
