@@ -116,6 +116,13 @@ class Walk(RuleBasedStateMachine):
         if self.cluster.up(name):
             self.cluster.node_dies(name)
 
+    @rule(rank=RANKS)
+    def a_node_dies_while_its_pod_is_drained(self, rank: int) -> None:
+        pod = self.pod(rank)
+        if pod is not None and pod.node is not None:
+            self.a_pod_is_drained(rank)
+            self.cluster.node_dies(pod.node)
+
     @rule(name=NAMES)
     def a_node_returns(self, name: str) -> None:
         if not self.cluster.up(name):
