@@ -20,7 +20,6 @@ COMMANDS = {
     "ip": "iproute2",
     "unshare": "util-linux",
     "nsenter": "util-linux",
-    "openssl": "openssl",
     "conntrack": "conntrack",
 }
 """Debian package by command."""

@@ -1,15 +1,21 @@
-"""Certificates and kubeconfig files, created with openssl. Keys are P-256."""
+"""Certificates and kubeconfig files. Keys are P-256."""
 
 from __future__ import annotations
 
 import base64
+import datetime
+import ipaddress
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from localcluster.commands import run
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-DAYS = "3650"
+LIFETIME = datetime.timedelta(days=3650)
+type PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 @dataclass(frozen=True)
@@ -21,32 +27,59 @@ class Certificate:
     organisation: str = ""
     hosts: tuple[str, ...] = ()
 
-    def subject(self) -> str:
-        """The subject in openssl's notation."""
-        organisation = f"/O={self.organisation}" if self.organisation else ""
-        return f"{organisation}/CN={self.common_name}"
+    def subject(self) -> x509.Name:
+        """The subject as an X.509 name."""
+        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, self.common_name)]
+        if self.organisation:
+            attributes.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, self.organisation))
+        return x509.Name(attributes)
 
-    def extensions(self) -> str:
-        """The openssl extension file, for clients and servers."""
-        lines = [
-            "basicConstraints=critical,CA:FALSE",
-            "keyUsage=critical,digitalSignature,keyEncipherment",
-            "extendedKeyUsage=clientAuth,serverAuth",
-            "subjectKeyIdentifier=hash",
-            "authorityKeyIdentifier=keyid",
-        ]
-        if self.hosts:
-            names = [("IP:" if _is_address(host) else "DNS:") + host for host in self.hosts]
-            lines.append("subjectAltName=" + ",".join(names))
-        return "\n".join(lines) + "\n"
+    def alternative_names(self) -> list[x509.GeneralName]:
+        """The hosts as IP addresses and DNS names."""
+        return [_general_name(host) for host in self.hosts]
 
 
-def _is_address(host: str) -> bool:
-    return host.replace(".", "").isdigit() or ":" in host
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
-def _openssl(*args: str | Path) -> None:
-    run(["openssl", *args])
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_encipherment=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: PrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=1))
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _write_key(path: Path, key: PrivateKey) -> None:
+    """In PKCS#8, and an RSA key in PKCS#1."""
+    rsa_key = isinstance(key, rsa.RSAPrivateKey)
+    form = serialization.PrivateFormat.TraditionalOpenSSL if rsa_key else serialization.PrivateFormat.PKCS8
+    path.touch(mode=0o600)
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 
 class Authority:
@@ -71,50 +104,62 @@ class Authority:
         """The private key of a certificate, of `ca`, or of `service-account`."""
         return self.directory / f"{name}.key"
 
-    def _new_key(self, name: str) -> Path:
-        path = self.key(name)
-        _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", path)
-        path.chmod(0o600)
-        return path
-
     def create(self) -> None:
         """Create the authority and the service-account signing key, unless they exist."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.certificate.exists():
             return
-        account = self._new_key("service-account")
-        _openssl("pkey", "-in", account, "-pubout", "-out", self.directory / "service-account.pub")
-        key = self.key("ca")
-        if self.rsa:
-            _openssl("genrsa", "-traditional", "-out", key, "2048")
-            key.chmod(0o600)
-        else:
-            self._new_key("ca")
-        # Written last: where it exists, everything else exists.
-        _openssl(
-            *("req", "-x509", "-new", "-key", key, "-days", DAYS, "-subj", f"/CN={self.name}"),
-            *("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"),
-            *("-addext", f"subjectAltName=DNS:{self.name}"),
-            *("-out", self.certificate),
+        account = ec.generate_private_key(ec.SECP256R1())
+        _write_key(self.key("service-account"), account)
+        public = account.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
+        (self.directory / "service-account.pub").write_bytes(public)
+        key: PrivateKey = (
+            rsa.generate_private_key(public_exponent=65537, key_size=2048)
+            if self.rsa
+            else ec.generate_private_key(ec.SECP256R1())
+        )
+        _write_key(self.key("ca"), key)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.name)])
+        certificate = (
+            _builder(name, name, key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=True), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(self.name)]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
+            )
+            .sign(key, hashes.SHA256())
+        )
+        # Written last: where it exists, everything else exists.
+        _write_certificate(self.certificate, certificate)
 
     def sign(self, requested: Certificate) -> None:
         """Create key and certificate, unless a certificate with the same subject and hosts exists."""
-        stamp = self.directory / f"{requested.name}.ext"
-        text = f"# {requested.subject()}\n{requested.extensions()}"
-        if stamp.exists() and stamp.read_text() == text:
+        path = self.crt(requested.name)
+        if path.exists() and _matches(path, requested):
             return
-        key = self._new_key(requested.name)
-        request = self.directory / f"{requested.name}.csr"
-        extensions = self.directory / f"{requested.name}.ext.partial"
-        extensions.write_text(text)
-        _openssl("req", "-new", "-key", key, "-subj", requested.subject(), "-out", request)
-        _openssl(
-            *("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.key("ca")),
-            *("-CAcreateserial", "-days", DAYS, "-extfile", extensions, "-out", self.crt(requested.name)),
+        key = ec.generate_private_key(ec.SECP256R1())
+        authority = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+        signer = serialization.load_pem_private_key(self.key("ca").read_bytes(), password=None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey)
+        identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        builder = (
+            _builder(requested.subject(), authority.subject, key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
+            )
         )
-        request.unlink()
-        extensions.rename(stamp)
+        if names := requested.alternative_names():
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        path.unlink(missing_ok=True)
+        _write_key(self.key(requested.name), key)
+        _write_certificate(path, builder.sign(signer, hashes.SHA256()))
 
     def kubeconfig(self, name: str, server: str, path: Path) -> None:
         """Write a kubeconfig that contains the certificate and key of `name`."""
@@ -148,3 +193,17 @@ class Authority:
         partial.touch(mode=0o600)
         partial.write_text(json.dumps(config, indent=1))
         partial.rename(path)
+
+
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    partial.rename(path)
+
+
+def _matches(path: Path, requested: Certificate) -> bool:
+    """Whether the certificate in `path` has the requested subject and hosts."""
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    extensions = [each.value for each in found.extensions]
+    names = [name for each in extensions if isinstance(each, x509.SubjectAlternativeName) for name in each]
+    return found.subject == requested.subject() and names == requested.alternative_names()

@@ -95,8 +95,6 @@ def check(paths: Paths) -> None:
     lines = _go()
     if paths.profile == "full":
         lines += _full(paths)
-    elif shutil.which("openssl") is None:
-        lines.append("openssl: install the package openssl")
     if lines:
         raise MissingRequirementsError(paths.profile, lines)
 
