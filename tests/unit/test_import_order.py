@@ -1,7 +1,8 @@
 """Imports go one way: api, catalog, planner, manifests, then controller or cli; lifecycle beside manifests.
 
-The contract imports the standard library only, the trainer imports the contract and nothing of the operator,
-and the test kit is imported by tests, benchmarks and demo, never the other way round.
+The contract imports the standard library only. The trainer imports the contract and nothing of the operator;
+of its own packages the launcher imports the others, never the other way round. The test kit is imported by
+tests, benchmarks and demo, never the other way round.
 """
 
 import ast
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "operator" / "megatron_operator"
+TRAINER = ROOT / "trainer-image" / "megatron_trainer"
 
 MAY_IMPORT = {
     "api": set(),
@@ -25,7 +27,27 @@ MAY_IMPORT = {
 }
 """What each part of the operator may import beside itself and the contract."""
 
+TRAINER_SHARED = {"errors", "flags", "settings", "termination"}
+"""Modules of the trainer that all its packages may import."""
+
+TRAINER_MAY_IMPORT = {
+    "errors": set(),
+    "flags": {"errors"},
+    "settings": {"errors"},
+    "termination": set(),
+    "data": TRAINER_SHARED,
+    "platform": TRAINER_SHARED,
+    "telemetry": TRAINER_SHARED,
+    "rendezvous": TRAINER_SHARED | {"telemetry"},
+    "health": TRAINER_SHARED | {"telemetry", "rendezvous"},
+    "checkpoints": TRAINER_SHARED | {"telemetry", "rendezvous", "health"},
+    "worker": TRAINER_SHARED | {"telemetry", "health", "checkpoints"},
+    "launcher": TRAINER_SHARED | {"platform", "telemetry", "rendezvous", "health", "checkpoints", "worker"},
+}
+"""What each part of the trainer may import beside itself and the contract."""
+
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem != "__init__")
+TRAINER_FILES = sorted(path for path in TRAINER.rglob("*.py") if path != TRAINER / "__init__.py")
 CLUSTER_LIBRARIES = {"kopf", "kubernetes", "aiohttp"}
 TRAINER_LIBRARIES = {"torch", "megatron", "megatron_trainer"}
 
@@ -47,8 +69,12 @@ def imported_packages(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported_modules(path)}
 
 
-def part(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def part(path: Path, package: Path = PACKAGE) -> str:
+    return path.relative_to(package).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path, package: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported_modules(path) if name.startswith(f"{package.name}.")}
 
 
 def relative(path: Path) -> str:
@@ -62,8 +88,7 @@ def test_the_order_lists_every_part_of_the_operator() -> None:
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_a_module_imports_only_earlier_parts(path: Path) -> None:
     own = part(path)
-    parts = {name.split(".")[1] for name in imported_modules(path) if name.startswith("megatron_operator.")}
-    assert parts - {own} <= MAY_IMPORT[own]
+    assert imported_parts(path, PACKAGE) - {own} <= MAY_IMPORT[own]
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
@@ -91,6 +116,16 @@ def test_the_contract_imports_only_the_standard_library(path: Path) -> None:
 def test_the_trainer_imports_nothing_of_the_operator(path: Path) -> None:
     forbidden = {"megatron_operator", "kopf", "kubernetes", "localcluster", "testkit", "tests"}
     assert not imported_packages(path) & forbidden
+
+
+def test_the_order_lists_every_part_of_the_trainer() -> None:
+    assert {part(path, TRAINER) for path in TRAINER_FILES} == TRAINER_MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("path", TRAINER_FILES, ids=relative)
+def test_a_module_of_the_trainer_imports_only_earlier_parts(path: Path) -> None:
+    own = part(path, TRAINER)
+    assert imported_parts(path, TRAINER) - {own} <= TRAINER_MAY_IMPORT[own]
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from megatron_trainer.checkpoints.volume import (
     probe,
     retry_until_writable,
 )
+from megatron_trainer.flags import Flags
 from megatron_trainer.health.retry_policy import plan_restart
-from megatron_trainer.launcher.flags import Flags
-from megatron_trainer.launcher.settings import Settings
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
+from megatron_trainer.settings import Settings
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.status import Status, written_at
+from megatron_trainer.termination import Ending
 
 _WATCH_SECONDS = 0.5
 _MEASURE_SECONDS = 10.0

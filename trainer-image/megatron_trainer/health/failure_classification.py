@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.health.oom_kills import OomKillCounter
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.rank_failure import RankFailure
+from megatron_trainer.termination import Ending
 
 
 def classify_exits(

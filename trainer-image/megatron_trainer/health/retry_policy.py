@@ -12,8 +12,8 @@ from typing import Any
 
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
+from megatron_trainer.termination import Ending
 
 # Failures in one episode, and iterations skipped in one, after which the run ends.
 MAX_TRIES = 6

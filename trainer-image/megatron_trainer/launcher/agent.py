@@ -21,7 +21,6 @@ from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.launcher.fork_server import ForkServer, ForkServerLostError
 from megatron_trainer.launcher.rank_group import MONITOR_SECONDS, RankGroup
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.handler import GangRendezvous
 from megatron_trainer.rendezvous.state import RunEndedError, State
 from megatron_trainer.rendezvous.store import StoreLostError
@@ -30,6 +29,7 @@ from megatron_trainer.telemetry.event_socket import EventSocket
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
 from megatron_trainer.telemetry.status import Status
+from megatron_trainer.termination import Ending
 
 # How long a pod whose ranks lost a peer waits for a report of that peer's pod, before it starts a new
 # generation itself.

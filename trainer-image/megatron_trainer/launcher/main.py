@@ -16,12 +16,12 @@ from typing import NoReturn
 from megatron_contract.environment import SETTINGS
 from megatron_contract.exit_codes import REASONS, ExitCode
 
-from megatron_trainer.launcher import settings as pod_settings
-from megatron_trainer.launcher.flags import FlagError
-from megatron_trainer.launcher.flags import complete as complete_flags
-from megatron_trainer.launcher.settings import SettingError, Settings
-from megatron_trainer.launcher.termination import Ending, write
+from megatron_trainer import settings as pod_settings
+from megatron_trainer.flags import FlagError
+from megatron_trainer.flags import complete as complete_flags
 from megatron_trainer.platform import cpu
+from megatron_trainer.settings import SettingError, Settings
+from megatron_trainer.termination import Ending, write
 
 HELP = f"""usage: megatron-train MEGATRON_FLAG ...
 

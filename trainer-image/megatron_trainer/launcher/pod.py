@@ -13,20 +13,20 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, read_holder
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.checkpoints.volume import describe_write_error
+from megatron_trainer.flags import read as read_flags
 from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
 from megatron_trainer.health.stacks import RankState, collect_stacks
 from megatron_trainer.health.watchdog import Watchdog
-from megatron_trainer.launcher.flags import read as read_flags
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
-from megatron_trainer.launcher.settings import SettingError, Settings
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.state import RunEndedError, State
+from megatron_trainer.settings import SettingError, Settings
 from megatron_trainer.telemetry.event_socket import EventSocket
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport, merge_reports
 from megatron_trainer.telemetry.reporter import SOCKET_ENV, STACKS_ENV
 from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.telemetry.status import Status
+from megatron_trainer.termination import Ending
 
 if TYPE_CHECKING:
     # Imports torch.

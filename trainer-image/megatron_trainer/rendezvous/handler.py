@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from megatron_contract.exit_codes import ExitCode
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
 from megatron_trainer.rendezvous.store import GangStore, StoreLostError
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
+from megatron_trainer.termination import Ending
 
 _POLL_SECONDS = 0.1
 _HEARTBEAT_SECONDS = 1.0

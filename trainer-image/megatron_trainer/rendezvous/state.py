@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 
 from megatron_trainer.errors import TrainerError
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.telemetry.incidents import FailureReport
+from megatron_trainer.termination import Ending
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class State:
 class RunEndedError(TrainerError):
     """The run, or this pod's part in it, is over: there is no next generation.
 
-    `report` is what the pod reported to the others, None if nothing.
+    An exception because half of its causes are found inside `next_rendezvous`, which torch's agent calls and
+    whose only other result is a rendezvous. `report` is what the pod reported to the others, None if nothing.
     """
 
     def __init__(self, ending: Ending, report: FailureReport | None = None) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from megatron_trainer.errors import TrainerError
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.state import State
 from megatron_trainer.telemetry.incidents import FailureReport, merge_reports
+from megatron_trainer.termination import Ending
 
 OPERATION_TIMEOUT = 5.0
 _CONNECT_ATTEMPT = 2.0

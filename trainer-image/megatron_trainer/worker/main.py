@@ -20,9 +20,9 @@ from megatron_contract.environment import PROGRESS_FILE
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints import async_checkpoint_writers
+from megatron_trainer.flags import resume
 from megatron_trainer.health import preflight, stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
-from megatron_trainer.launcher.flags import resume
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import FINISHED, PREFLIGHT_ENV, RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import gpt, tracebacks

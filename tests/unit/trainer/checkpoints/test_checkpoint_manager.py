@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
+from megatron_trainer import flags, settings
 from megatron_trainer.checkpoints import selection
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
-from megatron_trainer.launcher import flags, settings
 from megatron_trainer.rendezvous.state import RunEndedError, State
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.run_journal import RunJournal

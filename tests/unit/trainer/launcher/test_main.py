@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from megatron_contract import environment
 from megatron_contract.exit_codes import REASONS, ExitCode
-from megatron_trainer.launcher import main, settings
+from megatron_trainer import settings
+from megatron_trainer.launcher import main
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ from typing import IO
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.launcher.termination import Ending
 from megatron_trainer.rendezvous.handler import GangRendezvous
 from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
 from megatron_trainer.rendezvous.store import GangStore, StoreLostError
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
+from megatron_trainer.termination import Ending
 
 KILLED = FailureReport(FailureKind.RANK, "rank 2 was killed by SIGKILL", 1, 2, detected_at=1000.0)
 

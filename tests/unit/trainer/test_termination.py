@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.termination import TerminationMessage
-from megatron_trainer.launcher.termination import Ending, write
+from megatron_trainer.termination import Ending, write
 
 
 def test_the_termination_log_contains_the_message_of_the_contract(tmp_path: Path) -> None:

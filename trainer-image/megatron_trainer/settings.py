@@ -1,4 +1,4 @@
-"""The launcher's settings, read from the environment once."""
+"""The settings of a pod, read from the environment once."""
 
 import os
 from collections.abc import Mapping

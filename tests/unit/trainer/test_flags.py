@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from megatron_trainer.launcher import flags
+from megatron_trainer import flags
 
 
 def test_only_the_flags_of_the_launcher_are_read() -> None:

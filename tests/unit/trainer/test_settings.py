@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from megatron_trainer.launcher import settings
+from megatron_trainer import settings
 
 POD = {
     "PET_NNODES": "2",
