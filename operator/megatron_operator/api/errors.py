@@ -4,6 +4,16 @@ A validation error always names the field, what is wrong with which values, and 
 """
 
 from dataclasses import dataclass
+from typing import Final
+
+LONGEST_SHOWN: Final = 80
+"""Characters of a value in a message."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: its `repr`, shortened, because anything may stand in a recipe."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]}...{text[-1]}"
 
 
 class OperatorError(Exception):

@@ -76,7 +76,7 @@ class ModelSpec(ApiModel):
     window_size: Annotated[str, Field(pattern=WINDOW_PATTERN)] | None = None
     """Sliding-window attention: visible keys before and after a query, such as `128,0`."""
     window_attn_skip_freq: str | None = None
-    """Layers with the window: a number n (all but every n-th) or a Python list such as `[1,1,0]*12`."""
+    """Layers with the window: a number n (all but every n-th) or a list such as `[1,1,0]*12`."""
     untie_embeddings_and_output_weights: bool | None = None
     """Separate weights for the output layer."""
     attention_dropout: Fraction | None = None
@@ -93,7 +93,7 @@ class ModelSpec(ApiModel):
     num_experts: Positive | None = None
     """Experts of an MoE layer."""
     moe_layer_freq: str | None = None
-    """Which layers are MoE: a number n (every n-th) or a Python list such as `([0]*3+[1]*58)`."""
+    """Which layers are MoE: a number n (every n-th) or a list such as `([0]*3+[1]*58)`."""
     moe_ffn_hidden_size: Positive | None = None
     """Width of one expert; default ffnHiddenSize."""
     moe_shared_expert_intermediate_size: Positive | None = None

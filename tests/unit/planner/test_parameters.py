@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape, moe_pattern
+from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.parameters import flops_per_token, mtp_parameters, parameters
 
 LLAMA = {
@@ -128,22 +128,6 @@ def test_flops_follow_megatrons_formula() -> None:
 def test_a_vocabulary_is_padded_to_a_multiple_of_128_times_tp() -> None:
     a = built(shape(2, 64, 4, 256, 50257))
     assert [a.padded_vocab(tp) for tp in (1, 2, 4, 8)] == [50304, 50432, 50688, 51200]
-
-
-@pytest.mark.parametrize(
-    ("freq", "pattern"),
-    [(None, "1111"), ("2", "1010"), ("[0,1]*2", "0101"), ("([0]*1+[1]*3)", "0111")],
-)
-def test_moe_layer_freq_is_parsed_as_in_megatron(freq: str | None, pattern: str) -> None:
-    assert "".join(str(int(is_moe)) for is_moe in moe_pattern(freq, 4)) == pattern
-
-
-@pytest.mark.parametrize("freq", ["0", "[0]*3", "[0,1", "__import__('os')", "[1]*10**9", "'a'"])
-def test_an_invalid_moe_pattern_is_rejected_without_evaluating_it(freq: str) -> None:
-    found = Diagnostics()
-    model = MIXTRAL | shape(4, 64, 8, 256, 128) | {"moeLayerFreq": freq}
-    assert model_shape(ModelSpec.model_validate(model), found) is None
-    assert [error.field for error in found.errors] == ["spec.model.moeLayerFreq"]
 
 
 def test_feed_forward_width_defaults_as_in_megatron() -> None:

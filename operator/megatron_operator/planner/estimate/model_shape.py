@@ -1,11 +1,12 @@
 """Shape of a model, with Megatron's defaults filled in (`megatron/training/arguments.py`, 0.19.2)."""
 
-import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,62 +72,6 @@ class ModelShape:
         """Vocabulary as Megatron pads it: up to a multiple of `makeVocabSizeDivisibleBy` x TP."""
         multiple = self.vocab_multiple * tp
         return -(-self.vocab // multiple) * multiple
-
-
-def moe_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
-    """`--moe-layer-freq` as one boolean per layer.
-
-    A number n makes every n-th layer, beginning with the first, a mixture of experts. A Python list of 0 and
-    1, built with `+` and `*`, gives each layer. Raises ValueError for anything else.
-    """
-    value = _pattern(freq or "1", layers)
-    if isinstance(value, int):
-        return tuple(i % value == 0 for i in range(layers))
-    return value
-
-
-def window_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
-    """`--window-attn-skip-freq` as one boolean per layer: whether it is windowed.
-
-    Without it all layers are; a number n excludes every n-th layer; a list gives each layer. Raises
-    ValueError for anything else.
-    """
-    if freq is None:
-        return (True,) * layers
-    value = _pattern(freq, layers)
-    if isinstance(value, int):
-        return tuple((i + 1) % value != 0 for i in range(layers))
-    return value
-
-
-def _pattern(text: str, layers: int) -> int | tuple[bool, ...]:
-    value = _evaluate(ast.parse(text, mode="eval").body)
-    if isinstance(value, int):
-        if value < 1:
-            raise ValueError(f"{value} is below 1")
-        return value
-    if len(value) != layers:
-        raise ValueError(f"it lists {len(value)} layers, the model has {layers}")
-    return tuple(bool(v) for v in value)
-
-
-def _evaluate(node: ast.expr) -> int | list[int]:
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.List(elts=elements):
-            values = [_evaluate(element) for element in elements]
-            if all(isinstance(value, int) for value in values):
-                return [value for value in values if isinstance(value, int)]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            first, second = _evaluate(left), _evaluate(right)
-            if isinstance(first, list) and isinstance(second, list):
-                return first + second
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            first, second = _evaluate(left), _evaluate(right)
-            if isinstance(first, list) and isinstance(second, int) and len(first) * second <= 10_000:
-                return first * second
-    raise ValueError("it is neither a number nor a list of 0 and 1 such as ([0]*3+[1]*58)")
 
 
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
@@ -228,12 +173,11 @@ def _checked(
     text = getattr(model, name)
     try:
         return read(text, layers)
-    except (ValueError, SyntaxError) as error:
-        reason = "it is not a Python expression" if isinstance(error, SyntaxError) else str(error)
+    except ValueError as error:
         meaning = "0 (dense) or 1 (experts)" if name == "moe_layer_freq" else "0 (all keys) or 1 (window)"
         found.error(
             f"spec.model.{ModelSpec.model_fields[name].alias}",
-            f"{text!r}: {reason}",
+            f"{shown(text)}: {error}",
             f"set a number, or a list of {layers} values {meaning}",
         )
         return (True,) * layers
