@@ -7,10 +7,9 @@ from typing import Any
 from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api.times import seconds
+from megatron_operator.manifests.pytorchjob import node_rank
 
 Object = dict[str, Any]
-REPLICA_TYPE = "training.kubeflow.org/replica-type"
-REPLICA_INDEX = "training.kubeflow.org/replica-index"
 DETECTED_WITHIN = 60.0
 """Longest time in seconds from a failure until the operator records it."""
 
@@ -26,13 +25,6 @@ class FailedPod:
     previous: bool
     """The container has restarted since: the failure is in the log of its previous instance."""
     why: str
-
-
-def node_rank(pod: Object) -> int:
-    """Index of the pod in its gang: the master is 0, worker i is i + 1."""
-    labels = pod["metadata"].get("labels") or {}
-    master = labels.get(REPLICA_TYPE) == "master"
-    return 0 if master else int(labels.get(REPLICA_INDEX, 0)) + 1
 
 
 def first_failed_pod(recipe: Object, pods: Sequence[Object]) -> FailedPod | None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
 from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options
@@ -72,11 +73,7 @@ def _table(p: Plan, alternatives: "list[Alternative]") -> None:
     compared += [(alternative, alternative.reason) for alternative in alternatives]
     rows = [
         (
-            str(x.tensor_model_parallel_size),
-            str(x.pipeline_model_parallel_size),
-            str(x.virtual_pipeline_model_parallel_size or "-"),
-            str(x.context_parallel_size),
-            str(x.expert_model_parallel_size),
+            *_sizes(ParallelDims.of_plan(x)),
             str(x.micro_batch_size),
             x.recompute_granularity or "-",
             printing.format_bytes(x.memory_per_gpu.total) if x.memory_per_gpu else "-",
@@ -86,6 +83,12 @@ def _table(p: Plan, alternatives: "list[Alternative]") -> None:
         for x, reason in compared
     ]
     printing.print_table(header, rows)
+
+
+def _sizes(dims: ParallelDims) -> tuple[str, ...]:
+    """TP, PP, VP, CP and EP; no VP without interleaving."""
+    virtual = str(dims.vp) if dims.vp > 1 else "-"
+    return str(dims.tp), str(dims.pp), virtual, str(dims.cp), str(dims.ep)
 
 
 def _speed(expected: Expected | None, p: Plan) -> tuple[str, str, str]:
@@ -101,21 +104,14 @@ def _speed(expected: Expected | None, p: Plan) -> tuple[str, str, str]:
 
 
 def _lines(p: Plan) -> list[tuple[str, str]]:
-    layout = (
-        f"TP {p.tensor_model_parallel_size} x PP {p.pipeline_model_parallel_size} x "
-        f"CP {p.context_parallel_size} x DP {p.data_parallel_size}"
-    )
-    if p.virtual_pipeline_model_parallel_size:
-        layout += f", {p.virtual_pipeline_model_parallel_size} virtual stages"
-    if p.expert_model_parallel_size > 1:
-        layout += (
-            f"; EP {p.expert_model_parallel_size} x ETP {p.expert_tensor_parallel_size} x "
-            f"expert-DP {p.expert_data_parallel_size}"
-        )
-    batch = (
-        f"{p.global_batch_size} = {p.micro_batch_size} x DP {p.data_parallel_size} x "
-        f"{p.gradient_accumulation} micro batches"
-    )
+    dims = ParallelDims.of_plan(p)
+    layout = f"TP {dims.tp} x PP {dims.pp} x CP {dims.cp} x DP {dims.dp}"
+    if dims.vp > 1:
+        layout += f", {dims.vp} virtual stages"
+    if dims.ep > 1:
+        layout += f"; EP {dims.ep} x ETP {dims.etp} x expert-DP {p.expert_data_parallel_size}"
+    micro_batches = f"{p.gradient_accumulation} micro batches"
+    batch = f"{p.global_batch_size} = {p.micro_batch_size} x DP {dims.dp} x {micro_batches}"
     lines = [("layout", layout), ("pods", f"{p.nodes} of {p.per_node}"), ("batch", batch)]
     if p.parameters is not None:
         size = printing.format_count(p.parameters)

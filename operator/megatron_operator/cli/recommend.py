@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import complete_accelerator, complete_recipe
 
@@ -96,10 +97,8 @@ def _row(recommendation: "Recommendation") -> tuple[str, ...]:
     size = printing.format_count(recommendation.parameters) if recommendation.parameters else "-"
     if p is None:
         return recommendation.entry.name, size, "-", "-", recommendation.reasons[0]
-    layout = (
-        f"TP {p.tensor_model_parallel_size} PP {p.pipeline_model_parallel_size} CP {p.context_parallel_size} "
-        f"EP {p.expert_model_parallel_size} DP {p.data_parallel_size}"
-    )
+    dims = ParallelDims.of_plan(p)
+    layout = f"TP {dims.tp} PP {dims.pp} CP {dims.cp} EP {dims.ep} DP {dims.dp}"
     speed = f"{p.expected.tokens_per_second_per_gpu:,.0f}" if p.expected else "-"
     return recommendation.entry.name, size, layout, speed, recommendation.reasons[0]
 

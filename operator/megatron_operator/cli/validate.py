@@ -3,6 +3,7 @@
 import click
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import RecipeOptions, load_recipes, recipe_options
 
@@ -39,8 +40,7 @@ def command(options: RecipeOptions, output: str) -> None:
         p = planned.plan
         click.echo(
             f"{planned.name}: valid on {p.world_size} x {planned.resolved.accelerator_type} "
-            f"(TP {p.tensor_model_parallel_size}, PP {p.pipeline_model_parallel_size}, "
-            f"CP {p.context_parallel_size}, DP {p.data_parallel_size})"
+            f"({ParallelDims.of_plan(p).describe(('tp', 'pp', 'cp', 'dp'))})"
         )
         if planned.resolved.engine == "bridge":
             click.echo(f"  {p.notes[-1]}")

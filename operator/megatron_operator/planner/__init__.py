@@ -1,6 +1,6 @@
 """Plans a resolved recipe: parallel layout, memory, speed and Megatron's arguments."""
 
-from megatron_operator.planner.admission import PlannedRun, admit, admit_and_compare, warnings_of
+from megatron_operator.planner.admission import PlannedRun, admit, admit_and_compare
 from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.megatron_args import megatron_arguments
 from megatron_operator.planner.plan import plan, plan_and_alternatives
@@ -13,5 +13,4 @@ __all__ = [
     "megatron_arguments",
     "plan",
     "plan_and_alternatives",
-    "warnings_of",
 ]

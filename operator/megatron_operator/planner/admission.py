@@ -36,7 +36,7 @@ class PlannedRun:
     @property
     def warnings(self) -> list[str]:
         """Notes of the plan that point at a probable mistake."""
-        return warnings_of(self.resolved, self.plan)
+        return [*memory_warnings(self.plan.memory_per_gpu), *lint_warnings(self.resolved, self.plan)]
 
 
 def admit(
@@ -66,11 +66,6 @@ def admit_and_compare(
     """Like `admit`, and the other layouts that were considered."""
     resolved, (made, alternatives) = _admit(spec, platform, catalog, namespace, plan_and_alternatives)
     return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made), alternatives
-
-
-def warnings_of(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
-    """Notes of a plan that point at a probable mistake."""
-    return [*memory_warnings(plan.memory_per_gpu), *lint_warnings(resolved, plan)]
 
 
 def _admit[T](

@@ -4,7 +4,7 @@ from typing import Any
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.api.parallel_dims import SPEC_FIELDS
+from megatron_operator.api.parallel_dims import SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -68,7 +68,7 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
         return new
     if same_layout(new, kept):
         return new
-    layout = f"TP {new.tensor_model_parallel_size}, PP {new.pipeline_model_parallel_size}"
+    layout = ParallelDims.of_plan(new).describe(("tp", "pp"))
     note = f"the layout of the running job is kept; a new plan would use {layout}"
     return kept.model_copy(update={"notes": [*kept.notes, note]})
 
