@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, shown
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
 from megatron_operator.api.recipe import (
@@ -26,7 +26,7 @@ from megatron_operator.api.training import AMOUNT_PATTERN
 def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
     """The spec of a MegatronRecipe object. Raises InvalidRecipeError with every schema and rule error."""
     errors = [
-        FieldError(name, f"unsupported value {resource.get(name)!r}", f"set {required}")
+        FieldError(name, f"unsupported value {shown(resource.get(name))}", f"set {required}")
         for name, required in (("apiVersion", API_VERSION), ("kind", KIND))
         if resource.get(name) != required
     ]
@@ -107,7 +107,7 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
             return FieldError(_path(at, location), "unsupported value of a flag", fix)
         location.append(part)
     path = _path(at, location)
-    context, given = error.get("ctx", {}), error["input"]
+    context, given = error.get("ctx", {}), shown(error["input"])
     match error["type"]:
         case "missing":
             return FieldError(path, "is required", "set it")
@@ -122,19 +122,19 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
         case "less_than_equal":
             return FieldError(path, f"{given} is above {context['le']:g}", f"set at most {context['le']:g}")
         case "literal_error":
-            return FieldError(path, f"unsupported value {given!r}", f"set one of {context['expected']}")
+            return FieldError(path, f"unsupported value {given}", f"set one of {context['expected']}")
         case "string_pattern_mismatch":
             what, fix = _PATTERNS[context["pattern"]]
-            return FieldError(path, f"invalid {what} {given!r}", fix)
+            return FieldError(path, f"invalid {what} {given}", fix)
         case "string_too_short" | "too_short":
             return FieldError(path, "must not be empty", "set a value, or leave it out")
         case "string_too_long" | "too_long":
             return FieldError(path, "is too long", f"set at most {context['max_length']}")
         case kind if kind in _TYPES:
             expected, fix = _TYPES[kind]
-            return FieldError(path, f"{given!r} is not {expected}", f"set {fix}")
+            return FieldError(path, f"{given} is not {expected}", f"set {fix}")
         case _:
-            return FieldError(path, error["msg"], "see kubectl explain megatronrecipe")
+            return FieldError(path, error["msg"], "correct the value")
 
 
 def _path(at: str, location: list[int | str]) -> str:
@@ -150,7 +150,9 @@ def _suggestion(model: type[ApiModel], location: list[int | str]) -> str:
     names = _fields_at(model, [part for part in location[:-1] if isinstance(part, str)])
     if close := difflib.get_close_matches(str(location[-1]), names, n=1):
         return f"did you mean `{close[0]}`?"
-    return "leave it out; other Megatron flags go below spec.megatronArgs"
+    if model is MegatronRecipeSpec:
+        return "leave it out; other Megatron flags go below spec.megatronArgs"
+    return "leave it out"
 
 
 def _fields_at(model: type[ApiModel], location: list[str]) -> list[str]:

@@ -19,12 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from megatron_operator.api import yaml_documents
 from megatron_operator.api.errors import FieldError
 
 _FILE_KEYS: Final = {"family", "templates", "entries", "functions"}
-_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LINE: Final = re.compile(
     r"^(?:(?P<section>templates|entries|functions):"
     r"|  (?P<name>[^\s#:]+):"
@@ -42,8 +40,8 @@ class CatalogFile:
 
     @cached_property
     def content(self) -> dict[str, Any]:
-        """The parsed document. Raises yaml.YAMLError, OSError or UnicodeDecodeError."""
-        content: dict[str, Any] = yaml.load(self.path.read_bytes(), Loader=_Loader)
+        """The parsed document. Raises YamlError, OSError or UnicodeDecodeError."""
+        content: dict[str, Any] = yaml_documents.load(self.path.read_text())
         return content
 
     def section(self, name: str) -> Mapping[str, Any]:
@@ -165,7 +163,7 @@ def _parse(file: CatalogFile, found: CatalogFiles) -> None:
     path = file.path
     try:
         content = file.content
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+    except (yaml_documents.YamlError, OSError, UnicodeDecodeError) as error:
         found.problems.append(FieldError(path.name, " ".join(str(error).split()), "correct the file"))
         return
     if not isinstance(content, dict) or not content.keys() <= _FILE_KEYS:

@@ -40,4 +40,5 @@ def load_platform(file: Path | None) -> PlatformConfig:
     """The platform of a file, or the default one for None. Raises InvalidRecipeError and CommandError."""
     if file is None:
         return default_platform()
-    return parse(PlatformConfig, documents.read_yaml(file) or {}, str(file))
+    content = documents.read_yaml(file)
+    return parse(PlatformConfig, {} if content is None else content, str(file))

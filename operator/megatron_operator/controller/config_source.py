@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-import yaml
-from pydantic import ValidationError
-
 from megatron_operator import catalog
+from megatron_operator.api import yaml_documents
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.validation import parse
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
 from megatron_operator.controller.api_client import CONFIG_MAPS, ApiClient
@@ -29,15 +28,14 @@ NODES_FRESH: Final = 30.0
 
 def parse_platform(text: str, source: str) -> PlatformConfig:
     """Parse the platform file. Raises InvalidRecipeError with every field that is wrong."""
-    fix = f"correct it in {source}"
     try:
-        return PlatformConfig.model_validate(yaml.safe_load(text) or {})
-    except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise InvalidRecipeError([FieldError(PLATFORM_KEY, f"is not YAML: {problem}", fix)]) from None
-    except ValidationError as error:
+        content = yaml_documents.load(text)
+        return parse(PlatformConfig, {} if content is None else content, PLATFORM_KEY)
+    except yaml_documents.YamlError as error:
+        raise InvalidRecipeError([FieldError(PLATFORM_KEY, str(error), f"correct it in {source}")]) from None
+    except InvalidRecipeError as invalid:
         raise InvalidRecipeError(
-            [FieldError(".".join([PLATFORM_KEY, *map(str, e["loc"])]), e["msg"], fix) for e in error.errors()]
+            [FieldError(e.field, e.message, f"{e.fix} (correct it in {source})") for e in invalid.errors]
         ) from None
 
 

@@ -84,7 +84,8 @@ def test_an_invalid_entry_is_reported_by_file_entry_and_field(folder: Path, wron
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("entries: [", "own.yaml: while parsing"),
+        ("entries: [", "own.yaml: invalid YAML in line 2: did not find expected node content"),
+        ("entries: " + "[" * 100_000, "own.yaml: invalid YAML in line 1: more than"),
         ("- a", "own.yaml: is not a catalog file"),
         ("entry: {}", "own.yaml: is not a catalog file"),
         ("entries: {mine: 3}", "own.yaml: mine: is not a map"),
@@ -110,7 +111,7 @@ def test_an_invalid_file_does_not_affect_other_entries(folder: Path) -> None:
     loaded = catalog.load(folder)
     assert loaded.get("small-1").name == "small-1"
     assert loaded.get("llama3-8b").name == "llama3-8b"
-    with pytest.raises(InvalidRecipeError, match=r"no recipe 'mine'; own\.yaml: while parsing"):
+    with pytest.raises(InvalidRecipeError, match=r"no recipe 'mine'; own\.yaml: invalid YAML in line 2"):
         loaded.get("mine")
 
 

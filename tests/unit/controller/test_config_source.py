@@ -14,13 +14,13 @@ def test_an_empty_file_is_an_empty_platform() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("accelerators: [", "platform.yaml: is not YAML"),
-        ("acceleratorz: {}", "platform.yaml.acceleratorz: Extra inputs are not permitted"),
-        (
-            "accelerators: {h100: {perNode: 0}}",
-            "platform.yaml.accelerators.h100.perNode: Input should be greater",
-        ),
-        ("- a\n- list", "platform.yaml: Input should be"),
+        ("accelerators: [", "platform.yaml: invalid YAML in line 2"),
+        ("acceleratorz: {}", "platform.yaml.acceleratorz: unknown field; did you mean `accelerators`?"),
+        ("accelerators: {h100: {perNode: 0}}", "platform.yaml.accelerators.h100.perNode: 0 is below 1"),
+        ("queue: a\nqueue: b", "platform.yaml: invalid YAML in line 2: duplicate key 'queue'"),
+        ("[" * 100_000, "platform.yaml: invalid YAML in line 1: more than"),
+        ("false", "platform.yaml: False is not an object"),
+        ("- a\n- list", "platform.yaml: ['a', 'list'] is not an object"),
     ],
 )
 def test_an_invalid_field_is_named_with_where_to_fix_it(text: str, message: str) -> None:
