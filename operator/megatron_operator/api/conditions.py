@@ -26,3 +26,5 @@ class Condition(StrEnum):
     RECOVERING = "Recovering"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    INTERNAL_ERROR = "InternalError"
+    """Set only while the operator fails on the recipe."""

@@ -34,6 +34,13 @@ class Reason(StrEnum):
         "The run's checkpoints cannot be loaded after this change. A running job continues unchanged.",
         "Revert the change, or create another recipe.",
     )
+    INTERNAL_ERROR = (
+        "InternalError",
+        "`InternalError=True`, `Running=False`, Event",
+        "The operator failed on this recipe in an unexpected way; its log has the traceback. A running job "
+        "continues and is followed as it is, `suspend` and deletion work, and the operator retries.",
+        "Report it with the traceback. Until it is fixed, another spec may avoid it.",
+    )
 
     PREPARING = "Preparing", "`Prepared=False`", "The preparation Job is starting or running."
     PREPARED = "Prepared", "`Prepared=True`", "Tokenizer and dataset are complete."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
+import aiohttp
 from kubernetes.aio import client, config
 
 from megatron_operator.api.errors import OperatorError
@@ -71,6 +72,10 @@ class ApiError(OperatorError):
     def refused(self) -> bool:
         """Forbidden or invalid: the same request fails until something else changes."""
         return self.status in (400, 403, 422)
+
+
+EXPECTED_ERRORS: Final = (ApiError, OSError, aiohttp.ClientError, client.ApiException)
+"""What using the API server may raise: conflicts, refusals, time-outs and lost connections."""
 
 
 class ApiClient:

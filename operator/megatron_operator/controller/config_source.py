@@ -82,12 +82,13 @@ class ConfigSource:
             )
             if self._config is not None and versions == self._versions:
                 return
-            self._versions = versions
             try:
                 described = with_nodes(self._platform(platform), nodes)
                 self._config = Config(described, _catalog(recipes))
             except InvalidRecipeError as error:
                 self._config = error
+            # Last: after an unexpected error the next read tries again.
+            self._versions = versions
             self.revision += 1
 
     async def _read_node_labels(self) -> list[dict[str, str]]:

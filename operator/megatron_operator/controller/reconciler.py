@@ -3,12 +3,12 @@
 import logging
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.errors import InvalidRecipeError, OperatorError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import MegatronRecipeStatus, RecoveryStatus
 from megatron_operator.controller import metrics
 from megatron_operator.controller.action_runner import execute
-from megatron_operator.controller.api_client import JOBS, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.api_client import EXPECTED_ERRORS, JOBS, RECIPES, ApiClient, ApiError
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
@@ -28,6 +28,7 @@ from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflic
 from megatron_operator.lifecycle.job_status import (
     adopt_job,
     reset_job_status,
+    set_internal_error,
     set_job_replaced,
     set_name_taken,
     set_planned,
@@ -37,6 +38,7 @@ from megatron_operator.lifecycle.job_status import (
     set_suspended,
 )
 from megatron_operator.lifecycle.object_metadata import content_hash, is_deleting, owned_by
+from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.progress_status import update_goodput
 from megatron_operator.lifecycle.recovery import (
     accelerators_before,
@@ -55,6 +57,17 @@ from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.manifests.pytorchjob import JobPhase
 
 log = logging.getLogger(__name__)
+
+
+class ReconcileError(OperatorError):
+    """A reconcile met an unexpected error, its cause; the status has it as condition InternalError.
+
+    Another one is due after at most `within` seconds; None where the back-off alone decides.
+    """
+
+    def __init__(self, within: float | None) -> None:
+        super().__init__("unexpected error")
+        self.within = within
 
 
 class Reconciler:
@@ -84,7 +97,8 @@ class Reconciler:
     async def __call__(self, key: RecipeKey) -> float | None:
         """Reconcile a recipe; returns the seconds until the next time, None to wait for an event.
 
-        Raises ApiError or OSError when the API server cannot be used; the work queue retries.
+        Raises one of EXPECTED_ERRORS when the API server cannot be used, and ReconcileError after an
+        unexpected error has been reported; the work queue retries.
         """
         recipe = await self._api.get(RECIPES, *key)
         if recipe is None or is_deleting(recipe):
@@ -92,17 +106,47 @@ class Reconciler:
             return None
         status = StatusBuilder.of(recipe, self._api.clock.now())
         before = status.current
-        snapshot = await self._snapshots.read(status)
-        result = await self._reconcile(status, snapshot)
-        add_incident_events(status, before.recovery or RecoveryStatus())
-        if status.changed():
-            update_goodput(status, self._poller.reading(key))
-            if not await self._write(status):
-                return None
+        result = await self._result(status)
+        if status.internal_error is None:
+            status.remove_conditions(Condition.INTERNAL_ERROR)
+        if status.changed() and not await self._write(status):
+            return None
         self._report(status, before)
         await execute(self._api, result.actions)
         await post_events(self._api, status)
-        return None if result.requeue is None else result.requeue.after
+        after = None if result.requeue is None else result.requeue.after
+        if status.internal_error is not None:
+            raise ReconcileError(after) from status.internal_error
+        return after
+
+    async def _result(self, status: StatusBuilder) -> Result:
+        """Bring the status up to the cluster. An unexpected error leaves it as it was, with a condition."""
+        before, snapshot = status.current, None
+        try:
+            snapshot = await self._snapshots.read(status)
+            result = await self._reconcile(status, snapshot)
+            add_incident_events(status, before.recovery or RecoveryStatus())
+            if status.changed():
+                update_goodput(status, self._poller.reading(status.key))
+            return result
+        except EXPECTED_ERRORS:
+            raise
+        except Exception as error:
+            status.current = before
+            status.events.clear()
+            result = DONE
+            if snapshot is None and status.suspended:
+                result = await self._suspend_unread(status)
+            has_job = status.current.job is not None or (snapshot is not None and snapshot.job is not None)
+            set_internal_error(status, error, running=has_job or status.suspended or status.ended)
+            return result
+
+    async def _suspend_unread(self, status: StatusBuilder) -> Result:
+        """Suspend a run of which nothing but the job can be read."""
+        job = await self._snapshots.read_job(status.key)
+        if job is None or not owned_by(job, status.uid):
+            return DONE
+        return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])
 
     async def _reconcile(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """From the snapshot to the status, and to the actions that follow once it is written."""
@@ -120,7 +164,8 @@ class Reconciler:
         may_continue = job is not None and phase is not JobPhase.FAILED
         desired = await self._plan(status, running=may_continue)
         if desired is None:
-            status.observe_generation()
+            if status.internal_error is None:
+                status.observe_generation()
             if may_continue:
                 return await self._supervise(status, snapshot)
             self._poller.forget(status.key)
@@ -168,20 +213,27 @@ class Reconciler:
         if left:
             set_suspended(status, f"{len(left)} pods are ending")
             return wait(SOON, Reason.SUSPENDED, [ForceDeletePods(snapshot.abandoned_pods)])
-        if await self._plan(status, running=False) is None:
+        refused = await self._plan(status, running=False) is None and status.internal_error is None
+        if refused:
             status.observe_generation()
             return DONE
         set_suspended(status, "no pod is left")
         return DONE
 
     async def _plan(self, status: StatusBuilder, *, running: bool) -> DesiredState | None:
-        """The desired state; None when the recipe is refused, which the condition Planned explains."""
+        """The desired state; None when the recipe is refused or planning fails; a condition explains it."""
         try:
             desired = desired_state(status, await self._config.read())
+            errors = checkpoint_conflicts(status, desired)
         except InvalidRecipeError as error:
             set_refused(status, Reason.REFUSED, error, running=running)
             return None
-        if errors := checkpoint_conflicts(status, desired):
+        except EXPECTED_ERRORS:
+            raise
+        except Exception as error:
+            set_internal_error(status, error, running=running or status.ended)
+            return None
+        if errors:
             incompatible = InvalidRecipeError(errors)
             set_refused(status, Reason.CHECKPOINT_INCOMPATIBLE, incompatible, running=running)
             return None
@@ -218,16 +270,17 @@ class Reconciler:
         """Follow a job: bring the status up to the snapshot, decide on recovery."""
         if is_deleting(snapshot.existing_job):
             return wait(SOON, "the job is being deleted")
+        # First, so that the pods are polled whatever else fails.
+        self._poller.watch(status.key, snapshot.progress_targets)
         adopt_job(status, snapshot.existing_job)
         update_status(status, snapshot)
         if status.ended:
             self._poller.forget(status.key)
             return DONE
-        self._poller.watch(status.key, snapshot.progress_targets)
         if (unfinished := unfinished_actions(status, snapshot)) is not None:
             return unfinished
         limits = recovery_limits(status)
-        capacity = await self._capacity.find(status, snapshot, limits)
+        capacity = await self._find_capacity(status, snapshot, limits)
         decision = decide(observe(status, snapshot, limits, capacity))
         if isinstance(decision, Avoid):
             await self._cordon(status, decision.nodes)
@@ -238,9 +291,25 @@ class Reconciler:
             return result.within(recheck_delay(status, snapshot), "pods may change without an event")
         return result
 
+    async def _find_capacity(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
+        """The run's capacity; none while it cannot be computed, so that recovery goes on without it."""
+        try:
+            return await self._capacity.find(status, snapshot, limits)
+        except EXPECTED_ERRORS:
+            raise
+        except InvalidRecipeError as error:
+            log.warning("%s: the run keeps its size: %s", status.key, error)
+        except Exception as error:
+            set_internal_error(status, error, running=True)
+        return Capacity()
+
     async def _cordon(self, status: StatusBuilder, nodes: tuple[str, ...]) -> None:
         """Cordon bad nodes where the platform asks for it, before the status records them."""
-        config = await self._config.read()
+        try:
+            config = await self._config.read()
+        except InvalidRecipeError as error:
+            log.warning("%s: nodes %s not cordoned: %s", status.key, ", ".join(nodes), error)
+            return
         for node in nodes if config.platform.bad_nodes.cordon else ():
             try:
                 await self._api.cordon(node)

@@ -45,10 +45,14 @@ class SnapshotReader:
         """Drop the cached ends of a run's pods, once they are recorded in its status."""
         self._ends.pop(key, None)
 
+    async def read_job(self, key: RecipeKey) -> Object | None:
+        """The training job."""
+        return await self._api.get(JOBS, key.namespace, object_name(key.name))
+
     async def read(self, status: StatusBuilder) -> RunSnapshot:
         """The run as it is now."""
         key = status.key
-        job = await self._api.get(JOBS, key.namespace, object_name(key.name))
+        job = await self.read_job(key)
         trainers = await pods_of_role(self._api, status, ROLE_TRAINER)
         uid = None if job is None else job["metadata"]["uid"]
         own = [pod for pod in trainers if uid is not None and owned_by(pod, uid)]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.metrics import RECONCILE_SECONDS, RECONCILES
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -97,8 +98,10 @@ class WorkQueue:
     def _retry(self, key: RecipeKey, error: Exception) -> None:
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        delay = min(FIRST_RETRY * 2**count, LAST_RETRY) * random.uniform(0.8, 1.2)
+        delay = min(FIRST_RETRY * 2 ** min(count, 10), LAST_RETRY) * random.uniform(0.8, 1.2)
+        if (within := getattr(error, "within", None)) is not None:
+            delay = min(delay, within)
         # Conflicts and lost connections are normal; only an unexpected error gets a traceback.
-        expected = isinstance(error, (OSError, TimeoutError)) or hasattr(error, "status")
+        expected = isinstance(error, EXPECTED_ERRORS)
         log.warning("%s: %s; retry in %.1f s", key, error or repr(error), delay, exc_info=not expected)
         self.add(key, delay)

@@ -1,5 +1,7 @@
 """Status changes that follow the training job: planned, refused, blocked, adopted, replaced, starting."""
 
+from typing import Final
+
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import KIND
@@ -10,6 +12,9 @@ from megatron_operator.lifecycle.desired import DesiredState, contract_of
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import pytorchjob
+
+LONGEST_ERROR: Final = 300
+"""Characters of an unexpected error in a condition."""
 
 
 def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
@@ -41,6 +46,27 @@ def set_refused(status: StatusBuilder, reason: Reason, error: InvalidRecipeError
     if not running:
         status.remove_conditions(Condition.FAILED)
         status.set(phase=Phase.REFUSED)
+
+
+def set_internal_error(status: StatusBuilder, error: Exception, *, running: bool) -> None:
+    """Report an unexpected error of the operator; `running` is as for `set_blocked`.
+
+    The generation is not observed, so the same step is retried.
+    """
+    status.internal_error = error
+    message = describe_error(error)
+    known = status.condition(Condition.INTERNAL_ERROR)
+    if known is None or known.message != message:
+        status.add_event(Reason.INTERNAL_ERROR, message, warning=True)
+    status.set_condition(Condition.INTERNAL_ERROR, True, Reason.INTERNAL_ERROR, message)
+    if not running:
+        set_blocked(status, Reason.INTERNAL_ERROR, message, running=False)
+
+
+def describe_error(error: Exception) -> str:
+    """Type and message of an exception in one line of at most `LONGEST_ERROR` characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 3]}..."
 
 
 def set_blocked(status: StatusBuilder, reason: Reason, message: str, *, running: bool) -> None:

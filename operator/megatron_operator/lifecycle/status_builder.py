@@ -53,6 +53,8 @@ class StatusBuilder:
     current: MegatronRecipeStatus
     """The status so far."""
     events: list[RecipeEvent] = field(default_factory=list)
+    internal_error: Exception | None = None
+    """An unexpected error of this reconcile."""
 
     @classmethod
     def of(cls, body: dict[str, Any], now: float) -> "StatusBuilder":

@@ -93,8 +93,12 @@ def pod_name(job_name: str, node_rank: int) -> str:
 
 
 def node_rank(pod: dict[str, Any]) -> int:
-    """Node rank of a pod in its gang: the Master is 0, Worker i is i + 1."""
+    """Node rank of a pod in its gang: the Master is 0, Worker i is i + 1.
+
+    A pod whose index somebody changed to something else than a number counts as Worker 0.
+    """
     labels = pod["metadata"].get("labels") or {}
     if labels.get(LABEL_REPLICA_TYPE) == "master":
         return 0
-    return int(labels.get(LABEL_REPLICA_INDEX, "0")) + 1
+    index = str(labels.get(LABEL_REPLICA_INDEX, "0"))
+    return (int(index) if index.isdecimal() else 0) + 1

@@ -30,8 +30,8 @@ from tests.unit.controller.simulated_cluster import GRACE, PER_NODE, Cluster, Po
 NAME, NAMESPACE, UID = "run", "default", "recipe-uid"
 
 
-class KilledError(Exception):
-    """The operator was killed before this write."""
+class KilledError(BaseException):
+    """The operator was killed before this write. No handler of the operator's may see it."""
 
 
 class ApiInMemory:
@@ -55,6 +55,8 @@ class ApiInMemory:
         }
         self.deleted: list[Pod] = []
         """Pods with a node that were deleted with a grace period."""
+        self.posted: list[Object] = []
+        """Events."""
         self._job: Object | None = None
         self.claims: dict[str, Object] = {}
 
@@ -111,6 +113,7 @@ class ApiInMemory:
     async def create(self, resource: Resource, body: Object) -> Object:
         assert resource is EVENTS, resource
         self._write()
+        self.posted.append(body)
         return body
 
     async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:

@@ -1,66 +1,15 @@
 """The operator over a simulated cluster: edits by a user and jumps of the clock."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 
-from tests.unit.controller.api_in_memory import ApiInMemory
-from tests.unit.controller.simulated_cluster import Cluster, Node
-from tests.unit.controller.whole_operator import WholeOperator, recipe_spec
+from tests.unit.controller.simulated_run import CLAIM, Run
 
 HOUR = 3600.0
-CLAIM = "mine"
-
-
-class Run:
-    """A run of two pods on three nodes with a checkpoint claim of the user's, and its operator."""
-
-    def __init__(self) -> None:
-        self.cluster = Cluster({f"node-{index}": Node(f"node-{index}") for index in range(3)})
-        self.api = ApiInMemory(
-            self.cluster, {**recipe_spec(16), "checkpoint": {"volume": {"claimName": CLAIM}}}
-        )
-        self.api.claims[CLAIM] = {}
-        self.operator = WholeOperator(self.api, check=lambda _seen, _decision: None)
-
-    def until(self, reached: Callable[[], bool], seconds: int = 600) -> None:
-        for _ in range(seconds):
-            if reached():
-                return
-            self.cluster.pass_time(1)
-            self.operator.reconcile()
-        raise AssertionError(f"not reached: {self.status}")
-
-    def trains(self, pods: int = 2) -> bool:
-        """Whether so many pods train beyond the newest checkpoint, and the status reports it."""
-        gang = len(self.cluster.gang) == pods and self.cluster.training
-        return gang and self.status.get("phase") == "Training" and self.status["progress"]["iteration"] > 0
-
-    @property
-    def status(self) -> Any:
-        return self.api.recipe.get("status") or {}
-
-    @property
-    def incidents(self) -> list[Any]:
-        return list(self.status["recovery"].get("history", []))
-
-    def edit(self, **spec: Any) -> None:
-        """Replace sections of the spec."""
-        recipe = self.api.recipe
-        metadata = recipe["metadata"] | {"generation": recipe["metadata"]["generation"] + 1}
-        self.api.recipe = recipe | {"metadata": metadata, "spec": recipe["spec"] | spec}
-
-    def edit_count(self, count: int) -> None:
-        self.edit(accelerator=self.api.recipe["spec"]["accelerator"] | {"count": count})
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    run = Run()
-    run.until(run.trains)
-    yield run
-    run.operator.close()
+def run(training_run: Run) -> Run:
+    return training_run
 
 
 @pytest.mark.parametrize("writes", [None, *range(6)])

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from megatron_operator.controller import workqueue
+from megatron_operator.controller.reconciler import ReconcileError
 from megatron_operator.controller.workqueue import WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -109,3 +110,44 @@ async def test_a_reconcile_may_request_another() -> None:
     await drain(reconciled, 3)
     await queue.stop()
     assert reconciled == [A, A, A]
+
+
+async def test_a_key_that_fails_for_days_is_still_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    reconciled: list[RecipeKey] = []
+
+    async def reconcile(key: RecipeKey) -> None:
+        reconciled.append(key)
+        if len(reconciled) <= 2000:
+            raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(workqueue, "LAST_RETRY", 0.0)
+    monkeypatch.setattr(workqueue.log, "warning", lambda *_, **__: None)
+    queue = WorkQueue(reconcile, workers=1)
+    queue.start()
+    queue.add(A, 0)
+    await drain(reconciled, 2001)
+    assert queue.alive()
+    await queue.stop()
+
+
+async def test_an_error_that_names_a_time_is_retried_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+
+    async def reconcile(_key: RecipeKey) -> None:
+        raise ReconcileError(0.25)
+
+    queue = WorkQueue(reconcile, workers=1)
+    add = queue.add
+
+    def record(key: RecipeKey, delay: float = 0.0) -> None:
+        delays.append(delay)
+        add(key, 0.0)
+
+    monkeypatch.setattr(queue, "add", record)
+    queue.start()
+    add(A, 0)
+    async with asyncio.timeout(5):
+        while len(delays) < 5:
+            await asyncio.sleep(0)
+    await queue.stop()
+    assert set(delays) == {0.25}

@@ -138,6 +138,13 @@ def test_additional_flags_are_last_in_alphabetical_order(resolve: Any) -> None:
     [
         ("hidden-size", "is set by spec.model.hiddenSize; set spec.model.hiddenSize instead"),
         ("hidden_size", "is set by spec.model.hiddenSize; set that instead"),
+        ("hiddenSize", "is set by spec.model.hiddenSize; set that instead"),
+        ("asyncSave", "is set by spec.checkpoint.asyncSave; set that instead"),
+        ("wandbProject", "is not spelled as Megatron spells it; write wandb-project"),
+        ("log_throughput", "is not spelled as Megatron spells it; write log-throughput"),
+        ("exitSignal", "is reserved for the operator; leave it out"),
+        ("LOG-TROUGHPUT", "unknown flag of Megatron; set log-throughput"),
+        ("Ω", "unknown flag of Megatron; leave it out"),
         ("--log-throughput", "is written with dashes; write log-throughput"),
         ("save", "is set by spec.checkpoint.volume"),
         ("exit-on-missing-checkpoint", "is reserved for the operator; leave it out"),
@@ -151,6 +158,15 @@ def test_additional_flags_must_be_valid_and_untyped(resolve: Any, flag: str, mes
     with pytest.raises(InvalidRecipeError) as refused:
         plan(resolve("llama3-8b", 8, megatronArgs={flag: True}))
     assert [message in str(error) for error in refused.value.errors] == [True]
+
+
+@pytest.mark.parametrize(
+    "flag", ["main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype"]
+)
+def test_a_list_where_a_flag_takes_one_value_is_refused(resolve: Any, flag: str) -> None:
+    training = {"bf16": True, "usePrecisionAwareOptimizer": True}
+    with pytest.raises(InvalidRecipeError, match="takes one value"):
+        plan(resolve("llama3-8b", 8, training=training, megatronArgs={flag: ["bf16"]}))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`spec.megatronArgs`: Megatron flags without a typed field. Flags that have one are rejected."""
 
 import difflib
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -83,10 +84,8 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
         field = f"spec.megatronArgs.{flag}"
         if flag.startswith("-"):
             errors.append(FieldError(field, "is written with dashes", f"write {flag.lstrip('-')}"))
-        elif flag != flag.lower() or ("_" in flag and flag.replace("_", "-") in TYPED):
-            errors.append(
-                FieldError(field, f"is set by {TYPED[flag.lower().replace('_', '-')]}", "set that instead")
-            )
+        elif (spelled := _as_megatron_spells(flag)) != flag:
+            errors.append(_misspelled_error(field, spelled))
         elif flag in _RESERVED:
             errors.append(FieldError(field, "is reserved for the operator", "leave it out"))
         elif flag in _IGNORED:
@@ -96,6 +95,23 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
         elif reason := _invalid(flag, value):
             errors.append(FieldError(field, *reason))
     return errors
+
+
+def _as_megatron_spells(flag: str) -> str:
+    """A flag in camelCase or with underscores as Megatron spells it; any other flag unchanged."""
+    if flag in megatron_flags():
+        return flag
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", flag).replace("_", "-").lower()
+
+
+def _misspelled_error(field: str, flag: str) -> FieldError:
+    if flag in TYPED:
+        return FieldError(field, f"is set by {TYPED[flag]}", "set that instead")
+    if flag in _RESERVED:
+        return FieldError(field, "is reserved for the operator", "leave it out")
+    if flag in megatron_flags():
+        return FieldError(field, "is not spelled as Megatron spells it", f"write {flag}")
+    return FieldError(field, *_unknown(flag))
 
 
 @cache
@@ -110,8 +126,7 @@ def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
     known = megatron_flags()
     match known.get(flag):
         case None:
-            near = difflib.get_close_matches(flag, known, n=1)
-            return "unknown flag of Megatron", f"set {near[0]}" if near else "leave it out"
+            return _unknown(flag)
         case "switch" if not isinstance(value, bool):
             return f"is a switch and takes no value, but is {value!r}", "set true, or leave it out"
         case "value" if isinstance(value, bool | list):
@@ -121,6 +136,11 @@ def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
     if value in ("", []):
         return "is empty", "give a value, or leave it out"
     return None
+
+
+def _unknown(flag: str) -> tuple[str, str]:
+    near = difflib.get_close_matches(flag, megatron_flags(), n=1)
+    return "unknown flag of Megatron", f"set {near[0]}" if near else "leave it out"
 
 
 def passthrough_arguments(args: dict[str, Value]) -> list[str]:

@@ -147,6 +147,11 @@ def _granularity(value: str | None) -> Literal["full", "selective"] | None:
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
+def _bytes_of(args: MegatronArgs, flag: str) -> int:
+    """Bytes of the number format that a flag names; those of FP32 for any other value."""
+    return _BYTES.get(str(args.get(flag, "fp32")), 4)
+
+
 def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     """Bytes per parameter of weights, gradients and optimizer.
 
@@ -161,12 +166,12 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
         moments = 8 if training.optimizer in (None, "adam") else 4
         return Numerics(weight=4, gradient=4, optimizer=moments, gathered_weight=4)
     aware = bool(training.use_precision_aware_optimizer)
-    master = _BYTES.get(args.get("main-params-dtype", "fp32"), 4)
+    master = _bytes_of(args, "main-params-dtype")
     if aware and master == 4 and training.bf16:
         master = 2
-    first = _BYTES.get(args.get("exp-avg-dtype", "fp32"), 4) if aware else 4
-    second = _BYTES.get(args.get("exp-avg-sq-dtype", "fp32"), 4) if aware else 4
-    gradient = _BYTES.get(args.get("main-grads-dtype", "fp32"), 4) if aware else 4
+    first = _bytes_of(args, "exp-avg-dtype") if aware else 4
+    second = _bytes_of(args, "exp-avg-sq-dtype") if aware else 4
+    gradient = _bytes_of(args, "main-grads-dtype") if aware else 4
     if args.get("grad-reduce-in-bf16"):
         gradient = 2
     return Numerics(
