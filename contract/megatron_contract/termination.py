@@ -1,11 +1,10 @@
 """The JSON object that a pod writes to its termination log."""
 
-import json
 from dataclasses import dataclass
 from typing import Final, Self
 
 from megatron_contract.exit_codes import REASON_COMPLETED, REASONS, ExitCode
-from megatron_contract.wire import Message, WireError
+from megatron_contract.wire import Message, WireError, load_json
 
 MAX_MESSAGE_BYTES: Final = 3000
 """The kubelet reads 4096 bytes of a termination log; JSON escapes and the other fields need space as well."""
@@ -51,6 +50,6 @@ class TerminationMessage(Message):
     def parse(cls, text: str) -> Self | None:
         """Parse a container's termination log; None if it is not such a message."""
         try:
-            return cls.from_json(json.loads(text))
-        except (ValueError, WireError):
+            return cls.from_json(load_json(text))
+        except WireError:
             return None

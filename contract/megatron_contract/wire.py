@@ -1,5 +1,6 @@
 """Converts between JSON and dataclasses: camelCase on the wire, types checked when a message is parsed."""
 
+import json
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -8,6 +9,21 @@ from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 class WireError(ValueError):
     """A message does not match its contract. The text names the field and the value."""
+
+
+def load_json(text: str | bytes) -> object:
+    """Parse JSON from a writer that is not trusted. NaN and infinity, which JSON lacks, become None.
+
+    Raises WireError, whatever the text is: torn, not UTF-8, nested too deep, a number of too many digits.
+    """
+    try:
+        value: object = json.loads(text, parse_constant=lambda _: None)
+    except RecursionError as error:
+        raise WireError("not JSON: nested too deep") from error
+    except ValueError as error:
+        # The words of UnicodeDecodeError quote the whole text.
+        raise WireError(f"not JSON: {str(error)[:100]}") from error
+    return value
 
 
 def camel_case(name: str) -> str:

@@ -7,24 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import aiohttp
 from megatron_contract.environment import PROGRESS_PORT
 from megatron_contract.progress import ProgressReport
-from megatron_contract.wire import WireError
+from megatron_contract.wire import WireError, load_json
 
+from megatron_operator.controller.pod_http import AnswerError, fetch
 from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, merge_reports
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
 log = logging.getLogger(__name__)
 
-TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+TIMEOUT: Final = 2.0
+"""Seconds for one answer, from the connection to its last byte."""
 CONCURRENCY: Final = 32
 """Requests in flight, over all runs."""
 ALL_PODS_UP_TO: Final = 8
 """In larger gangs only the first and the last pod are polled: rank 0, and the stage that knows the loss."""
 RUNS_PER_SECOND: Final = 50
 """With more runs than that in an interval, the interval grows."""
+LONGEST_REST: Final = 6
+"""Rounds that a run whose pods let requests time out is left out, so that it does not delay the others."""
 REMIND: Final = 30.0
 """Seconds after which a run is reconciled without a change: a hang shows as no change."""
 
@@ -37,6 +40,19 @@ class _Run:
     answered: float = 0.0
     """By the monotonic clock, as `moved`: the wall clock may be set."""
     moved: float = 0.0
+    refused: set[str] = field(default_factory=set)
+    """Pods whose last answer was refused, which is logged once."""
+    timed_out: bool = False
+    """Whether a request of the current round has timed out."""
+    rest: int = 0
+    """Rounds of rest after the last one without an answer."""
+    resting: int = 0
+    """Rounds of it that are left."""
+
+    def due(self) -> bool:
+        """Whether to poll the run in this round; to be called once for each."""
+        self.resting -= 1
+        return self.resting < 0
 
 
 def _motion(report: ProgressReport) -> tuple[Any, ...]:
@@ -87,26 +103,28 @@ class ProgressPoller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
-            while True:
-                interval = max(self._settings.progress_interval, len(self._runs) / RUNS_PER_SECOND)
-                await asyncio.sleep(interval)
-                runs = list(self._runs.items())
-                outcomes = await asyncio.gather(
-                    *(self._poll(session, key, run) for key, run in runs), return_exceptions=True
-                )
-                for (key, _), outcome in zip(runs, outcomes, strict=True):
-                    if isinstance(outcome, Exception):
-                        log.error("%s: its progress cannot be polled", key, exc_info=outcome)
+        while True:
+            interval = max(self._settings.progress_interval, len(self._runs) / RUNS_PER_SECOND)
+            await asyncio.sleep(interval)
+            runs = [(key, run) for key, run in self._runs.items() if run.due()]
+            outcomes = await asyncio.gather(
+                *(self._poll(key, run) for key, run in runs), return_exceptions=True
+            )
+            for (key, _), outcome in zip(runs, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    log.error("%s: its progress cannot be polled", key, exc_info=outcome)
 
-    async def _poll(self, session: aiohttp.ClientSession, key: RecipeKey, run: _Run) -> None:
-        targets = run.targets
-        answers = await asyncio.gather(*(self._fetch(session, key, target) for target in targets))
+    async def _poll(self, key: RecipeKey, run: _Run) -> None:
+        targets, run.timed_out = run.targets, False
+        answers = await asyncio.gather(*(self._fetch(key, run, target) for target in targets))
         reports = {
             target.node_rank: answer
             for target, answer in zip(targets, answers, strict=True)
             if answer is not None
         }
+        blocked = run.timed_out and not reports
+        run.rest = min(2 * run.rest + 1, LONGEST_REST) if blocked else 0
+        run.resting = run.rest
         moment = time.monotonic()
         changed = moment - run.notified >= REMIND
         if reports:
@@ -122,19 +140,23 @@ class ProgressPoller:
             run.notified = moment
             self._notify(key)
 
-    async def _fetch(
-        self, session: aiohttp.ClientSession, key: RecipeKey, target: ProgressTarget
-    ) -> ProgressReport | None:
+    async def _fetch(self, key: RecipeKey, run: _Run, target: ProgressTarget) -> ProgressReport | None:
         host = f"[{target.ip}]" if ":" in target.ip else target.ip
         url = self._settings.progress_url.format(
             ip=host, port=PROGRESS_PORT, namespace=key.namespace, pod=target.pod
         )
         try:
-            async with self._in_flight, session.get(url) as response:
-                response.raise_for_status()
-                return ProgressReport.parse(await response.json(content_type=None))
-        except WireError as error:
-            log.warning("%s: %s: %s", key, target.pod, error)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            async with self._in_flight:
+                body = await fetch(url, TIMEOUT)
+            report = ProgressReport.parse(load_json(body))
+        except (AnswerError, WireError) as error:
+            level = logging.DEBUG if target.pod in run.refused else logging.WARNING
+            log.log(level, "%s: %s: %s", key, target.pod, error)
+            run.refused.add(target.pod)
+        except OSError as error:
+            run.timed_out = run.timed_out or isinstance(error, TimeoutError)
             log.debug("%s: no progress from %s: %r", key, target.pod, error)
+        else:
+            run.refused.discard(target.pod)
+            return report
         return None

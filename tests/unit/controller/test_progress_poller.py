@@ -1,6 +1,7 @@
 """When the poller notifies, and what it keeps of the answers."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -8,10 +9,13 @@ from typing import Any
 
 import pytest
 from megatron_contract.progress import ProgressReport
+from megatron_operator.controller import progress_poller
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import RecipeKey
+
+from tests.unit.controller.hostile_pod import ok, once, silent_after
 
 REPORT: dict[str, Any] = {"schema": 1, "phase": "training", "iteration": 7, "generation": 1}
 TARGET = ProgressTarget("run-master-0", "10.0.0.1", 0)
@@ -31,8 +35,7 @@ class OnePodPoller(ProgressPoller):
         return None if self.report is None else ProgressReport.parse(self.report)
 
     def poll(self) -> ProgressReading:
-        none: Any = None
-        asyncio.run(self._poll(none, self.key, self._runs[self.key]))
+        asyncio.run(self._poll(self.key, self._runs[self.key]))
         reading = self.reading(self.key)
         assert reading is not None
         return reading
@@ -71,39 +74,19 @@ def test_progress_incidents_and_warnings_notify_and_other_changes_do_not() -> No
     assert len(poller.notified) == 2
 
 
-class Response:
-    """Stands in for a pod's HTTP response."""
-
-    def __init__(self, body: Any) -> None:
-        self._body = body
-
-    async def __aenter__(self) -> "Response":
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    def raise_for_status(self) -> None: ...
-
-    async def json(self, **_: Any) -> Any:
-        return self._body
+async def fetch(body: bytes) -> ProgressReport | None:
+    """What a poller makes of the answer of a real server."""
+    async with once(ok(body)).running() as pod:
+        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key: None, time.time)
+        key = RecipeKey("default", "run")
+        poller.watch(key, (TARGET,))
+        await poller._poll(key, poller._runs[key])
+        reading = poller.reading(key)
+    return None if reading is None else reading.report
 
 
-class Session:
-    def __init__(self, body: Any) -> None:
-        self._body = body
-
-    def get(self, _url: str) -> Response:
-        return Response(self._body)
-
-
-def fetch(body: Any) -> ProgressReport | None:
-    poller = ProgressPoller(Settings(), lambda _key: None, time.time)
-    session: Any = Session(body)
-    return asyncio.run(poller._fetch(session, RecipeKey("default", "run"), TARGET))
-
-
-def test_a_valid_report_is_parsed() -> None:
-    assert fetch(REPORT) == ProgressReport.parse(REPORT)
+async def test_a_valid_report_is_parsed() -> None:
+    assert await fetch(json.dumps(REPORT).encode()) == ProgressReport.parse(REPORT)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +102,56 @@ def test_a_valid_report_is_parsed() -> None:
         REPORT | {"incidents": [{"generation": None, "detectedAt": 1.0}]},
     ],
 )
-def test_a_report_that_violates_the_contract_is_logged_and_ignored(
+async def test_a_report_that_violates_the_contract_is_logged_and_ignored(
     body: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert fetch(body) is None
+        assert await fetch(json.dumps(body).encode()) is None
     assert "default/run: run-master-0: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b'{"schema": 1, "phase": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"schema": 1, "phase": "training", "iteration": ' + b"9" * 5000 + b"}",
+        b'{"schema": 1, "phase": "\xff"}',
+    ],
+    ids=["empty", "torn", "nested without end", "nested", "a number of 5000 digits", "not UTF-8"],
+)
+async def test_an_answer_that_json_cannot_hold_is_logged_and_ignored(
+    body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert await fetch(body) is None
+    assert "default/run: run-master-0: " in caplog.text
+    assert len(caplog.text) < 500
+
+
+async def test_a_pod_that_is_refused_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with once(ok(b"[]")).running() as pod:
+        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key: None, time.time)
+        key = RecipeKey("default", "run")
+        poller.watch(key, (TARGET,))
+        with caplog.at_level(logging.WARNING):
+            await poller._poll(key, poller._runs[key])
+            await poller._poll(key, poller._runs[key])
+    assert caplog.text.count("run-master-0") == 1
+
+
+async def test_pods_that_let_requests_time_out_are_polled_less_often(monkeypatch: Any) -> None:
+    monkeypatch.setattr(progress_poller, "TIMEOUT", 0.01)
+    async with silent_after(b"").running() as pod:
+        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key: None, time.time)
+        key = RecipeKey("default", "run")
+        poller.watch(key, (TARGET,))
+        run = poller._runs[key]
+        polled = []
+        for _ in range(20):
+            polled.append(run.due())
+            if polled[-1]:
+                await poller._poll(key, run)
+    assert polled == [n in (0, 2, 6, 13) for n in range(20)]
