@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.object_metadata import condition
 
 NOT_READY_GRACE: Final = 30.0
 """Seconds beyond a pod's own grace period for a kubelet that is alive and reports its node not ready."""
@@ -40,8 +41,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
 
 def ready_condition(node: Mapping[str, Any]) -> dict[str, Any]:
     """The node's Ready condition; empty when it has none."""
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return next((dict(c) for c in conditions if c.get("type") == "Ready"), {})
+    return condition(node, "Ready")
 
 
 def node_of(pod: Mapping[str, Any]) -> str | None:
@@ -65,7 +65,8 @@ def unreachable_since(pod: Mapping[str, Any], node: NodeStatus | None, now: floa
     if due is None:
         return None
     if node is None:
-        return due if _evicted_from_lost_node(pod) and now > due + UNREADABLE_NODE_GRACE else None
+        evicted = disruption_target(pod).get("reason") == "DeletionByTaintManager"
+        return due if evicted and now > due + UNREADABLE_NODE_GRACE else None
     match node.state:
         case NodeState.READY:
             return None
@@ -75,8 +76,7 @@ def unreachable_since(pod: Mapping[str, Any], node: NodeStatus | None, now: floa
             return node.since
 
 
-def _evicted_from_lost_node(pod: Mapping[str, Any]) -> bool:
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        if (condition.get("type"), condition.get("status")) == ("DisruptionTarget", "True"):
-            return bool(condition.get("reason") == "DeletionByTaintManager")
-    return False
+def disruption_target(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod's condition DisruptionTarget while it is True; empty otherwise."""
+    found = condition(pod, "DisruptionTarget")
+    return found if found.get("status") == "True" else {}

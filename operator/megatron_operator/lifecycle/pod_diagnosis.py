@@ -1,10 +1,11 @@
 """Why pods do not start, in the words of the component that reports it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_operator.api.reasons import Reason
+from megatron_operator.lifecycle.object_metadata import condition, event_time
 from megatron_operator.lifecycle.pod_termination import short_name
 
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
@@ -22,7 +23,7 @@ class Diagnosis:
 
 
 def diagnose(
-    pods: Iterable[dict[str, Any]], events: Iterable[dict[str, Any]], job_name: str
+    pods: Sequence[dict[str, Any]], events: Iterable[dict[str, Any]], job_name: str
 ) -> Diagnosis | None:
     """The most informative problem: images first, then configuration, scheduling and pod creation.
 
@@ -40,7 +41,7 @@ def diagnose(
         pod, message = unscheduled[0]
         count = "1 pod has" if len(unscheduled) == 1 else f"{len(unscheduled)} pods have"
         return Diagnosis(Reason.UNSCHEDULABLE, f"{count} no node; {short_name(pod, job_name)}: {message}")
-    for event in sorted(events, key=_time, reverse=True):
+    for event in sorted(events, key=event_time, reverse=True):
         message = event.get("message") or ""
         if "exceeded quota" in message:
             return Diagnosis(Reason.QUOTA_EXCEEDED, message)
@@ -56,11 +57,7 @@ def _waiting(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _unschedulable(pod: dict[str, Any]) -> str | None:
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return str(condition.get("message") or "unschedulable")
-    return None
-
-
-def _time(event: dict[str, Any]) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("reason") != "Unschedulable":
+        return None
+    return str(scheduled.get("message") or "unschedulable")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.object_metadata import Object, event_time
 from megatron_operator.lifecycle.pod_termination import PodEnd
 
 _EXITED: Final = re.compile(r"\.(\S+) exited with code (\d+)$")
@@ -15,9 +15,9 @@ _SCHEDULED: Final = re.compile(r" to (\S+)$")
 
 def exit_code_in_events(events: Iterable[Object], pod: str, since: str) -> int | None:
     """The newest exit code of the pod in the job's Events since an RFC 3339 time; None without one."""
-    for event in sorted(events, key=_time, reverse=True):
+    for event in sorted(events, key=event_time, reverse=True):
         match = _EXITED.search(event.get("message") or "")
-        if match and match[1] == pod and _time(event) >= since:
+        if match and match[1] == pod and event_time(event) >= since:
             return int(match[2])
     return None
 
@@ -31,7 +31,7 @@ def previous_pod_end(
     ended = f"{short_name}: ended (exit code {exit_code})"
     if not scheduled:
         return None if exit_code is None else PodEnd(ended, exit_code)
-    last = max(scheduled, key=_time)
+    last = max(scheduled, key=event_time)
     match = _SCHEDULED.search(last.get("message") or "")
     node = match[1] if match else None
     if exit_code is not None:
@@ -44,7 +44,3 @@ def previous_pod_end(
     if evicted:
         return PodEnd(f"{short_name}: {node} was lost", node=node, disruption="DeletionByTaintManager")
     return PodEnd(f"{short_name}: pod was lost", node=node)
-
-
-def _time(event: Object) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")

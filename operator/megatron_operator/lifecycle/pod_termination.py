@@ -9,8 +9,9 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.termination import TerminationMessage
 
 from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.incident_history import LONGEST_CAUSE
+from megatron_operator.lifecycle.node_state import disruption_target, node_of
 
-LONGEST_CAUSE: Final = 400
 DELETED: Final = "Deleted"
 VOLUNTARY_DISRUPTIONS: Final = frozenset(
     {"PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"}
@@ -62,8 +63,7 @@ def short_name(pod: Mapping[str, Any], job_name: str) -> str:
 def pod_end(pod: Mapping[str, Any], job_name: str, container: str = CONTAINER_NAME) -> PodEnd | None:
     """How the pod ended or why it is being deleted; None while it runs or after it completed."""
     end = _end(pod, short_name(pod, job_name), container)
-    node = pod.get("spec", {}).get("nodeName")
-    return end and replace(end, node=node, disruption=_disruption(pod, container))
+    return end and replace(end, node=node_of(pod), disruption=_disruption(pod, container))
 
 
 def _end(pod: Mapping[str, Any], name: str, container: str) -> PodEnd | None:
@@ -73,14 +73,14 @@ def _end(pod: Mapping[str, Any], name: str, container: str) -> PodEnd | None:
         return _container_end(name, ended)
     if container == CONTAINER_NAME and ended_early(pod):
         return PodEnd(f"{name}: ended with exit code 0 before the last iteration", 0)
-    if target := _disruption_target(pod):
+    if target := disruption_target(pod):
         reason = target.get("message") or target.get("reason")
         return PodEnd(f"{name}: {reason}"[:LONGEST_CAUSE])
     if status.get("phase") == "Failed":
         reason = status.get("message") or status.get("reason") or "failed"
         return PodEnd(f"{name}: {reason}"[:LONGEST_CAUSE])
     if pod["metadata"].get("deletionTimestamp"):
-        node = pod.get("spec", {}).get("nodeName")
+        node = node_of(pod)
         return PodEnd(f"{name}: pod was deleted" + (f" (on {node})" if node else ""))
     return None
 
@@ -93,18 +93,11 @@ def _terminated(pod: Mapping[str, Any], container: str) -> dict[str, Any] | None
     return None
 
 
-def _disruption_target(pod: Mapping[str, Any]) -> dict[str, Any] | None:
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return dict(condition)
-    return None
-
-
 def _disruption(pod: Mapping[str, Any], container: str) -> str | None:
     if (pod.get("status") or {}).get("reason") == "Evicted":
         # The kubelet evicts a pod for the pod's own resource usage.
         return None
-    if target := _disruption_target(pod):
+    if target := disruption_target(pod):
         return str(target.get("reason"))
     metadata = pod["metadata"]
     if not metadata.get("deletionTimestamp"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import NodeStatus, node_of, overdue, unreachable_since
-from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, condition, is_deleting
 from megatron_operator.lifecycle.observation import PodPhase, PodView
 from megatron_operator.lifecycle.pod_termination import PodEnd, ended_early, pod_end
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
@@ -72,7 +72,7 @@ class RunSnapshot:
     def queue(self) -> str | None:
         """The Kueue queue that the job waits in."""
         labels = self.existing_job["metadata"].get("labels") or {}
-        return labels.get("kueue.x-k8s.io/queue-name")
+        return labels.get(pytorchjob.LABEL_QUEUE)
 
     @cached_property
     def size(self) -> int:
@@ -106,7 +106,7 @@ class RunSnapshot:
         return tuple(
             pod
             for pod in self.active_pods
-            if node_of(pod) is None and _scheduled(pod).get("status") == "False"
+            if node_of(pod) is None and condition(pod, "PodScheduled").get("status") == "False"
         )
 
     @cached_property
@@ -184,12 +184,7 @@ class RunSnapshot:
 
 def bound_since(pod: Mapping[str, Any]) -> float | None:
     """When a pod was bound to its node, seconds since the epoch; None before."""
-    return None if node_of(pod) is None else seconds(_scheduled(pod).get("lastTransitionTime"))
-
-
-def _scheduled(pod: Mapping[str, Any]) -> dict[str, Any]:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return next((dict(c) for c in conditions if c.get("type") == "PodScheduled"), {})
+    return None if node_of(pod) is None else seconds(condition(pod, "PodScheduled").get("lastTransitionTime"))
 
 
 def abandoned_pods(pods: Iterable[Object], nodes: Mapping[str, NodeStatus], now: float) -> tuple[Object, ...]:
