@@ -5,8 +5,10 @@ layer_names=() layer_seconds=() layer_results=()
 background_name='' background_pid='' background_started=0 background_output=''
 
 run_unit_tests() { # those that fork the test process run by themselves: pytest-xdist's workers have several threads
+    local forks
+    forks=$(grep -rl --include='test_*.py' 'mark\.forks' tests/unit)
     .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not forks" tests/unit tests/refusals &&
-        .venv/bin/python -m pytest -q -m forks tests/unit/trainer
+        .venv/bin/python -m pytest -q -m forks $forks
 }
 
 record_layer() { # record_layer NAME SECONDS STATUS

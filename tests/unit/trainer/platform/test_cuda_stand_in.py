@@ -1,10 +1,11 @@
-"""The stand-in for torch.cuda and its Adam. The stand-in patches torch: it runs in a
-separate process."""
+"""The stand-in for torch.cuda and its Adam. It patches torch, so its programs run in another process."""
 
+import json
 import subprocess
 import sys
-import textwrap
+from typing import Any
 
+import pytest
 import torch
 from megatron_trainer.platform.adam import FusedAdamOnCpu
 
@@ -44,43 +45,59 @@ def test_adam_keeps_step_in_the_parameter_group() -> None:
     }
 
 
-def under_the_stand_in(program: str) -> str:
-    start = "import torch\nfrom megatron_trainer.platform import cuda_stand_in\ncuda_stand_in.install()\n"
+DEVICE = """
+tensor = torch.zeros(2, device="cuda").cuda().to("cuda:0")
+results = str(tensor.device), tensor.type(), torch.cuda.is_available()
+"""
+RANDOM_STREAMS = """
+torch.manual_seed(7)
+host, device = torch.get_rng_state(), torch.cuda.get_rng_state()
+first = torch.rand(3, device="cuda")
+assert torch.equal(torch.get_rng_state(), host), "the device's draw moved the host's stream"
+loader = torch.utils.data.DataLoader([1, 2])
+before = torch.cuda.get_rng_state()
+iter(loader)
+assert torch.equal(torch.cuda.get_rng_state(), before), "the loader moved the device's stream"
+assert not torch.equal(torch.get_rng_state(), host)
+torch.cuda.set_rng_state(device)
+results = torch.equal(torch.rand(3, device="cuda"), first)
+"""
+RUN_ALL = """
+import json, sys, traceback
+import torch
+from megatron_trainer.platform import cuda_stand_in
+
+cuda_stand_in.install()
+outcomes = []
+for program in json.load(sys.stdin):
+    names = {"torch": torch}
+    try:
+        exec(program, names)
+        outcomes.append(names["results"])
+    except Exception:
+        outcomes.append(traceback.format_exc())
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """What each program under the stand-in leaves in `results`, or its traceback; one process for all."""
+    programs = [DEVICE, RANDOM_STREAMS]
     run = subprocess.run(
-        [sys.executable, "-c", start + textwrap.dedent(program)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", RUN_ALL],
+        input=json.dumps(programs),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
+    return dict(zip(programs, json.loads(run.stdout), strict=True))
 
 
-def test_the_cuda_device_is_the_cpu() -> None:
-    assert (
-        under_the_stand_in(
-            """
-            tensor = torch.zeros(2, device="cuda").cuda().to("cuda:0")
-            print(tensor.device, tensor.type(), torch.cuda.is_available())
-            """
-        )
-        == "cpu torch.cuda.FloatTensor True"
-    )
+def test_the_cuda_device_is_the_cpu(results: dict[str, Any]) -> None:
+    assert results[DEVICE] == ["cpu", "torch.cuda.FloatTensor", True]
 
 
-def test_host_and_device_have_separate_random_streams_that_can_be_restored() -> None:
-    assert (
-        under_the_stand_in(
-            """
-            torch.manual_seed(7)
-            host, device = torch.get_rng_state(), torch.cuda.get_rng_state()
-            first = torch.rand(3, device="cuda")
-            assert torch.equal(torch.get_rng_state(), host), "the device's draw moved the host's stream"
-            loader = torch.utils.data.DataLoader([1, 2])
-            before = torch.cuda.get_rng_state()
-            iter(loader)
-            assert torch.equal(torch.cuda.get_rng_state(), before), "the loader moved the device's stream"
-            assert not torch.equal(torch.get_rng_state(), host)
-            torch.cuda.set_rng_state(device)
-            print(torch.equal(torch.rand(3, device="cuda"), first))
-            """
-        )
-        == "True"
-    )
+def test_host_and_device_have_separate_random_streams_that_can_be_restored(results: dict[str, Any]) -> None:
+    assert results[RANDOM_STREAMS] is True
