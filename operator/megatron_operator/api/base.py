@@ -14,6 +14,7 @@ class ApiModel(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         extra="forbid",
+        allow_inf_nan=False,
         frozen=True,
         defer_build=True,
         protected_namespaces=(),

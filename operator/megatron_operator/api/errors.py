@@ -3,17 +3,27 @@
 A validation error always names the field, what is wrong with which values, and what to set instead.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 LONGEST_SHOWN: Final = 80
 """Characters of a value in a message."""
 
+_PLAIN_KEY: Final = re.compile(r"[-\w./]{1,120}", re.ASCII)
+
 
 def shown(value: object) -> str:
     """A value as a message shows it: its `repr`, shortened, because anything may stand in a recipe."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]}...{text[-1]}"
+
+
+def field_path(at: str, part: int | str) -> str:
+    """The path of a field below `at`; a key that is no plain word is quoted and shortened."""
+    if isinstance(part, int):
+        return f"{at}[{part}]"
+    return f"{at}.{part}" if _PLAIN_KEY.fullmatch(part) else f"{at}[{shown(part)}]"
 
 
 class OperatorError(Exception):

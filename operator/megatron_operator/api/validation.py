@@ -1,6 +1,7 @@
 """Offline validation of a recipe's YAML: the schema, then the rules across fields."""
 
 import difflib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.errors import FieldError, InvalidRecipeError, shown
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
 from megatron_operator.api.recipe import (
@@ -20,6 +21,7 @@ from megatron_operator.api.recipe import (
     MegatronRecipeSpec,
 )
 from megatron_operator.api.rules import RULES
+from megatron_operator.api.text_checks import character_errors, name_errors, recipe_text_errors
 from megatron_operator.api.training import AMOUNT_PATTERN
 
 
@@ -32,6 +34,13 @@ def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
     ]
     if errors:
         raise InvalidRecipeError(errors)
+    metadata = resource.get("metadata")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidRecipeError(
+            [FieldError("metadata", f"{shown(metadata)} is not an object", "set a name")]
+        )
+    if errors := name_errors(metadata or {}):
+        raise InvalidRecipeError(errors)
     spec = resource.get("spec")
     if not isinstance(spec, Mapping):
         raise InvalidRecipeError([FieldError("spec", "is required", "describe the run below it")])
@@ -41,7 +50,7 @@ def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
 def parse_spec(spec: Mapping[str, Any]) -> MegatronRecipeSpec:
     """A spec alone. Raises InvalidRecipeError with every schema and rule error."""
     parsed = parse(MegatronRecipeSpec, spec, "spec")
-    if errors := rule_errors(spec):
+    if errors := [*recipe_text_errors(spec), *rule_errors(spec)]:
         raise InvalidRecipeError(errors)
     return parsed
 
@@ -52,10 +61,13 @@ def parse[M: ApiModel](model: type[M], value: Any, at: str) -> M:
     `at` is the path of `value` in error messages. Raises InvalidRecipeError with every schema error.
     """
     try:
-        return model.model_validate(value, strict=True, by_alias=True, by_name=False)
+        parsed = model.model_validate(value, strict=True, by_alias=True, by_name=False)
     except ValidationError as problem:
         found = [_translate(model, error, at) for error in problem.errors(include_url=False)]
         raise InvalidRecipeError(_distinct(found)) from None
+    if unprintable := character_errors(value, at):
+        raise InvalidRecipeError(unprintable)
+    return parsed
 
 
 def rule_errors(spec: Mapping[str, Any]) -> list[FieldError]:
@@ -130,6 +142,8 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
             return FieldError(path, "must not be empty", "set a value, or leave it out")
         case "string_too_long" | "too_long":
             return FieldError(path, "is too long", f"set at most {context['max_length']}")
+        case "finite_number":
+            return FieldError(path, f"{given} is not a finite number", "set a finite number")
         case kind if kind in _TYPES:
             expected, fix = _TYPES[kind]
             return FieldError(path, f"{given} is not {expected}", f"set {fix}")
@@ -138,7 +152,7 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
 
 
 def _path(at: str, location: list[int | str]) -> str:
-    return at + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return functools.reduce(field_path, location, at)
 
 
 def _is_union_branch(part: int | str) -> bool:

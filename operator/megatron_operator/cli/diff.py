@@ -80,7 +80,9 @@ def flags(arguments: list[str]) -> Flags:
     last: list[str] = []
     for argument in arguments:
         if argument.startswith("--"):
-            last = found.setdefault(argument, [])
+            flag, joined, value = argument.partition("=")
+            last = found.setdefault(flag, [])
+            last += [value] if joined else []
         else:
             last.append(argument)
     return {flag: " ".join(values) for flag, values in found.items()}

@@ -1,5 +1,6 @@
 """Options of commands that take a recipe: a file or a catalog name, overrides, a platform, a catalog."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +86,18 @@ def load_recipes(options: RecipeOptions) -> list[dict[str, Any]]:
             {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
-                "metadata": {"name": options.recipe},
+                "metadata": {"name": _object_name(str(options.recipe))},
                 "spec": {"recipe": options.recipe, "accelerator": {}, "data": {"mockData": True}},
             }
         ]
     for resource in found:
         _apply_overrides(options, resource)
     return found
+
+
+def _object_name(recipe: str) -> str:
+    """Name of the object for a catalog entry or function: `qwen3_8b_config` becomes `qwen3-8b-config`."""
+    return re.sub(r"[^a-z0-9.]+", "-", recipe.lower()).strip("-.") or "recipe"
 
 
 def load_recipe(options: RecipeOptions) -> dict[str, Any]:

@@ -41,6 +41,11 @@ def image(resolved: ResolvedRecipe) -> str:
     return resolved.image
 
 
+def literal(argument: str) -> str:
+    """An argument that the kubelet passes on unchanged: `$(NAME)` would become a variable's value."""
+    return argument.replace("$(", "$$(")
+
+
 def whole_node(resolved: ResolvedRecipe, plan: Plan) -> bool:
     """Whether a pod uses all accelerators of its node."""
     return plan.per_node >= resolved.profile.per_node
@@ -95,7 +100,7 @@ def template(
                 "name": CONTAINER_NAME,
                 "image": image(resolved),
                 "command": ["megatron-train"],
-                "args": arguments,
+                "args": [literal(argument) for argument in arguments],
                 "env": environment,
                 "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PROGRESS_PORT}],
                 "resources": resources(resolved, plan),

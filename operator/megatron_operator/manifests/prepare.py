@@ -6,7 +6,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_operator.api.recipe import PrepareSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner, with_hash
-from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, image
+from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, image, literal
 from megatron_operator.manifests.storage import Storage
 
 CONTAINER = "prepare"
@@ -34,7 +34,8 @@ def arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
         "--tokenizer-vocab-size",
         str(prepare.tokenizer_vocab_size),
     ]
-    return [*values, "--append-eod"] if prepare.append_eod else values
+    words = [literal(value) for value in values]
+    return [*words, "--append-eod"] if prepare.append_eod else words
 
 
 def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:

@@ -14,7 +14,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.checks.ineffective_flags import without_ineffective_settings
-from megatron_operator.planner.checks.passthrough import passthrough_arguments
+from megatron_operator.planner.checks.passthrough import flag_and_value, passthrough_arguments
 
 _SHAPE = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels",
@@ -87,7 +87,7 @@ def _flag(name: str, value: object) -> list[str]:
         return []
     if value is True:
         return [flag]
-    return [flag, _number(value) if isinstance(value, float) else str(value)]
+    return flag_and_value(flag, _number(value) if isinstance(value, float) else str(value))
 
 
 def _number(value: float) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import Toleration
+from megatron_operator.manifests.pod import literal
 
 
 def test_shm_is_part_of_the_memory_request_in_proportion_to_the_pod(run: Any) -> None:
@@ -192,3 +193,7 @@ def test_local_checkpoints_are_saved_more_often_to_a_volume_of_the_pod(run: Any)
     assert words[words.index("--non-persistent-save-interval") + 1] == "50"
     assert words[words.index("--non-persistent-ckpt-type") + 1] == "global"
     assert "local-checkpoints" not in {volume["name"] for volume in run("one-gpu").pod()["spec"]["volumes"]}
+
+
+def test_an_argument_never_becomes_the_value_of_a_variable() -> None:
+    assert literal("$(WANDB_API_KEY)/$HOME/$$") == "$$(WANDB_API_KEY)/$HOME/$$"

@@ -1,10 +1,12 @@
 """Megatron's arguments: complete, ordered, without anything that Megatron would ignore or misread."""
 
+import argparse
 from typing import Any
 
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner import megatron_arguments, plan
+from megatron_operator.planner.checks.passthrough import passthrough_arguments
 
 
 def words_of(resolved: Any, name: str = "run") -> list[str]:
@@ -198,3 +200,20 @@ def test_a_switch_takes_no_value(resolve: Any) -> None:
         InvalidRecipeError, match="is a switch and takes no value, but is 'yes'; set true, or leave it out"
     ):
         plan(resolve("llama3-8b", 8, megatronArgs={"log-throughput": "yes"}))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (-1, ["--flag", "-1"]),
+        (-0.5, ["--flag", "-0.5"]),
+        (-1e-05, ["--flag=-1e-05"]),
+        ("-1,0", ["--flag=-1,0"]),
+    ],
+)
+def test_a_negative_value_stays_the_value_of_its_flag(value: str | float, words: list[str]) -> None:
+    """argparse takes `-1e-05` and `-1,0` for flags unless they are joined to theirs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--flag")
+    assert passthrough_arguments({"flag": value}) == words
+    assert parser.parse_args(words).flag == str(value)

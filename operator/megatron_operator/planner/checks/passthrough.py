@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.errors import FieldError, field_path, shown
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.text_checks import NEGATIVE_NUMBER
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 Value = str | int | float | bool | list[str | int | float]
@@ -81,7 +82,7 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
     """Errors for flags that a field sets, that the operator reserves, or that are invalid."""
     errors = []
     for flag, value in args.items():
-        field = f"spec.megatronArgs.{flag}"
+        field = field_path("spec.megatronArgs", flag)
         if flag.startswith("-"):
             errors.append(FieldError(field, "is written with dashes", f"write {flag.lstrip('-')}"))
         elif (spelled := _as_megatron_spells(flag)) != flag:
@@ -128,13 +129,16 @@ def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
         case None:
             return _unknown(flag)
         case "switch" if not isinstance(value, bool):
-            return f"is a switch and takes no value, but is {value!r}", "set true, or leave it out"
+            return f"is a switch and takes no value, but is {shown(value)}", "set true, or leave it out"
         case "value" if isinstance(value, bool | list):
-            return f"takes one value, but is {str(value).lower()}", "give one value"
+            return f"takes one value, but is {str(value).lower():.80}", "give one value"
         case "values" if isinstance(value, bool):
             return f"takes values, but is {str(value).lower()}", "give a list of values"
     if value in ("", []):
         return "is empty", "give a value, or leave it out"
+    for item in value if isinstance(value, list) else ():
+        if str(item).startswith("-") and not _is_number(str(item)):
+            return f"{shown(item)} begins with a dash, so Megatron would read it as a flag", "remove it"
     return None
 
 
@@ -156,5 +160,15 @@ def passthrough_arguments(args: dict[str, Value]) -> list[str]:
         if isinstance(value, list):
             words += [str(item) for item in value]
         elif value is not True:
-            words.append(str(value))
+            words[-1:] = flag_and_value(words[-1], str(value))
     return words
+
+
+def flag_and_value(flag: str, value: str) -> list[str]:
+    """A flag with its value: one word where argparse would take the value for another flag (`-1,0`)."""
+    return [f"{flag}={value}"] if value.startswith("-") and not _is_number(value) else [flag, value]
+
+
+def _is_number(text: str) -> bool:
+    """Whether argparse takes a word with a dash in front for a negative number."""
+    return NEGATIVE_NUMBER.fullmatch(text) is not None

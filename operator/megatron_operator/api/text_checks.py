@@ -1,0 +1,142 @@
+"""Checks of the strings of a recipe or platform that end up in arguments, environment, names and labels.
+
+The CRD's schema checks types; here is what a structural schema cannot express: keys of maps, characters that
+change the meaning of a line, words that Megatron would take for a flag, paths that leave their volume.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from megatron_operator.api.errors import FieldError, field_path, shown
+
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NUL: Final = re.compile(r"[\x00\ud800-\udfff]")
+NEGATIVE_NUMBER: Final = re.compile(r"-[0-9]+|-[0-9]*\.[0-9]+")
+"""What argparse takes for a negative number; any other word with a dash in front is a flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a string must look like."""
+
+    pattern: re.Pattern[str]
+    longest: int
+    what: str
+    fix: str
+
+
+_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_DNS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+NAME: Final = Form(
+    re.compile(_DNS), 253, "name", "use the name of an object: lower-case letters, digits, - and ."
+)
+SHORT_NAME: Final = Form(
+    re.compile(_DNS), 63, "name", "use at most 63 lower-case letters, digits, - and ., as in a label"
+)
+NODE_LABEL: Final = Form(
+    re.compile(rf"({_DNS}/)?{_LABEL}"), 317, "label key", "use for example example.com/zone"
+)
+NODE_LABEL_VALUE: Final = Form(
+    re.compile(rf"({_LABEL})?"), 63, "label value", "use at most 63 letters, digits, -, _ and ."
+)
+ENV_NAME: Final = Form(
+    re.compile(r"[-._A-Za-z][-._A-Za-z0-9]*"), 253, "variable name", "use letters, digits, _, - and ."
+)
+IMAGE: Final = Form(re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.:/@]*"), 500, "image", "use registry/name:tag")
+
+_FORMS: Final = {
+    "data.volume.claimName": NAME,
+    "data.volume.storageClassName": NAME,
+    "checkpoint.volume.claimName": NAME,
+    "checkpoint.volume.storageClassName": NAME,
+    "scheduling.queue": SHORT_NAME,
+    "scheduling.priorityClassName": NAME,
+    "scheduling.topology[]": NODE_LABEL,
+    "scheduling.nodeSelector{}": NODE_LABEL,
+    "scheduling.nodeSelector.*": NODE_LABEL_VALUE,
+    "imagePullSecrets[]": NAME,
+    "image": IMAGE,
+    "env{}": ENV_NAME,
+}
+"""Field of a recipe -> form; `[]` are the items of a list, `{}` the keys of a map and `.*` its values."""
+_PATHS: Final = {
+    "data.blend[].path",
+    "data.tokenizer.tokenizerModel",
+    "data.tokenizer.vocabFile",
+    "data.tokenizer.mergeFile",
+    "data.prepare.source",
+    "data.prepare.include",
+}
+_ARGUMENTS: Final = ("data.tokenizer.", "data.prepare.", "training.", "parallelism.", "megatronArgs.")
+
+
+def recipe_text_errors(spec: Mapping[str, Any]) -> list[FieldError]:
+    """Errors of all strings and keys of a recipe's spec that has the schema's types."""
+    found = []
+    for path, kind, text in _strings(spec, "spec", ""):
+        if error := _recipe_error(path, kind, text):
+            found.append(error)
+    return found
+
+
+def character_errors(value: object, at: str) -> list[FieldError]:
+    """Errors of strings and keys with control characters; values of `env` may have several lines."""
+    return [e for path, kind, text in _strings(value, at, "") if (e := _character_error(path, kind, text))]
+
+
+def name_errors(metadata: Mapping[str, Any]) -> list[FieldError]:
+    """Errors of a recipe's name and namespace, which no API server has checked in a file."""
+    found = []
+    for key, longest in (("name", 253), ("namespace", 63)):
+        text = metadata.get(key)
+        if text is None or text == "":
+            continue
+        if not isinstance(text, str) or len(text) > longest or not NAME.pattern.fullmatch(text):
+            found.append(FieldError(f"metadata.{key}", f"invalid name {shown(text)}", NAME.fix))
+    return found
+
+
+def _recipe_error(path: str, kind: str, text: str) -> FieldError | None:
+    if error := _character_error(path, kind, text):
+        return error
+    form = _FORMS.get(kind)
+    if form and (len(text) > form.longest or not form.pattern.fullmatch(text)):
+        return FieldError(path, f"invalid {form.what} {shown(text)}", form.fix)
+    if kind in _PATHS and ".." in text.split("/"):
+        return FieldError(path, f"{shown(text)} leaves its directory", "use a path without ..")
+    if text.startswith("-") and kind.startswith(_ARGUMENTS) and not kind.endswith("{}"):
+        if kind.startswith("megatronArgs.") and NEGATIVE_NUMBER.fullmatch(text):
+            return None
+        message = f"{shown(text)} begins with a dash, so Megatron would read it as a flag"
+        return FieldError(path, message, "set the flag itself below spec.megatronArgs, or remove the dash")
+    return None
+
+
+def _character_error(path: str, kind: str, text: str) -> FieldError | None:
+    in_environment = kind == "env.*" or kind.endswith(".env.*")
+    if (_NUL if in_environment else _UNPRINTABLE).search(text):
+        return FieldError(path, f"{shown(text)} has a control character", "remove it")
+    return None
+
+
+def _strings(value: object, path: str, kind: str) -> Iterator[tuple[str, str, str]]:
+    """Path, kind (the path with `[]`, `{}` and `.*` for items, keys and values) and text of each string."""
+    if isinstance(value, str):
+        yield path, kind, value
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _strings(item, f"{path}[{index}]", f"{kind}[]")
+    elif isinstance(value, Mapping):
+        free = _is_free(kind)
+        for key, item in value.items():
+            below = field_path(path, key)
+            if isinstance(key, str):
+                yield below, f"{kind}{{}}", key
+            yield from _strings(item, below, f"{kind}.*" if free else f"{kind}.{key}".removeprefix("."))
+
+
+def _is_free(kind: str) -> bool:
+    """Whether the keys of a map are the user's own."""
+    return kind.rsplit(".", 1)[-1] in {"env", "megatronArgs", "nodeSelector", "accelerators", "namespaces"}
