@@ -57,3 +57,14 @@ class InvalidRecipeError(OperatorError):
             raise ValueError("InvalidRecipeError needs at least one FieldError")
         super().__init__("\n".join(map(str, errors)))
         self.errors = errors
+
+    def __reduce__(self) -> tuple[type["InvalidRecipeError"], tuple[list[FieldError]]]:
+        """Pickle by the errors, not by the text."""
+        return type(self), (self.errors,)
+
+
+class PlanningLimitError(InvalidRecipeError):
+    """A recipe whose planning exceeds the limits of time or memory.
+
+    Planning it again has the same outcome until recipe, platform, catalog or operator change.
+    """

@@ -42,6 +42,14 @@ class Reason(StrEnum):
         "Report it with the traceback. Until it is fixed, another spec may avoid it.",
     )
 
+    PLANNER_TIMEOUT = (
+        "PlannerTimeout",
+        "`Planned=False`, Event",
+        "Planning was stopped at its limit of processor time or memory, which the message names. A running "
+        "job continues unchanged. It is planned again when spec, platform, catalog or operator change.",
+        "Correct sizes that are far too large, or set the parallel sizes.",
+    )
+
     PREPARING = "Preparing", "`Prepared=False`", "The preparation Job is starting or running."
     PREPARED = "Prepared", "`Prepared=True`", "Tokenizer and dataset are complete."
     NOTHING_TO_PREPARE = "NothingToPrepare", "`Prepared=True`", "The recipe has no `data.prepare`."

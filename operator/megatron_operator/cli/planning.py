@@ -9,6 +9,7 @@ from megatron_operator.api.validation import parse, parse_recipe
 from megatron_operator.cli import documents
 from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.cli.inputs import RecipeOptions
+from megatron_operator.cli.limits import planning_limits
 from megatron_operator.planner import Alternative, PlannedRun, admit, admit_and_compare
 
 
@@ -17,7 +18,8 @@ def plan_recipe(options: RecipeOptions, resource: dict[str, Any]) -> PlannedRun:
     spec = parse_recipe(resource)
     name, namespace = _names(resource)
     platform, library = load_platform(options.platform), catalog.load(options.catalog)
-    return admit(name, spec, platform, library, namespace)
+    with planning_limits():
+        return admit(name, spec, platform, library, namespace)
 
 
 def plan_with_alternatives(
@@ -27,7 +29,8 @@ def plan_with_alternatives(
     spec = parse_recipe(resource)
     name, namespace = _names(resource)
     platform, library = load_platform(options.platform), catalog.load(options.catalog)
-    return admit_and_compare(name, spec, platform, library, namespace)
+    with planning_limits():
+        return admit_and_compare(name, spec, platform, library, namespace)
 
 
 def _names(resource: dict[str, Any]) -> tuple[str, str]:

@@ -8,10 +8,9 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import NODES, PODS, ApiClient
-from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.planning import Planning
 from megatron_operator.lifecycle.capacity import fitting_pods
-from megatron_operator.lifecycle.desired import can_continue_on
-from megatron_operator.lifecycle.elastic import largest_fitting_count
+from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.object_metadata import Object
@@ -31,9 +30,9 @@ class CapacityFinder:
     `allowed` is whether the operator may read nodes and all pods.
     """
 
-    def __init__(self, api: ApiClient, config: ConfigSource, *, allowed: bool) -> None:
+    def __init__(self, api: ApiClient, planning: Planning, *, allowed: bool) -> None:
         self._api = api
-        self._config = config
+        self._planning = planning
         self._allowed = allowed
         self._lock = asyncio.Lock()
         self._read_at = -FRESH
@@ -102,15 +101,14 @@ class CapacityFinder:
         requested, plan = spec.accelerator.count, status.current.plan
         question = (status.uid, status.generation, min(available, requested), plan and plan.world_size)
         if status.key not in self._fits or self._fits[status.key][0] != question:
-            config = await self._config.read()
-            answer = await asyncio.to_thread(
-                largest_fitting_count,
-                available,
-                requested=requested,
-                min_count=elastic.min_count,
-                per_node=per_node,
-                accepts=lambda count: can_continue_on(status, config, count),
+            counts = possible_counts(
+                available, requested=requested, min_count=elastic.min_count, per_node=per_node
             )
+            answer = None
+            for count in counts:
+                if await self._planning.can_continue_on(status, count):
+                    answer = count
+                    break
             self._fits[status.key] = question, answer
         return self._fits[status.key][1]
 

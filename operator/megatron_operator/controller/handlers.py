@@ -15,7 +15,10 @@ from megatron_operator.controller.api_client import RECIPES, ApiClient
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.plan_worker import PlanWorker
+from megatron_operator.controller.planning import Planning
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
@@ -50,12 +53,15 @@ class Operator:
         self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
         nodes = NodeReader(self.api, allowed=settings.node_discovery)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller)
+        self._workers = [PlanWorker()]
+        planning = Planning(self.config, self._workers[0], lambda key: self.queue.add(key, 0))
         reconciler = Reconciler(
             self.api,
             self.config,
+            planning,
             self.snapshots,
             Children(self.api, nodes),
-            CapacityFinder(self.api, self.config, allowed=settings.node_discovery),
+            CapacityFinder(self.api, planning, allowed=settings.node_discovery),
             self.poller,
         )
         self.queue = WorkQueue(reconciler, settings.workers)
@@ -63,9 +69,12 @@ class Operator:
         self._tasks = [
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._watch_config(), name="config"),
+            asyncio.create_task(measure_loop_lag(), name="loop-lag"),
         ]
         if settings.webhook_port:
-            webhook = Webhook(self.config, settings)
+            # A worker of its own: a review must not wait for the recipes that are being reconciled.
+            self._workers.append(PlanWorker())
+            webhook = Webhook(self.config, self._workers[-1], settings)
             self._tasks.append(asyncio.create_task(webhook.run(), name="webhook"))
         for task in self._tasks:
             task.add_done_callback(_log_end)
@@ -76,6 +85,8 @@ class Operator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.queue.stop()
+        for worker in self._workers:
+            await worker.stop()
         await self.api.close()
 
     def alive(self) -> bool:

@@ -3,7 +3,7 @@
 import logging
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.errors import InvalidRecipeError, OperatorError
+from megatron_operator.api.errors import InvalidRecipeError, OperatorError, PlanningLimitError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import MegatronRecipeStatus, RecoveryStatus
 from megatron_operator.controller import metrics
@@ -13,6 +13,7 @@ from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.events import post_events
+from megatron_operator.controller.planning import Planning, PlanPendingError
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.lifecycle.actions import (
@@ -24,7 +25,7 @@ from megatron_operator.lifecycle.actions import (
     Result,
     wait,
 )
-from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflicts, desired_state
+from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflicts
 from megatron_operator.lifecycle.job_status import (
     adopt_job,
     reset_job_status,
@@ -82,6 +83,7 @@ class Reconciler:
         self,
         api: ApiClient,
         config: ConfigSource,
+        planning: Planning,
         snapshots: SnapshotReader,
         children: Children,
         capacity: CapacityFinder,
@@ -89,6 +91,7 @@ class Reconciler:
     ) -> None:
         self._api = api
         self._config = config
+        self._planning = planning
         self._snapshots = snapshots
         self._children = children
         self._capacity = capacity
@@ -124,7 +127,10 @@ class Reconciler:
         before, snapshot = status.current, None
         try:
             snapshot = await self._snapshots.read(status)
-            result = await self._reconcile(status, snapshot)
+            try:
+                result = await self._reconcile(status, snapshot)
+            except PlanPendingError:
+                result = await self._wait_for_plan(status, snapshot)
             add_incident_events(status, before.recovery or RecoveryStatus())
             if status.changed():
                 update_goodput(status, self._poller.reading(status.key))
@@ -223,12 +229,15 @@ class Reconciler:
     async def _plan(self, status: StatusBuilder, *, running: bool) -> DesiredState | None:
         """The desired state; None when the recipe is refused or planning fails; a condition explains it."""
         try:
-            desired = desired_state(status, await self._config.read())
+            desired = await self._planning.desired(status)
             errors = checkpoint_conflicts(status, desired)
+        except PlanningLimitError as error:
+            set_refused(status, Reason.PLANNER_TIMEOUT, error, running=running)
+            return None
         except InvalidRecipeError as error:
             set_refused(status, Reason.REFUSED, error, running=running)
             return None
-        except EXPECTED_ERRORS:
+        except (PlanPendingError, *EXPECTED_ERRORS):
             raise
         except Exception as error:
             set_internal_error(status, error, running=running or status.ended)
@@ -239,6 +248,12 @@ class Reconciler:
             return None
         set_planned(status, desired)
         return desired
+
+    async def _wait_for_plan(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+        """Follow the job of the previous generation, if there is one, while the new one is planned."""
+        if snapshot.job is None or snapshot.job_phase is JobPhase.FAILED:
+            return wait(LATER, "the recipe is being planned")
+        return (await self._supervise(status, snapshot)).within(LATER, "the recipe is being planned")
 
     async def _replace(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete the job of an earlier generation; the next reconcile creates the new one."""
@@ -340,6 +355,7 @@ class Reconciler:
             self._snapshots.drop_pod_ends(status.key)
 
     def _forget(self, key: RecipeKey) -> None:
+        self._planning.forget(key)
         self._poller.forget(key)
         self._capacity.forget(key)
         self._snapshots.drop_pod_ends(key)

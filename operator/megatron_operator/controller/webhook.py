@@ -5,21 +5,20 @@ same message.
 """
 
 import asyncio
+import contextlib
 import logging
 import ssl
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError
 from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.plan_worker import PlanWorker
 from megatron_operator.controller.settings import Settings
-from megatron_operator.lifecycle.desired import Config, checkpoint_conflicts, desired_state
-from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.lifecycle.review import Verdict, leaves_plan_unchanged, review
 
 log = logging.getLogger(__name__)
 
@@ -29,39 +28,9 @@ CERTIFICATES_INTERVAL: Final = 30.0
 """Seconds between two checks of the certificate files: cert-manager renews them, the kubelet swaps them."""
 LARGEST_REVIEW: Final = 8 * 2**20
 """Bytes."""
+REVIEW_SECONDS: Final = 4.0
+"""Wall time for one review; the API server waits for 5 s by the chart's default."""
 UNPROCESSABLE: Final = 422
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether the API server may accept a recipe: the errors that prevent it, and warnings for its user."""
-
-    errors: tuple[FieldError, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def review(request: Mapping[str, Any], config: Config) -> Verdict:
-    """The verdict on the object of an AdmissionRequest, with the messages of `megatron validate`."""
-    body = dict(request["object"])
-    if _leaves_plan_unchanged(request):
-        return Verdict()
-    metadata = {"uid": "", "generation": 1, "namespace": request["namespace"]} | body["metadata"]
-    status = StatusBuilder.of(body | {"metadata": metadata}, time.time())
-    try:
-        desired = desired_state(status, config)
-    except InvalidRecipeError as error:
-        return Verdict(tuple(error.errors))
-    return Verdict(tuple(checkpoint_conflicts(status, desired)), tuple(desired.run.warnings))
-
-
-def _leaves_plan_unchanged(request: Mapping[str, Any]) -> bool:
-    """Labels, finalizers and `suspend` may always change: an invalid recipe can be suspended and deleted."""
-    if request["object"]["metadata"].get("deletionTimestamp"):
-        return True
-    if request.get("operation") != "UPDATE":
-        return False
-    before, after = (dict((request[which] or {}).get("spec") or {}) for which in ("oldObject", "object"))
-    return {**before, "suspend": None} == {**after, "suspend": None}
 
 
 def admission_review(uid: str, verdict: Verdict) -> dict[str, Any]:
@@ -78,8 +47,9 @@ def admission_review(uid: str, verdict: Verdict) -> dict[str, Any]:
 class Webhook:
     """The HTTPS server; it reloads its certificate when the files change."""
 
-    def __init__(self, config: ConfigSource, settings: Settings) -> None:
+    def __init__(self, config: ConfigSource, worker: PlanWorker, settings: Settings) -> None:
         self._config = config
+        self._worker = worker
         self._settings = settings
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -87,6 +57,9 @@ class Webhook:
     async def run(self) -> None:
         """Serve until cancelled. Raises OSError without a certificate or when the port is in use."""
         loaded = self._load()
+        with contextlib.suppress(TimeoutError):
+            # Starts the process before the first review needs it.
+            await self._worker.call(Verdict)
         application = web.Application(client_max_size=LARGEST_REVIEW)
         application.router.add_post(PATH, self._validate)
         runner = web.AppRunner(application)
@@ -129,4 +102,16 @@ class Webhook:
         except InvalidRecipeError as error:
             # Not the user's fault: the recipe waits until the platform file is fixed.
             return Verdict(warnings=tuple(map(str, error.errors)))
-        return await asyncio.to_thread(review, request, config)
+        if leaves_plan_unchanged(request):
+            return Verdict()
+        namespace = request["namespace"]
+        try:
+            async with asyncio.timeout(REVIEW_SECONDS):
+                verdict: Verdict = await self._worker.call(
+                    review, request, config=config, namespace=namespace
+                )
+        except PlanningLimitError as error:
+            return Verdict(tuple(error.errors))
+        except TimeoutError:
+            return Verdict(warnings=("not planned in time; the condition Planned will have the result",))
+        return verdict

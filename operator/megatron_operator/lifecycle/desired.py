@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from megatron_operator import planner
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import GROUP
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.api.status import Plan
+from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Plan, RecoveryStatus
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.catalog import Catalog
 from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract, contract_violations
@@ -82,12 +82,19 @@ def current_count(status: StatusBuilder, spec: MegatronRecipeSpec) -> int:
     return shrunk.count
 
 
-def can_continue_on(status: StatusBuilder, config: Config, count: int) -> bool:
-    """Whether the run can continue on `count` accelerators with the same batch size and its checkpoints."""
-    try:
-        desired = desired_state(status, config, count)
-    except InvalidRecipeError:
-        return False
+def planning_input(status: StatusBuilder) -> StatusBuilder:
+    """The recipe with only what `desired_state` reads: small, and equal while the plan is the same."""
+    metadata = {name: status.body["metadata"].get(name) for name in ("namespace", "name", "uid")}
+    state = MegatronRecipeStatus(
+        plan=status.current.plan,
+        recovery=RecoveryStatus(elastic=status.recovery.elastic),
+        checkpoint=CheckpointStatus(iteration=status.checkpoint.iteration),
+    )
+    return StatusBuilder({"metadata": metadata, "spec": status.spec}, 0.0, state)
+
+
+def can_continue_with(status: StatusBuilder, desired: DesiredState) -> bool:
+    """Whether the run can continue as `desired`, with the same batch size and its checkpoints."""
     before = status.current.plan
     same_batch = before is None or desired.plan.global_batch_size == before.global_batch_size
     return same_batch and not checkpoint_conflicts(status, desired)

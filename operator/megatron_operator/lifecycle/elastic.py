@@ -1,22 +1,21 @@
 """On how many accelerators an elastic run can continue."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 
-def largest_fitting_count(
-    capacity: int, *, requested: int, min_count: int, per_node: int, accepts: Callable[[int], bool]
-) -> int | None:
-    """Largest count of whole nodes within `capacity` and `requested` that `accepts`; None below `min_count`.
+def possible_counts(capacity: int, *, requested: int, min_count: int, per_node: int) -> Iterator[int]:
+    """Counts of whole nodes within `capacity` and `requested` and from `min_count`, the largest first.
 
-    `accepts` asks the planner, from the largest count down: the batch need not be divisible by every count.
+    The planner accepts some of them: the batch need not be divisible by every count.
     """
     most = min(capacity, requested)
     if per_node >= requested:
         counts = range(requested if capacity >= requested else 0, 0, -requested)
     else:
         counts = range(most // per_node * per_node, 0, -per_node)
-    return next((count for count in counts if count >= min_count and accepts(count)), None)
+    return takewhile(lambda count: count >= min_count, counts)
 
 
 @dataclass(frozen=True, slots=True)

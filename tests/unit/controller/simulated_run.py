@@ -13,13 +13,13 @@ CLAIM = "mine"
 class Run:
     """A run of two pods on three nodes with a checkpoint claim of the user's, and its operator."""
 
-    def __init__(self) -> None:
+    def __init__(self, planning: Any = None) -> None:
         self.cluster = Cluster({f"node-{index}": Node(f"node-{index}") for index in range(3)})
         self.api = ApiInMemory(
             self.cluster, {**recipe_spec(16), "checkpoint": {"volume": {"claimName": CLAIM}}}
         )
         self.api.claims[CLAIM] = {"metadata": {"name": CLAIM}}
-        self.operator = WholeOperator(self.api, check=lambda _seen, _decision: None)
+        self.operator = WholeOperator(self.api, lambda _seen, _decision: None, planning)
 
     def until(self, reached: Callable[[], bool], seconds: int = 600) -> None:
         for _ in range(seconds):

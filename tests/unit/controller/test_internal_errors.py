@@ -7,6 +7,7 @@ import pytest
 from megatron_operator.controller import reconciler, snapshot_reader
 from megatron_operator.controller.reconciler import ReconcileError
 
+from tests.unit.controller import whole_operator
 from tests.unit.controller.simulated_run import Run
 
 MESSAGE = "KeyError: 'wandbproject'"
@@ -23,7 +24,7 @@ def failing(*_: object, **__: object) -> Any:
 
 @pytest.fixture
 def break_planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: monkeypatch.setattr(reconciler, "desired_state", failing)
+    return lambda: monkeypatch.setattr(whole_operator, "desired_state", failing)
 
 
 def reconcile_until(run: Run, reached: Callable[[], bool], seconds: int = 300) -> None:
@@ -83,7 +84,7 @@ def test_a_recipe_whose_plan_fails_can_be_deleted(run: Run, break_planning: Call
 def test_the_edit_is_applied_once_planning_works_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = run.cluster.job
     with monkeypatch.context() as patched:
-        patched.setattr(reconciler, "desired_state", failing)
+        patched.setattr(whole_operator, "desired_state", failing)
         run.edit(checkpoint=run.api.recipe["spec"]["checkpoint"] | {"saveInterval": 77})
         with pytest.raises(ReconcileError):
             run.operator.reconcile()
@@ -143,7 +144,7 @@ def test_a_long_error_is_cut_to_one_short_line(run: Run, monkeypatch: pytest.Mon
     def verbose(*_: object, **__: object) -> Any:
         raise ValueError("line\n" * 5000)
 
-    monkeypatch.setattr(reconciler, "desired_state", verbose)
+    monkeypatch.setattr(whole_operator, "desired_state", verbose)
     run.edit(checkpoint=run.api.recipe["spec"]["checkpoint"] | {"saveInterval": 77})
     with pytest.raises(ReconcileError):
         run.operator.reconcile()

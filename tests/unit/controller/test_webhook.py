@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.controller.webhook import Verdict, admission_review, review
+from megatron_operator.controller.webhook import admission_review
 from megatron_operator.lifecycle.desired import Config, desired_state
+from megatron_operator.lifecycle.review import Verdict, review
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 PLATFORM = PlatformConfig.model_validate(

@@ -20,7 +20,13 @@ from megatron_operator.controller.children import Children
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.snapshot_reader import SnapshotReader
-from megatron_operator.lifecycle.desired import Config, desired_state
+from megatron_operator.lifecycle.desired import (
+    Config,
+    DesiredState,
+    can_continue_with,
+    desired_state,
+    planning_input,
+)
 from megatron_operator.lifecycle.observation import Limits, Observation
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.recovery_policy import Decision, decide
@@ -117,11 +123,31 @@ class ConfigInMemory:
         return CONFIG
 
 
+class PlanningInProcess:
+    """Stands in for the planning process, whose start would take longer than most tests."""
+
+    async def desired(self, status: StatusBuilder) -> DesiredState:
+        return desired_state(planning_input(status), CONFIG)
+
+    async def can_continue_on(self, status: StatusBuilder, count: int) -> bool:
+        try:
+            return can_continue_with(status, desired_state(planning_input(status), CONFIG, count))
+        except InvalidRecipeError:
+            return False
+
+    def forget(self, _key: RecipeKey) -> None: ...
+
+
 class WholeOperator:
     """An operator that can be killed between any two writes. `check` sees every decision."""
 
-    def __init__(self, api: ApiInMemory, check: Callable[[Observation, Decision], None]) -> None:
-        self.api, self._check = api, check
+    def __init__(
+        self,
+        api: ApiInMemory,
+        check: Callable[[Observation, Decision], None],
+        planning: Any = None,
+    ) -> None:
+        self.api, self._check, self.planning = api, check, planning
         self.reachable = True
         """Whether the operator reaches the pods."""
         self.runner = asyncio.Runner()
@@ -142,8 +168,11 @@ class WholeOperator:
         poller: Any = self._progress
         nodes = NodeReader(api, allowed=True)
         self._snapshots = SnapshotReader(api, nodes, poller)
-        capacity = CapacityFinder(api, config, allowed=True)
-        self._reconciler = Reconciler(api, config, self._snapshots, Children(api, nodes), capacity, poller)
+        planning: Any = self.planning or PlanningInProcess()
+        capacity = CapacityFinder(api, planning, allowed=True)
+        self._reconciler = Reconciler(
+            api, config, planning, self._snapshots, Children(api, nodes), capacity, poller
+        )
 
     def close(self) -> None:
         for each in self._patches:

@@ -1,0 +1,114 @@
+"""Plans recipes in the planning process, and remembers which ones exceed its limits."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from megatron_operator.api.errors import InvalidRecipeError, OperatorError, PlanningLimitError
+from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.plan_worker import PlanWorker
+from megatron_operator.lifecycle.desired import (
+    Config,
+    DesiredState,
+    can_continue_with,
+    desired_state,
+    planning_input,
+)
+from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+
+PATIENCE: Final = 0.5
+"""Seconds for which a reconcile waits for a plan, which usually takes some hundredths."""
+
+
+class PlanPendingError(OperatorError):
+    """The recipe is still being planned; it is reconciled again as soon as the plan is made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Version:
+    """What has to change before a recipe that exceeded the limits is planned again."""
+
+    uid: str
+    generation: int
+    config: Config
+
+    def same(self, other: "_Version") -> bool:
+        return (self.uid, self.generation) == (other.uid, other.generation) and self.config is other.config
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    request: StatusBuilder
+    config: Config
+    plan: asyncio.Task[DesiredState]
+
+
+class Planning:
+    """Plans by key. `ready` is called when a plan is made for which a reconcile did not wait."""
+
+    def __init__(self, config: ConfigSource, worker: PlanWorker, ready: Callable[[RecipeKey], None]) -> None:
+        self._config = config
+        self._worker = worker
+        self._ready = ready
+        self._pending: dict[RecipeKey, _Pending] = {}
+        self._exceeded: dict[RecipeKey, tuple[_Version, PlanningLimitError]] = {}
+
+    async def desired(self, status: StatusBuilder) -> DesiredState:
+        """What should exist for the recipe.
+
+        Raises InvalidRecipeError when it cannot run, PlanningLimitError when planning it exceeds the limits,
+        PlanPendingError while it is planned, ApiError when the configuration cannot be read.
+        """
+        key, config = status.key, await self._config.read()
+        version = _Version(status.uid, status.generation, config)
+        if key in self._exceeded:
+            exceeded, error = self._exceeded[key]
+            if exceeded.same(version):
+                raise error
+            del self._exceeded[key]
+        plan = self._plan(key, planning_input(status), config)
+        await asyncio.wait({plan}, timeout=PATIENCE)
+        if not plan.done():
+            plan.add_done_callback(lambda made: None if made.cancelled() else self._ready(key))
+            raise PlanPendingError(f"{key} is being planned")
+        self._pending.pop(key, None)
+        try:
+            return plan.result()
+        except PlanningLimitError as error:
+            self._exceeded[key] = version, error
+            raise
+
+    async def can_continue_on(self, status: StatusBuilder, count: int) -> bool:
+        """Whether the run can continue on `count` accelerators with its batch size and its checkpoints."""
+        config = await self._config.read()
+        namespace = status.key.namespace
+        try:
+            desired = await self._worker.call(
+                _on_count, planning_input(status), count, config=config, namespace=namespace
+            )
+        except InvalidRecipeError:
+            return False
+        return can_continue_with(status, desired)
+
+    def forget(self, key: RecipeKey) -> None:
+        """Drop what is known of a recipe that no longer exists."""
+        self._exceeded.pop(key, None)
+        if (pending := self._pending.pop(key, None)) is not None:
+            pending.plan.cancel()
+
+    def _plan(self, key: RecipeKey, request: StatusBuilder, config: Config) -> asyncio.Task[DesiredState]:
+        """The plan of this request that is being made, or a new one."""
+        pending = self._pending.get(key)
+        if pending is not None:
+            if pending.config is config and pending.request == request:
+                return pending.plan
+            pending.plan.cancel()
+        call = self._worker.call(desired_state, request, config=config, namespace=key.namespace)
+        plan: asyncio.Task[DesiredState] = asyncio.ensure_future(call)
+        self._pending[key] = _Pending(request, config, plan)
+        return plan
+
+
+def _on_count(request: StatusBuilder, count: int, config: Config) -> DesiredState:
+    return desired_state(request, config, count)

@@ -1,0 +1,48 @@
+"""The CLI's own limits of planning."""
+
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError
+from megatron_operator.cli import planning
+from megatron_operator.cli.limits import planning_limits
+from megatron_operator.cli.main import cli
+from megatron_operator.planner.limits import PlanningLimits
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-8b.yaml"
+
+
+def never_ends(*_: object) -> None:
+    while True:
+        try:
+            sum(range(1000))
+        except InvalidRecipeError:
+            continue
+
+
+def test_planning_that_never_ends_is_an_error_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "admit", never_ends)
+    result = CliRunner().invoke(cli, ["validate", "-f", str(EXAMPLE)])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "spec: planning it was stopped after 3 s of processor time; "
+        "set fewer layers, experts or accelerators, or set the parallel sizes"
+    ]
+
+
+def test_planning_that_takes_all_memory_is_an_error_of_the_recipe() -> None:
+    message = "spec: planning it was stopped at 1 MiB of memory"
+    limits = PlanningLimits(memory_bytes=2**20)
+    with pytest.raises(PlanningLimitError, match=message), planning_limits(limits):
+        bytearray(2**30)
+
+
+def test_the_process_is_as_before_afterwards() -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)
+    with planning_limits():
+        pass
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)) == before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
