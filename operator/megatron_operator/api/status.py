@@ -285,14 +285,18 @@ class MegatronRecipeStatus(ApiModel):
         Server-side apply turns a map that had entries and is applied as {} into null, which the API server
         then rejects.
         """
-        status: dict[str, object] = _without_empty_maps(super().wire())
-        return status
+        return _without_empty_maps(super().wire())
 
 
-def _without_empty_maps(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_empty_maps(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {key: _without_empty_maps(each) for key, each in value.items()}
-    return {key: each for key, each in kept.items() if each != {}}
+def _without_empty_maps(fields: dict[str, Any]) -> dict[str, object]:
+    # Runs in every reconcile, and most values are scalars: no call for those.
+    kept: dict[str, object] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            if smaller := _without_empty_maps(value):
+                kept[name] = smaller
+        elif isinstance(value, list):
+            kept[name] = [_without_empty_maps(e) if isinstance(e, dict) else e for e in value]
+        else:
+            kept[name] = value
+    return kept
