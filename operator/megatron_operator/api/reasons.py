@@ -66,6 +66,12 @@ class Reason(StrEnum):
         "A PersistentVolumeClaim that the recipe names does not exist.",
         "Create the claim, or correct `claimName`.",
     )
+    VOLUME_CLAIM_TERMINATING = (
+        "VolumeClaimTerminating",
+        "`Running=False`, `Prepared=False`",
+        "A claim of the run is being deleted; Kubernetes keeps it while a pod mounts it.",
+        "Wait; for a claim that the recipe names, create it again.",
+    )
     VOLUME_CLAIM_REFUSED = (
         "VolumeClaimRefused",
         "`Running=False`",
@@ -92,14 +98,15 @@ class Reason(StrEnum):
     )
     NAME_TAKEN = (
         "NameTaken",
-        "`Running=False`",
-        "A PyTorchJob of this name exists that belongs to something else.",
-        "Rename the recipe, or delete that job.",
+        "`Running=False`, `Prepared=False`",
+        "A PyTorchJob, Job or claim with a name that the run needs belongs to something else: it lacks the "
+        "recipe's label or an owner reference with its UID. It is neither changed nor deleted.",
+        "Rename the recipe, or delete that object; a claim can be used with `claimName`.",
     )
     PREVIOUS_JOB_ENDING = (
         "PreviousJobEnding",
-        "`Running=False`",
-        "The job of an earlier recipe of this name is being deleted.",
+        "`Running=False`, `Prepared=False`",
+        "A job or claim of an earlier recipe of this name is being deleted.",
     )
     JOB_REPLACED = (
         "JobReplaced",

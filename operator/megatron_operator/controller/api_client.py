@@ -144,7 +144,7 @@ class ApiClient:
         metadata = target["metadata"]
         version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         path = resource.path(metadata["namespace"], metadata["name"])
-        body = changes | {"metadata": version}
+        body = changes | {"metadata": changes.get("metadata", {}) | version}
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("PATCH", path, query, body, "application/merge-patch+json")
 

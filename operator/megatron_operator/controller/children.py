@@ -1,20 +1,41 @@
-"""Ensures the objects of a recipe: claims, data preparation, training job. Every step may run twice."""
+"""Ensures the objects of a recipe: claims, data preparation, training job. Every step may run twice.
+
+Everything is created with POST and changed only where `lifecycle.children` judges it to be the recipe's own.
+"""
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import force_delete
-from megatron_operator.controller.api_client import BATCH_JOBS, CLAIMS, JOBS, PODS, ApiClient, ApiError
+from megatron_operator.controller.api_client import (
+    BATCH_JOBS,
+    CLAIMS,
+    JOBS,
+    PODS,
+    ApiClient,
+    ApiError,
+    Resource,
+)
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue
+from megatron_operator.lifecycle.children import (
+    Preparation,
+    claim_changes,
+    claim_obstacle,
+    ending_claim,
+    missing_claim,
+    preparation_obstacle,
+    preparation_state,
+    set_preparation_failed,
+)
 from megatron_operator.lifecycle.desired import DesiredState
-from megatron_operator.lifecycle.job_status import set_blocked, set_prepared, set_starting
-from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting, owned_by
+from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_prepared, set_starting
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
-from megatron_operator.lifecycle.pod_termination import pod_end
 from megatron_operator.lifecycle.snapshot import abandoned_pods
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import prepare, pytorchjob
+from megatron_operator.manifests import pytorchjob
 from megatron_operator.manifests.metadata import ROLE_PREPARE
 from megatron_operator.manifests.node_avoidance import avoiding
 
@@ -38,40 +59,56 @@ class Children:
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool
     ) -> Requeue | None:
-        """Check that the user's claims exist, and apply the operator's own; None once they all exist.
+        """Check that the user's claims exist, and create the operator's own; None once they all exist.
 
         `running` is as for `set_blocked`.
         """
         namespace = status.key.namespace
         for name in desired.manifests.expected_claims:
-            if await self._api.get(CLAIMS, namespace, name) is None:
-                message = (
-                    f"PersistentVolumeClaim {name} does not exist in namespace {namespace}; create it, or "
-                    "correct claimName"
-                )
-                set_blocked(status, Reason.VOLUME_CLAIM_MISSING, message, running=running)
-                return Requeue(LATER, Reason.VOLUME_CLAIM_MISSING)
+            existing = await self._api.get(CLAIMS, namespace, name)
+            if existing is None:
+                return set_obstacle(status, missing_claim(name, namespace), running=running)
+            if is_deleting(existing):
+                return set_obstacle(status, ending_claim(name), running=running)
         for claim in desired.manifests.claims:
             try:
-                await self._ensure_claim(claim)
+                obstacle = await self._ensure_claim(status, desired, claim)
             except ApiError as error:
                 if not error.refused:
                     raise
                 quota = "exceeded quota" in error.message
                 reason = Reason.QUOTA_EXCEEDED if quota else Reason.VOLUME_CLAIM_REFUSED
-                set_blocked(status, reason, error.message, running=running)
-                return Requeue(LATER, reason)
+                obstacle = Obstacle(reason, error.message, LATER)
+            if obstacle is not None:
+                return set_obstacle(status, obstacle, running=running)
         return None
 
-    async def _ensure_claim(self, claim: Object) -> None:
-        """A claim's access mode is immutable, and one for several nodes serves a single node too."""
+    async def _ensure_claim(
+        self, status: StatusBuilder, desired: DesiredState, claim: Object
+    ) -> Obstacle | None:
+        """Create a claim, or change the recipe's own to what it should be."""
         metadata = claim["metadata"]
         existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
-        if existing is None or content_hash(existing) != content_hash(claim):
-            modes = (existing or {}).get("spec", {}).get("accessModes") or []
-            if "ReadWriteMany" in modes:
-                claim = claim | {"spec": claim["spec"] | {"accessModes": modes}}
-            await self._api.apply(CLAIMS, claim)
+        if existing is None:
+            if await self._create(CLAIMS, claim) is not None:
+                return None
+            existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
+            if existing is None:
+                return ending_claim(metadata["name"])
+        if (obstacle := claim_obstacle(status, desired.manifests, existing)) is not None:
+            return obstacle
+        if (changes := claim_changes(existing, claim, status.uid)) is not None:
+            await self._api.merge(CLAIMS, existing, changes)
+        return None
+
+    async def _create(self, resource: Resource, body: Object) -> Object | None:
+        """Create an object; None when somebody has created one of its name since it was looked up."""
+        try:
+            return await self._api.create(resource, body)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            return None
 
     async def ensure_data(
         self, status: StatusBuilder, desired: DesiredState, *, edited: bool
@@ -84,34 +121,28 @@ class Children:
         if body is None or digest is None or status.current.prepared == digest:
             set_prepared(status, desired)
             return None
-        name = body["metadata"]["name"]
-        existing = await self._api.get(BATCH_JOBS, status.key.namespace, name)
-        if existing is not None and is_deleting(existing):
-            return Requeue(SOON, "the previous preparation is being deleted")
+        existing = await self._api.get(BATCH_JOBS, status.key.namespace, body["metadata"]["name"])
         if existing is None:
             status.set(phase=Phase.PREPARING)
             message = "the preparation job is being created"
             status.set_condition(Condition.PREPARED, False, Reason.PREPARING, message)
-            await self._api.apply(BATCH_JOBS, body)
-            return Requeue(LATER, Reason.PREPARING)
-        conditions = (existing.get("status") or {}).get("conditions") or []
-        done = {c["type"]: c for c in conditions if c["status"] == "True"}
-        outdated = content_hash(existing) != digest or not owned_by(existing, status.uid)
-        if outdated or ("Failed" in done and edited):
-            await self._api.delete(BATCH_JOBS, existing)
-            return Requeue(SOON, "the previous preparation is being deleted")
-        if "Complete" in done:
+            created = await self._create(BATCH_JOBS, body)
+            return Requeue(SOON if created is None else LATER, Reason.PREPARING)
+        if (obstacle := preparation_obstacle(status, existing)) is not None:
+            return set_obstacle(status, obstacle, running=False)
+        state = preparation_state(existing, digest, edited=edited)
+        if state is Preparation.COMPLETE:
             set_prepared(status, desired)
             return None
+        if state in (Preparation.OUTDATED, Preparation.DELETING):
+            if state is Preparation.OUTDATED:
+                await self._api.delete(BATCH_JOBS, existing)
+            return Requeue(SOON, "the previous preparation is being deleted")
         pods = await pods_of_role(self._api, status, ROLE_PREPARE)
-        if "Failed" in done:
-            ends = [end.cause for pod in pods if (end := pod_end(pod, name, prepare.CONTAINER))]
-            detail = ends[-1] if ends else done["Failed"].get("message", "no reason given")
-            cause = f"preparation failed: {detail}"
-            status.set_condition(Condition.PREPARED, False, Reason.PREPARE_FAILED, cause)
-            status.fail(Reason.PREPARE_FAILED, cause)
+        if state is Preparation.FAILED:
+            set_preparation_failed(status, existing, pods)
             return Requeue(LATER, Reason.PREPARE_FAILED)
-        await self._wait_for_preparation(status, name, pods)
+        await self._wait_for_preparation(status, existing["metadata"]["name"], pods)
         return Requeue(LATER, Reason.PREPARING)
 
     async def _wait_for_preparation(self, status: StatusBuilder, name: str, pods: list[Object]) -> None:
@@ -126,13 +157,16 @@ class Children:
             status.set_condition(Condition.PREPARED, False, obstacle.reason, obstacle.message)
 
     async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | None:
-        """Create the training job; None when the API server rejects it. The condition has the reason.
+        """Create the training job; None when the API server rejects it, and the condition has the reason.
+
+        None also when a job of this name has just appeared; the next reconcile judges it. A job that exists
+        is never applied over, because a queue may have changed it.
 
         To be called once no pod of an earlier job is left: two gangs must not write one checkpoint.
         """
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
         try:
-            job = await self._api.apply(JOBS, manifest)
+            job = await self._create(JOBS, manifest)
         except ApiError as error:
             if error.not_found:
                 message = (
@@ -145,5 +179,6 @@ class Children:
             else:
                 raise
             return None
-        set_starting(status, Reason.JOB_CREATED, "")
+        if job is not None:
+            set_starting(status, Reason.JOB_CREATED, "")
         return job

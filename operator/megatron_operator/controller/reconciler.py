@@ -25,20 +25,21 @@ from megatron_operator.lifecycle.actions import (
     Result,
     wait,
 )
+from megatron_operator.lifecycle.children import job_obstacle
 from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflicts
 from megatron_operator.lifecycle.job_status import (
     adopt_job,
     reset_job_status,
     set_internal_error,
     set_job_replaced,
-    set_name_taken,
+    set_obstacle,
     set_planned,
     set_prepared,
     set_refused,
     set_starting,
     set_suspended,
 )
-from megatron_operator.lifecycle.object_metadata import content_hash, is_deleting, owned_by
+from megatron_operator.lifecycle.object_metadata import content_hash, is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.progress_status import update_goodput
 from megatron_operator.lifecycle.recovery import (
@@ -150,15 +151,18 @@ class Reconciler:
     async def _suspend_unread(self, status: StatusBuilder) -> Result:
         """Suspend a run of which nothing but the job can be read."""
         job = await self._snapshots.read_job(status.key)
-        if job is None or not owned_by(job, status.uid):
+        if job is None or job_obstacle(status, job) is not None:
             return DONE
         return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])
 
     async def _reconcile(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """From the snapshot to the status, and to the actions that follow once it is written."""
         job, phase = snapshot.job, snapshot.job_phase
-        if job is not None and not owned_by(job, status.uid):
-            return set_name_taken(status, job)
+        if job is not None and (obstacle := job_obstacle(status, job)) is not None:
+            self._poller.forget(status.key)
+            if status.ended and not status.edited:
+                return DONE
+            return Result(requeue=set_obstacle(status, obstacle, running=False))
         if status.ended and not status.edited:
             return self._clean_up(status, snapshot)
         if status.suspended and phase is not JobPhase.SUCCEEDED:

@@ -4,14 +4,13 @@ from typing import Final
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.api.labels import KIND
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import JobStatus
-from megatron_operator.lifecycle.actions import LATER, SOON, Result, wait
+from megatron_operator.lifecycle.actions import Requeue
 from megatron_operator.lifecycle.desired import DesiredState, contract_of
-from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, content_hash
+from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import pytorchjob
 
 LONGEST_ERROR: Final = 300
 """Characters of an unexpected error in a condition."""
@@ -82,17 +81,10 @@ def set_blocked(status: StatusBuilder, reason: Reason, message: str, *, running:
     status.set_condition(Condition.RUNNING, False, reason, message)
 
 
-def set_name_taken(status: StatusBuilder, job: Object) -> Result:
-    """Report that the job's name belongs to another object; returns when to check again."""
-    name = job["metadata"]["name"]
-    owners = job["metadata"].get("ownerReferences") or []
-    if is_deleting(job) or any(owner.get("kind") == KIND for owner in owners):
-        reason = Reason.PREVIOUS_JOB_ENDING
-        set_blocked(status, reason, f"{name} of an earlier recipe is ending", running=False)
-        return wait(SOON, reason)
-    message = f"{pytorchjob.KIND} {name} exists and is not this recipe's; delete it, or rename the recipe"
-    set_blocked(status, Reason.NAME_TAKEN, message, running=False)
-    return wait(LATER, Reason.NAME_TAKEN)
+def set_obstacle(status: StatusBuilder, obstacle: Obstacle, *, running: bool) -> Requeue:
+    """Report an object that cannot be used, as `set_blocked` does; returns when to check again."""
+    set_blocked(status, obstacle.reason, obstacle.message, running=running)
+    return Requeue(obstacle.after, obstacle.reason)
 
 
 def set_prepared(status: StatusBuilder, desired: DesiredState) -> None:

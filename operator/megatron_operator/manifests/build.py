@@ -14,12 +14,14 @@ from megatron_operator.planner import PlannedRun, bridge
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """Objects to apply for a recipe, in this order: claims, preparation Job, PyTorchJob."""
+    """Objects to create for a recipe, in this order: claims, preparation Job, PyTorchJob."""
 
     claims: tuple[Manifest, ...]
     """Claims that the operator creates."""
     expected_claims: tuple[str, ...]
     """Claims that the user names and that must exist."""
+    checkpoint_claim: str
+    """Name of the claim of the checkpoints, whoever created it."""
     prepare_job: Manifest | None
     job: Manifest
 
@@ -36,7 +38,7 @@ class Manifests:
         return str(self.prepare_job["metadata"]["annotations"][ANNOTATION_HASH])
 
     def all(self) -> list[Manifest]:
-        """The objects in the order in which they are applied."""
+        """The objects in the order in which they are created."""
         return [*self.claims, *([self.prepare_job] if self.prepare_job else []), self.job]
 
 
@@ -63,6 +65,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     return Manifests(
         claims=claims.created,
         expected_claims=claims.expected,
+        checkpoint_claim=claims.checkpoint,
         prepare_job=prepare.job(owner, resolved, claims),
         job=with_hash(job(require_checkpoint), digest(job(False))),
     )

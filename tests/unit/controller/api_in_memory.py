@@ -11,12 +11,14 @@ from typing import Any
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import (
+    BATCH_JOBS,
     CLAIMS,
     EVENTS,
     JOBS,
     NODES,
     PODS,
     RECIPES,
+    ApiError,
     Resource,
 )
 from megatron_operator.controller.clock import ServerClock
@@ -59,6 +61,7 @@ class ApiInMemory:
         """Events."""
         self._job: Object | None = None
         self.claims: dict[str, Object] = {}
+        self.batch_jobs: dict[str, Object] = {}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
@@ -67,8 +70,7 @@ class ApiInMemory:
             return self.recipe
         if resource is JOBS:
             return self.job()
-        assert resource is CLAIMS, resource
-        return self.claims.get(name)
+        return self._stored(resource).get(name)
 
     async def find(
         self,
@@ -91,17 +93,29 @@ class ApiInMemory:
 
     async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
         self._write()
-        if resource is RECIPES:
-            assert subresource == "status"
-            require_no_map_emptied(self.recipe.get("status") or {}, body["status"])
-            version = int(self.recipe["metadata"]["resourceVersion"]) + 1
-            metadata = self.recipe["metadata"] | {"resourceVersion": str(version)}
-            self.recipe = self.recipe | {"metadata": metadata, "status": deepcopy(body["status"])}
-            return self.recipe
-        if resource is CLAIMS:
-            self.claims[body["metadata"]["name"]] = body
+        assert resource is RECIPES, f"{resource} would be applied over what others have set"
+        assert subresource == "status"
+        require_no_map_emptied(self.recipe.get("status") or {}, body["status"])
+        version = int(self.recipe["metadata"]["resourceVersion"]) + 1
+        metadata = self.recipe["metadata"] | {"resourceVersion": str(version)}
+        self.recipe = self.recipe | {"metadata": metadata, "status": deepcopy(body["status"])}
+        return self.recipe
+
+    async def create(self, resource: Resource, body: Object) -> Object:
+        self._write()
+        if resource is EVENTS:
+            self.posted.append(body)
             return body
-        assert resource is JOBS, resource
+        name = body["metadata"]["name"]
+        if resource is not JOBS:
+            stored = self._stored(resource)
+            if name in stored:
+                raise ApiError(409, "AlreadyExists", f"{name} already exists")
+            identity = {"uid": f"{resource.plural}-{name}", "resourceVersion": "1"}
+            stored[name] = deepcopy(body) | {"metadata": body["metadata"] | identity}
+            return stored[name]
+        if self._job is not None:
+            raise ApiError(409, "AlreadyExists", f"{name} already exists")
         assert not self.cluster.pods, "two gangs would write one checkpoint"
         size = sum(r["replicas"] for r in body["spec"]["pytorchReplicaSpecs"].values())
         self.cluster.make_job(size, avoided(body))
@@ -110,15 +124,14 @@ class ApiInMemory:
         self._job = deepcopy(body) | {"metadata": metadata}
         return self._job
 
-    async def create(self, resource: Resource, body: Object) -> Object:
-        assert resource is EVENTS, resource
-        self._write()
-        self.posted.append(body)
-        return body
-
     async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
-        assert resource is JOBS, resource
         self._write()
+        if resource is CLAIMS:
+            name = target["metadata"]["name"]
+            assert self.claims[name]["metadata"]["uid"] == target["metadata"]["uid"]
+            self.claims[name] = _merged(self.claims[name], changes)
+            return self.claims[name]
+        assert resource is JOBS, resource
         if self._job is not None and self._job["metadata"]["uid"] == target["metadata"]["uid"]:
             self._job = _merged(self._job, changes)
             assert self.cluster.job is not None
@@ -140,6 +153,9 @@ class ApiInMemory:
                 self._job = None
                 self.cluster.delete_job()
             return
+        if resource is BATCH_JOBS:
+            self.batch_jobs.pop(target["metadata"]["name"])
+            return
         assert resource is PODS, resource
         pod = next((pod for pod in self.cluster.pods if f"pod-{pod.uid}" == uid), None)
         if pod is None or (same_version and target != self.pod(pod)):
@@ -149,6 +165,10 @@ class ApiInMemory:
         else:
             self.deleted += [pod] if pod.node is not None else []
             self.cluster.delete(pod)
+
+    def _stored(self, resource: Resource) -> dict[str, Object]:
+        assert resource in (CLAIMS, BATCH_JOBS), resource
+        return self.claims if resource is CLAIMS else self.batch_jobs
 
     def _respond(self) -> None:
         self.clock.synchronize(formatdate(self.cluster.now, usegmt=True))
