@@ -8,6 +8,7 @@ tests, benchmarks and demo, never the other way round.
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,13 @@ def python_files(*parts: str) -> list[Path]:
     return sorted(ROOT.joinpath(*parts).rglob("*.py"))
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported_modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,8 +108,7 @@ def test_only_the_controller_accesses_the_cluster_and_no_part_imports_torch(path
 @pytest.mark.parametrize("path", [path for path in FILES if part(path) == "lifecycle"], ids=relative)
 def test_the_lifecycle_is_synchronous(path: Path) -> None:
     asynchronous = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
-    tree = ast.parse(path.read_text())
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, asynchronous)]
+    assert not [node.lineno for node in ast.walk(parse(path)) if isinstance(node, asynchronous)]
     assert "asyncio" not in imported_packages(path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from megatron_operator.api.crd import custom_resource_definition, render
 ROOT = Path(__file__).parents[3]
 
 
+@cache
 def version() -> dict[str, Any]:
     found: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]
     return found

@@ -1,5 +1,6 @@
 """Validation rules across fields: the CEL text and its Python twin."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from megatron_operator.api.validation import parse_spec, rule_errors
 SMALLEST: dict[str, Any] = {"recipe": "llama3-8b", "accelerator": {"count": 8}, "data": {"mockData": True}}
 
 
+@cache
 def spec_schema() -> dict[str, Any]:
     version = custom_resource_definition()["spec"]["versions"][0]
     schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
