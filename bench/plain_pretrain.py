@@ -16,7 +16,7 @@ if __name__ == "__main__":
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
-    from megatron_trainer.checkpoints.async_checkpoint_writers import fork_writers
+    from megatron_trainer.checkpoints.async_checkpoint_writers import install
     from megatron_trainer.health.loss_spikes import LossSpikeDetector
     from megatron_trainer.telemetry.reporter import Reporter
     from megatron_trainer.worker import gpt
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     args = parse(flags)
     MegatronHooks(Reporter(), None, LossSpikeDetector(None, 1, None), lambda: None).install()
     # Megatron's own writers are new interpreters, which start slower and lack the CPU replacements.
-    fork_writers(lambda _: os._exit(1))
+    install(lambda _: os._exit(1))
     pretrain(
         pretrain_cfg_container_from_args(args, gpt.model_config(args)),
         gpt.datasets,

@@ -207,4 +207,4 @@ def assert_same_training(run: Gang, undisturbed: Gang) -> None:
         for iteration, losses in found.items()
         if set(losses) != {expected[iteration]}
     }
-    assert not different
+    assert not different, f"iteration: (losses, expected loss): {different}"

@@ -41,6 +41,19 @@ def test_a_run_continues_with_equal_losses_and_an_incident_when(
     assert_phases_in_order(incident)
 
 
+def test_a_checkpoint_has_the_state_of_its_iteration_when_it_is_written_late(
+    pod: Gang, undisturbed: Gang
+) -> None:
+    pod.inject({"what": "late-write", "at": SAVE_INTERVAL, "generations": [1]})
+    pod.start()
+    pod.await_checkpoint(SAVE_INTERVAL)
+    pod.kill_rank(0)
+    assert pod.wait() == [0], pod.log()[-3000:]
+    (incident,) = pod.incidents()
+    assert incident["resumedFrom"] == SAVE_INTERVAL
+    assert_same_training(pod, undisturbed)
+
+
 def test_every_pod_serves_progress_metrics_and_health(gang: Gang) -> None:
     gang.environment["MEGATRON_PREFLIGHT"] = "1"
     gang.start()

@@ -3,7 +3,8 @@
 TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forward pass of iteration `at` of
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
 `raise`, `loop` (endlessly, in Python), `leave` (exit code 0). A `slow-save` and a `slow-evaluation` take
-SLOW_SECONDS. `wrong-product` simulates a device whose memory flips a bit.
+SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
+LATE_ITERATIONS more. `wrong-product` simulates a device whose memory flips a bit.
 """
 
 import importlib.abc
@@ -13,10 +14,12 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 SLOW_SECONDS = 7.0
+LATE_ITERATIONS = 2
 FAULTS = json.loads(os.environ.get("TEST_FAULTS", "[]"))
 
 
@@ -77,6 +80,22 @@ def disturb_checkpointing(training: Any) -> None:
     training.save_checkpoint, training.evaluate = disturbed_save, disturbed_evaluation
 
 
+def disturb_writer(filesystem_async: Any) -> None:
+    writer = filesystem_async.FileSystemWriterAsync
+    write = writer.write_preloaded_data
+
+    def disturbed_write(transforms: Any, *, write_bucket: Any, **options: Any) -> Any:
+        checkpoint = Path(write_bucket[0]).parent
+        iteration = int(checkpoint.name.removeprefix("iter_"))
+        if due("late-write", iteration):
+            records = checkpoint.parent / "progress.jsonl"
+            while f'"iteration": {iteration + LATE_ITERATIONS},' not in records.read_text():
+                time.sleep(0.05)
+        return write(transforms, write_bucket=write_bucket, **options)
+
+    writer.write_preloaded_data = staticmethod(disturbed_write)
+
+
 class FaultyMemory:
     """torch, but the first outer product has a wrong element."""
 
@@ -99,6 +118,7 @@ def disturb_preflight(preflight: Any) -> None:
 
 
 DISTURB = {
+    "megatron.core.dist_checkpointing.strategies.filesystem_async": disturb_writer,
     "megatron_trainer.health.preflight": disturb_preflight,
     "megatron_trainer.worker.gpt": disturb_gpt,
     "megatron.training.training": disturb_checkpointing,

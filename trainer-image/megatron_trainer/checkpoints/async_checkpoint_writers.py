@@ -1,4 +1,9 @@
-"""A rank's asynchronous checkpoint writers: forked from the warm rank, and monitored.
+"""A rank's asynchronous checkpoint writers: given a snapshot, forked from the warm rank, and monitored.
+
+Megatron hands a writer the tensors of a checkpoint and continues when the writer has copied them from the GPU
+to the CPU. Tensors that are on the CPU already (all of them on the cpu platform, those of an offloaded
+optimizer on a GPU) it does not copy but shares, so that a late writer would save the state of a later step.
+Here they are copied too.
 
 Megatron starts them as fresh interpreters that import torch and Megatron again, which takes longer than the
 rank's own start and, on the cpu platform, lacks the stand-in for torch.cuda. Forked early, before CUDA and
@@ -13,17 +18,21 @@ from collections.abc import Callable
 
 import torch
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import WriteBucket
 from megatron.training import async_utils as training_async_utils
 from megatron.training import initialize
 
 _POLL_SECONDS = 1.0
+_copy_from_gpu = filesystem_async.FileSystemWriterAsync.preload_tensors
 
 
-def fork_writers(on_death: Callable[[str], None]) -> None:
-    """Make Megatron fork this rank's writers. `on_death` is called on a thread with how a writer died.
+def install(on_death: Callable[[str], None]) -> None:
+    """Make Megatron give this rank's writers a snapshot, and fork them. Call it before training.
 
-    Does nothing if CUDA is initialised, since it does not survive a fork.
+    `on_death` is called on a thread with how a writer died. Writers are not forked if CUDA is initialised,
+    since it does not survive a fork.
     """
+    filesystem_async.FileSystemWriterAsync.preload_tensors = staticmethod(snapshot)
     if torch.cuda.is_initialized() and torch.cuda.get_device_name() != "cpu":
         return
     filesystem_async.get_write_results_queue("fork")
@@ -31,6 +40,18 @@ def fork_writers(on_death: Callable[[str], None]) -> None:
         training_async_utils.init_persistent_async_worker(rank, "fork")
     )
     threading.Thread(target=_watch, args=(on_death,), daemon=True, name="checkpoint-writer").start()
+
+
+def snapshot(buckets: list[WriteBucket], non_blocking: bool = True) -> list[WriteBucket]:
+    """Return the buckets of a checkpoint with all tensors copied to the CPU.
+
+    Megatron's writer calls this before training continues. The function is pickled by its name.
+    """
+    shared = {id(tensor) for *_, (_, tensors) in buckets for _, tensor in tensors}
+    return [
+        (path, key, (data, [(item, t.clone() if id(t) in shared else t) for item, t in tensors]))
+        for path, key, (data, tensors) in _copy_from_gpu(buckets, non_blocking)
+    ]
 
 
 def _watch(on_death: Callable[[str], None]) -> None:

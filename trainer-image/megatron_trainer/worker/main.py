@@ -51,7 +51,7 @@ def _train(argv: Sequence[str], reporter: Reporter) -> None:
     )
     hooks.install()
     tracebacks.make_picklable()
-    async_checkpoint_writers.fork_writers(lambda how: _die(reporter, how))
+    async_checkpoint_writers.install(lambda how: _die(reporter, how))
     try:
         pretrain(
             pretrain_cfg_container_from_args(args, model_config(args)),
