@@ -86,6 +86,8 @@ class World:
         self.wait_for(name, pods=pods)
         self.report(name, pods, iteration=iteration, checkpointIteration=checkpoint, **report)
         status: dict[str, Any] = {"progress": {"iteration": iteration}}
+        if "trainIters" in report:
+            status["progress"]["trainIters"] = report["trainIters"]
         if checkpoint is not None:
             status["checkpoint"] = {"iteration": checkpoint}
         if recovery is not None:

@@ -53,9 +53,9 @@ def _update_iteration(status: StatusBuilder, report: ProgressReport) -> None:
     iteration = report.iteration
     if restarted and report.phase not in TRAINING_PHASES:
         iteration = report.resumed_from or 0
-    if (iteration, generation) == (old.iteration, old.generation):
-        return
     step, total = report.step_seconds, report.train_iters
+    if (iteration, total, generation) == (old.iteration, old.train_iters, old.generation):
+        return
     eta = None
     if step and total and iteration is not None:
         eta = timestamp(status.now + step * max(0, total - iteration))

@@ -33,6 +33,13 @@ def test_the_progress_of_a_training_run_is_reported(run: Any) -> None:
     assert status.recovery.restarts == 0
 
 
+def test_a_total_that_a_later_report_corrects_is_reported(run: Any) -> None:
+    run.report(iteration=70)
+    reconcile(run)
+    run.report(iteration=70, trainIters=300)
+    assert reconcile(run).progress.display == "70/300"
+
+
 def test_a_second_reconcile_of_the_same_state_changes_nothing(run: Any) -> None:
     run.report(iteration=50)
     reconcile(run)
