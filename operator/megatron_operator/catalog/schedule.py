@@ -13,6 +13,8 @@ from megatron_operator.api.errors import FieldError
 
 Training = dict[str, Any]
 
+MOST_TOKENS: Final = 10**18
+"""A run of more tokens would have more samples than a status can hold."""
 _SUFFIX: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _OTHER: Final = {"Iters": "Samples", "Samples": "Iters"}
 
@@ -49,7 +51,11 @@ def resolve_length(training: Training, found: Diagnostics) -> None:
         return
     unit = _unit(training)
     if given[0] == "trainTokens":
-        total = tokens(training.pop("trainTokens"))
+        amount = training.pop("trainTokens")
+        total = tokens(amount)
+        if total > MOST_TOKENS:
+            found.error("spec.training.trainTokens", f"{amount} is above 10^18 tokens", "set fewer")
+            return
         per_unit = seq_length if unit == "Samples" else seq_length * batch
         training[f"train{unit}"] = max(1, total // per_unit)
         found.note(

@@ -1,5 +1,6 @@
 """Plans a resolved recipe: returns a plan, or raises with every error that was found."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from megatron_operator.api.diagnostics import Diagnostics
@@ -323,8 +324,20 @@ def _to_plan(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> 
         "notes": found.notes + planning_notes(problem, ranking, chosen),
     }
     made = Plan.model_validate(fields)
+    if too_large := next(_too_large(made.wire()), None):
+        found.error("spec", *too_large)
+        found.raise_errors()
     notes = [*made.notes, *lint_warnings(resolved, made), *suggestions(resolved)]
     return made.model_copy(update={"notes": notes})
+
+
+def _too_large(fields: dict[str, Any], at: str = "") -> Iterator[tuple[str, str]]:
+    """Message and fix for each integer that the status, with 64 bits for one, cannot hold."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _too_large(value, f"{at}{name}.")
+        elif isinstance(value, int) and value >= 2**63:
+            yield f"the plan's {at}{name} would be {value:.1e}, above 2^63", "set smaller sizes"
 
 
 def _overlap(problem: PlanningProblem, found: Diagnostics) -> dict[str, bool]:

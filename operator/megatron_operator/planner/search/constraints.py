@@ -9,6 +9,7 @@ from typing import Literal
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.search.pipeline_split import StageSplit
 
@@ -69,7 +70,7 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
 
 
 def _divisors(number: int) -> str:
-    return ", ".join([str(d) for d in range(1, number + 1) if number % d == 0][:12])
+    return ", ".join(map(str, divisors(number)[:12]))
 
 
 def _valid_tensor_sizes(context: ConstraintContext) -> str:
@@ -77,9 +78,8 @@ def _valid_tensor_sizes(context: ConstraintContext) -> str:
     shape, pod, world = context.shape, context.pod, context.world
     sizes = [
         tp
-        for tp in range(1, (world if context.in_one_nvlink_domain else pod) + 1)
+        for tp in divisors(shape.heads, world if context.in_one_nvlink_domain else pod)
         if (pod % tp == 0 or tp % pod == world % tp == 0)
-        and shape.heads % tp == 0
         and (shape.latent is not None or shape.groups % tp == 0 or tp % shape.groups == 0)
     ]
     return ", ".join(map(str, sizes))

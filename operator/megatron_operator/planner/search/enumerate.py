@@ -1,11 +1,13 @@
 """All layouts that keep what is requested and satisfy the constraints; the errors when there is none."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.search.constraints import Layout, layout_errors, stages_error
 from megatron_operator.planner.search.pipeline_split import (
@@ -21,6 +23,8 @@ TOKENS_PER_CP_RANK = 8192
 """Sequences up to this length are not split; longer ones may be, down to this length per rank."""
 MAX_UNEVEN_CHUNKS = 8
 """Uneven chunks are considered where no number of virtual stages up to this one makes even chunks."""
+MAX_SIZES = 16
+"""Sizes of PP and of EP that are considered: of numbers with more divisors, some are left out."""
 MAX_INTERLEAVINGS = 4
 """Numbers of virtual stages that are considered for one layout."""
 
@@ -36,13 +40,11 @@ def _all(problem: PlanningProblem) -> Iterator[Layout]:
     tps = _only(asked.tensor_model_parallel_size) or _powers(problem.pod, dividing=problem.pod)
     longest = max(problem.seq_length // TOKENS_PER_CP_RANK, 1)
     cps = _only(asked.context_parallel_size) or _powers(longest, dividing=world)
-    pps = _only(asked.pipeline_model_parallel_size) or [
-        pp for pp in range(1, min(shape.layers, world) + 1) if world % pp == 0
-    ]
+    pps = _only(asked.pipeline_model_parallel_size) or _considered(
+        divisors(world, shape.layers), shape.layers
+    )
     experts = 1 if problem.on_cpu else max(shape.experts, 1)
-    eps = _only(asked.expert_model_parallel_size) or [
-        ep for ep in range(1, experts + 1) if experts % ep == 0 and world % ep == 0
-    ]
+    eps = _only(asked.expert_model_parallel_size) or _considered(divisors(math.gcd(experts, world)), experts)
     for pp in pps:
         split = stage_split(problem, pp, Diagnostics())
         for tp in tps:
@@ -66,6 +68,17 @@ def _only(value: int | None) -> list[int]:
 
 def _powers(limit: int, *, dividing: int) -> list[int]:
     return [2**k for k in range(limit.bit_length()) if 2**k <= limit and dividing % 2**k == 0]
+
+
+def _considered(sizes: list[int], divided: int) -> list[int]:
+    """At most MAX_SIZES of these sizes in order: powers of two and divisors of `divided`, then small ones."""
+    if len(sizes) <= MAX_SIZES:
+        return sizes
+    usual = [size for size in sizes if size & (size - 1) == 0 or divided % size == 0]
+    if len(usual) > MAX_SIZES:
+        return [usual[i * (len(usual) - 1) // (MAX_SIZES - 1)] for i in range(MAX_SIZES)]
+    others = [size for size in sizes if size not in usual]
+    return sorted([*usual, *others[: MAX_SIZES - len(usual)]])
 
 
 def expert_tensor_parallel(problem: PlanningProblem, tp: int) -> int:
@@ -109,7 +122,7 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         return [layout]
     chunked = [
         trial
-        for virtual in range(2, max(split.layers) + 2)
+        for virtual in divisors(math.gcd(*split.counted))[1:]
         if interleaving_error(trial := replace(split, virtual=virtual), pp, overlap=True) is None
     ]
     if not _requests_split(problem) and (not chunked or (chunked[0].virtual or 0) > MAX_UNEVEN_CHUNKS):

@@ -2,10 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
+
+MOST_LETTERS: Final = 50_000
+"""Letters of a layout string once it is expanded: 10,000 layers, each in a chunk of its own, and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,15 @@ class StageSplit:
     """Virtual stages (interleaved chunks) of a stage; none without interleaving."""
 
     @property
+    def counted(self) -> set[int]:
+        """Numbers of layers that stages have, where the embedding or the loss may count as one."""
+        last = len(self.layers) - 1
+        return {
+            n + (self.count_embedding and i == 0) + (self.count_loss and i == last)
+            for i, n in enumerate(self.layers)
+        }
+
+    @property
     def even(self) -> bool:
         """Whether all stages have the same number of layers."""
         return len(set(self.layers)) == 1
@@ -30,10 +43,13 @@ class StageSplit:
 def parse_layout(layout: str) -> list[str]:
     """Split Megatron's layout string into one string of `E t m L` per chunk.
 
-    Raises ValueError for other letters.
+    Raises ValueError for other letters, and for more of them than the largest model needs.
     """
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
+        expanded = sum(len(m.group(1)) * int(m.group(2)) for m in re.finditer(pattern, text))
+        if len(text) + expanded > MOST_LETTERS:
+            raise ValueError(f"it stands for more than {MOST_LETTERS} letters")
         text = re.sub(pattern, lambda m: m.group(1) * int(m.group(2)), text)
     if foreign := sorted(set(text) - set("EtmL|")):
         raise ValueError(f"{''.join(foreign)!r} is not one of E, t, m, L and |")
@@ -207,11 +223,7 @@ def interleaving_error(split: StageSplit, pp: int, overlap: bool) -> FieldError 
         return FieldError(
             field, f"{virtual} needs PP of at least {least}, PP is {pp}", "leave it out or raise PP"
         )
-    per_stage = {
-        n + (split.count_embedding and i == 0) + (split.count_loss and i == pp - 1)
-        for i, n in enumerate(split.layers)
-    }
-    if uneven := sorted(n for n in per_stage if n % virtual):
+    if uneven := sorted(n for n in split.counted if n % virtual):
         return FieldError(
             field,
             f"{uneven[0]} layers of a stage are not divisible by {virtual} virtual stages",
