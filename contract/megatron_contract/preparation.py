@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from megatron_contract.limits import Bytes, Count, LongText
 from megatron_contract.wire import Message
 
 
@@ -9,10 +10,10 @@ from megatron_contract.wire import Message
 class PreparationResult(Message):
     """A prepared corpus: counts, and the size in bytes of its two files."""
 
-    documents: int
-    tokens: int
-    vocab_size: int
-    data_path: str
+    documents: Count
+    tokens: Count
+    vocab_size: Count
+    data_path: LongText
     """Prefix for Megatron's --data-path; the files are this with `.bin` and `.idx`."""
-    bin_bytes: int
-    idx_bytes: int
+    bin_bytes: Bytes
+    idx_bytes: Bytes

@@ -1,29 +1,31 @@
 """The JSON object that a pod writes to its termination log."""
 
+import json
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Annotated, Any, Final, Self
 
 from megatron_contract.exit_codes import REASON_COMPLETED, REASONS, ExitCode
+from megatron_contract.limits import MAX_TERMINATION_BYTES, Count, Identifier, Text, cut_to_json
 from megatron_contract.wire import Message, WireError, load_json
 
 MAX_MESSAGE_BYTES: Final = 3000
-"""The kubelet reads 4096 bytes of a termination log; JSON escapes and the other fields need space as well."""
+"""Bytes of the text as JSON; the other fields need some of MAX_TERMINATION_BYTES as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class TerminationMessage(Message):
     """Why a pod ended. `megatron-train` and `megatron-prepare` both write it."""
 
-    reason: str = ""
+    reason: Annotated[str, Identifier("")] = ""
     """One of `exit_codes.REASONS`."""
-    message: str = ""
-    exit_code: int | None = None
-    node_rank: int | None = None
-    rank: int | None = None
+    message: Annotated[str, Text(MAX_TERMINATION_BYTES)] = ""
+    exit_code: Count | None = None
+    node_rank: Count | None = None
+    rank: Count | None = None
     """Global rank that caused it; None if no rank did."""
-    iteration: int | None = None
+    iteration: Count | None = None
     """The last iteration done."""
-    checkpoint_iteration: int | None = None
+    checkpoint_iteration: Count | None = None
     """Iteration of the newest complete checkpoint."""
 
     @classmethod
@@ -37,14 +39,33 @@ class TerminationMessage(Message):
         iteration: int | None = None,
         checkpoint_iteration: int | None = None,
     ) -> Self:
-        """Build the message for an exit code, with the text cut to MAX_MESSAGE_BYTES of UTF-8."""
-        text = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
-        return cls(REASONS[code], text, int(code), node_rank, rank, iteration, checkpoint_iteration)
+        """Build the message for an exit code, with the text cut to MAX_MESSAGE_BYTES as JSON."""
+        text: str = Text(MAX_TERMINATION_BYTES).fit(message)
+        return cls(
+            REASONS[code],
+            cut_to_json(text, MAX_MESSAGE_BYTES),
+            int(code),
+            node_rank,
+            rank,
+            iteration,
+            checkpoint_iteration,
+        )
 
     @property
     def completed(self) -> bool:
         """Whether the last iteration is done and its checkpoint is verified."""
         return self.reason == REASON_COMPLETED
+
+    def dumps(self, **more: Any) -> str:
+        """The JSON object for the termination log, with the fields of `more`, within MAX_TERMINATION_BYTES.
+
+        Where `more` would exceed that, it is left out: a torn message cannot be parsed.
+        """
+        for fields in (self.to_json() | more, self.to_json()):
+            text = json.dumps(fields, ensure_ascii=False)
+            if len(text.encode(errors="replace")) <= MAX_TERMINATION_BYTES:
+                break
+        return text
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

@@ -1,10 +1,13 @@
 """Converts between JSON and dataclasses: camelCase on the wire, types checked when a message is parsed."""
 
 import json
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
+
+from megatron_contract.limits import Items, Limit
 
 
 class WireError(ValueError):
@@ -35,14 +38,18 @@ def camel_case(name: str) -> str:
 class Message:
     """Base of all messages. Subclasses are frozen dataclasses.
 
-    Field types: str, int, float, bool, another message, `tuple[T, ...]` of these, and `T | None`.
+    Field types: str, int, float, bool, another message, `tuple[T, ...]` of these, and `T | None`. Where one
+    is annotated with a `limits.Limit`, a value is fitted to it when it is written and when it is read.
     """
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the message as a JSON object; None becomes null."""
-        return {camel_case(name): _encode(getattr(self, name)) for name in _field_types(type(self))}
+        return {
+            camel_case(name): _encode(expected, getattr(self, name))
+            for name, expected in _field_types(type(self)).items()
+        }
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -60,22 +67,44 @@ _known_types: dict[Any, dict[str, Any]] = {}
 def _field_types(message: Any) -> dict[str, Any]:
     """Types by field name; computed once for each class."""
     if message not in _known_types:
-        hints = get_type_hints(message)
+        hints = get_type_hints(message, include_extras=True)
         _known_types[message] = {field.name: hints[field.name] for field in fields(message)}
     return _known_types[message]
 
 
-def _encode(value: Any) -> Any:
+def _without_none(expected: Any) -> tuple[Any, bool]:
+    """`T | None` -> T, True; any other type -> itself, False."""
+    if get_origin(expected) not in (Union, types.UnionType):
+        return expected, False
+    options = get_args(expected)
+    (known,) = (option for option in options if option is not type(None))
+    return known, len(options) > 1
+
+
+def _limits(expected: Any) -> tuple[Any, tuple[Limit, ...]]:
+    """`Annotated[T, limits]` -> T, limits."""
+    if get_origin(expected) is not Annotated:
+        return expected, ()
+    known, *limits = get_args(expected)
+    return known, tuple(limits)
+
+
+def _encode(expected: Any, value: Any) -> Any:
+    expected, limits = _limits(_without_none(expected)[0])
+    if value is None:
+        return None
+    for limit in limits:
+        value = limit.fit(value)
     if isinstance(value, Message):
         return value.to_json()
     if isinstance(value, tuple):
-        return [_encode(item) for item in value]
+        return [_encode(get_args(expected)[0], item) for item in value]
     return value
 
 
 def _decode_message(message: Any, value: object, path: str) -> Any:
     if not isinstance(value, Mapping):
-        raise WireError(f"{path}: expected an object, got {value!r:.60}")
+        raise WireError(f"{path}: expected an object, got {_shown(value)}")
     missing = [
         camel_case(field.name)
         for field in fields(message)
@@ -93,19 +122,50 @@ def _decode_message(message: Any, value: object, path: str) -> Any:
 
 
 def _decode(expected: Any, value: object, path: str) -> Any:
-    if get_origin(expected) in (Union, types.UnionType):
-        if value is None and type(None) in get_args(expected):
-            return None
-        (expected,) = (option for option in get_args(expected) if option is not type(None))
+    expected, optional = _without_none(expected)
+    if value is None and optional:
+        return None
+    expected, limits = _limits(expected)
     if get_origin(expected) is tuple:
-        if not isinstance(value, list):
-            raise WireError(f"{path}: expected a list, got {value!r:.60}")
-        item_type = get_args(expected)[0]
-        return tuple(_decode(item_type, item, f"{path}[{index}]") for index, item in enumerate(value))
+        return _decode_list(get_args(expected)[0], limits, value, path)
     if is_dataclass(expected):
         return _decode_message(expected, value, path)
+    known = _decode_scalar(expected, value, path)
+    for limit in limits:
+        if problem := limit.problem(known):
+            raise WireError(f"{path}: {problem}, got {_shown(value)}")
+        known = limit.fit(known)
+    if known is None and not optional:
+        raise WireError(f"{path}: expected a finite number, got {_shown(value)}")
+    return known
+
+
+def _decode_list(item: Any, limits: tuple[Limit, ...], value: object, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise WireError(f"{path}: expected a list, got {_shown(value)}")
+    for limit in limits:
+        if isinstance(limit, Items):
+            value = limit.fit(value)
+    return tuple(_decode(item, each, f"{path}[{index}]") for index, each in enumerate(value))
+
+
+def _decode_scalar(expected: Any, value: object, path: str) -> Any:
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
     if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
         return value
-    raise WireError(f"{path}: expected {expected.__name__}, got {value!r:.60}")
+    raise WireError(f"{path}: expected {expected.__name__}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """The value for an error message. The text of a large or nested one would cost more than it is worth."""
+    if isinstance(value, str):
+        return ascii(value[:60])
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, list | Mapping) and value:
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    return f"{value!r:.60}"

@@ -1,6 +1,5 @@
 """How a pod ends: an exit code, a reason, and one JSON object on the termination log."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def write(
         iteration=iteration,
         checkpoint_iteration=checkpoint_iteration,
     )
-    text = json.dumps(termination.to_json(), ensure_ascii=False)
+    text = termination.dumps()
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -287,11 +287,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Prepare the corpus and exit with a code of the contract, with the result on the termination log."""
     code, message, result = _run(sys.argv[1:] if argv is None else argv)
     _log(f"{REASONS[code]} (exit {int(code)}): {message}")
-    fields = TerminationMessage.of(code, message).to_json() | (result.to_json() if result else {})
-    text = json.dumps({name: value for name, value in fields.items() if value is not None})
+    text = TerminationMessage.of(code, message).dumps(**(result.to_json() if result else {}))
     try:
         path = Path(os.environ.get(environment.ENV_TERMINATION_LOG, environment.DEFAULT_TERMINATION_LOG))
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError:
         _log(text)
     sys.exit(int(code))

@@ -14,6 +14,7 @@ from typing import Any
 
 from megatron_contract.environment import PROGRESS_FILE
 from megatron_contract.incident import ReportedIncident
+from megatron_contract.limits import MAX_INCIDENTS
 from megatron_contract.progress import ReportedWarning
 from megatron_contract.wire import Message
 
@@ -23,7 +24,6 @@ from megatron_trainer.telemetry.progress_log import ProgressLog
 
 JOURNAL_FILE = "incidents.json"
 JOURNAL_SCHEMA = 1
-INCIDENTS_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class RunJournal:
                 resumed_from=resumed_from,
                 met_at=met_at,
             )
-            self._incidents = [*self._incidents, incident][-INCIDENTS_KEPT:]
+            self._incidents = [*self._incidents, incident][-MAX_INCIDENTS:]
         self._progress_log.rewind(resumed_from or 0)
         self.generation = generation
         self._pending = None

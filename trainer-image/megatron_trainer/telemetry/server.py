@@ -1,7 +1,6 @@
 """The launcher's HTTP server: /progress as JSON, /metrics for Prometheus, /healthz."""
 
 import json
-import math
 import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -64,10 +63,6 @@ class _Collector:
         yield info
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 class _Handler(BaseHTTPRequestHandler):
     report: Callable[[], ProgressReport]
     registry: CollectorRegistry
@@ -75,9 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?", 1)[0]
         if path == "/progress":
-            # JSON has neither NaN nor infinity: a loss that is not finite becomes null.
-            fields = {name: _finite(value) for name, value in self.report().to_json().items()}
-            self._respond(200, "application/json", json.dumps(fields).encode())
+            self._respond(200, "application/json", json.dumps(self.report().to_json()).encode())
         elif path == "/metrics":
             self._respond(200, CONTENT_TYPE_LATEST, generate_latest(self.registry))
         elif path == "/healthz":

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.limits import MAX_INCIDENTS
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
-from megatron_trainer.telemetry.run_journal import INCIDENTS_KEPT, JOURNAL_FILE, RunJournal
+from megatron_trainer.telemetry.run_journal import JOURNAL_FILE, RunJournal
 
 KILLED = FailureReport(FailureKind.RANK, "rank 3 was killed by SIGKILL", 1, 3, detected_at=20.0)
 
@@ -96,10 +97,10 @@ def test_the_file_has_the_fields_of_its_schema(tmp_path: Path) -> None:
 
 def test_only_the_newest_incidents_are_kept(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    for generation in range(2, INCIDENTS_KEPT + 5):
+    for generation in range(2, MAX_INCIDENTS + 5):
         restart(journal, generation)
     generations = [incident.generation for incident in journal.summary().incidents]
-    assert generations == list(range(5, INCIDENTS_KEPT + 5))
+    assert generations == list(range(5, MAX_INCIDENTS + 5))
 
 
 def test_the_time_since_the_last_step_counts_only_for_the_first_incident_after_it(tmp_path: Path) -> None:
