@@ -1,7 +1,11 @@
 """The launcher's HTTP server: /progress as JSON, /metrics for Prometheus, /healthz."""
 
+import contextlib
 import json
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +15,11 @@ from megatron_contract.progress import ProgressReport
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+
+MAX_CONNECTIONS = 16
+"""Connections that are served at once, each by a thread."""
+CONNECTION_SECONDS = 5.0
+"""Longest time from the connection to the last byte of its answer."""
 
 # Field of ProgressReport -> metric (prefix megatron_) and its help text.
 GAUGES: dict[str, tuple[str, str]] = {
@@ -89,18 +98,70 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class ProgressServer(ThreadingHTTPServer):
-    """Serves the progress report on all addresses of the pod. Port 0 takes a free one (`server_port`)."""
+    """Serves the progress report on all addresses of the pod. Port 0 takes a free one (`server_port`).
+
+    Anyone in the cluster may connect. Of more than MAX_CONNECTIONS the oldest is ended, because a client that
+    wants an answer has it within milliseconds; so clients that never finish keep no other from its answer.
+    """
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, port: int, report: Callable[[], ProgressReport]) -> None:
         """Bind the port. Raises OSError if it is taken."""
         registry = CollectorRegistry()
         registry.register(_Collector(report))
         fields = {"report": staticmethod(report), "registry": registry}
+        self._open: dict[socket.socket, float] = {}
+        self._changed = threading.Condition()
         super().__init__(("", port), type("Handler", (_Handler,), fields))
 
     def start(self) -> None:
         """Serve on a daemon thread."""
         threading.Thread(target=self.serve_forever, daemon=True, name="progress-server").start()
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open, each with a thread."""
+        with self._changed:
+            return len(self._open)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection on a thread of its own, once there is one to spare."""
+        with self._changed:
+            if len(self._open) >= MAX_CONNECTIONS:
+                _end(next(iter(self._open)))
+            spare = self._changed.wait_for(lambda: len(self._open) < MAX_CONNECTIONS, CONNECTION_SECONDS)
+            if spare:
+                self._open[request] = time.monotonic()
+        if spare:
+            super().process_request(request, client_address)
+        else:
+            super().shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that was served."""
+        super().shutdown_request(request)
+        with self._changed:
+            self._open.pop(request, None)
+            self._changed.notify_all()
+
+    def service_actions(self) -> None:
+        """End the connections that take too long; called by serve_forever, twice a second or more often."""
+        super().service_actions()
+        with self._changed:
+            for request, opened in self._open.items():
+                if time.monotonic() - opened > CONNECTION_SECONDS:
+                    _end(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is no news: anyone may break one."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def _end(connection: socket.socket) -> None:
+    """Make all that a thread waits for on a connection fail at once."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
