@@ -3,11 +3,11 @@
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
 
-from megatron_contract.limits import Items, Limit
+from megatron_contract.limits import Limit
 
 
 class WireError(ValueError):
@@ -143,10 +143,10 @@ def _decode(expected: Any, value: object, path: str) -> Any:
 def _decode_list(item: Any, limits: tuple[Limit, ...], value: object, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise WireError(f"{path}: expected a list, got {_shown(value)}")
+    items: Sequence[Any] = value
     for limit in limits:
-        if isinstance(limit, Items):
-            value = limit.fit(value)
-    return tuple(_decode(item, each, f"{path}[{index}]") for index, each in enumerate(value))
+        items = limit.fit(items)
+    return tuple(_decode(item, each, f"{path}[{index}]") for index, each in enumerate(items))
 
 
 def _decode_scalar(expected: Any, value: object, path: str) -> Any:

@@ -91,7 +91,7 @@ class Run:
 
     def write(self, status: StatusBuilder) -> StatusBuilder:
         """Write the status to the API server."""
-        self.body["status"] = status.current.wire()
+        self.body["status"] = status.wire()
         return status
 
 

@@ -277,6 +277,8 @@ class MegatronRecipeStatus(ApiModel):
     """Hash of the completed data preparation."""
     warnings: list[RunWarning] = Field(default_factory=list)
     """Current warnings of the pods, such as a checkpoint volume that fills up."""
+    omitted: list[str] | None = None
+    """Parts of this status that were left out or cut, because it would be too large."""
     conditions: list[RecipeCondition] = Field(default_factory=list)
 
     def wire(self) -> dict[str, object]:

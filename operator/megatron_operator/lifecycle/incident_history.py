@@ -3,11 +3,10 @@
 from typing import Any, Final
 
 from megatron_operator.api.status import Incident, LostSeconds, RecoveryStatus, RestartsByKind
+from megatron_operator.lifecycle.status_size import LARGEST_TOTAL, LONGEST_CAUSE, cut
 
 HISTORY_LIMIT: Final = 20
 """Incidents in the status; the totals count the older ones too."""
-LONGEST_CAUSE: Final = 400
-"""Characters of a cause."""
 
 
 def newest(recovery: RecoveryStatus) -> Incident | None:
@@ -24,7 +23,7 @@ def unrecovered(recovery: RecoveryStatus) -> Incident | None:
 def append(recovery: RecoveryStatus, **fields: Any) -> RecoveryStatus:
     """Append an incident, given the fields of `api.status.Incident` except its number."""
     last = newest(recovery)
-    fields["cause"] = fields["cause"][:LONGEST_CAUSE]
+    fields["cause"] = cut(fields["cause"], LONGEST_CAUSE)
     incident = Incident(number=1 if last is None else last.number + 1, **fields)
     return _with(recovery, [*recovery.history, incident][-HISTORY_LIMIT:], None, incident)
 
@@ -37,6 +36,8 @@ def change(recovery: RecoveryStatus, number: int, **fields: Any) -> RecoveryStat
     old = next((each for each in recovery.history if each.number == number), None)
     if old is None:
         return recovery
+    if "cause" in fields:
+        fields["cause"] = cut(fields["cause"], LONGEST_CAUSE)
     new = old.model_copy(update=fields)
     if new == old:
         return recovery
@@ -68,7 +69,7 @@ def _with(
             "history": kept,
             "last_incident": kept[-1],
             "restarts_by_kind": _recounted(recovery.restarts_by_kind, kind, new.kind),
-            "lost_iterations": recovery.lost_iterations + repeated,
+            "lost_iterations": min(recovery.lost_iterations + repeated, LARGEST_TOTAL),
             "lost_seconds": _retotalled(recovery.lost_seconds, seconds, new.seconds),
         }
     )

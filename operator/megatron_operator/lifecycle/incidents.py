@@ -15,6 +15,7 @@ from megatron_operator.api.status import ElasticStatus, Incident, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.pod_termination import PodEnd
+from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, MAX_NODES, cut
 
 SAME_FAILURE: Final = 60.0
 """Seconds within which further replaced pods count as lost for the same reason as the first."""
@@ -129,7 +130,11 @@ def resized(
     iteration: int | None,
 ) -> RecoveryStatus:
     """Record that the run continues on `count` of the `requested` accelerators; costs no budget."""
-    fewer = ElasticStatus(count=count, since=timestamp(now), reason=cause) if count < requested else None
+    fewer = (
+        ElasticStatus(count=count, since=timestamp(now), reason=cut(cause, LONGEST_CAUSE))
+        if count < requested
+        else None
+    )
     return resized_by_edit(recovery, cause, now, iteration=iteration).model_copy(
         update={"elastic": fewer, "last_resize_time": timestamp(now), "waiting_since": None}
     )
@@ -171,9 +176,12 @@ def checkpoint_saved(recovery: RecoveryStatus, iteration: int | None) -> Recover
 
 
 def count_node_failure(recovery: RecoveryStatus, node: str) -> RecoveryStatus:
-    """Count one more failure of the run on a node."""
-    failures = recovery.node_failures
-    return recovery.model_copy(update={"node_failures": failures | {node: failures.get(node, 0) + 1}})
+    """Count one more failure of the run on a node; of too many, the node that failed least is dropped."""
+    failures = recovery.node_failures | {node: recovery.node_failures.get(node, 0) + 1}
+    if len(failures) > MAX_NODES:
+        # The node that failed least matters least.
+        del failures[min(failures.keys() - {node}, key=lambda each: (failures[each], each))]
+    return recovery.model_copy(update={"node_failures": failures})
 
 
 def _same_failure(
@@ -222,7 +230,7 @@ def _made_progress(recovery: RecoveryStatus, end: PodEnd) -> bool:
 def _count_restart(
     recovery: RecoveryStatus, cause: str, now: float, checkpoint: int | None, *, cost: int
 ) -> RecoveryStatus:
-    before = recovery.restarts_since_checkpoint
+    before, cause = recovery.restarts_since_checkpoint, cut(cause, LONGEST_CAUSE)
     return recovery.model_copy(
         update={
             "restarts": recovery.restarts + 1,
@@ -240,7 +248,7 @@ def _refine(recovery: RecoveryStatus, open_: Incident, first: PodReplacement) ->
     end = first.end
     if end is None or not _at_fault(first) or open_.exit_code not in (None, ExitCode.PEER_LOST):
         return recovery
-    cause = open_.cause if open_.kind == "node" else end.cause
+    cause = open_.cause if open_.kind == "node" else cut(end.cause, LONGEST_CAUSE)
     causes = {name: cause for name in ("first_cause", "last_cause") if getattr(recovery, name) == open_.cause}
     return incident_history.change(
         recovery.model_copy(update=causes),

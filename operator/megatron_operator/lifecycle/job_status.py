@@ -11,6 +11,7 @@ from megatron_operator.lifecycle.desired import DesiredState, contract_of
 from megatron_operator.lifecycle.object_metadata import Object, content_hash
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, MAX_NOTES, cut
 
 LONGEST_ERROR: Final = 300
 """Characters of an unexpected error in a condition."""
@@ -19,7 +20,8 @@ LONGEST_ERROR: Final = 300
 def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
     """Report the plan: how the run is mapped to its accelerators."""
     plan = desired.plan
-    status.set(plan=plan)
+    notes = [cut(note, LONGEST_CAUSE) for note in plan.notes[:MAX_NOTES]]
+    status.set(plan=plan.model_copy(update={"notes": notes}))
     if plan.world_size == desired.requested and status.recovery.elastic is not None:
         status.set_recovery(elastic=None)
     sizes = (
@@ -39,9 +41,12 @@ def set_refused(status: StatusBuilder, reason: Reason, error: InvalidRecipeError
     """Report why the recipe cannot run as it is; a job of the previous generation keeps running."""
     message = str(error)
     known = status.condition(Condition.PLANNED)
-    if known is None or (known.status, known.reason, known.message) != ("False", reason, message):
-        status.add_event(reason, message, warning=True)
     status.set_condition(Condition.PLANNED, False, reason, message)
+    new = status.condition(Condition.PLANNED)
+    assert new is not None, "the condition has just been set"
+    # Compared as they were cut: a long message would else be new every time.
+    if known is None or (known.status, known.reason, known.message) != (new.status, new.reason, new.message):
+        status.add_event(reason, message, warning=True)
     if not running:
         status.remove_conditions(Condition.FAILED)
         status.set(phase=Phase.REFUSED)
@@ -135,6 +140,7 @@ def adopt_job(status: StatusBuilder, job: Object) -> None:
     status.set(
         job=JobStatus(name=job["metadata"]["name"], uid=uid, hash=content_hash(job) or ""),
         checkpoint=status.checkpoint.model_copy(update={"contract": contract_of(job)}),
+        omitted=None,
     )
     status.remove_conditions(Condition.FAILED, Condition.SUCCEEDED)
 

@@ -9,8 +9,8 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.termination import TerminationMessage
 
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.incident_history import LONGEST_CAUSE
 from megatron_operator.lifecycle.node_state import disruption_target, node_of
+from megatron_operator.lifecycle.status_size import LONGEST_CAUSE
 
 DELETED: Final = "Deleted"
 VOLUNTARY_DISRUPTIONS: Final = frozenset(

@@ -13,10 +13,10 @@ from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_reported_incidents, goodput
 from megatron_operator.lifecycle.snapshot import RunSnapshot, bound_since
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.lifecycle.status_size import LONGEST_WARNING, MAX_WARNINGS, cut
 from megatron_operator.manifests import pytorchjob
 
 TRAINING_PHASES: Final = frozenset({"training", "saving", "evaluating"})
-LONGEST_WARNING: Final = 400
 _NUMBERS: Final = re.compile(r"[0-9.]+")
 
 
@@ -98,7 +98,8 @@ def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: Progres
 def _update_warnings(status: StatusBuilder, report: ProgressReport) -> None:
     """A warning in which only numbers change is the same warning and posts no further Event."""
     reported = [
-        RunWarning(reason=each.reason, message=each.message[:LONGEST_WARNING]) for each in report.warnings
+        RunWarning(reason=each.reason, message=cut(each.message, LONGEST_WARNING))
+        for each in report.warnings[:MAX_WARNINGS]
     ]
     before = {_without_numbers(each): each for each in status.current.warnings}
     now = [before.get(_without_numbers(each), each) for each in reported]

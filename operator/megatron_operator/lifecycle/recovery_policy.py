@@ -7,6 +7,7 @@ from typing import Final
 from megatron_operator.lifecycle.backoff import backoff
 from megatron_operator.lifecycle.hang_detection import answered_recently, hang_cause
 from megatron_operator.lifecycle.observation import HEARTBEAT_TRAINING, Observation, PodPhase, PodView
+from megatron_operator.lifecycle.status_size import MAX_NODES
 
 UNREACHABLE_PATIENCE: Final = 30.0
 """Seconds that a node may be unreachable, after Kubernetes detected it (40 s or more), before its pods are
@@ -163,6 +164,7 @@ def _bad_nodes(observation: Observation) -> Avoid | None:
         for node, count in sorted(history.node_failures.items())
         if count >= allowed and node not in history.avoided
     }
+    bad = dict(list(bad.items())[: max(0, MAX_NODES - len(history.avoided))])
     if not bad:
         return None
     times = ", ".join(f"{node} failed {count} times" for node, count in bad.items())

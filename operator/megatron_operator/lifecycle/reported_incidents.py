@@ -11,6 +11,7 @@ from megatron_operator.api.status import Incident, LostSeconds, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.incidents import count_node_failure
+from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
 
 KINDS: Final = {"rank": "rank", "pod": "pod", "hang": "hang", "loss": "loss", "store": "pod", "stop": "pod"}
 """Kinds in the trainer's report -> kinds in the status."""
@@ -165,9 +166,9 @@ def _placement_of(report: ReportedIncident, placement: Mapping[int, PodPlacement
 
 def _cause(known: Incident, report: ReportedIncident) -> str:
     """Only the trainer knows which rank hung, so its cause completes that of a gang restart."""
-    if known.kind != "gang" or report.kind != "hang" or report.cause in known.cause:
+    if known.kind != "gang" or report.kind != "hang" or cut(report.cause, LONGEST_CAUSE // 2) in known.cause:
         return known.cause
-    return f"{known.cause}; {report.cause}"[: incident_history.LONGEST_CAUSE]
+    return f"{known.cause}; {report.cause}"
 
 
 def _lost_seconds(known: Incident, report: ReportedIncident, bound_at: float | None) -> LostSeconds:

@@ -16,11 +16,10 @@ from megatron_operator.api.status import (
     RecoveryStatus,
 )
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.status_size import LONGEST_CONDITION, cut, cut_utf8, within_budget
 
-LONGEST_MESSAGE: Final = 4096
-"""Characters of a condition's message."""
-LONGEST_EVENT: Final = 1000
-"""Characters of an Event's message."""
+LONGEST_EVENT: Final = 1024
+"""Bytes of an Event's message; the API server refuses more."""
 
 
 class RecipeKey(NamedTuple):
@@ -130,6 +129,8 @@ class StatusBuilder:
 
     def observe_generation(self) -> None:
         """Record that the status reflects the spec as it is."""
+        if self.edited:
+            self.set(omitted=None)
         self.set(observed_generation=self.generation)
 
     def condition(self, kind: Condition) -> RecipeCondition | None:
@@ -150,7 +151,7 @@ class StatusBuilder:
             type=kind,
             status=text,
             reason=reason,
-            message=message[:LONGEST_MESSAGE],
+            message=cut(message, LONGEST_CONDITION),
             last_transition_time=since,
             observed_generation=self.generation,
         )
@@ -163,7 +164,7 @@ class StatusBuilder:
 
     def add_event(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Post an Event once the status is written."""
-        self.events.append(RecipeEvent(reason, message[:LONGEST_EVENT], warning))
+        self.events.append(RecipeEvent(reason, cut_utf8(message, LONGEST_EVENT), warning))
 
     def fail(self, reason: Reason, cause: str) -> None:
         """End the run until its spec changes."""
@@ -174,7 +175,11 @@ class StatusBuilder:
 
     def changed(self) -> bool:
         """Whether the status differs from the one that was read."""
-        return self.current.wire() != (self.body.get("status") or {})
+        return self.wire() != (self.body.get("status") or {})
+
+    def wire(self) -> dict[str, Any]:
+        """The status as JSON, within the size that the API server stores without harm to others."""
+        return within_budget(self.current.wire())
 
     def patch(self) -> dict[str, Any]:
         """The body for a server-side apply of the status; it only applies to the version that was read."""
@@ -188,5 +193,5 @@ class StatusBuilder:
                 "uid": metadata["uid"],
                 "resourceVersion": metadata["resourceVersion"],
             },
-            "status": self.current.wire(),
+            "status": self.wire(),
         }
