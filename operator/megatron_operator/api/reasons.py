@@ -158,6 +158,13 @@ class Reason(StrEnum):
         "A pod exited with 0 before the run was complete; the operator replaces it.",
     )
     PODS_RUNNING = "PodsRunning", "`Running=True`", "All pods are running; no iteration is reported yet."
+    PROGRESS_UNREACHABLE = (
+        "ProgressUnreachable",
+        "`Running=True`, Event",
+        "All pods run, but none has answered the operator for two minutes. The run goes on; its progress is "
+        "not known, and hang detection is blind.",
+        "Let the operator reach port 8432 of the pods: NetworkPolicies, a service mesh, the pod network.",
+    )
     TRAINING = "Training", "`Running=True`", "Iterations complete."
 
     PODS_LOST = (
@@ -207,6 +214,12 @@ class Reason(StrEnum):
     )
     NODE_RELEASED = "NodeReleased", "Event", "The run uses an avoided node again."
 
+    EVENTS_DROPPED = (
+        "EventsDropped",
+        "Event",
+        "The recipe had more Events than are posted for one; the status and the operator's log have what "
+        "they report.",
+    )
     SUCCEEDED = "Succeeded", "`Succeeded`, `Running=False`, Event", "The run reached its last iteration."
     JOB_FAILED = (
         "JobFailed",

@@ -24,6 +24,9 @@ WRITES: Final = Counter(
     "Write requests to the API server, by method and resource",
     ["method", "plural"],
 )
+EVENTS_DROPPED: Final = Counter(
+    "megatron_operator_events_dropped", "Events that were not posted because their recipe posts too many"
+)
 
 _RUN: Final = ["namespace", "name"]
 RESTARTS: Final = Gauge("megatron_recipe_restarts", "Interruptions of the run, by kind", [*_RUN, "kind"])

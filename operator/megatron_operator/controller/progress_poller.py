@@ -13,7 +13,12 @@ from megatron_contract.wire import WireError, load_json
 
 from megatron_operator.controller.pod_http import AnswerError, fetch
 from megatron_operator.controller.settings import Settings
-from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, merge_reports
+from megatron_operator.lifecycle.progress_reading import (
+    ProgressReading,
+    ProgressTarget,
+    Silence,
+    merge_reports,
+)
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
 log = logging.getLogger(__name__)
@@ -42,6 +47,10 @@ class _Run:
     moved: float = 0.0
     refused: set[str] = field(default_factory=set)
     """Pods whose last answer was refused, which is logged once."""
+    silent_since: float | None = None
+    """When the first request was sent that has no answer, and none after it has; by the monotonic clock."""
+    problem: str = ""
+    """What became of the last request without an answer."""
     timed_out: bool = False
     """Whether a request of the current round has timed out."""
     rest: int = 0
@@ -101,6 +110,13 @@ class ProgressPoller:
             return None
         return replace(run.reading, answered=self._now() - (time.monotonic() - run.answered))
 
+    def silence(self, key: RecipeKey) -> Silence | None:
+        """Since when a run's pods have been asked without an answer; None while one answers."""
+        run = self._runs.get(key)
+        if run is None or run.silent_since is None:
+            return None
+        return Silence(time.monotonic() - run.silent_since, run.problem)
+
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
@@ -115,13 +131,17 @@ class ProgressPoller:
                     log.error("%s: its progress cannot be polled", key, exc_info=outcome)
 
     async def _poll(self, key: RecipeKey, run: _Run) -> None:
-        targets, run.timed_out = run.targets, False
+        targets, run.timed_out, asked = run.targets, False, time.monotonic()
         answers = await asyncio.gather(*(self._fetch(key, run, target) for target in targets))
         reports = {
             target.node_rank: answer
             for target, answer in zip(targets, answers, strict=True)
             if answer is not None
         }
+        if reports or not targets:
+            run.silent_since = None
+        elif run.silent_since is None:
+            run.silent_since = asked
         blocked = run.timed_out and not reports
         run.rest = min(2 * run.rest + 1, LONGEST_REST) if blocked else 0
         run.resting = run.rest
@@ -153,8 +173,13 @@ class ProgressPoller:
             level = logging.DEBUG if target.pod in run.refused else logging.WARNING
             log.log(level, "%s: %s: %s", key, target.pod, error)
             run.refused.add(target.pod)
+            run.problem = f"{target.pod}: {error}"
         except OSError as error:
-            run.timed_out = run.timed_out or isinstance(error, TimeoutError)
+            timed_out = isinstance(error, TimeoutError)
+            run.timed_out = run.timed_out or timed_out
+            broken = error.strerror or type(error).__name__
+            what = f"no answer within {TIMEOUT:.0f} s" if timed_out else broken
+            run.problem = f"{target.pod}: {what}"
             log.debug("%s: no progress from %s: %r", key, target.pod, error)
         else:
             run.refused.discard(target.pod)

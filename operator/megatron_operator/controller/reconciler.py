@@ -12,7 +12,7 @@ from megatron_operator.controller.api_client import EXPECTED_ERRORS, JOBS, RECIP
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
-from megatron_operator.controller.events import post_events
+from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.planning import Planning, PlanPendingError
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.snapshot_reader import SnapshotReader
@@ -97,6 +97,7 @@ class Reconciler:
         self._children = children
         self._capacity = capacity
         self._poller = poller
+        self._events = EventPoster(api)
 
     async def __call__(self, key: RecipeKey) -> float | None:
         """Reconcile a recipe; returns the seconds until the next time, None to wait for an event.
@@ -117,7 +118,7 @@ class Reconciler:
             return None
         self._report(status, before)
         await execute(self._api, result.actions)
-        await post_events(self._api, status)
+        await self._events.post(status)
         after = None if result.requeue is None else result.requeue.after
         if status.internal_error is not None:
             raise ReconcileError(after) from status.internal_error

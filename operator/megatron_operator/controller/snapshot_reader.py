@@ -62,6 +62,7 @@ class SnapshotReader:
             pods=tuple(sorted(own, key=pytorchjob.node_rank)),
             leftover_pods=tuple(pod for pod in trainers if pod not in own),
             reading=self._poller.reading(key),
+            silence=self._poller.silence(key),
             ends=dict(self._ends.get(key, {})),
             nodes=await self._nodes.of(trainers, status.now),
         )

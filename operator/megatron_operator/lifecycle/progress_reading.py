@@ -30,6 +30,16 @@ class ProgressReading:
     """Seconds for which pods have answered while phase, iteration and generation stayed the same."""
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Pods were asked for their progress, and none has answered since."""
+
+    seconds: float
+    """Since the first request without an answer, by a monotonic clock."""
+    problem: str
+    """What became of the last request, in a few words."""
+
+
 def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
     """One report from the reports of pods by node rank: that of the first pod, completed by the others.
 

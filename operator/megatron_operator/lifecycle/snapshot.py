@@ -10,7 +10,7 @@ from megatron_operator.lifecycle.node_state import NodeStatus, node_of, overdue,
 from megatron_operator.lifecycle.object_metadata import Object, condition, is_deleting
 from megatron_operator.lifecycle.observation import PodPhase, PodView
 from megatron_operator.lifecycle.pod_termination import PodEnd, ended_early, pod_end
-from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
+from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, Silence
 from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delete_or_wait
 from megatron_operator.manifests import pytorchjob
 from megatron_operator.manifests.metadata import digest
@@ -31,6 +31,8 @@ class RunSnapshot:
     leftover_pods: tuple[Object, ...] = ()
     """Trainer pods of the recipe that belong to an earlier job."""
     reading: ProgressReading | None = None
+    silence: Silence | None = None
+    """Set while the pods do not answer."""
     ends: Mapping[str, PodEnd] = field(default_factory=dict)
     """How pods that are gone ended, by name. Incomplete when the operator was not running."""
     events: tuple[Object, ...] = ()

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from megatron_contract.progress import ProgressReport
+
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import RecoveryStatus
@@ -12,6 +14,11 @@ from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY, Diagnosis, diagnose
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end, short_name, termination_message
 from megatron_operator.lifecycle.progress_status import TRAINING_PHASES, display, update_progress
+from megatron_operator.lifecycle.reachability import (
+    reported_unreachable,
+    set_unreachable,
+    unreachable_since,
+)
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests.pytorchjob import JobPhase
@@ -108,10 +115,16 @@ def _set_running(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if not snapshot.all_running:
         _set_pods_not_running(status, snapshot, diagnosis or _starting(snapshot))
         return
+    unreachable = unreachable_since(snapshot)
     if snapshot.reading is None or not snapshot.reading_is_current:
         _set_no_progress_known(status)
-        return
-    report = snapshot.reading.report
+    elif unreachable is None:
+        _set_progress_known(status, snapshot.reading.report)
+    if unreachable is not None:
+        set_unreachable(status, snapshot, unreachable)
+
+
+def _set_progress_known(status: StatusBuilder, report: ProgressReport) -> None:
     if report.phase in TRAINING_PHASES and _trains_since_incident(status):
         status.set_condition(Condition.RUNNING, True, Reason.TRAINING, "")
         status.set(recovery=recovered(status.recovery, status.now, resumed_from=report.resumed_from))
@@ -164,9 +177,9 @@ def _set_no_progress_known(status: StatusBuilder) -> None:
     recovering = status.is_true(Condition.RECOVERING)
     if status.phase == Phase.TRAINING and not recovering and not never_reported:
         return
-    status.set_condition(
-        Condition.RUNNING, True, Reason.PODS_RUNNING, "all pods run; no progress is known yet"
-    )
+    if not reported_unreachable(status):
+        text = "all pods run; no progress is known yet"
+        status.set_condition(Condition.RUNNING, True, Reason.PODS_RUNNING, text)
     _set_starting_or_recovering(status)
 
 

@@ -155,3 +155,42 @@ async def test_pods_that_let_requests_time_out_are_polled_less_often(monkeypatch
             if polled[-1]:
                 await poller._poll(key, run)
     assert polled == [n in (0, 2, 6, 13) for n in range(20)]
+
+
+async def test_pods_that_do_not_answer_are_silent_until_one_does(monkeypatch: Any) -> None:
+    moment = [100.0]
+    poller = OnePodPoller()
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    run = poller._runs[poller.key]
+    assert poller.silence(poller.key) is None
+    poller.report = None
+    for _ in range(3):
+        await poller._poll(poller.key, run)
+        moment[0] += 60
+    silence = poller.silence(poller.key)
+    assert silence is not None
+    assert silence.seconds == 180
+    poller.report = REPORT
+    await poller._poll(poller.key, run)
+    assert poller.silence(poller.key) is None
+
+
+async def test_the_silence_of_a_pod_has_its_cause() -> None:
+    refused = once(b"")
+    async with refused.running():
+        pass
+    for pod, cause in ((refused, "onnect"), (once(ok(b"[]")), "ProgressReport: expected an object")):
+        poller = ProgressPoller(Settings(), lambda _key: None, time.time)
+        key = RecipeKey("default", "run")
+        poller.watch(key, (TARGET,))
+        if pod is refused:
+            poller._settings = Settings(progress_url=pod.url)
+            await poller._poll(key, poller._runs[key])
+        else:
+            async with pod.running():
+                poller._settings = Settings(progress_url=pod.url)
+                await poller._poll(key, poller._runs[key])
+        silence = poller.silence(key)
+        assert silence is not None
+        assert silence.problem.startswith("run-master-0: ")
+        assert cause in silence.problem

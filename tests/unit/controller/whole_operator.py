@@ -112,6 +112,8 @@ class ProgressInMemory:
             return None
         return replace(self._reading, answered=self._clock() - (self.cluster.now - self._answered_at))
 
+    def silence(self, _key: RecipeKey) -> None: ...
+
     def watch(self, _key: RecipeKey, _targets: object) -> None: ...
 
     def forget(self, _key: RecipeKey) -> None:
