@@ -11,6 +11,7 @@ from testkit.errors import ApiError
 
 Object = dict[str, Any]
 
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _PATHS = {
     "MegatronRecipe": "/apis/megatron.training/v1alpha1/{ns}/megatronrecipes",
     "PyTorchJob": "/apis/kubeflow.org/v1/{ns}/pytorchjobs",
@@ -30,6 +31,10 @@ _PATHS = {
     "Namespace": "/api/v1/namespaces",
     "Node": "/api/v1/nodes",
     "Lease": "/apis/coordination.k8s.io/v1/{ns}/leases",
+    "PodDisruptionBudget": "/apis/policy/v1/{ns}/poddisruptionbudgets",
+    "ValidatingAdmissionPolicy": f"{_ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
+    "ValidatingWebhookConfiguration": f"{_ADMISSION}/validatingwebhookconfigurations",
     "PersistentVolume": "/api/v1/persistentvolumes",
     "Stage": "/apis/kwok.x-k8s.io/v1alpha1/stages",
 }

@@ -27,6 +27,14 @@ class Gateway:
         """Paths with this prefix answer 404."""
         self.after_write: Callable[[], None] | None = None
         """Called after the API server has carried out a write, before its answer is forwarded."""
+        self.answers: list[tuple[str, str, int]] = []
+        """Method, path and status of every write since the last reset that the API server has answered."""
+        self.cut = False
+        """Nothing is forwarded in either direction; requests arrive once it is False again."""
+        self.held_path: str | None = None
+        """Writes to paths with this end wait until it is None."""
+        self.holding = threading.Event()
+        """Set when a write is held."""
 
     def start(self) -> str:
         """Start serving. Returns the URL."""
@@ -44,8 +52,12 @@ class Gateway:
     def reset(self) -> None:
         """Forget the writes and stop interfering."""
         self.writes = []
+        self.answers = []
         self.after_write = None
         self.hidden = None
+        self.cut = False
+        self.held_path = None
+        self.holding.clear()
 
     async def _serve(self) -> str:
         self._session = ClientSession(
@@ -70,6 +82,7 @@ class Gateway:
         if self.hidden is not None and request.path.startswith(self.hidden):
             return web.Response(status=404, text="404 page not found\n")
         body = await request.read()
+        await self._wait(request)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
         try:
             async with self._session.request(
@@ -77,14 +90,28 @@ class Gateway:
             ) as answer:
                 if request.method in WRITES:
                     self.writes.append((request.method, request.path))
+                    self.answers.append((request.method, request.path, answer.status))
                     if self.after_write is not None:
                         await asyncio.to_thread(self.after_write)
                 kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
                 response = web.StreamResponse(status=answer.status, headers=kept)
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
+                    while self.cut:
+                        await asyncio.sleep(0.05)
                     await response.write(chunk)
                 await response.write_eof()
                 return response
         except OSError as error:
             return web.Response(status=502, text=f"the API server is unavailable: {error}")
+
+    async def _wait(self, request: web.Request) -> None:
+        """Hold a request back while the connection is cut, or its path is held."""
+        while (held := self._is_held(request)) or self.cut:
+            if held:
+                self.holding.set()
+            await asyncio.sleep(0.05)
+
+    def _is_held(self, request: web.Request) -> bool:
+        path = self.held_path
+        return path is not None and request.method in WRITES and request.path.endswith(path)

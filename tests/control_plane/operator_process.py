@@ -80,6 +80,21 @@ class OperatorProcess:
         """SIGTERM, and wait for the end."""
         self._end(signal.SIGTERM)
 
+    def freeze(self) -> None:
+        """SIGSTOP: the process does nothing and notices nothing until it is continued."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the last process; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)

@@ -11,6 +11,16 @@ app.kubernetes.io/name: megatron-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* The Lease with which the replicas of a release elect their leader. */}}
+{{- define "megatron-operator.lease" -}}
+{{ .Release.Name }}-leader
+{{- end }}
+
+{{/* Name of what is not in a namespace: that of a namespaced release must differ from any other release's. */}}
+{{- define "megatron-operator.clusterName" -}}
+megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end }}
+{{- end }}
+
 {{/* The operator's rights in a namespace with recipes. */}}
 {{- define "megatron-operator.rules" -}}
 - apiGroups: [megatron.training]

@@ -18,6 +18,11 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(known, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def micro_timestamp(seconds: float) -> str:
+    """Unix time in seconds -> RFC 3339 in UTC with microseconds, as in a Lease."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 def seconds(text: str | None) -> float | None:
     """RFC 3339 -> Unix time in seconds; None for None, and for a text that is no time."""
     if not text:

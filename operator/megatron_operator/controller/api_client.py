@@ -1,9 +1,10 @@
 """The client of the API server: objects as JSON, one error type, server-side apply."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
@@ -12,6 +13,7 @@ from kubernetes.aio import client, config
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
 from megatron_operator.controller.clock import ServerClock
+from megatron_operator.controller.fence import DENIAL, Fence, NotLeaderError
 from megatron_operator.controller.metrics import WRITES
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests import pytorchjob
@@ -47,6 +49,7 @@ CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 EVENTS: Final = Resource("", "v1", "events")
 NODES: Final = Resource("", "v1", "nodes")
+LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 
 
 class ApiError(OperatorError):
@@ -74,26 +77,32 @@ class ApiError(OperatorError):
         return self.status in (400, 403, 422)
 
 
-EXPECTED_ERRORS: Final = (ApiError, OSError, aiohttp.ClientError, client.ApiException)
-"""What using the API server may raise: conflicts, refusals, time-outs and lost connections."""
+EXPECTED_ERRORS: Final = (ApiError, NotLeaderError, OSError, aiohttp.ClientError, client.ApiException)
+"""What using the API server may raise: conflicts, refusals, time-outs, lost connections, a lost Lease."""
 
 
 class ApiClient:
-    """A connection to the API server, and the clock of that server."""
+    """A connection to the API server, and the clock of that server.
 
-    def __init__(self, api: client.ApiClient) -> None:
+    With a fence it writes only while that is open, and raises NotLeaderError otherwise.
+    """
+
+    def __init__(self, api: client.ApiClient, fence: Fence | None = None) -> None:
         self._api = api
+        self._fence = fence
         self.clock = ServerClock()
 
     @classmethod
-    async def connect(cls) -> "ApiClient":
+    async def connect(cls, fence: Fence | None = None) -> "ApiClient":
         """Connect with the service account of the pod, or else with KUBECONFIG."""
         configuration = client.Configuration()
+        if fence is not None:
+            configuration.trace_configs = [_require_before_sending(fence)]
         try:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException:
             await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        return cls(client.ApiClient(configuration=configuration))
+        return cls(client.ApiClient(configuration=configuration), fence)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -139,6 +148,12 @@ class ApiClient:
         path = resource.path(body["metadata"]["namespace"])
         return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, body)
 
+    async def replace(self, resource: Resource, body: Object) -> Object:
+        """Replace exactly this version of an object; a conflict when it has changed."""
+        metadata = body["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        return await self._request("PUT", path, {"fieldManager": FIELD_MANAGER}, body)
+
     async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
         """JSON merge patch of exactly this version of an object; null removes a field."""
         metadata = target["metadata"]
@@ -149,11 +164,17 @@ class ApiClient:
         return await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
     async def cordon(self, node: str) -> None:
-        """Mark a node as unschedulable."""
-        path, body = f"{NODES.cluster_path()}/{node}", {"spec": {"unschedulable": True}}
-        await self._request(
-            "PATCH", path, {"fieldManager": FIELD_MANAGER}, body, "application/merge-patch+json"
-        )
+        """Mark a node as unschedulable, unless it is; a conflict when it has changed since it was read."""
+        found = await self.find(NODES, None, fields=f"metadata.name={node}")
+        if not found:
+            raise ApiError(404, "NotFound", f"node {node} does not exist")
+        if (found[0].get("spec") or {}).get("unschedulable"):
+            return
+        metadata = found[0]["metadata"]
+        version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        body = {"metadata": version, "spec": {"unschedulable": True}}
+        path, query = f"{NODES.cluster_path()}/{node}", {"fieldManager": FIELD_MANAGER}
+        await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
     async def delete(
         self,
@@ -198,16 +219,36 @@ class ApiClient:
             WRITES.labels(method, _plural(path)).inc()
         given = {key: value for key, value in (query or {}).items() if value is not None}
         url = self._api.configuration.host + path + (f"?{urlencode(given)}" if given else "")
-        response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
-        self.clock.synchronize(response.headers.get("Date"))
-        content = await response.read()  # type: ignore[no-untyped-call]
+        fence = None if method == "GET" else self._fence
+        async with contextlib.nullcontext() if fence is None else fence.writing():
+            response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
+            self.clock.synchronize(response.headers.get("Date"))
+            content = await response.read()  # type: ignore[no-untyped-call]
         if response.status < 400:
             return dict(json.loads(content)) if content else {}
         try:
             status = json.loads(content)
         except ValueError:
             status = {"message": content[:200].decode(errors="replace")}
+        if DENIAL in str(status.get("message", "")):
+            raise NotLeaderError(f"not written: {status['message']}")
         raise ApiError(response.status, str(status.get("reason", "")), str(status.get("message", "")))
+
+
+def _require_before_sending(fence: Fence) -> aiohttp.TraceConfig:
+    """Check the fence again just before the bytes leave.
+
+    Meanwhile a connection was made, or aiohttp has repeated the request on a new one because the old one
+    had been closed, which may take as long as the process was frozen.
+    """
+
+    async def require(_session: Any, _context: Any, params: aiohttp.TraceRequestHeadersSentParams) -> None:
+        if params.method != "GET":
+            fence.require()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(require)
+    return trace
 
 
 def _plural(path: str) -> str:

@@ -1,7 +1,6 @@
 """kopf event handlers: every event adds the recipe that it concerns to the work queue."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.snapshot_reader import SnapshotReader
-from megatron_operator.controller.webhook import Webhook
 from megatron_operator.controller.workqueue import WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests import pytorchjob
@@ -35,21 +33,23 @@ CONFIG_INTERVAL: Final = 5.0
 WAITING_PHASES: Final = frozenset({Phase.REFUSED, Phase.PENDING})
 """Phases in which a change of platform or catalog may help a recipe."""
 HAS_RECIPE_LABEL: Final = {LABEL_RECIPE: kopf.PRESENT}
+LAST_RECONCILES: Final = 5.0
+"""Seconds for reconciles that run when the operator is stopped."""
 
 
 class Operator:
-    """Everything that lives as long as the process."""
+    """Everything that acts on recipes; it lives as long as the process is the leader."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, api: ApiClient, config: ConfigSource) -> None:
         self.settings = settings
+        self.api = api
+        self.config = config
         self._tasks: list[asyncio.Task[None]] = []
         self._seen: dict[RecipeKey, tuple[str, int]] = {}
 
-    async def start(self) -> None:
-        """Connect to the API server and start all tasks."""
+    def start(self) -> None:
+        """Start all tasks."""
         settings = self.settings
-        self.api = await ApiClient.connect()
-        self.config = ConfigSource(self.api, settings)
         self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
         nodes = NodeReader(self.api, allowed=settings.node_discovery)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller)
@@ -71,23 +71,17 @@ class Operator:
             asyncio.create_task(self._watch_config(), name="config"),
             asyncio.create_task(measure_loop_lag(), name="loop-lag"),
         ]
-        if settings.webhook_port:
-            # A worker of its own: a review must not wait for the recipes that are being reconciled.
-            self._workers.append(PlanWorker())
-            webhook = Webhook(self.config, self._workers[-1], settings)
-            self._tasks.append(asyncio.create_task(webhook.run(), name="webhook"))
         for task in self._tasks:
-            task.add_done_callback(_log_end)
+            task.add_done_callback(log_end)
 
     async def stop(self) -> None:
-        """Stop all tasks and close the connection."""
+        """Finish the reconciles that run, and stop all tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.queue.stop()
+        await self.queue.stop(LAST_RECONCILES)
         for worker in self._workers:
             await worker.stop()
-        await self.api.close()
 
     def alive(self) -> bool:
         """Whether all tasks run."""
@@ -139,7 +133,7 @@ def _recipe_of(body: dict[str, Any]) -> RecipeKey:
     return RecipeKey(metadata["namespace"], metadata["labels"][LABEL_RECIPE])
 
 
-def _log_end(task: asyncio.Task[None]) -> None:
+def log_end(task: asyncio.Task[None]) -> None:
     """Log that a permanent task has ended; the liveness probe fails from now on."""
     if not task.cancelled():
         log.error("task %s has ended", task.get_name(), exc_info=task.exception())
@@ -148,25 +142,9 @@ def _log_end(task: asyncio.Task[None]) -> None:
 def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     """Register the operator's handlers with kopf."""
 
-    @kopf.on.startup(registry=registry)
-    async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
-        configure(settings, clusterwide=not operator.settings.watch_namespaces)
-        await operator.start()
-
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_via_client(**kwargs)
-
-    @kopf.on.cleanup(registry=registry)
-    async def cleanup(**_: Any) -> None:
-        with contextlib.suppress(AttributeError):
-            await operator.stop()
-
-    @kopf.on.probe(registry=registry, id="workers")
-    async def probe(**_: Any) -> str:
-        if not operator.alive():
-            raise RuntimeError("a task of the operator has ended")
-        return "alive"
 
     @kopf.on.event(GROUP, PLURAL, registry=registry)
     async def recipe(body: kopf.Body, type: str | None, **_: Any) -> None:
@@ -192,8 +170,9 @@ class Backoffs:
         return itertools.chain((1.0, 1.0, 2.0, 3.0), itertools.repeat(5.0))
 
 
-def configure(settings: kopf.OperatorSettings, *, clusterwide: bool) -> None:
-    """Make kopf watch only: it writes neither annotations nor finalizers nor Events."""
+def kopf_settings(*, clusterwide: bool) -> kopf.OperatorSettings:
+    """Settings with which kopf watches only: it writes neither annotations nor finalizers nor Events."""
+    settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     # Without cluster-wide permissions, kopf cannot watch for new resource kinds.
     settings.scanning.disabled = not clusterwide
@@ -205,3 +184,4 @@ def configure(settings: kopf.OperatorSettings, *, clusterwide: bool) -> None:
     settings.networking.error_backoffs = Backoffs()
     for plural in ("pods", "jobs", pytorchjob.PLURAL):
         settings.watching.label_selectors[plural] = LABEL_RECIPE
+    return settings

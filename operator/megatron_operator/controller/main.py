@@ -6,12 +6,13 @@ import os
 from typing import Any
 
 import click
-import kopf
 import uvloop
 from prometheus_client import start_http_server
 
-from megatron_operator.controller.handlers import Operator, register
-from megatron_operator.controller.settings import DEFAULT_PROGRESS_URL, Settings
+from megatron_operator.controller.process import OperatorProcess
+from megatron_operator.controller.settings import DEFAULT_PROGRESS_URL, LeaseTimes, Settings
+
+TIMES = LeaseTimes()
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -31,33 +32,52 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="URL of a pod's progress.")
 @click.option("--progress-interval", default=5.0, help="Seconds between two polls of a run's progress.")
 @click.option("--workers", default=8, help="Recipes that are reconciled concurrently.")
-@click.option("--liveness-port", default=8080, help="Port of /healthz; 0: none.")
+@click.option("--liveness-port", default=8080, help="Port of /healthz and /readyz; 0: none.")
 @click.option("--metrics-port", default=0, help="Port of the operator's Prometheus metrics; 0: none.")
 @click.option("--webhook-port", default=0, help="Port of the validating webhook; 0: none.")
 @click.option("--webhook-certificates", default="/certificates", help="Directory with tls.crt and tls.key.")
+@click.option("--leader-elect", is_flag=True, help="Act only while holding a Lease: for several replicas.")
+@click.option("--leader-elect-resource-name", "lease_name", default="megatron-operator", help="Its name.")
+@click.option(
+    "--leader-elect-lease-duration",
+    default=TIMES.lease_duration,
+    help="Seconds that others wait after they have last seen the Lease change.",
+)
+@click.option(
+    "--leader-elect-renew-deadline",
+    default=TIMES.renew_deadline,
+    help="Seconds for which the leader writes after its last renewal.",
+)
+@click.option(
+    "--leader-elect-retry-period",
+    default=TIMES.retry_period,
+    help="Seconds between two attempts to acquire or renew.",
+)
 @click.option("--log-level", default="INFO", help="Log level.")
 def main(
-    watch_namespaces: str, liveness_port: int, metrics_port: int, log_level: str, **options: Any
+    watch_namespaces: str,
+    metrics_port: int,
+    log_level: str,
+    leader_elect_lease_duration: int,
+    leader_elect_renew_deadline: int,
+    leader_elect_retry_period: int,
+    **options: Any,
 ) -> None:
     """Turn MegatronRecipe objects into training runs and keep them running."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     logging.getLogger("kopf").setLevel(max(logging.getLogger().level, logging.WARNING))
-    settings = Settings(watch_namespaces=_names(watch_namespaces), **options)
+    try:
+        times = LeaseTimes(
+            leader_elect_lease_duration, leader_elect_renew_deadline, leader_elect_retry_period
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    settings = Settings(watch_namespaces=_names(watch_namespaces), lease_times=times, **options)
     if metrics_port:
         start_http_server(metrics_port)
-    registry = kopf.OperatorRegistry()
-    register(registry, Operator(settings))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(
-            kopf.operator(
-                registry=registry,
-                standalone=True,
-                clusterwide=not settings.watch_namespaces,
-                namespaces=settings.watch_namespaces,
-                liveness_endpoint=f"http://0.0.0.0:{liveness_port}/healthz" if liveness_port else None,
-            )
-        )
+        runner.run(OperatorProcess(settings).run())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ LOOP_LAG: Final = Histogram(
     "How late the event loop runs a task that is due, measured 20 times a second",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
 )
+LEADER: Final = Gauge("megatron_operator_leader", "1 while this replica is the leader, 0 while it stands by")
 WRITES: Final = Counter(
     "megatron_operator_writes",
     "Write requests to the API server, by method and resource",

@@ -1,8 +1,28 @@
 """The operator's settings, from the options of its command and their environment variables."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DEFAULT_PROGRESS_URL = "http://{ip}:{port}/progress"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """Seconds, named as in client-go. Raises ValueError unless they allow a takeover without overlap."""
+
+    lease_duration: int = 10
+    """Others wait so long after they have last seen the Lease change."""
+    renew_deadline: int = 7
+    """The leader writes only for so long after it sent its last renewal that succeeded."""
+    retry_period: int = 2
+    """Between two attempts to acquire or renew."""
+
+    def __post_init__(self) -> None:
+        if not self.lease_duration > self.renew_deadline > self.retry_period >= 1:
+            raise ValueError(
+                f"leader election: lease duration {self.lease_duration} s, renew deadline "
+                f"{self.renew_deadline} s, retry period {self.retry_period} s; each must be greater than the "
+                "next, and the last at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +48,13 @@ class Settings:
     """Port of the validating webhook; 0: none."""
     webhook_certificates: str = "/certificates"
     """Directory with the webhook's tls.crt and tls.key."""
+
+    liveness_port: int = 0
+    """Port of /healthz and /readyz; 0: none."""
+    leader_elect: bool = False
+    """Act only while holding the Lease `lease_name` in `namespace`; otherwise act at once."""
+    lease_name: str = "megatron-operator"
+    lease_times: LeaseTimes = field(default_factory=LeaseTimes)
 
     def serves(self, namespace: str) -> bool:
         """Whether recipes of this namespace are served."""

@@ -1,6 +1,7 @@
 """A deduplicating work queue that retries with back-off."""
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -37,15 +38,24 @@ class WorkQueue:
         self._timers: dict[RecipeKey, tuple[float, asyncio.Handle]] = {}
         self._failures: dict[RecipeKey, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._idle = asyncio.Event()
+        """Set while no reconcile runs."""
+        self._idle.set()
 
     def start(self) -> None:
         """Start the workers."""
         self._tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._workers)]
 
-    async def stop(self) -> None:
-        """Cancel timers and workers."""
+    async def stop(self, grace: float = 0.0) -> None:
+        """Start no other reconcile, and cancel those that still run after `grace` seconds."""
+        self._stopping = True
         for _, timer in self._timers.values():
             timer.cancel()
+        self._timers.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -56,6 +66,8 @@ class WorkQueue:
 
     def add(self, key: RecipeKey, delay: float = COALESCE) -> None:
         """Reconcile this recipe after `delay` seconds, or earlier if that is already scheduled."""
+        if self._stopping:
+            return
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
         if key in self._timers:
@@ -77,7 +89,10 @@ class WorkQueue:
         while True:
             key = await self._ready.get()
             self._waiting.discard(key)
+            if self._stopping:
+                continue
             self._working.add(key)
+            self._idle.clear()
             try:
                 with RECONCILE_SECONDS.time():
                     delay = await self._reconcile(key)
@@ -91,6 +106,8 @@ class WorkQueue:
                     self.add(key, delay)
             finally:
                 self._working.discard(key)
+                if not self._working:
+                    self._idle.set()
                 if key in self._again:
                     self._again.discard(key)
                     self.add(key)

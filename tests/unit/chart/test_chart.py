@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from megatron_operator.controller.config_source import PLATFORM_KEY, parse_platform
+from megatron_operator.controller.handlers import LAST_RECONCILES
 from megatron_operator.controller.main import main as operator_command
+from megatron_operator.controller.process import LAST_WATCHES
+from megatron_operator.controller.settings import LeaseTimes
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "megatron-operator"
@@ -81,6 +84,49 @@ def test_a_namespaced_operator_has_no_rights_outside_its_namespaces(render: Any)
         "teaching",
         "megatron-system",
     }
+
+
+def test_two_namespaced_releases_share_no_object_outside_their_namespaces(render: Any) -> None:
+    def names(namespace: str) -> set[tuple[str, str]]:
+        values = {
+            "watchNamespaces": [f"{namespace}-runs"],
+            "crd": {"install": False},
+            "webhook": {"enabled": True},
+        }
+        objects = render(values, namespace)
+        return {
+            (item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
+            for item in objects
+        }
+
+    assert names("research")
+    assert not names("research") & names("teaching")
+
+
+def test_the_replicas_elect_a_leader_with_a_lease_that_their_role_allows(render: Any) -> None:
+    objects = render({})
+    deployment = of_kind(objects, "Deployment", "megatron-operator")["spec"]
+    [container] = deployment["template"]["spec"]["containers"]
+    assert deployment["replicas"] == 2
+    assert "--leader-elect" in container["args"]
+    rules = of_kind(objects, "Role", "megatron-operator-platform")["rules"]
+    named = [rule for rule in rules if rule["resources"] == ["leases"] and "resourceNames" in rule]
+    [name] = named[0]["resourceNames"]
+    assert f"--leader-elect-resource-name={name}" in container["args"]
+    assert named[0]["verbs"] == ["get", "update"]
+
+
+def test_a_drain_takes_one_replica_at_a_time_and_is_never_blocked(render: Any) -> None:
+    budget = of_kind(render({}), "PodDisruptionBudget", "megatron-operator")["spec"]
+    assert budget["maxUnavailable"] == 1
+    single = render({"operator": {"replicas": 1}})
+    assert not [item for item in single if item["kind"] == "PodDisruptionBudget"]
+
+
+def test_the_handover_fits_into_the_termination_grace_period(render: Any) -> None:
+    pod = of_kind(render({}), "Deployment", "megatron-operator")["spec"]["template"]["spec"]
+    release = LeaseTimes().renew_deadline / 2
+    assert LAST_RECONCILES + release + LAST_WATCHES < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("case", CASES)

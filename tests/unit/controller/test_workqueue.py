@@ -151,3 +151,44 @@ async def test_an_error_that_names_a_time_is_retried_within_it(monkeypatch: pyte
             await asyncio.sleep(0)
     await queue.stop()
     assert set(delays) == {0.25}
+
+
+async def test_a_stopped_queue_finishes_what_runs_and_starts_nothing_else() -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+    done: list[RecipeKey] = []
+
+    async def reconcile(key: RecipeKey) -> float:
+        began.set()
+        await go.wait()
+        done.append(key)
+        return 0.0
+
+    queue = WorkQueue(reconcile, workers=1)
+    queue.start()
+    queue.add(A, 0)
+    await began.wait()
+    queue.add(B, 0)
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(queue.stop(grace=60))
+    await asyncio.sleep(0)
+    go.set()
+    await stopping
+    assert done == [A]
+
+
+async def test_a_reconcile_that_outlasts_the_grace_is_cancelled() -> None:
+    began, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def reconcile(_key: RecipeKey) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    queue = WorkQueue(reconcile, workers=1)
+    queue.start()
+    queue.add(A, 0)
+    await began.wait()
+    await queue.stop(grace=0.01)
+    assert cancelled.is_set()

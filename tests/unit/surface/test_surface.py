@@ -78,7 +78,7 @@ def test_crd_fields(lock: Any) -> None:
 
 def test_environment_variables(lock: Any, string_constants: frozenset[str]) -> None:
     """Variables of this project and of the training-operator that any program of ours reads or sets."""
-    pattern = re.compile(r"(MEGATRON|PET)_[A-Z_]+|POD_NAMESPACE")
+    pattern = re.compile(r"(MEGATRON|PET)_[A-Z_]+|POD_NAME(SPACE)?")
     names = {text for text in string_constants if pattern.fullmatch(text)}
     prefix = operator_command.context_settings["auto_envvar_prefix"]
     names.discard(prefix)
