@@ -34,7 +34,13 @@ class Run:
             "metadata": {"name": "run", "namespace": "default", "uid": "j"},
             "spec": {
                 "runPolicy": {},
-                "pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}},
+                "pytorchReplicaSpecs": {
+                    kind: {
+                        "replicas": 1,
+                        "template": {"spec": {"containers": [{"name": "pytorch", "image": "trainer:1"}]}},
+                    }
+                    for kind in ("Master", "Worker")
+                },
             },
         }
         self.pods = [self.pod("master"), self.pod("worker")]

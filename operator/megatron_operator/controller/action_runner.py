@@ -11,9 +11,10 @@ from megatron_operator.lifecycle.actions import (
     DeletePods,
     DeleteUnboundPods,
     ForceDeletePods,
+    PinImage,
 )
 from megatron_operator.lifecycle.object_metadata import Object
-from megatron_operator.manifests.node_avoidance import merge_patch
+from megatron_operator.manifests import image_pinning, node_avoidance
 
 GANG_GRACE: Final = 10
 """Grace period in seconds for pods of a gang that makes no progress: there is nothing to save."""
@@ -24,7 +25,9 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
     for action in actions:
         match action:
             case AvoidNodes(job, nodes):
-                await _patch_avoided_nodes(api, job, nodes)
+                await _patch_job(api, job, node_avoidance.merge_patch(job, nodes))
+            case PinImage(job, image):
+                await _patch_job(api, job, image_pinning.merge_patch(job, image))
             case DeleteJob(job):
                 await api.delete(JOBS, job)
             case DeletePods(pods):
@@ -43,9 +46,10 @@ async def force_delete(api: ApiClient, pods: Iterable[Object]) -> None:
         await api.delete(PODS, pod, 0)
 
 
-async def _patch_avoided_nodes(api: ApiClient, job: Object, nodes: frozenset[str]) -> None:
+async def _patch_job(api: ApiClient, job: Object, changes: Object) -> None:
+    """Patch this version of a job; the next reconcile judges a newer one."""
     try:
-        await api.merge(JOBS, job, merge_patch(job, nodes))
+        await api.merge(JOBS, job, changes)
     except ApiError as error:
         if not (error.not_found or error.conflict):
             raise

@@ -21,6 +21,14 @@ class AvoidNodes:
 
 
 @dataclass(frozen=True, slots=True)
+class PinImage:
+    """Patch the job's pod templates so that new pods run this image, given by digest."""
+
+    job: Object
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete a training job; its pods end with it."""
 
@@ -48,7 +56,7 @@ class ForceDeletePods:
     pods: tuple[Object, ...]
 
 
-Action = AvoidNodes | DeleteJob | DeletePods | DeleteUnboundPods | ForceDeletePods
+Action = AvoidNodes | PinImage | DeleteJob | DeletePods | DeleteUnboundPods | ForceDeletePods
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.actions import (
-    DONE,
     SOON,
     AvoidNodes,
     DeleteJob,
     DeletePods,
     DeleteUnboundPods,
     ForceDeletePods,
+    PinImage,
     Result,
     wait,
 )
@@ -153,7 +153,9 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
         case Resize(count, cause):
             return _resize(status, snapshot, count, cause)
         case _:
-            return DONE.within(decision.seconds, decision.reason)
+            image = snapshot.image_to_pin
+            actions = () if image is None else (PinImage(job, image),)
+            return Result(actions).within(decision.seconds, decision.reason)
 
 
 def add_incident_events(status: StatusBuilder, before: RecoveryStatus) -> None:

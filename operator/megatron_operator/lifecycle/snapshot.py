@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from megatron_contract.environment import CONTAINER_NAME
+
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import NodeStatus, node_of, overdue, unreachable_since
 from megatron_operator.lifecycle.object_metadata import Object, condition, is_deleting
@@ -13,6 +15,7 @@ from megatron_operator.lifecycle.pod_termination import PodEnd, ended_early, pod
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, Silence
 from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delete_or_wait
 from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.image_pinning import by_digest, trainer_image
 from megatron_operator.manifests.metadata import digest
 from megatron_operator.manifests.pytorchjob import JobPhase
 
@@ -126,6 +129,15 @@ class RunSnapshot:
         )
 
     @cached_property
+    def image_to_pin(self) -> str | None:
+        """The image, by digest, that the whole gang runs and the job names by tag; None if there is none."""
+        image = trainer_image(self.existing_job)
+        if image is None or not self.all_running:
+            return None
+        digests = {by_digest(image, _image_id(pod)) for pod in self.pods}
+        return digests.pop() if len(digests) == 1 else None
+
+    @cached_property
     def finishing(self) -> bool:
         """Whether some pods have completed and the others are still running."""
         phases = {view.phase for view in self.pod_views}
@@ -182,6 +194,12 @@ class RunSnapshot:
     def pods_named(self, names: Collection[str]) -> tuple[Object, ...]:
         """The pods with these names."""
         return tuple(pod for pod in self.pods if pod["metadata"]["name"] in names)
+
+
+def _image_id(pod: Object) -> str:
+    """The image that the trainer's container runs, as its node's container runtime names it."""
+    states = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((str(each.get("imageID") or "") for each in states if each["name"] == CONTAINER_NAME), "")
 
 
 def bound_since(pod: Mapping[str, Any]) -> float | None:
