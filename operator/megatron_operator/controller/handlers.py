@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import kopf
 
-from megatron_operator.api.conditions import Phase
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, PLURAL
 from megatron_operator.controller.api_client import RECIPES, ApiClient
 from megatron_operator.controller.capacity_finder import CapacityFinder
@@ -124,8 +124,15 @@ class Operator:
     async def _add_waiting(self) -> None:
         for namespace in self.settings.watch_namespaces or (None,):
             for recipe in await self.api.find(RECIPES, namespace):
-                if (recipe.get("status") or {}).get("phase") in WAITING_PHASES:
+                if _waits_for_config(recipe):
                     self.queue.add(RecipeKey(recipe["metadata"]["namespace"], recipe["metadata"]["name"]))
+
+
+def _waits_for_config(recipe: dict[str, Any]) -> bool:
+    """Whether a change of platform or catalog may help: also a running recipe whose edit was refused."""
+    status = recipe.get("status") or {}
+    planned = next((c for c in status.get("conditions") or [] if c.get("type") == Condition.PLANNED), {})
+    return status.get("phase") in WAITING_PHASES or planned.get("status") == "False"
 
 
 def _recipe_of(body: dict[str, Any]) -> RecipeKey:

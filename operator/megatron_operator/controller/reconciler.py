@@ -98,6 +98,8 @@ class Reconciler:
         self._capacity = capacity
         self._poller = poller
         self._events = EventPoster(api)
+        self._refused: dict[RecipeKey, tuple[str, int, int]] = {}
+        """UID and generation of refused specs, and the revision of the configuration that refused them."""
 
     async def __call__(self, key: RecipeKey) -> float | None:
         """Reconcile a recipe; returns the seconds until the next time, None to wait for an event.
@@ -164,19 +166,22 @@ class Reconciler:
             if status.ended and not status.edited:
                 return DONE
             return Result(requeue=set_obstacle(status, obstacle, running=False))
-        if status.ended and not status.edited:
+        edited = status.edited or self._refusal_is_outdated(status)
+        if status.ended and not edited:
             return self._clean_up(status, snapshot)
         if status.suspended and phase is not JobPhase.SUCCEEDED:
             return await self._suspend(status, snapshot)
-        if job is not None and not status.edited:
+        if job is not None and not edited:
             return await self._supervise(status, snapshot)
 
-        accelerators, edited = accelerators_before(status, snapshot), status.edited
+        accelerators = accelerators_before(status, snapshot)
         may_continue = job is not None and phase is not JobPhase.FAILED
+        revision = self._config.revision
         desired = await self._plan(status, running=may_continue)
         if desired is None:
             if status.internal_error is None:
                 status.observe_generation()
+                self._refused[status.key] = (status.uid, status.generation, revision)
             if may_continue:
                 return await self._supervise(status, snapshot)
             self._poller.forget(status.key)
@@ -185,11 +190,20 @@ class Reconciler:
             status.observe_generation()
             return DONE
 
+        if edited:
+            # Also where a refusal of this generation was observed: nothing of the edit is done yet.
+            status.forget_generation()
+            if job is None and status.phase == Phase.FAILED:
+                reset_job_status(status)
+                status.remove_conditions(Condition.FAILED)
         running = phase is JobPhase.ACTIVE
-        blocked = await self._children.ensure_claims(status, desired, running=running)
-        if blocked is not None and running:
+        blocked = None
+        if job is None or may_continue:
+            blocked = await self._children.ensure_claims(status, desired, running=running)
+        if blocked is not None and job is not None:
             # The generation is not observed yet: the job is replaced once the claims exist.
-            return (await self._supervise(status, snapshot)).within(blocked.after, blocked.reason)
+            waits = await self._supervise(status, snapshot) if running else DONE
+            return waits.within(blocked.after, blocked.reason)
         if edited:
             record_edited_count(status, accelerators, desired.plan.world_size)
         status.observe_generation()
@@ -201,6 +215,16 @@ class Reconciler:
             return await self._replace(status, snapshot)
         set_prepared(status, desired)
         return await self._supervise(status, snapshot)
+
+    def _refusal_is_outdated(self, status: StatusBuilder) -> bool:
+        """Whether the spec was refused by another platform, catalog or operator, so that it is planned again.
+
+        A run that has ended is left alone until its spec changes.
+        """
+        if status.ended or not status.is_false(Condition.PLANNED):
+            return False
+        known = (status.uid, status.generation, self._config.revision)
+        return status.phase == Phase.REFUSED or self._refused.get(status.key) != known
 
     def _clean_up(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Release what a run that has ended still holds."""
@@ -273,9 +297,6 @@ class Reconciler:
         self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
     ) -> Result:
         """Prepare the data, wait for pods of an earlier job to end, create the job."""
-        if edited and status.phase == Phase.FAILED:
-            reset_job_status(status)
-            status.remove_conditions(Condition.FAILED)
         if blocked := await self._children.ensure_data(status, desired, edited=edited):
             return Result(requeue=blocked)
         if left := snapshot.leftover_pods:
@@ -365,6 +386,7 @@ class Reconciler:
         self._capacity.forget(key)
         self._snapshots.drop_pod_ends(key)
         metrics.remove_run(key)
+        self._refused.pop(key, None)
 
 
 def _job_hash(status: StatusBuilder) -> str | None:

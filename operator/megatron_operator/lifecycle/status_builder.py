@@ -133,6 +133,10 @@ class StatusBuilder:
             self.set(omitted=None)
         self.set(observed_generation=self.generation)
 
+    def forget_generation(self) -> None:
+        """Record that the status does not reflect the newest spec."""
+        self.set(observed_generation=self.generation - 1)
+
     def condition(self, kind: Condition) -> RecipeCondition | None:
         """The condition of this type; None when it is not set."""
         return next((c for c in self.current.conditions if c.type == kind), None)
@@ -141,6 +145,11 @@ class StatusBuilder:
         """Whether the condition of this type is set and True."""
         condition = self.condition(kind)
         return condition is not None and condition.status == "True"
+
+    def is_false(self, kind: Condition) -> bool:
+        """Whether the condition of this type is set and False."""
+        condition = self.condition(kind)
+        return condition is not None and condition.status == "False"
 
     def set_condition(self, kind: Condition, status: bool | None, reason: Reason, message: str = "") -> None:
         """Set a condition; its lastTransitionTime changes only when its status does."""

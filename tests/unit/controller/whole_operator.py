@@ -121,6 +121,8 @@ class ProgressInMemory:
 
 
 class ConfigInMemory:
+    revision = 1
+
     async def read(self) -> Config:
         return CONFIG
 
