@@ -131,8 +131,11 @@ class Operator:
 def _waits_for_config(recipe: dict[str, Any]) -> bool:
     """Whether a change of platform or catalog may help: also a running recipe whose edit was refused."""
     status = recipe.get("status") or {}
-    planned = next((c for c in status.get("conditions") or [] if c.get("type") == Condition.PLANNED), {})
-    return status.get("phase") in WAITING_PHASES or planned.get("status") == "False"
+    refused = any(
+        (c.get("type"), c.get("status")) == (Condition.PLANNED, "False")
+        for c in status.get("conditions") or []
+    )
+    return refused or status.get("phase") in WAITING_PHASES
 
 
 def _recipe_of(body: dict[str, Any]) -> RecipeKey:

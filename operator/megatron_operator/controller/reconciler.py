@@ -113,6 +113,10 @@ class Reconciler:
             return None
         status = StatusBuilder.of(recipe, self._api.clock.now())
         before = status.current
+        if status.dropped:
+            log.warning(
+                "%s: unknown parts of the status are dropped: %s", key, ", ".join(status.dropped[:20])
+            )
         result = await self._result(status)
         if status.internal_error is None:
             status.remove_conditions(Condition.INTERNAL_ERROR)

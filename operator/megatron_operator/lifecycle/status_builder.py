@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from pydantic import ValidationError
-
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.reasons import Reason
@@ -16,6 +14,7 @@ from megatron_operator.api.status import (
     RecoveryStatus,
 )
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.lifecycle.status_size import LONGEST_CONDITION, cut, cut_utf8, within_budget
 
 LONGEST_EVENT: Final = 1024
@@ -54,15 +53,14 @@ class StatusBuilder:
     events: list[RecipeEvent] = field(default_factory=list)
     internal_error: Exception | None = None
     """An unexpected error of this reconcile."""
+    dropped: tuple[str, ...] = ()
+    """Paths of what was left out of the recipe's own status; the next write removes it."""
 
     @classmethod
     def of(cls, body: dict[str, Any], now: float) -> "StatusBuilder":
-        """Start from the recipe's own status; one that this version cannot parse is discarded."""
-        try:
-            current = MegatronRecipeStatus.model_validate(body.get("status") or {})
-        except ValidationError:
-            current = MegatronRecipeStatus()
-        return cls(body, now, current)
+        """Start from the recipe's own status, without the parts that this version cannot read."""
+        current, dropped = read_status(body.get("status"))
+        return cls(body, now, current, dropped=dropped)
 
     @property
     def key(self) -> RecipeKey:
