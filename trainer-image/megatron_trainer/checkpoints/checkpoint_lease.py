@@ -2,8 +2,10 @@
 
 A Master pod on a node that is cut off from the network does not learn that it was replaced, but both pods
 share the volume. The replacement writes its identity to the file; the older launcher checks it twice a
-second, finds another identity and stops its ranks; a rank checks it before every save. The replacement
-touches the directory only after FENCE_SECONDS, which give the older one time to stop.
+second, finds another identity and stops its ranks; a rank checks it before every save, and again before
+the shards, metadata.json and the tracker, since it may have been frozen meanwhile. The replacement touches
+the directory only after FENCE_SECONDS, which give the older one time to stop. The pod of another node has the
+same Master before and after it is replaced; its ranks compare their generation with that of the run journal.
 """
 
 import json
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.telemetry.run_journal import JOURNAL_FILE
 
 LEASE_FILE = "owner.json"
 # Seconds from acquiring the lease until the directory is touched: the older launcher checks every half
@@ -40,7 +43,6 @@ class CheckpointLease:
     def acquire(self) -> None:
         """Take the lease, also from another holder. Raises OSError if the directory is not writable."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        previous = read_holder(self._path.parent)
         text = json.dumps(
             {
                 "incarnation": self.incarnation,
@@ -54,9 +56,24 @@ class CheckpointLease:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        if self._create(temporary):
+            return
+        previous = read_holder(self._path.parent)
         temporary.replace(self._path)
-        if previous and previous.get("incarnation") != self.incarnation:
+        if previous.get("incarnation") != self.incarnation:
             self._fenced_until = time.monotonic() + FENCE_SECONDS
+
+    def _create(self, temporary: Path) -> bool:
+        """Create the lease file unless there is one: another launcher may do the same at this moment.
+
+        False as well on a volume without hard links, where the first holder waits for the fence too.
+        """
+        try:
+            self._path.hardlink_to(temporary)
+        except OSError:
+            return False
+        temporary.unlink()
+        return True
 
     def await_fence(self) -> None:
         """Wait until a previous holder has had time to stop.
@@ -89,4 +106,17 @@ def require_lease(save: Path, incarnation: str) -> None:
         raise LeaseLostError(
             f"{save} is owned by another Master pod now ({holder.get('host')}, run {holder.get('runId')}): "
             "this one was replaced and no longer writes checkpoints"
+        )
+
+
+def require_generation(save: Path, generation: int) -> None:
+    """Raise LeaseLostError if the run journal in `save` has a later generation, or pass if it has none."""
+    try:
+        newest = int(json.loads((save / JOURNAL_FILE).read_text())["generation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if newest > generation:
+        raise LeaseLostError(
+            f"{save} is written by generation {newest} now: the ranks of generation {generation} were "
+            "replaced and no longer write checkpoints"
         )

@@ -74,6 +74,7 @@ class CheckpointManager:
         journal, met_at = self._journal, time.time()
         assert journal is not None
         start, skip = self._choose_start(state, journal)
+        self._require_lease()
         journal.start_generation(state.generation, state.report, start, latest, met_at)
         self._status.set_run(journal.summary())
         return GenerationPlan(
@@ -93,6 +94,7 @@ class CheckpointManager:
             self._settings.loss_on_repeat,
         )
         if restart.verdict is not None:
+            self._require_lease()
             journal.write()
             raise RunEndedError(restart.verdict)
         if restart.discard:
@@ -112,12 +114,42 @@ class CheckpointManager:
             self.retry_until_writable(lambda: probe(save))
             self._lease.await_fence()
         except LeaseLostError as error:
-            raise RunEndedError(Ending(ExitCode.PEER_LOST, str(error))) from error
+            raise self._fence(error) from error
         except OSError as error:
             raise RunEndedError(Ending(ExitCode.WORKER_DIED, describe_write_error(save, error))) from error
         complete: set[int] = set()
         complete.update(*(self._repair(directory) for directory in self._directories()))
         return sorted(complete, reverse=True)
+
+    def _require_lease(self) -> None:
+        """Called before every change of the directory: until the generation is planned, nothing reads
+        `fenced`. Raises RunEndedError."""
+        if self._lease is None:
+            return
+        try:
+            self._lease.check()
+        except LeaseLostError as error:
+            raise self._fence(error) from error
+
+    def _fence(self, error: LeaseLostError) -> RunEndedError:
+        self.fenced = error
+        return RunEndedError(Ending(ExitCode.PEER_LOST, str(error)))
+
+    def completed(self) -> Ending | None:
+        """How a Master pod ends that finds the last iteration's checkpoint at its start; else None.
+
+        The other pods may have completed and never join. A pending report may require a rollback.
+        """
+        train_iters = self._flags.train_iters
+        if self._lease is None or train_iters is None:
+            return None
+        pending = None if self._journal is None else self._journal.pending
+        if pending is not None and (pending.failed_iteration or pending.unreadable):
+            return None
+        newest = self.newest() or 0
+        if newest < train_iters:
+            return None
+        return Ending(ExitCode.OK, f"iteration {newest} of {train_iters} was already done")
 
     def retry_until_writable(self, write: Callable[[], None]) -> None:
         """Write to --save, with retries for half of the time that other pods wait for this one.
@@ -147,7 +179,7 @@ class CheckpointManager:
             complete = selection.newest_complete_iterations(directory, _CANDIDATES, self._flags.ckpt_format)
             newer = [each for each in complete if each > (start or 0)]
             older = next((each for each in complete if each <= (start or 0)), None)
-            for repair in selection.roll_back(directory, older, newer, cause):
+            for repair in selection.roll_back(directory, older, newer, cause, self._require_lease):
                 self._log(repair)
             self._prune_set_aside(directory)
 
@@ -168,12 +200,12 @@ class CheckpointManager:
         ckpt_format = self._flags.ckpt_format
         try:
             try:
-                choice = selection.choose(directory, ckpt_format)
+                choice = selection.choose(directory, ckpt_format, self._require_lease)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
                 selection.prune_set_aside(directory, 0, self._log)
-                choice = selection.choose(directory, ckpt_format)
+                choice = selection.choose(directory, ckpt_format, self._require_lease)
         except OSError as error:
             message = f"{directory} cannot be repaired: {error.strerror or error}"
             raise RunEndedError(Ending(ExitCode.WORKER_DIED, message)) from error
@@ -283,5 +315,8 @@ class CheckpointManager:
             return reported
         self._report(newest)
         if self._lease is not None and self._settings.keep_checkpoints:
-            selection.prune(save, self._settings.keep_checkpoints, ckpt_format, self._log)
+            with contextlib.suppress(LeaseLostError):
+                selection.prune(
+                    save, self._settings.keep_checkpoints, ckpt_format, self._log, self._lease.check
+                )
         return text

@@ -147,6 +147,9 @@ def read_tracker(root: Path) -> str | None:
         return None
 
 
+def _unguarded() -> None: ...
+
+
 def _free_name(path: Path, what: str) -> Path:
     number = 1
     while (candidate := path.with_name(f"{path.name}.{what}-{number}")).exists():
@@ -174,11 +177,11 @@ def _write_tracker(root: Path, text: str) -> None:
     temporary.replace(root / TRACKER)
 
 
-def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
+def choose(root: Path, ckpt_format: str = "torch_dist", guard: Callable[[], None] = _unguarded) -> Choice:
     """Find the newest complete checkpoint under `root`, set newer broken ones aside and repair the tracker.
 
-    Older checkpoints are not checked until they become the newest. Call it only while no rank runs. Raises
-    OSError.
+    Older checkpoints are not checked until they become the newest. Call it only while no rank runs. `guard`
+    is called before every change and raises if it is no longer allowed. Raises OSError.
     """
     repairs: list[str] = []
     chosen = None
@@ -188,9 +191,11 @@ def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
         if reason is None:
             chosen = iteration
             break
+        guard()
         target = _set_aside(path, reason)
         repairs.append(f"checkpoint {path.name} is incomplete ({reason}): set aside as {target.name}")
     text = read_tracker(root)
+    guard()
     if chosen is not None:
         if text != str(chosen):
             _write_tracker(root, str(chosen))
@@ -203,13 +208,17 @@ def choose(root: Path, ckpt_format: str = "torch_dist") -> Choice:
     return Choice(chosen, repairs)
 
 
-def roll_back(root: Path, start: int | None, newer: Sequence[int], cause: str) -> list[str]:
+def roll_back(
+    root: Path, start: int | None, newer: Sequence[int], cause: str, guard: Callable[[], None] = _unguarded
+) -> list[str]:
     """Make the run start from `start`: set the checkpoints `newer` aside, because of `cause`.
 
-    Returns what was done, for the log. Call it only while no rank runs. Raises OSError.
+    Returns what was done, for the log. Call it only while no rank runs; `guard` as for `choose`. Raises
+    OSError.
     """
     done = []
     for iteration in newer:
+        guard()
         path = directory(root, iteration)
         target = _set_aside(
             path, f"the run was rolled back to iteration {start or 0}: {cause}", "rolled-back"
@@ -217,6 +226,7 @@ def roll_back(root: Path, start: int | None, newer: Sequence[int], cause: str) -
         done.append(
             f"checkpoint {path.name} is newer than iteration {start or 0}: set aside as {target.name}"
         )
+    guard()
     if start is not None:
         _write_tracker(root, str(start))
     elif newer:
@@ -224,17 +234,24 @@ def roll_back(root: Path, start: int | None, newer: Sequence[int], cause: str) -
     return done
 
 
-def prune(root: Path, keep: int, ckpt_format: str = "torch_dist", log: Callable[[str], None] = print) -> None:
+def prune(
+    root: Path,
+    keep: int,
+    ckpt_format: str = "torch_dist",
+    log: Callable[[str], None] = print,
+    guard: Callable[[], None] = _unguarded,
+) -> None:
     """Delete all but the newest `keep` (at least one) complete checkpoints.
 
     An incomplete directory newer than those kept is left alone: a save may be in progress. So is one that a
     reader locks, by a shared flock on its metadata.json (.metadata if there is none): `flock -s
-    iter_0000100/metadata.json cp -r iter_0000100 elsewhere`.
+    iter_0000100/metadata.json cp -r iter_0000100 elsewhere`. `guard` as for `choose`.
     """
     kept = 0
     for iteration in iterations(root):
         path = directory(root, iteration)
         if kept >= max(keep, 1):
+            guard()
             _delete_unless_locked(path, f"{keep} newer complete ones are kept", log)
         elif why_incomplete(path, ckpt_format) is None:
             kept += 1

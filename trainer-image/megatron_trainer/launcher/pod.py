@@ -272,6 +272,7 @@ class Pod:
             prepare=lambda state, new: self._checkpoints.prepare(state, new, self._telemetry_sync.latest),
             interruption=self._interruption,
             log=self._log,
+            completed=self._checkpoints.completed,
             incarnation=self._incarnation,
         )
 

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import checkpointing, get_args, training
 from megatron_contract.environment import PROGRESS_FILE
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron_trainer.checkpoints.checkpoint_lease import require_lease
+from megatron_trainer.checkpoints.checkpoint_lease import require_generation, require_lease
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.telemetry.reporter import LEASE_ENV, ProgressFile, Reporter
@@ -69,6 +71,7 @@ class MegatronHooks:
         self._spikes = spikes
         self._before_load = before_load
         self._owner = os.environ.get(LEASE_ENV, "")
+        self._saving = False
         self._evaluating = False
         self._pulse_at = 0.0
         self._progress: ProgressFile | None = None
@@ -88,6 +91,9 @@ class MegatronHooks:
         self._wrap("dummy_train_step", self._skip)
         self._wrap("maybe_finalize_async_save", self._finalize)
         self._wrap("schedule_async_save", self._schedule, checkpointing)
+        self._wrap("get_save_function_and_args", self._guard, FileSystemWriterAsync)
+        self._wrap("save_config", self._guard, serialization)
+        self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt)
 
     @staticmethod
@@ -124,18 +130,32 @@ class MegatronHooks:
     def _save(self, inner: Callable[..., Any], iteration: int, *args: Any, **kwargs: Any) -> None:
         self._reporter.send("phase", phase="saving")
         self._require_lease()
+        self._saving = True
         inner(iteration, *args, **kwargs)
+        self._saving = False
         self._reporter.send("saved", iteration=iteration)
+
+    def _guard(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Check the lease before shards and metadata.json: this process may have been frozen meanwhile."""
+        self._require_lease()
+        return inner(*args, **kwargs)
+
+    def _name_tracker(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The same before a save without a writer process writes the tracker; a load names it too."""
+        if self._saving:
+            self._require_lease()
+        return inner(*args, **kwargs)
 
     def _require_lease(self) -> None:
         """A rank whose launcher was replaced must not write. Raises LeaseLostError."""
         if self._owner and get_args().save:
             require_lease(Path(get_args().save), self._owner)
+            require_generation(Path(get_args().save), self._reporter.generation)
 
     def _schedule(self, inner: Callable[..., Any], request: Any) -> Any:
         """Report when an asynchronous save is finalized, between two steps and possibly slowly."""
-        request.finalize_fns.insert(0, self._start_finalizing)
-        request.finalize_fns.append(lambda: self._reporter.send("free"))
+        steps = [functools.partial(self._guard, step) for step in request.finalize_fns]
+        request.finalize_fns[:] = [self._start_finalizing, *steps, lambda: self._reporter.send("free")]
         return inner(request)
 
     def _start_finalizing(self) -> None:

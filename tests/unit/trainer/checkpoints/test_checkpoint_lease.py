@@ -1,5 +1,6 @@
 """Two Master pods never write the same checkpoint directory."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ from megatron_trainer.checkpoints.checkpoint_lease import (
     FENCE_SECONDS,
     CheckpointLease,
     LeaseLostError,
+    require_generation,
     require_lease,
 )
+from megatron_trainer.telemetry.run_journal import RunJournal
 
 
 def test_the_newest_holder_keeps_the_lease_and_the_older_one_loses_it(tmp_path: Path) -> None:
@@ -54,3 +57,41 @@ def test_a_lease_lost_while_waiting_raises(tmp_path: Path) -> None:
 def test_an_unreadable_lease_file_fences_nobody(tmp_path: Path) -> None:
     (tmp_path / "owner.json").write_text("")
     require_lease(tmp_path, "anybody")
+
+
+def test_a_holder_that_appears_while_the_lease_is_acquired_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    late = CheckpointLease(tmp_path, "late", "run", sleep=waits.append)
+    written = os.fsync
+
+    def let_another_be_first(file: int) -> None:
+        monkeypatch.undo()
+        CheckpointLease(tmp_path, "first", "run").acquire()
+        written(file)
+
+    monkeypatch.setattr(os, "fsync", let_another_be_first)
+    late.acquire()
+    late.await_fence()
+    assert len(waits) == 1
+
+
+def test_acquiring_leaves_only_the_lease_file(tmp_path: Path) -> None:
+    for incarnation in ("first", "second"):
+        CheckpointLease(tmp_path, incarnation, "run").acquire()
+        assert [path.name for path in tmp_path.iterdir()] == ["owner.json"]
+
+
+def test_ranks_of_an_earlier_generation_may_not_write(tmp_path: Path) -> None:
+    require_generation(tmp_path, 1)
+    RunJournal(tmp_path, print).start_generation(3, None, None, None, 0.0)
+    require_generation(tmp_path, 3)
+    with pytest.raises(LeaseLostError, match="is written by generation 3 now: the ranks of generation 2"):
+        require_generation(tmp_path, 2)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"generation": null}', '{"generation": "x"}', "{}"])
+def test_a_journal_without_a_generation_stops_nobody(tmp_path: Path, text: str) -> None:
+    (tmp_path / "incidents.json").write_text(text)
+    require_generation(tmp_path, 1)

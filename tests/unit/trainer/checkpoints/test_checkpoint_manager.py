@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer import flags, settings
-from megatron_trainer.checkpoints import selection
+from megatron_trainer.checkpoints import checkpoint_manager, selection
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.rendezvous.state import RunEndedError, State
@@ -86,6 +86,64 @@ def test_without_the_lease_nothing_is_changed(run: Run) -> None:
         run.start()
     assert ended.value.ending.code == ExitCode.PEER_LOST
     assert (run.save / "iter_0000020").is_dir()
+
+
+def lose_the_lease(run: Run, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+    """Another launcher takes the lease the first time that this function is called."""
+    inner = getattr(module, name)
+
+    def call(*args: object, **kwargs: object) -> object:
+        monkeypatch.undo()
+        CheckpointLease(run.save, "another", "run").acquire()
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, call)
+
+
+def test_a_checkpoint_is_not_set_aside_if_the_lease_is_lost_while_the_directory_is_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.save / "iter_0000020" / ".metadata").unlink()
+    lose_the_lease(run, monkeypatch, selection, "why_incomplete")
+    with pytest.raises(RunEndedError) as ended:
+        run.start()
+    assert ended.value.ending.code == ExitCode.PEER_LOST
+    assert (run.save / "iter_0000020").is_dir()
+    assert run.checkpoints.fenced is not None, "the journal of the new holder must not be written at the end"
+
+
+def test_nothing_is_rolled_back_if_the_lease_is_lost_while_the_restart_is_planned(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run.start(bad_loss(26)) == 24
+    lose_the_lease(run, monkeypatch, checkpoint_manager, "plan_restart")
+    with pytest.raises(RunEndedError) as ended:
+        run.start(bad_loss(26))
+    assert ended.value.ending.code == ExitCode.PEER_LOST
+    assert run.trackers() == ("20", "24")
+
+
+def test_the_journal_is_not_written_if_the_lease_is_lost_while_the_restart_is_planned(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_the_lease(run, monkeypatch, checkpoint_manager, "plan_restart")
+    with pytest.raises(RunEndedError):
+        run.start()
+    assert RunJournal(run.save, print).generation == 0
+
+
+def test_a_master_that_finds_the_last_checkpoint_has_nothing_left_to_do(run: Run) -> None:
+    assert run.checkpoints.completed() is None
+    write_checkpoint(run.save, 100)
+    ending = run.checkpoints.completed()
+    assert ending is not None
+    assert (ending.code, ending.message) == (ExitCode.OK, "iteration 100 of 100 was already done")
+
+
+def test_a_master_that_must_roll_back_the_last_iteration_is_not_done(run: Run) -> None:
+    write_checkpoint(run.save, 100)
+    run.journal.set_pending(bad_loss(100))
+    assert run.checkpoints.completed() is None
 
 
 def test_the_plan_names_the_lease_holder_and_has_no_preflight_by_default(run: Run) -> None:

@@ -39,6 +39,7 @@ def pod(
     timeout: float = 60,
     prepare: Callable[[State, bool], GenerationPlan] = lambda _state, _new: GenerationPlan(20),
     interruption: Callable[[], Ending | None] = lambda: None,
+    completed: Callable[[], Ending | None] = lambda: None,
 ) -> GangRendezvous:
     return GangRendezvous(
         store=GangStore("localhost", port, host=node_rank == 0),
@@ -49,6 +50,7 @@ def pod(
         timeout=timeout,
         prepare=prepare,
         interruption=interruption,
+        completed=completed,
         log=lambda _text: None,
     )
 
@@ -234,6 +236,16 @@ def test_node_0_can_end_the_run_while_it_chooses_the_checkpoint(port: int) -> No
         raise RunEndedError(done)
 
     assert Rendezvous(pod(port, 0, prepare=prepare), pod(port, 1)).join() == {0: done, 1: done}
+
+
+def test_a_replaced_master_of_a_complete_run_does_not_wait_for_pods_that_have_completed(port: int) -> None:
+    done = Ending(ExitCode.OK, "iteration 20 of 20 was already done")
+    assert Rendezvous(pod(port, 0, timeout=5, completed=lambda: done)).join() == {0: done}
+
+
+def test_pods_that_join_a_complete_run_read_the_verdict(port: int) -> None:
+    done = Ending(ExitCode.OK, "iteration 20 of 20 was already done")
+    assert Rendezvous(pod(port, 0, completed=lambda: done), pod(port, 1)).join() == {0: done, 1: done}
 
 
 def test_the_state_survives_serialization() -> None:
