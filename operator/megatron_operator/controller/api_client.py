@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -20,6 +20,8 @@ from megatron_operator.manifests import pytorchjob
 
 TIMEOUT: Final = 20.0
 """Seconds for one request; the work queue retries."""
+PAGE: Final = 250
+"""Objects of a list that one response has: a pod takes about 10 KB, and parsing blocks the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +127,37 @@ class ApiClient:
         labels: str | None = None,
         fields: str | None = None,
     ) -> list[Object]:
-        """Objects of one namespace, or of all when it is None, by label and field selector."""
-        query = {"labelSelector": labels, "fieldSelector": fields}
+        """Objects of one namespace, or of all when it is None, by label and field selector.
+
+        Only for lists that are known to be short; see `pages`.
+        """
+        pages = self.pages(resource, namespace, labels=labels, fields=fields)
+        return [item async for page in pages for item in page]
+
+    async def pages(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str | None = None,
+        fields: str | None = None,
+        accept: str = "application/json",
+    ) -> AsyncIterator[list[Object]]:
+        """As `find`, in lists of up to PAGE objects; the caller keeps of each only what it needs."""
         path = resource.path(namespace) if namespace else resource.cluster_path()
-        return list((await self._request("GET", path, query)).get("items") or [])
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": None}
+        while True:
+            page = await self._request("GET", path, query, accept=accept)
+            yield list(page.get("items") or [])
+            query["continue"] = page.get("metadata", {}).get("continue") or None
+            if query["continue"] is None:
+                return
 
     async def node_labels(self) -> list[dict[str, str]]:
         """Labels of all nodes; only their metadata is transferred."""
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-        nodes = (await self._request("GET", "/api/v1/nodes", accept=accept)).get("items") or []
-        return [node["metadata"].get("labels") or {} for node in nodes]
+        pages = self.pages(NODES, None, accept=accept)
+        return [node["metadata"].get("labels") or {} async for page in pages for node in page]
 
     async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
         """Server-side apply: fields that an earlier apply set and this one omits are removed."""

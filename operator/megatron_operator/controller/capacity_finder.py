@@ -9,7 +9,7 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import NODES, PODS, ApiClient
 from megatron_operator.controller.planning import Planning
-from megatron_operator.lifecycle.capacity import fitting_pods
+from megatron_operator.lifecycle.capacity import ClusterUsage, fitting_pods
 from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
 from megatron_operator.lifecycle.node_state import node_of
@@ -36,8 +36,7 @@ class CapacityFinder:
         self._allowed = allowed
         self._lock = asyncio.Lock()
         self._read_at = -FRESH
-        self._nodes: list[Object] = []
-        self._pods: list[Object] = []
+        self._cluster = ClusterUsage()
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
 
     def forget(self, key: RecipeKey) -> None:
@@ -54,15 +53,16 @@ class CapacityFinder:
             return Capacity()
         if not self._allowed:
             return await self._without_permission(status, snapshot, limits, waiting=waiting)
-        nodes, pods = await self._read_cluster()
+        cluster = await self._read_cluster()
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         template = _template(avoiding(snapshot.existing_job, recovery.nodes_avoided))
-        fits = sum(fitting_pods(nodes, pods, template, own).values())
+        # In a thread: ten thousand nodes take longer than the event loop may be blocked.
+        fits = sum((await asyncio.to_thread(fitting_pods, cluster, template, own)).values())
         elastic = await self._elastic(status, snapshot, limits, fits) if resizable else None
         if not releasable:
             return Capacity(elastic)
         anywhere = _template(avoiding(snapshot.existing_job, ()))
-        usable = fitting_pods(nodes, pods, anywhere, own).keys()
+        usable = (await asyncio.to_thread(fitting_pods, cluster, anywhere, own)).keys()
         return Capacity(elastic, frozenset(recovery.nodes_avoided) & usable)
 
     async def _without_permission(
@@ -112,16 +112,20 @@ class CapacityFinder:
             self._fits[status.key] = question, answer
         return self._fits[status.key][1]
 
-    async def _read_cluster(self) -> tuple[list[Object], list[Object]]:
-        """All nodes, and all pods that hold resources."""
+    async def _read_cluster(self) -> ClusterUsage:
+        """All nodes, and what all pods use of them."""
         async with self._lock:
             if time.monotonic() - self._read_at >= FRESH:
-                self._nodes = await self._api.find(NODES, None)
-                self._pods = await self._api.find(
-                    PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-                )
-                self._read_at = time.monotonic()
-            return self._nodes, self._pods
+                cluster = ClusterUsage()
+                async for nodes in self._api.pages(NODES, None):
+                    for node in nodes:
+                        cluster.add_node(node)
+                holding = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+                async for pods in self._api.pages(PODS, None, fields=holding):
+                    for pod in pods:
+                        cluster.add_pod(pod)
+                self._cluster, self._read_at = cluster, time.monotonic()
+            return self._cluster
 
 
 def _template(job: Object) -> Object:

@@ -46,7 +46,7 @@ class NodeReader:
         self._cache = {name: entry for name, entry in self._cache.items() if moment - entry[0] < FRESH}
         missing = sorted(names - self._cache.keys())
         if missing:
-            found = {node["metadata"]["name"]: node for node in await self._read(missing)}
+            found = await self._read(missing)
             for name in missing:
                 self._cache[name] = moment, self._status(name, found.get(name), moment, now)
         return {name: self._cache[name][1] for name in names}
@@ -61,9 +61,16 @@ class NodeReader:
         changed = seconds(ready_condition(node).get("lastTransitionTime")) or now
         return NodeStatus(state, min(changed, now - observed_for))
 
-    async def _read(self, names: list[str]) -> list[Object]:
+    async def _read(self, names: list[str]) -> dict[str, Object]:
+        """These nodes by name, as far as they exist."""
         if len(names) > ONE_BY_ONE:
-            return await self._api.find(NODES, None)
+            pages = self._api.pages(NODES, None)
+            wanted = set(names)
+            return {n: node async for page in pages for node in page if (n := _name(node)) in wanted}
         fields = (f"metadata.name={name}" for name in names)
         found = await asyncio.gather(*(self._api.find(NODES, None, fields=field) for field in fields))
-        return [node for nodes in found for node in nodes]
+        return {_name(node): node for nodes in found for node in nodes}
+
+
+def _name(node: Object) -> str:
+    return str(node["metadata"]["name"])

@@ -1,10 +1,13 @@
 """How many of a run's pods fit on the nodes of the cluster, by the scheduler's rules."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
+from sys import intern
 from typing import Any, Final
 
-from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state
+from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state, ready_condition
 from megatron_operator.manifests import quantity
 
 Object = Mapping[str, Any]
@@ -15,9 +18,52 @@ PODS: Final = "pods"
 _BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
-def fitting_pods(
-    nodes: Iterable[Object], pods: Iterable[Object], template: Object, own_uids: Collection[str]
-) -> dict[str, int]:
+@dataclass(slots=True)
+class ClusterUsage:
+    """The nodes of a cluster and what its pods use of them: of each object only what counts."""
+
+    nodes: list[Object] = field(default_factory=list)
+    used: dict[str, Amounts] = field(default_factory=dict)
+    """Requests of all pods by node."""
+    trainers: dict[str, tuple[str, Amounts]] = field(default_factory=dict)
+    """Node and requests of the pods of recipes, by UID."""
+
+    def add_node(self, node: Object) -> None:
+        """Add a node."""
+        metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
+        # Thousands of nodes have the same labels.
+        labels = {intern(key): intern(value) for key, value in (metadata.get("labels") or {}).items()}
+        self.nodes.append(
+            {
+                "metadata": {"name": metadata["name"], "labels": labels},
+                "spec": {name: spec[name] for name in ("unschedulable", "taints") if name in spec},
+                "status": {
+                    "allocatable": status.get("allocatable") or {},
+                    "conditions": [ready_condition(node)],
+                },
+            }
+        )
+
+    def add_pod(self, pod: Object) -> None:
+        """Add a pod, if it holds resources."""
+        node_name = node_of(pod)
+        phase = (pod.get("status") or {}).get("phase")
+        if node_name is None or phase in ("Succeeded", "Failed"):
+            return
+        requests = pod_requests(pod["spec"]) | {PODS: Fraction(1)}
+        _add(self.used.setdefault(node_name, {}), requests)
+        if LABEL_RECIPE in (pod["metadata"].get("labels") or {}):
+            self.trainers[pod["metadata"]["uid"]] = node_name, requests
+
+    def used_by_others(self, uids: Collection[str]) -> dict[str, Amounts]:
+        """Requests by node without those of these pods of recipes."""
+        used = dict(self.used)
+        for node_name, requests in (self.trainers[uid] for uid in uids if uid in self.trainers):
+            used[node_name] = {n: used[node_name][n] - requests.get(n, 0) for n in used[node_name]}
+        return used
+
+
+def fitting_pods(cluster: ClusterUsage, template: Object, own_uids: Collection[str]) -> dict[str, int]:
     """Node name -> number of pods made from `template` that fit, counting the run's own pods as free.
 
     Nodes that are not ready, cordoned, tainted or excluded by selector or affinity are left out. Volumes,
@@ -25,15 +71,9 @@ def fitting_pods(
     """
     spec = template["spec"]
     requested = pod_requests(spec) | {PODS: Fraction(1)}
-    used: dict[str, Amounts] = {}
-    for pod in pods:
-        node_name = node_of(pod)
-        phase = (pod.get("status") or {}).get("phase")
-        if node_name is None or phase in ("Succeeded", "Failed") or pod["metadata"]["uid"] in own_uids:
-            continue
-        _add(used.setdefault(node_name, {}), pod_requests(pod["spec"]) | {PODS: Fraction(1)})
+    used = cluster.used_by_others(own_uids)
     fits = {}
-    for node in nodes:
+    for node in cluster.nodes:
         name = node["metadata"]["name"]
         if _is_schedulable(node, spec):
             count = _count(_allocatable(node), used.get(name, {}), requested)

@@ -4,6 +4,7 @@ It rejects writes of an operator that was killed.
 """
 
 import json
+from collections.abc import AsyncIterator
 from copy import deepcopy
 from email.utils import formatdate
 from typing import Any
@@ -90,6 +91,11 @@ class ApiInMemory:
             return pods if namespace else [p for p in pods if "nodeName" in p["spec"]] + self._others()
         assert resource is EVENTS, resource
         return []
+
+    async def pages(
+        self, resource: Resource, namespace: str | None, *, fields: str | None = None
+    ) -> AsyncIterator[list[Object]]:
+        yield await self.find(resource, namespace, fields=fields)
 
     async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
         self._write()

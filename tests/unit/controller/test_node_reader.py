@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from megatron_operator.api.times import timestamp
@@ -37,6 +38,9 @@ class NodesInMemory:
             return list(self.nodes.values())
         name = fields.removeprefix("metadata.name=")
         return [self.nodes[name]] if name in self.nodes else []
+
+    async def pages(self, resource: Any, namespace: None) -> AsyncIterator[list[Any]]:
+        yield await self.find(resource, namespace)
 
 
 def test_a_few_nodes_are_read_one_by_one_and_cached() -> None:

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from megatron_operator.lifecycle.capacity import fitting_pods, pod_requests
+from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.lifecycle.capacity import ClusterUsage, fitting_pods, pod_requests
 
 GPU = "nvidia.com/gpu"
 
@@ -22,10 +23,19 @@ def node(name: str, gpus: int = 8, ready: str = "True", **spec: Any) -> dict[str
 def pod(uid: str, on: str | None, gpus: int = 8, phase: str = "Running") -> dict[str, Any]:
     resources = {"requests": {GPU: str(gpus), "cpu": "500m"}}
     return {
-        "metadata": {"uid": uid},
+        "metadata": {"uid": uid, "labels": {LABEL_RECIPE: "run"}},
         "spec": {"nodeName": on, "containers": [{"resources": resources}]},
         "status": {"phase": phase},
     }
+
+
+def cluster(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> ClusterUsage:
+    usage = ClusterUsage()
+    for each in nodes:
+        usage.add_node(each)
+    for each in pods:
+        usage.add_pod(each)
+    return usage
 
 
 def template(gpus: int = 4, terms: list[Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -39,12 +49,12 @@ def template(gpus: int = 4, terms: list[Any] | None = None, **spec: Any) -> dict
 def test_resources_of_other_pods_are_not_free_and_those_of_the_run_are() -> None:
     nodes = [node("a"), node("b"), node("c")]
     pods = [pod("own", "a"), pod("other", "b", gpus=3), pod("done", "c", phase="Succeeded")]
-    assert fitting_pods(nodes, pods, template(), {"own"}) == {"a": 2, "b": 1, "c": 2}
-    assert fitting_pods(nodes, pods, template(), set()) == {"b": 1, "c": 2}
+    assert fitting_pods(cluster(nodes, pods), template(), {"own"}) == {"a": 2, "b": 1, "c": 2}
+    assert fitting_pods(cluster(nodes, pods), template(), set()) == {"b": 1, "c": 2}
 
 
 def test_unbound_pods_use_no_resources() -> None:
-    assert fitting_pods([node("a")], [pod("waits", None)], template(), set()) == {"a": 2}
+    assert fitting_pods(cluster([node("a")], [pod("waits", None)]), template(), set()) == {"a": 2}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +68,7 @@ def test_unbound_pods_use_no_resources() -> None:
     ],
 )
 def test_unschedulable_nodes_are_left_out(unschedulable: dict[str, Any]) -> None:
-    assert fitting_pods([unschedulable, node("b")], [], template(), set()) == {"b": 2}
+    assert fitting_pods(cluster([unschedulable, node("b")], []), template(), set()) == {"b": 2}
 
 
 def test_tolerated_and_preferred_taints_do_not_exclude_a_node() -> None:
@@ -72,9 +82,9 @@ def test_tolerated_and_preferred_taints_do_not_exclude_a_node() -> None:
         {"key": "pool", "operator": "Equal", "value": "research", "effect": "NoExecute"},
     ]
     tolerant = template(tolerations=tolerations)
-    assert fitting_pods([node("a", taints=taints)], [], tolerant, set()) == {"a": 2}
+    assert fitting_pods(cluster([node("a", taints=taints)], []), tolerant, set()) == {"a": 2}
     other = [{"key": "pool", "value": "web", "effect": "NoExecute"}]
-    assert fitting_pods([node("a", taints=other)], [], tolerant, set()) == {}
+    assert fitting_pods(cluster([node("a", taints=other)], []), tolerant, set()) == {}
 
 
 def test_nodes_that_the_affinity_excludes_are_left_out() -> None:
@@ -84,13 +94,13 @@ def test_nodes_that_the_affinity_excludes_are_left_out() -> None:
     ]
     other = node("c")
     other["metadata"]["labels"]["gpu"] = "a100"
-    assert fitting_pods([node("a"), node("b"), other], [], template(terms=terms), set()) == {"b": 2}
+    assert fitting_pods(cluster([node("a"), node("b"), other], []), template(terms=terms), set()) == {"b": 2}
 
 
 def test_every_resource_must_fit() -> None:
     large = pod("cpu", "a", gpus=0)
     large["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "61"
-    assert fitting_pods([node("a")], [large], template(), set()) == {"a": 1}
+    assert fitting_pods(cluster([node("a")], [large]), template(), set()) == {"a": 1}
 
 
 def test_pod_requests_include_the_largest_init_container_and_sidecars() -> None:
