@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from megatron_contract.wire import WireError, load_json
+
 from megatron_operator import planner
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import GROUP
@@ -19,6 +21,8 @@ from megatron_operator.planner import PlannedRun
 
 ANNOTATION_CONTRACT: Final = f"{GROUP}/checkpoint-contract"
 """On the job: the settings that its checkpoints fix, as JSON."""
+LONGEST_CONTRACT: Final = 16 << 10
+"""Characters of that annotation; it enters the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +114,20 @@ def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[F
 
 
 def contract_of(job: dict[str, Any]) -> dict[str, str] | None:
-    """The checkpoint contract that a job was created with."""
+    """The checkpoint contract that a job was created with; None where it has none that can be read.
+
+    Whoever may edit the job may have edited it.
+    """
     text = (job["metadata"].get("annotations") or {}).get(ANNOTATION_CONTRACT)
-    return dict(json.loads(text)) if text else None
+    if not text or len(text) > LONGEST_CONTRACT:
+        return None
+    try:
+        contract = load_json(text)
+    except WireError:
+        return None
+    if not isinstance(contract, dict) or not all(isinstance(each, str) for each in contract.values()):
+        return None
+    return contract
 
 
 def _with_contract(job: dict[str, Any], contract: dict[str, str]) -> dict[str, Any]:

@@ -139,7 +139,9 @@ def adopt_job(status: StatusBuilder, job: Object) -> None:
         _clear_job_fields(status)
     status.set(
         job=JobStatus(name=job["metadata"]["name"], uid=uid, hash=content_hash(job) or ""),
-        checkpoint=status.checkpoint.model_copy(update={"contract": contract_of(job)}),
+        checkpoint=status.checkpoint.model_copy(
+            update={"contract": contract_of(job) or status.checkpoint.contract}
+        ),
         omitted=None,
     )
     status.remove_conditions(Condition.FAILED, Condition.SUCCEEDED)

@@ -7,9 +7,9 @@ from typing import Final
 from megatron_operator.lifecycle.object_metadata import Object, event_time
 from megatron_operator.lifecycle.pod_termination import PodEnd
 
-_EXITED: Final = re.compile(r"\.(\S+) exited with code (\d+)$")
-"""By the training-operator: `Pod: default.run-worker-0 exited with code 138`."""
-_SCHEDULED: Final = re.compile(r" to (\S+)$")
+_EXITED: Final = re.compile(r"\.(\S+) exited with code ([0-9]{1,3})$")
+"""By the training-operator: `Pod: default.run-worker-0 exited with code 138`. Anyone may have written it."""
+_SCHEDULED: Final = re.compile(r" to ([a-z0-9][-.a-z0-9]{0,252})$")
 """By the scheduler: `Successfully assigned default/run-worker-0 to node-1`."""
 
 

@@ -26,6 +26,7 @@ from megatron_operator.lifecycle.recovery_policy import (
     decide,
     force_delete_or_wait,
 )
+from megatron_operator.lifecycle.status_size import MAX_NODES
 
 NOW = 10_000.0
 LIMITS = Limits.parse(max_restarts=3, rendezvous_timeout=600, hang_timeout="auto")
@@ -197,6 +198,7 @@ def test_pods_of_a_deleted_job_on_a_lost_node_are_force_deleted() -> None:
 
 AVOIDING = replace(LIMITS, avoid_after=2)
 FAILING = History("run", node_failures={"node-1": 2, "node-0": 1})
+MANY = frozenset(f"node-{number}" for number in range(100, 100 + MAX_NODES))
 RESTARTING = replace(HEALTHY, pods=on_nodes({}, {}), limits=AVOIDING, history=FAILING)
 
 
@@ -217,8 +219,9 @@ def test_a_pod_that_trains_is_not_moved() -> None:
         replace(RESTARTING, limits=LIMITS),
         replace(RESTARTING, history=replace(FAILING, node_failures={"node-1": 1})),
         replace(RESTARTING, pods=on_nodes({"deleting": True}, {})),
+        replace(RESTARTING, history=replace(FAILING, avoided=MANY)),
     ],
-    ids=["already avoided", "disabled", "not often enough", "pods are being deleted"],
+    ids=["already avoided", "disabled", "not often enough", "pods are being deleted", "too many are avoided"],
 )
 def test_a_node_is_not_avoided_while(seen: Observation) -> None:
     assert isinstance(decide(seen), Wait)
