@@ -5,33 +5,33 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.bounds import Large, Layers, Positions, Text, Width
 
 WINDOW_PATTERN = r"^-?[0-9]+,-?[0-9]+$"
 
-Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class ModelSpec(ApiModel):
     """Architecture. Fields that are not set come from the catalog entry."""
 
-    num_layers: Positive | None = None
+    num_layers: Layers | None = None
     """Transformer layers."""
-    hidden_size: Positive | None = None
+    hidden_size: Width | None = None
     """Width of the residual stream."""
-    ffn_hidden_size: Positive | None = None
+    ffn_hidden_size: Width | None = None
     """Width of the dense feed-forward layers; Megatron's default is 4 x hiddenSize, 2/3 of it with swiglu."""
-    num_attention_heads: Positive | None = None
+    num_attention_heads: Width | None = None
     """Query heads."""
-    num_query_groups: Positive | None = None
+    num_query_groups: Width | None = None
     """Key/value heads (GQA); default numAttentionHeads (MHA)."""
-    kv_channels: Positive | None = None
+    kv_channels: Width | None = None
     """Width of one head; default hiddenSize / numAttentionHeads."""
-    max_position_embeddings: Positive | None = None
+    max_position_embeddings: Positions | None = None
     """Longest position; at least seqLength."""
     position_embedding_type: Literal["learned_absolute", "rope", "yarn", "none"] | None = None
     """Type of position embedding."""
-    rotary_base: Positive | None = None
+    rotary_base: Large | None = None
     """Base (theta) of rotary embeddings."""
     rotary_percent: Fraction | None = None
     """Fraction of a head's width that is rotated."""
@@ -41,7 +41,7 @@ class ModelSpec(ApiModel):
     """Scaling factor of `useRopeScaling`."""
     rotary_scaling_factor: Annotated[float, Field(gt=0)] | None = None
     """YaRN scaling factor of positions (`positionEmbeddingType: yarn`, `ropeType: yarn`)."""
-    yarn_original_max_position_embeddings: Positive | None = None
+    yarn_original_max_position_embeddings: Positions | None = None
     """Longest position before YaRN scaling."""
     yarn_beta_fast: Annotated[float, Field(gt=0)] | None = None
     """Number of rotations above which YaRN does not scale a frequency."""
@@ -73,9 +73,9 @@ class ModelSpec(ApiModel):
     """Normalization of queries and keys."""
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] | None = None
     """Attention sinks: an additional softmax term beside the keys, constant or learned per head."""
-    window_size: Annotated[str, Field(pattern=WINDOW_PATTERN)] | None = None
+    window_size: Annotated[str, Field(pattern=WINDOW_PATTERN, max_length=24)] | None = None
     """Sliding-window attention: visible keys before and after a query, such as `128,0`."""
-    window_attn_skip_freq: str | None = None
+    window_attn_skip_freq: Text | None = None
     """Layers with the window: a number n (all but every n-th) or a list such as `[1,1,0]*12`."""
     untie_embeddings_and_output_weights: bool | None = None
     """Separate weights for the output layer."""
@@ -83,24 +83,24 @@ class ModelSpec(ApiModel):
     """Dropout of attention probabilities (Megatron's default is 0.1)."""
     hidden_dropout: Fraction | None = None
     """Dropout of the residual stream (Megatron's default is 0.1)."""
-    vocab_size: Positive | None = None
+    vocab_size: Width | None = None
     """Tokens of the vocabulary, unpadded."""
-    make_vocab_size_divisible_by: Positive | None = None
+    make_vocab_size_divisible_by: Width | None = None
     """The vocabulary is padded to a multiple of this times TP (Megatron's default is 128)."""
     init_method_std: Annotated[float, Field(gt=0)] | None = None
     """Standard deviation of the initial weights."""
 
-    num_experts: Positive | None = None
+    num_experts: Layers | None = None
     """Experts of an MoE layer."""
-    moe_layer_freq: str | None = None
+    moe_layer_freq: Text | None = None
     """Which layers are MoE: a number n (every n-th) or a list such as `([0]*3+[1]*58)`."""
-    moe_ffn_hidden_size: Positive | None = None
+    moe_ffn_hidden_size: Width | None = None
     """Width of one expert; default ffnHiddenSize."""
-    moe_shared_expert_intermediate_size: Positive | None = None
+    moe_shared_expert_intermediate_size: Width | None = None
     """Width of all shared experts together."""
     moe_shared_expert_gate: bool | None = None
     """Weight shared experts by a gate."""
-    moe_router_topk: Positive | None = None
+    moe_router_topk: Layers | None = None
     """Experts per token."""
     moe_router_load_balancing_type: (
         Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] | None
@@ -118,9 +118,9 @@ class ModelSpec(ApiModel):
     """Balancing without a loss: a bias per expert, updated after each step."""
     moe_router_bias_update_rate: Annotated[float, Field(gt=0)] | None = None
     """Update rate of that bias."""
-    moe_router_num_groups: Positive | None = None
+    moe_router_num_groups: Layers | None = None
     """Groups of experts for group-limited routing."""
-    moe_router_group_topk: Positive | None = None
+    moe_router_group_topk: Layers | None = None
     """Groups that a token may be routed to."""
     moe_router_topk_scaling_factor: Annotated[float, Field(gt=0)] | None = None
     """Scaling factor of the selected scores."""
@@ -135,21 +135,21 @@ class ModelSpec(ApiModel):
 
     multi_latent_attention: bool | None = None
     """Multi-head latent attention (DeepSeek)."""
-    q_lora_rank: Positive | None = None
+    q_lora_rank: Width | None = None
     """Rank of the compressed query."""
-    kv_lora_rank: Positive | None = None
+    kv_lora_rank: Width | None = None
     """Rank of the compressed key and value."""
-    qk_head_dim: Positive | None = None
+    qk_head_dim: Width | None = None
     """Width of a head's part without position embedding."""
-    qk_pos_emb_head_dim: Positive | None = None
+    qk_pos_emb_head_dim: Width | None = None
     """Width of a head's rotated part."""
-    v_head_dim: Positive | None = None
+    v_head_dim: Width | None = None
     """Width of a value head."""
     rope_type: Literal["rope", "yarn"] | None = None
     """Rotary embedding type with MLA."""
     no_rope_fusion: bool | None = None
     """Disable the fused rotary embedding kernel."""
-    mtp_num_layers: Positive | None = None
+    mtp_num_layers: Layers | None = None
     """Multi-token-prediction layers."""
     mtp_loss_scaling_factor: Annotated[float, Field(gt=0)] | None = None
     """Weight of the multi-token-prediction loss."""

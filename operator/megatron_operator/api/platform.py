@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.bounds import Accelerators, PerNode, Seconds
 from megatron_operator.api.hardware import canonical
-from megatron_operator.api.model import Positive
-from megatron_operator.api.recipe import Quantity, Seconds
+from megatron_operator.api.recipe import Quantity
 
 
 class Toleration(ApiModel):
@@ -37,7 +37,7 @@ class AcceleratorProfile(ApiModel):
     """`cpu` runs Megatron's loop without a GPU: for demos and tests."""
     resource_name: str | None = "nvidia.com/gpu"
     """Extended resource that pods request; null requests none."""
-    per_node: Positive = 8
+    per_node: PerNode = 8
     """Accelerators of one node."""
     node_labels: dict[str, str] = Field(default_factory=dict)
     """Labels of nodes of this kind; they become required node affinity."""
@@ -66,7 +66,7 @@ class AcceleratorProfile(ApiModel):
 class NamespaceLimit(ApiModel):
     """Limits for the recipes of one namespace."""
 
-    max_accelerators: Positive | None = None
+    max_accelerators: Accelerators | None = None
     """Largest accelerator.count of one recipe."""
     accelerator_types: list[str] | None = None
     """Profiles that may be used; default all."""

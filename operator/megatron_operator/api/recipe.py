@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.model import ModelSpec, Positive
+from megatron_operator.api.bounds import (
+    LONGEST_TEXT,
+    Accelerators,
+    Count,
+    Iterations,
+    Name,
+    PerNode,
+    Seconds,
+    Text,
+)
+from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
@@ -14,31 +24,36 @@ HANG_PATTERN = r"^(auto|off|[1-9][0-9]*s)$"
 SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
 DATASET_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
-Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN)]
+Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]
 """A Kubernetes quantity (`2Ti`)."""
-Seconds = Annotated[int, Field(ge=1)]
-RelativePath = Annotated[str, Field(min_length=1, pattern=RELATIVE_PATTERN)]
+RelativePath = Annotated[Text, Field(min_length=1, pattern=RELATIVE_PATTERN)]
+Image = Annotated[str, Field(max_length=500)]
+LabelKey = Annotated[str, Field(max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63)]
+EnvValue = Annotated[str, Field(max_length=32768)]
+FlagValues = Annotated[list[Text | int | float], Field(max_length=LONGEST_TEXT)]
+MegatronArgs = Annotated[dict[str, Text | int | float | bool | FlagValues], Field(max_length=1024)]
 
 
 class AcceleratorSpec(ApiModel):
     """Type and number of accelerators."""
 
-    type: str | None = None
+    type: Name | None = None
     """A profile of the platform (`h100-sxm`, `cpu`, ...); default the platform's only or default profile."""
-    count: Positive
+    count: Accelerators
     """Accelerators of the whole run: the world size."""
-    per_node: Positive | None = None
+    per_node: PerNode | None = None
     """Accelerators of one pod, which has a node to itself; default the profile's."""
 
 
 class VolumeSpec(ApiModel):
     """An existing claim (`claimName`) or a new one (`size`)."""
 
-    claim_name: str | None = None
+    claim_name: Name | None = None
     """An existing PersistentVolumeClaim of this namespace."""
     size: Quantity | None = None
     """Size of a claim that the operator creates."""
-    storage_class_name: str | None = None
+    storage_class_name: Name | None = None
     """Storage class of the new claim; default the platform's."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] | None = None
     """Access mode of the new claim; default ReadWriteMany, ReadWriteOnce for a single pod."""
@@ -47,13 +62,13 @@ class VolumeSpec(ApiModel):
 class TokenizerSpec(ApiModel):
     """Tokenizer, in Megatron's setting names."""
 
-    tokenizer_type: str | None = None
+    tokenizer_type: Name | None = None
     """Megatron's tokenizer type (`HuggingFaceTokenizer`, `SentencePieceTokenizer`, `NullTokenizer`, ...)."""
-    tokenizer_model: str | None = None
+    tokenizer_model: Text | None = None
     """Path in the pod or hub name of the tokenizer."""
-    vocab_file: str | None = None
+    vocab_file: Text | None = None
     """Vocabulary of GPT2BPETokenizer."""
-    merge_file: str | None = None
+    merge_file: Text | None = None
     """Merges of GPT2BPETokenizer."""
 
 
@@ -69,13 +84,13 @@ class BlendPart(ApiModel):
 class PrepareSpec(ApiModel):
     """Text to tokenize before the first start, in a separate Job."""
 
-    source: Annotated[str, Field(min_length=1)]
+    source: Annotated[Text, Field(min_length=1)]
     """Directory of text, as the pod sees it."""
-    include: Annotated[str, Field(min_length=1)] = "**/*.txt"
+    include: Annotated[Text, Field(min_length=1)] = "**/*.txt"
     """Glob below `source`."""
-    name: Annotated[str, Field(pattern=DATASET_PATTERN)] = "corpus"
+    name: Annotated[Name, Field(pattern=DATASET_PATTERN)] = "corpus"
     """The dataset becomes `<name>_text_document` on the data volume."""
-    tokenizer_vocab_size: Annotated[int, Field(ge=257)] = 32000
+    tokenizer_vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 32000
     """Size of the byte-level BPE that is trained when the data volume has no tokenizer yet."""
     append_eod: bool = True
     """End every document with the end-of-document token."""
@@ -88,15 +103,15 @@ class DataSpec(ApiModel):
     """Volume at /data; read-only in trainers."""
     tokenizer: TokenizerSpec | None = None
     """Tokenizer; paths below /data."""
-    blend: list[BlendPart] | None = None
+    blend: Annotated[list[BlendPart], Field(max_length=1024)] | None = None
     """Datasets and their weights."""
-    split: Annotated[str, Field(pattern=SPLIT_PATTERN)] | None = None
+    split: Annotated[str, Field(pattern=SPLIT_PATTERN, max_length=64)] | None = None
     """Train, validation and test shares (`99,1,0`)."""
     mock_data: bool | None = None
     """Random tokens instead of a dataset, for trials."""
     dataloader_type: Literal["single", "cyclic"] | None = None
     """One pass in order, or random order that wraps around."""
-    num_workers: Annotated[int, Field(ge=0)] | None = None
+    num_workers: Annotated[int, Field(ge=0, le=1024)] | None = None
     """Loader processes per rank."""
     prepare: PrepareSpec | None = None
     """Build dataset and tokenizer from text first."""
@@ -107,7 +122,7 @@ class LocalCheckpointSpec(ApiModel):
 
     size_limit: Quantity
     """Size limit; it must fit two checkpoints."""
-    save_interval: Positive
+    save_interval: Iterations
     """Iterations between two local checkpoints."""
 
 
@@ -116,9 +131,9 @@ class CheckpointSpec(ApiModel):
 
     volume: VolumeSpec | None = None
     """Volume at /checkpoints; default one of the platform's size and class."""
-    save_interval: Positive | None = None
+    save_interval: Iterations | None = None
     """Iterations between two checkpoints."""
-    keep: Positive | None = None
+    keep: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of newest complete checkpoints to keep; default all."""
     async_save: bool | None = None
     """Save asynchronously while training continues."""
@@ -131,7 +146,7 @@ class CheckpointSpec(ApiModel):
 class ElasticSpec(ApiModel):
     """Continue on fewer accelerators when the full count is not available."""
 
-    min_count: Positive
+    min_count: Accelerators
     """Smallest number of accelerators to run on."""
     shrink_after: Seconds = 600
     """Seconds that pods may be unschedulable before the run shrinks."""
@@ -144,7 +159,7 @@ class LossSpec(ApiModel):
 
     spike_factor: Annotated[float, Field(gt=1)] | None = None
     """A loss above this multiple of the median of the last `spikeWindow` is a failure; default never."""
-    spike_window: Annotated[int, Field(ge=2)] = 50
+    spike_window: Annotated[int, Field(ge=2, le=100_000)] = 50
     """Number of losses in that median."""
     on_repeat: Literal["fail", "skip"] = "fail"
     """An iteration fails again after a resume from an older checkpoint: end the run, or skip its batches."""
@@ -153,18 +168,18 @@ class LossSpec(ApiModel):
 class NodesSpec(ApiModel):
     """Handling of nodes on which the run fails repeatedly."""
 
-    avoid_after: Annotated[int, Field(ge=0)] = 2
+    avoid_after: Count = 2
     """Failures of the run on one node after which its next pods avoid that node; 0 disables."""
 
 
 class RecoverySpec(ApiModel):
     """How failures are handled, and how often."""
 
-    max_restarts: Annotated[int, Field(ge=0)] = 10
+    max_restarts: Count = 10
     """Restarts without a new checkpoint before the run fails; drains, preemptions and resizes are free."""
-    max_rank_restarts: Annotated[int, Field(ge=0)] = 3
+    max_rank_restarts: Count = 3
     """Restarts of ranks inside their pods before a pod is replaced."""
-    hang_timeout: Annotated[str, Field(pattern=HANG_PATTERN)] = "auto"
+    hang_timeout: Annotated[str, Field(pattern=HANG_PATTERN, max_length=10)] = "auto"
     """Longest time without an iteration: `auto` (a multiple of the run's own step time), `off`, or `600s`."""
     rendezvous_timeout: Seconds = 600
     """Seconds that pods wait for each other before all of them are re-created."""
@@ -181,20 +196,20 @@ class RecoverySpec(ApiModel):
 class SchedulingSpec(ApiModel):
     """Pod placement."""
 
-    queue: str | None = None
+    queue: Name | None = None
     """Kueue local queue; default the platform's."""
-    priority_class_name: str | None = None
+    priority_class_name: Name | None = None
     """PriorityClass of all pods."""
-    topology: list[str] | None = None
+    topology: Annotated[list[LabelKey], Field(max_length=16)] | None = None
     """Node labels, nearest first, that all pods should share; default the profile's."""
-    node_selector: dict[str, str] | None = None
+    node_selector: Annotated[dict[str, LabelValue], Field(max_length=64)] | None = None
     """Additional node labels that pods require."""
 
 
 class MegatronRecipeSpec(ApiModel):
     """Desired state of a run. Fields that are not set come from the catalog, the platform or the planner."""
 
-    recipe: str | None = None
+    recipe: Name | None = None
     """Name of a catalog entry; or set `model` and `training` in full."""
     model: ModelSpec | None = None
     """Architecture; overrides the catalog's."""
@@ -212,13 +227,13 @@ class MegatronRecipeSpec(ApiModel):
     """How failures are handled, and how often."""
     scheduling: SchedulingSpec = SchedulingSpec()
     """Pod placement."""
-    image: str | None = None
+    image: Image | None = None
     """Trainer image; default the platform's for the accelerator."""
-    image_pull_secrets: list[str] | None = None
+    image_pull_secrets: Annotated[list[Name], Field(max_length=64)] | None = None
     """Names of secrets for pulling the image."""
-    env: dict[str, str] | None = None
+    env: Annotated[dict[str, EnvValue], Field(max_length=256)] | None = None
     """Additional environment variables of trainer pods."""
     suspend: bool = False
     """Release the accelerators and keep everything else; false resumes from the newest checkpoint."""
-    megatron_args: dict[str, str | int | float | bool | list[str | int | float]] | None = None
+    megatron_args: MegatronArgs | None = None
     """Any Megatron flag that has no field here, without its dashes: `log-throughput: true`."""

@@ -12,6 +12,7 @@ _KEPT = (
     "format",
     "maxItems",
     "maxLength",
+    "maxProperties",
     "maximum",
     "minItems",
     "minLength",

@@ -5,11 +5,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.model import Fraction, Positive
+from megatron_operator.api.bounds import (
+    Accelerators,
+    Batch,
+    Iterations,
+    Large,
+    Layers,
+    Positions,
+    Samples,
+    Text,
+)
+from megatron_operator.api.model import Fraction
 
 AMOUNT_PATTERN = r"^[0-9]+(\.[0-9]+)?[KMBT]?$"
 
-Amount = Annotated[str, Field(pattern=AMOUNT_PATTERN)]
+Amount = Annotated[str, Field(pattern=AMOUNT_PATTERN, max_length=24)]
 """A count with an optional suffix: K 1e3, M 1e6, B 1e9, T 1e12."""
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -21,17 +31,17 @@ RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "m
 class TrainingSpec(ApiModel):
     """Batch, length of the run, optimizer, learning rate, precision."""
 
-    seq_length: Positive | None = None
+    seq_length: Positions | None = None
     """Tokens per sample."""
-    micro_batch_size: Positive | None = None
+    micro_batch_size: Batch | None = None
     """Samples per forward pass of one data-parallel rank."""
-    global_batch_size: Positive | None = None
+    global_batch_size: Batch | None = None
     """Samples per iteration over all ranks."""
-    step_batch_size_schedule: str | None = None
+    step_batch_size_schedule: Text | None = None
     """Batch ramp-up, `tokens:batch` pairs: `0:384 200B:768 400B:1152`. Excludes globalBatchSize."""
-    train_iters: Positive | None = None
+    train_iters: Iterations | None = None
     """Length of the run in iterations."""
-    train_samples: Positive | None = None
+    train_samples: Samples | None = None
     """Length of the run in samples."""
     train_tokens: Amount | None = None
     """Length of the run in tokens (`15T`); converted to trainSamples or trainIters."""
@@ -43,15 +53,15 @@ class TrainingSpec(ApiModel):
     """Learning rate at the end of the decay."""
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] | None = None
     """Decay schedule of the learning rate (Megatron's default is linear)."""
-    lr_warmup_iters: Annotated[int, Field(ge=0)] | None = None
+    lr_warmup_iters: Annotated[int, Field(ge=0, le=10**12)] | None = None
     """Warm-up in iterations; with trainIters only."""
-    lr_warmup_samples: Annotated[int, Field(ge=0)] | None = None
+    lr_warmup_samples: Annotated[int, Field(ge=0, le=10**15)] | None = None
     """Warm-up in samples; with trainSamples only."""
     lr_warmup_fraction: Fraction | None = None
     """Warm-up as a fraction of the decay; excludes the other two."""
-    lr_decay_iters: Positive | None = None
+    lr_decay_iters: Iterations | None = None
     """Length of the decay in iterations; default trainIters."""
-    lr_decay_samples: Positive | None = None
+    lr_decay_samples: Samples | None = None
     """Length of the decay in samples; default trainSamples."""
     lr_scaling: Literal["none", "linear", "sqrt"] | None = None
     """How lr scales with a globalBatchSize other than the catalog's: not, linearly, by its square root."""
@@ -65,13 +75,13 @@ class TrainingSpec(ApiModel):
     """Decay of Adam's second moment (Megatron's default is 0.999)."""
     adam_eps: Annotated[float, Field(gt=0)] | None = None
     """Epsilon of Adam."""
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     """Seed of weights, dropout and data order."""
-    eval_interval: Positive | None = None
+    eval_interval: Iterations | None = None
     """Iterations between two evaluations."""
-    eval_iters: Annotated[int, Field(ge=0)] | None = None
+    eval_iters: Annotated[int, Field(ge=0, le=10**12)] | None = None
     """Iterations of one evaluation; 0 disables evaluation."""
-    log_interval: Positive | None = None
+    log_interval: Iterations | None = None
     """Iterations between two lines of Megatron's log."""
     bf16: bool | None = None
     """BF16 parameters and activations."""
@@ -83,7 +93,7 @@ class TrainingSpec(ApiModel):
         default=None, alias="fp8Recipe"
     )
     """FP8 scaling recipe."""
-    fp8_amax_history_len: Positive | None = Field(default=None, alias="fp8AmaxHistoryLen")
+    fp8_amax_history_len: Batch | None = Field(default=None, alias="fp8AmaxHistoryLen")
     """History of delayed scaling, in steps."""
     fp8_amax_compute_algo: Literal["max", "most_recent"] | None = Field(
         default=None, alias="fp8AmaxComputeAlgo"
@@ -104,29 +114,29 @@ class TrainingSpec(ApiModel):
 class ParallelismSpec(ApiModel):
     """How the model is mapped to the GPUs. Sizes that are set are kept, the others are planned."""
 
-    tensor_model_parallel_size: Positive | None = None
+    tensor_model_parallel_size: Accelerators | None = None
     """TP: GPUs that share each layer; inside one NVLink domain."""
-    pipeline_model_parallel_size: Positive | None = None
+    pipeline_model_parallel_size: Accelerators | None = None
     """PP: stages that share the layers."""
-    num_virtual_stages_per_pipeline_rank: Positive | None = None
+    num_virtual_stages_per_pipeline_rank: Layers | None = None
     """VP: interleaved model chunks of each stage."""
-    context_parallel_size: Positive | None = None
+    context_parallel_size: Accelerators | None = None
     """CP: GPUs that share each sequence."""
-    expert_model_parallel_size: Positive | None = None
+    expert_model_parallel_size: Accelerators | None = None
     """EP: GPUs that share the experts; a part of TP x CP x DP."""
-    expert_tensor_parallel_size: Positive | None = None
+    expert_tensor_parallel_size: Accelerators | None = None
     """ETP: GPUs that share each expert (Megatron's default is TP)."""
     sequence_parallel: bool | None = None
     """SP: split norms and dropouts over the TP group."""
-    decoder_first_pipeline_num_layers: Positive | None = None
+    decoder_first_pipeline_num_layers: Layers | None = None
     """Layers of the first stage, where stages are uneven."""
-    decoder_last_pipeline_num_layers: Positive | None = None
+    decoder_last_pipeline_num_layers: Layers | None = None
     """Layers of the last stage, where stages are uneven."""
     account_for_embedding_in_pipeline_split: bool | None = None
     """Count the embedding as a layer in the split."""
     account_for_loss_in_pipeline_split: bool | None = None
     """Count the loss as a layer in the split."""
-    pipeline_model_parallel_layout: str | None = None
+    pipeline_model_parallel_layout: Text | None = None
     """Megatron's layout string (`Et*4|t*4|...|tmL`)."""
     cp_comm_type: Literal["p2p", "a2a", "allgather", "a2a+p2p"] | None = None
     """How context-parallel ranks exchange keys and values."""
@@ -138,13 +148,13 @@ class ParallelismSpec(ApiModel):
     """Overlap parameter gathering with the forward pass."""
     tp_comm_overlap: bool | None = None
     """Overlap tensor-parallel communication with computation; requires sequenceParallel."""
-    ddp_bucket_size: Positive | None = None
+    ddp_bucket_size: Large | None = None
     """Elements of one gradient bucket."""
     recompute_granularity: Literal["full", "selective"] | None = None
     """Activation recomputation in the backward pass: whole layers, or selected modules."""
     recompute_method: Literal["uniform", "block"] | None = None
     """How full recomputation selects layers."""
-    recompute_num_layers: Positive | None = None
+    recompute_num_layers: Layers | None = None
     """Layers per recomputed unit (uniform) or recomputed layers per stage (block)."""
-    recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1)] | None = None
+    recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1, max_length=16)] | None = None
     """Modules that selective recomputation covers (Megatron's default is core_attn)."""

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.bounds import LONGEST_TEXT
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
@@ -63,7 +64,13 @@ def parse[M: ApiModel](model: type[M], value: Any, at: str) -> M:
     try:
         parsed = model.model_validate(value, strict=True, by_alias=True, by_name=False)
     except ValidationError as problem:
-        found = [_translate(model, error, at) for error in problem.errors(include_url=False)]
+        errors = problem.errors(include_url=False)
+        found = [_translate(model, error, at) for error in errors]
+        if any(error["type"] == "string_unicode" for error in errors):
+            # Half of a surrogate pair: reported as the other characters that cannot be printed.
+            unprintable = character_errors(value, at)
+            reported = {error.field for error in unprintable}
+            found = [*(error for error in found if error.field not in reported), *unprintable]
         raise InvalidRecipeError(_distinct(found)) from None
     if unprintable := character_errors(value, at):
         raise InvalidRecipeError(unprintable)
@@ -83,8 +90,16 @@ def rule_errors(spec: Mapping[str, Any]) -> list[FieldError]:
 
 
 def _distinct(errors: list[FieldError]) -> list[FieldError]:
-    return [error for i, error in enumerate(errors) if error not in errors[:i]]
+    """Each error once. Of a value with several types, each has its error: that of a length is the best."""
+    too_long = {error.field for error in errors if error.fix == _TOO_LONG}
+    return [
+        error
+        for i, error in enumerate(errors)
+        if error not in errors[:i] and (error.field not in too_long or error.fix == _TOO_LONG)
+    ]
 
+
+_TOO_LONG = f"set at most {LONGEST_TEXT} characters or entries"
 
 _PATTERNS = {
     AMOUNT_PATTERN: ("number", "use a number with an optional suffix K, M, B or T, for example 15T"),
@@ -116,6 +131,8 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
     for part in error["loc"]:
         if _is_union_branch(part):
             fix = "set a string, number, boolean, or list of strings and numbers"
+            if error["type"] in ("string_too_long", "too_long"):
+                fix = _TOO_LONG
             return FieldError(_path(at, location), "unsupported value of a flag", fix)
         location.append(part)
     path = _path(at, location)
@@ -132,7 +149,8 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
                 path, f"{given} is not above {context['gt']:g}", f"set more than {context['gt']:g}"
             )
         case "less_than_equal":
-            return FieldError(path, f"{given} is above {context['le']:g}", f"set at most {context['le']:g}")
+            most = context["le"] if isinstance(context["le"], int) else f"{context['le']:g}"
+            return FieldError(path, f"{given} is above {most}", f"set at most {most}")
         case "literal_error":
             return FieldError(path, f"unsupported value {given}", f"set one of {context['expected']}")
         case "string_pattern_mismatch":
@@ -141,7 +159,8 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
         case "string_too_short" | "too_short":
             return FieldError(path, "must not be empty", "set a value, or leave it out")
         case "string_too_long" | "too_long":
-            return FieldError(path, "is too long", f"set at most {context['max_length']}")
+            most, unit = context["max_length"], "characters" if "string" in error["type"] else "entries"
+            return FieldError(path, f"has {len(error['input'])} {unit}", f"set at most {most}")
         case "finite_number":
             return FieldError(path, f"{given} is not a finite number", "set a finite number")
         case kind if kind in _TYPES:
@@ -157,7 +176,9 @@ def _path(at: str, location: list[int | str]) -> str:
 
 def _is_union_branch(part: int | str) -> bool:
     """Whether pydantic added this part of the location to name a branch of a union."""
-    return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or part.startswith("list["))
+    return isinstance(part, str) and (
+        part in {"str", "constrained-str", "int", "float", "bool"} or part.startswith("list[")
+    )
 
 
 def _suggestion(model: type[ApiModel], location: list[int | str]) -> str:

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.model import ModelSpec, Positive
+from megatron_operator.api.bounds import Accelerators, Width
+from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.recipe import DataSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
@@ -33,7 +34,7 @@ class PublishedLayout(ApiModel):
 
     accelerators: Annotated[list[Text], Field(min_length=1)]
     """Names of the hardware that it is for."""
-    count: Positive
+    count: Accelerators
     """World size: TP x PP x CP x DP."""
     parallelism: ParallelismSpec = ParallelismSpec()
     """Sizes, split and recomputation; override the entry's."""
@@ -49,9 +50,9 @@ class PublishedLayout(ApiModel):
     """Precision of the function, as Bridge names it (`bf16`, `fp8cs`, `nvfp4`)."""
     benchmark: bool | None = None
     """The function measures throughput, on random data."""
-    lora_rank: Positive | None = None
+    lora_rank: Width | None = None
     """Rank of the adapters that the function adds."""
-    lora_alpha: Positive | None = None
+    lora_alpha: Width | None = None
     """Adapters are scaled by alpha / rank."""
 
     @property

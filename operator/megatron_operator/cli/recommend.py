@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     help="A name, a family, a size (8b) or a kind (moe).",
 )
 @click.option(
-    "--gpus", type=click.IntRange(min=1), metavar="N", required=True, help="Number of accelerators."
+    "--gpus", type=click.IntRange(1, 1_000_000), metavar="N", required=True, help="Number of accelerators."
 )
 @click.option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
 @click.option(
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     help="Purpose.",
 )
 @click.option(
-    "--seq-length", type=click.IntRange(min=1), metavar="N", help="Tokens per sample; default the recipe's."
+    "--seq-length",
+    type=click.IntRange(1, 100_000_000),
+    metavar="N",
+    help="Tokens per sample; default the recipe's.",
 )
 @click.option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
 @click.option("--catalog", type=click.Path(path_type=Path), help="Directory with additional recipes.")

@@ -1,0 +1,38 @@
+"""Bounds of the values of a recipe: at least ten times what the catalog and real clusters use.
+
+Without them a number decides how long the planner works, and a text how large a status grows.
+"""
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+MOST_LAYERS: Final = 10_000
+LONGEST_NAME: Final = 253
+LONGEST_TEXT: Final = 4096
+
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+"""Layers, experts, and parts of them; the catalog has up to 384."""
+Width = Annotated[int, Field(ge=1, le=10_000_000)]
+"""Elements of a dimension: hidden size, vocabulary; the catalog has up to 256,000."""
+Accelerators = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Accelerators of a run, and sizes of parallel groups; the catalog has up to 6,144."""
+PerNode = Annotated[int, Field(ge=1, le=1024)]
+"""Accelerators of one pod."""
+Positions = Annotated[int, Field(ge=1, le=100_000_000)]
+"""Tokens of a sample; the catalog has up to 200,000."""
+Batch = Annotated[int, Field(ge=1, le=100_000_000)]
+"""Samples of a step; the catalog has up to 16,384."""
+Iterations = Annotated[int, Field(ge=1, le=10**12)]
+Samples = Annotated[int, Field(ge=1, le=10**15)]
+Large = Annotated[int, Field(ge=1, le=10**12)]
+"""Other numbers."""
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+"""How often something may happen, or how many are kept."""
+Seconds = Annotated[int, Field(ge=1, le=100_000_000)]
+"""Up to three years."""
+
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+"""Name of an object."""
+Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+"""Any other text: a path, a pattern of layers."""
