@@ -175,6 +175,32 @@ async def test_pods_that_do_not_answer_are_silent_until_one_does(monkeypatch: An
     assert poller.silence(poller.key) is None
 
 
+async def test_the_event_loop_has_a_turn_between_two_answers(monkeypatch: Any) -> None:
+    turns, seen = [0], []
+
+    async def count() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def answer(_url: str, _limit: float) -> bytes:
+        return b"[]"
+
+    def parse(_body: bytes) -> object:
+        seen.append(turns[0])
+        return REPORT
+
+    monkeypatch.setattr(progress_poller, "fetch", answer)
+    monkeypatch.setattr(progress_poller, "load_json", parse)
+    poller = ProgressPoller(Settings(), lambda _key: None, time.time)
+    key = RecipeKey("default", "run")
+    poller.watch(key, tuple(ProgressTarget(f"run-worker-{rank}", "10.0.0.1", rank) for rank in range(8)))
+    counter = asyncio.create_task(count())
+    await poller._poll(key, poller._runs[key])
+    counter.cancel()
+    assert len(set(seen)) == 8
+
+
 async def test_the_silence_of_a_pod_has_its_cause() -> None:
     refused = once(b"")
     async with refused.running():
