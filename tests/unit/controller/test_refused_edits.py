@@ -136,7 +136,8 @@ async def test_a_changed_platform_reconciles_every_recipe_that_it_may_help(
         def add(self, key: RecipeKey) -> None:
             keys.append(key)
 
-    operator: Any = Operator(Settings())
-    operator.api, operator.queue = Api(), Queue()
+    api: Any = Api()
+    operator: Any = Operator(Settings(), api, config=None)  # type: ignore[arg-type]
+    operator.queue = Queue()
     await operator._add_waiting()
     assert bool(keys) is added
