@@ -28,3 +28,7 @@ class Condition(StrEnum):
     FAILED = "Failed"
     INTERNAL_ERROR = "InternalError"
     """Set only while the operator fails on the recipe."""
+    READY = "Ready"
+    """A summary for kubectl, Helm and GitOps tools: the run trains as specified, or has succeeded."""
+    STALLED = "Stalled"
+    """Set only while nothing goes on until a user acts."""

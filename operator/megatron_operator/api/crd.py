@@ -59,6 +59,8 @@ def custom_resource_definition() -> dict[str, Any]:
 def _schema() -> Schema:
     spec, status = structural(MegatronRecipeSpec), structural(MegatronRecipeStatus)
     _relax(status)
+    # So that tools that compare it with the generation do not call a recipe current that nobody has read yet.
+    status["default"] = {"observedGeneration": -1}
     status["properties"]["conditions"] |= {
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from megatron_operator.api.conditions import Condition
 from megatron_operator.api.status import LostSeconds
 from megatron_operator.api.times import seconds
 
@@ -97,8 +98,13 @@ def _repeats(entry: TimelineEntry, incidents: Sequence[TimelineEntry]) -> bool:
 
 
 def _conditions(status: Object, reported: set[tuple[str, str]]) -> Iterator[TimelineEntry]:
-    """The last change of each condition, unless an Event has reported its reason and message."""
+    """The last change of each condition, unless an Event has reported its reason and message.
+
+    Ready and Stalled only repeat the others.
+    """
     for condition in status.get("conditions") or []:
+        if condition["type"] in (Condition.READY, Condition.STALLED):
+            continue
         if (condition.get("reason"), condition.get("message")) in reported:
             continue
         change = condition["type"] if condition["status"] == "True" else f"not {condition['type']}"

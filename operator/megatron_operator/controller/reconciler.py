@@ -42,6 +42,7 @@ from megatron_operator.lifecycle.job_status import (
 from megatron_operator.lifecycle.object_metadata import content_hash, is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.progress_status import update_goodput
+from megatron_operator.lifecycle.readiness import set_readiness
 from megatron_operator.lifecycle.recovery import (
     accelerators_before,
     add_incident_events,
@@ -120,6 +121,7 @@ class Reconciler:
         result = await self._result(status)
         if status.internal_error is None:
             status.remove_conditions(Condition.INTERNAL_ERROR)
+        set_readiness(status)
         if status.changed() and not await self._write(status):
             return None
         self._report(status, before)

@@ -149,7 +149,7 @@ class StatusBuilder:
         condition = self.condition(kind)
         return condition is not None and condition.status == "False"
 
-    def set_condition(self, kind: Condition, status: bool | None, reason: Reason, message: str = "") -> None:
+    def set_condition(self, kind: Condition, status: bool | None, reason: str, message: str = "") -> None:
         """Set a condition; its lastTransitionTime changes only when its status does."""
         text = {True: "True", False: "False", None: "Unknown"}[status]
         old = self.condition(kind)

@@ -60,8 +60,14 @@ def test_every_field_of_the_spec_is_described() -> None:
     assert undescribed == []
 
 
-def test_the_status_has_no_required_field_and_no_default() -> None:
-    for path, node in nodes(schema()["properties"]["status"]):
+def test_a_status_that_nobody_has_written_is_of_no_generation() -> None:
+    """So that kstatus calls a recipe current only after the operator has read it."""
+    assert schema()["properties"]["status"]["default"] == {"observedGeneration": -1}
+
+
+def test_no_field_of_the_status_is_required_or_has_a_default() -> None:
+    status = {key: value for key, value in schema()["properties"]["status"].items() if key != "default"}
+    for path, node in nodes(status):
         assert "default" not in node, path
         if not path.startswith(".conditions"):
             assert "required" not in node, path

@@ -34,6 +34,16 @@ def add_accelerator(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.operator._reconciler._config.revision += 1
 
 
+def test_a_run_whose_edit_is_refused_is_stalled_and_not_ready(run: Run) -> None:
+    assert run.condition("Ready")["status"] == "True"
+    assert run.condition("Stalled") == {}
+    refuse(run)
+    run.until(run.trains)
+    assert (run.condition("Ready")["status"], run.condition("Stalled")["status"]) == ("False", "True")
+    assert run.condition("Stalled")["reason"] == "Refused"
+    assert run.status["observedGeneration"] == 2
+
+
 def test_a_refused_edit_of_a_running_recipe_is_applied_once_the_platform_allows_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
