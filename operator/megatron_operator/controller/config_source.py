@@ -83,13 +83,16 @@ class ConfigSource:
             if self._config is not None and versions == self._versions:
                 return
             try:
-                described = with_nodes(self._platform(platform), nodes)
-                self._config = Config(described, _catalog(recipes))
+                # In a thread: a ConfigMap of a megabyte takes longer than the event loop may be blocked.
+                self._config = await asyncio.to_thread(self._parse, platform, recipes, nodes)
             except InvalidRecipeError as error:
                 self._config = error
             # Last: after an unexpected error the next read tries again.
             self._versions = versions
             self.revision += 1
+
+    def _parse(self, platform: Object | None, recipes: Object | None, nodes: list[dict[str, str]]) -> Config:
+        return Config(with_nodes(self._platform(platform), nodes), _catalog(recipes))
 
     async def _read_node_labels(self) -> list[dict[str, str]]:
         """Labels that describe accelerators; read seldom because nodes change seldom."""

@@ -1,8 +1,12 @@
 """The platform file: every invalid field is named, with where to fix it."""
 
+import asyncio
+from typing import Any
+
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.controller.config_source import parse_platform
+from megatron_operator.controller.config_source import ConfigSource, parse_platform
+from megatron_operator.controller.settings import Settings
 
 SOURCE = "ConfigMap megatron-system/megatron-platform"
 
@@ -28,3 +32,25 @@ def test_an_invalid_field_is_named_with_where_to_fix_it(text: str, message: str)
         parse_platform(text, SOURCE)
     assert message in str(error.value)
     assert f"correct it in {SOURCE}" in str(error.value)
+
+
+class ConfigMaps:
+    """Stands in for the API client: a catalog of many recipes."""
+
+    async def get(self, _kind: object, _namespace: str, name: str) -> dict[str, Any] | None:
+        if name != "megatron-catalog":
+            return None
+        entries = "".join(f"  e{n}: {{extends: llama3-8b, description: d, source: s}}\n" for n in range(2000))
+        return {"metadata": {"resourceVersion": "1"}, "data": {"many.yaml": f"entries:\n{entries}"}}
+
+
+async def test_the_event_loop_turns_while_a_large_catalog_is_parsed() -> None:
+    api: Any = ConfigMaps()
+    source = ConfigSource(api, Settings())
+    reading = asyncio.ensure_future(source.read())
+    ticks = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        ticks += 1
+    assert "e1999" in (await reading).catalog.names()
+    assert ticks > 10
