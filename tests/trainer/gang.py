@@ -53,6 +53,7 @@ class Gang:
         self.folder, self.save = folder, folder / "checkpoints"
         self.nodes = nodes
         self.environment: dict[str, str] = {}
+        self.flags = list(MODEL_FLAGS)
         self._corpus = corpus
         self._store_port = free_port()
         self.progress_ports = [free_port() for _ in range(nodes)]
@@ -78,7 +79,7 @@ class Gang:
                 **self.environment,
             }
             flags = [
-                *MODEL_FLAGS,
+                *self.flags,
                 *("--data-path", str(self._corpus / "text_text_document")),
                 *("--tokenizer-model", str(self._corpus / "tokenizer")),
                 *("--train-iters", str(TRAIN_ITERS)),

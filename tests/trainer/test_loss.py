@@ -6,9 +6,15 @@ SECOND = 2 * SAVE_INTERVAL
 BAD = SECOND + 3
 
 
+def save_synchronously(run: Gang) -> None:
+    """An asynchronous save of iteration SECOND may not be complete when iteration BAD fails."""
+    run.flags.remove("--async-save")
+
+
 def test_an_iteration_with_a_recurring_nan_loss_is_skipped_after_two_retries(
     pod: Gang, undisturbed: Gang
 ) -> None:
+    save_synchronously(pod)
     pod.environment["MEGATRON_LOSS_ON_REPEAT"] = "skip"
     pod.inject({"what": "nan", "at": BAD})
     pod.start()
@@ -28,6 +34,7 @@ def test_an_iteration_with_a_recurring_nan_loss_is_skipped_after_two_retries(
 
 
 def test_a_recurring_crash_ends_the_run_with_67_and_the_cause(pod: Gang) -> None:
+    save_synchronously(pod)
     pod.environment |= {"MEGATRON_LOSS_SPIKE_FACTOR": "3", "MEGATRON_LOSS_SPIKE_WINDOW": "5"}
     pod.inject(
         {"what": "spike", "at": 7, "generations": [1]},
