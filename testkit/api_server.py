@@ -46,6 +46,8 @@ class Api:
     def __init__(self, kubeconfig: Path) -> None:
         """Connects with the credentials of `kubeconfig`."""
         self._client = config.new_client_from_config(config_file=str(kubeconfig))  # type: ignore[no-untyped-call]
+        self._headers: dict[str, str] = {"Accept": "application/json"}
+        self._client.update_params_for_auth(self._headers, [], ["BearerToken"], "", "GET", None)
         self.server = str(self._client.configuration.host)
         self.ca_file = str(self._client.configuration.ssl_ca_cert)
 
@@ -66,7 +68,7 @@ class Api:
             method,
             url,
             body=None if body is None else json.dumps(body),
-            headers={"Content-Type": content_type, "Accept": "application/json"},
+            headers=self._headers | {"Content-Type": content_type},
             timeout=30,
             retries=False,
         )

@@ -12,6 +12,7 @@ from tests.control_plane.operator_process import OperatorProcess, write_kubeconf
 from tests.control_plane.world import World
 
 RELEASE_NAMESPACE = "megatron-namespaced"
+ELECTION = ("--leader-elect", "--leader-elect-resource-name=megatron-operator-leader")
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def namespaced(
     }
     kubeconfig = tmp_path / "kubeconfig"
     write_kubeconfig(kubeconfig, world.gateway.url, install(RELEASE_NAMESPACE, values))
-    options = [f"--namespace={RELEASE_NAMESPACE}", f"--watch-namespaces={world.namespace}"]
+    options = [f"--namespace={RELEASE_NAMESPACE}", f"--watch-namespaces={world.namespace}", *ELECTION]
     process = OperatorProcess(kubeconfig, tmp_path / "operator.log", world.trainers.url, options)
     process.start()
     yield process
@@ -60,3 +61,49 @@ def test_a_lost_node_is_recognised_by_its_pods_alone(
     assert "orbidden" not in namespaced.log()
     state = world.train("run", 51, generation=2, resumedFrom=50, recovery={"restartsByKind": {"node": 1}})
     assert state.recovery["restarts"] == 1
+
+
+@pytest.fixture
+def second(
+    world: World, install: Callable[[str, Object], str], tmp_path: Path
+) -> Iterator[tuple[str, OperatorProcess]]:
+    """Another release, with another namespace to serve."""
+    release, served = "megatron-second", f"{world.namespace}-second"
+    world.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": served}})
+    values = {
+        "platform": PLATFORM,
+        "watchNamespaces": [served],
+        "crd": {"install": False},
+        "webhook": {"enabled": False},
+    }
+    kubeconfig = tmp_path / "kubeconfig-second"
+    write_kubeconfig(kubeconfig, world.gateway.url, install(release, values))
+    options = [f"--namespace={release}", f"--watch-namespaces={served}", *ELECTION]
+    process = OperatorProcess(kubeconfig, tmp_path / "second.log", world.trainers.url, options)
+    process.start()
+    yield served, process
+    process.stop()
+    for recipe in world.api.list("MegatronRecipe", served):
+        world.api.delete("MegatronRecipe", served, recipe["metadata"]["name"])
+    for each in (served, release):
+        world.api.delete("Namespace", None, each)
+
+
+def test_two_releases_in_one_cluster_serve_their_own_recipes(
+    world: World, namespaced: OperatorProcess, second: tuple[str, OperatorProcess]
+) -> None:
+    served, other = second
+    elsewhere = World(world.api, served, other, world.gateway, world.trainers)
+    world.apply("run")
+    elsewhere.apply("run")
+    world.wait_for("run", pods=2)
+    elsewhere.wait_for("run", pods=2)
+    for process, own, foreign in (
+        (namespaced, world.namespace, served),
+        (other, served, world.namespace),
+    ):
+        log = process.log()
+        assert f"{own}/run: " in log
+        assert f"{foreign}/run: " not in log
+        assert "is the leader, term 1" in log, "each release has a Lease of its own"
+        assert "orbidden" not in log

@@ -13,7 +13,7 @@ from kubernetes.aio import client, config
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
 from megatron_operator.controller.clock import ServerClock
-from megatron_operator.controller.fence import DENIAL, Fence, NotLeaderError
+from megatron_operator.controller.fence import Fence, NotLeaderError
 from megatron_operator.controller.metrics import WRITES
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests import pytorchjob
@@ -253,8 +253,6 @@ class ApiClient:
             status = json.loads(content)
         except ValueError:
             status = {"message": content[:200].decode(errors="replace")}
-        if DENIAL in str(status.get("message", "")):
-            raise NotLeaderError(f"not written: {status['message']}")
         raise ApiError(response.status, str(status.get("reason", "")), str(status.get("message", "")))
 
 

@@ -5,13 +5,9 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
 
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.controller.metrics import LEADER
-
-DENIAL: Final = "this operator does not hold the Lease"
-"""Part of the message with which the chart's ValidatingAdmissionPolicy refuses a write."""
 
 
 class NotLeaderError(OperatorError):

@@ -9,7 +9,7 @@ from aiohttp import web
 from kubernetes.aio import client
 from megatron_operator.controller import api_client
 from megatron_operator.controller.api_client import JOBS, ApiClient
-from megatron_operator.controller.fence import DENIAL, Fence, NotLeaderError, monotonic
+from megatron_operator.controller.fence import Fence, NotLeaderError, monotonic
 
 JOB = {"metadata": {"name": "run", "namespace": "default", "uid": "u"}}
 Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -136,15 +136,3 @@ async def test_a_write_that_is_repeated_on_a_new_connection_is_checked_again(
     with pytest.raises(NotLeaderError):
         await api.delete(JOBS, JOB)
     assert server[0].methods == ["GET", "DELETE"]
-
-
-async def test_a_write_that_the_admission_policy_denies_is_retried_instead_of_reported(
-    server: tuple[Server, str], api: ApiClient, fence: Fence
-) -> None:
-    async def deny(_request: web.Request) -> web.StreamResponse:
-        return web.json_response({"reason": "Forbidden", "message": f"denied: {DENIAL} megatron"}, status=403)
-
-    fence.open()
-    server[0].respond = deny
-    with pytest.raises(NotLeaderError, match="denied"):
-        await api.create(JOBS, JOB)

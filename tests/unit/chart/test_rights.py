@@ -1,0 +1,54 @@
+"""docs/security.md justifies every right that the chart grants, and no other."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "security.md"
+OPERATOR_ROLES = {"megatron-operator", "megatron-operator-platform"}
+CORDON = {"platform": {"badNodes": {"cordon": True}}}
+
+
+def granted(objects: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Resource with its group -> verbs, over all roles of the operator."""
+    rights: dict[str, set[str]] = defaultdict(set)
+    for role in objects:
+        if role["kind"] in ("Role", "ClusterRole") and role["metadata"]["name"] in OPERATOR_ROLES:
+            for rule in role["rules"]:
+                for group in rule["apiGroups"]:
+                    for resource in rule["resources"]:
+                        rights[f"{resource}.{group}" if group else resource] |= set(rule["verbs"])
+    return dict(rights)
+
+
+def justified() -> dict[str, set[str]]:
+    """The table of rights on the page; each row has a reason."""
+    text = PAGE.read_text().split("## Rights of the operator")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([a-z, ]+) \| (\S.*) \|$", text, re.MULTILINE)
+    return {resource: set(verbs.split(", ")) for resource, verbs, _ in rows}
+
+
+def test_every_right_of_the_chart_is_justified_on_the_page(render: Any) -> None:
+    assert granted(render(CORDON)) == justified()
+
+
+def test_a_namespaced_release_has_no_other_rights(render: Any) -> None:
+    page = justified()
+    rights = granted(render({"watchNamespaces": ["research"]}))
+    assert "nodes" not in rights
+    assert all(verbs <= page[resource] for resource, verbs in rights.items())
+
+
+def test_a_namespaced_release_refuses_cordoning_instead_of_ignoring_it(render: Any) -> None:
+    with pytest.raises(ValueError, match=r"platform\.badNodes\.cordon: true needs rights on nodes"):
+        render({"watchNamespaces": ["research"], **CORDON})
+
+
+def test_the_tests_that_the_page_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)`", PAGE.read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
