@@ -74,12 +74,16 @@ def test_powers_of_two_and_divisors_of_the_layers_stay_among_many_sizes(
             {"trainTokens": "9" * 9 + "T"},
             "spec.training.trainTokens: 999999999T is above 10^18 tokens",
         ),
-        ({"microBatchSize": 10**15, "globalBatchSize": 10**15}, "spec: the plan's memoryPerGpu.activations"),
+        (
+            {"microBatchSize": 10**8, "globalBatchSize": 10**8, "seqLength": 10**8},
+            "spec: the plan's memoryPerGpu.activations",
+        ),
     ],
 )
 def test_sizes_that_a_status_cannot_hold_are_refused(
     resolve: Callable[..., Any], training: dict[str, Any], message: str
 ) -> None:
+    longest = {"maxPositionEmbeddings": 10**8}
     with pytest.raises(InvalidRecipeError) as caught:
-        plan(resolve("llama3-8b", 1, accelerator="unheard-of", per_node=1, training=training))
+        plan(resolve("llama3-8b", 1, "unheard-of", 1, model=longest, training=training))
     assert message in str(caught.value)
