@@ -17,7 +17,7 @@ check: setup-trainer ## Lint, unit tests, refusals, Megatron's argument gate: th
 	@scripts/check.sh
 
 .PHONY: test
-test: setup-trainer ## All layers: check, Bridge, real ranks, control plane, faults on the cluster (root)
+test: setup-trainer ## All layers: check, protocol, Bridge, real ranks, control plane, faults on the cluster (root)
 	@scripts/test.sh
 
 .PHONY: setup
@@ -77,6 +77,10 @@ bench-plain: setup ## Inject the fault table into a plain PyTorchJob and record 
 .PHONY: faults
 faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults
+
+.PHONY: protocol
+protocol: setup-trainer ## Explore the recovery protocol with more faults than `make test` (an hour or more)
+	@MEGATRON_PROTOCOL=all $(PY) -m pytest -q -rP tests/protocol
 
 .PHONY: soak
 soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others

@@ -11,6 +11,7 @@ layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
 start_layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
 layer "unit and refusals: no cluster" run_unit_tests
+layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
 layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
