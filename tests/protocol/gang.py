@@ -42,7 +42,7 @@ OF_PROCESSES = (
     Of(gang_launcher.report_failure, BOTH, (g.REPORT,)),
     Of(gang_launcher.finish, (*MASTERS, "worker"), (g.RUN,), (g.DONE,)),
     Of(gang_launcher.complete, BOTH, (g.FINISHED,)),
-    Of(gang_launcher.give_up, MASTERS, (g.CONNECT, g.JOIN, g.JOINED)),
+    Of(gang_launcher.give_up, ("master",), (g.CONNECT, g.JOIN, g.JOINED)),
     Of(gang_ranks.begin_save, ALL, ALIVE, (g.TRAINING,)),
     Of(gang_ranks.check_before_file, ALL, ALIVE, g.CHECKED),
     Of(gang_ranks.open_shard, ALL, ALIVE, (g.OPENING,)),

@@ -295,6 +295,6 @@ def give_up(config: Config, state: State, name: str) -> States:
     process = awake(state, name)
     if process is None or process.phase not in WAITING:
         return NO
-    if name == "former_master" or state.worker.phase != g.COMPLETED:
+    if state.worker.phase != g.COMPLETED:
         return NO
     return (g.end(state, name, g.ENDED),)

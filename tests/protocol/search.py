@@ -142,6 +142,7 @@ class _Search:
             _, apply, fault = self._transitions[index]
             for following in apply(state):
                 self._count += 1
+                self._taken[index] = True
                 known = numbers.get(following)
                 if known is None:
                     known = numbers[following] = len(states)
@@ -149,7 +150,6 @@ class _Search:
                     self._parents.append(number)
                     self._by.append(index)
                     self._goals.append(0)
-                    self._taken[index] = True
                 if not fault:
                     self._from.append(number)
                     self._to.append(known)
