@@ -114,8 +114,8 @@ def _kubectl(context: FaultContext[WatchedRun], *arguments: str) -> str:
 
 def _offset_logged(context: FaultContext[WatchedRun], ahead: float) -> bool:
     """Whether the operator has logged this clock offset, to 10 s."""
-    log = _kubectl(context, "logs", DEPLOYMENT)
-    seen = re.findall(r"the clock here is (-?\d+) s ahead", log)
+    log = _kubectl(context, "logs", "--selector", SELECTOR, "--tail=-1")
+    seen = re.findall(r"the local clock is (-?\d+) s ahead", log)
     return any(abs(int(each) - ahead) < 10 for each in seen)
 
 
