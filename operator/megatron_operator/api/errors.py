@@ -26,6 +26,11 @@ def field_path(at: str, part: int | str) -> str:
     return f"{at}.{part}" if _PLAIN_KEY.fullmatch(part) else f"{at}[{shown(part)}]"
 
 
+def shown_key(key: str) -> str:
+    """A name as a message shows it: quoted and shortened unless it is a plain word."""
+    return key if _PLAIN_KEY.fullmatch(key) else shown(key)
+
+
 class OperatorError(Exception):
     """Base class of the errors that this package raises."""
 

@@ -44,6 +44,7 @@ NODE_LABEL_VALUE: Final = Form(
 ENV_NAME: Final = Form(
     re.compile(r"[-._A-Za-z][-._A-Za-z0-9]*"), 253, "variable name", "use letters, digits, _, - and ."
 )
+SHORT: Final = Form(re.compile(r".*", re.DOTALL), 24, "amount", "use fewer digits")
 IMAGE: Final = Form(re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.:/@]*"), 500, "image", "use registry/name:tag")
 
 _FORMS: Final = {
@@ -59,8 +60,19 @@ _FORMS: Final = {
     "imagePullSecrets[]": NAME,
     "image": IMAGE,
     "env{}": ENV_NAME,
+    "training.trainTokens": SHORT,
+    "model.windowSize": SHORT,
+    "recovery.hangTimeout": SHORT,
+    "data.split": SHORT,
+    "data.volume.size": SHORT,
+    "checkpoint.volume.size": SHORT,
+    "checkpoint.local.sizeLimit": SHORT,
 }
 """Field of a recipe -> form; `[]` are the items of a list, `{}` the keys of a map and `.*` its values."""
+LONGEST: Final = 4096
+"""Characters of any other string: a path of the file system has no more."""
+LONGEST_VARIABLE: Final = 65_536
+"""Characters of the value of an environment variable."""
 _PATHS: Final = {
     "data.blend[].path",
     "data.tokenizer.tokenizerModel",
@@ -82,7 +94,10 @@ def recipe_text_errors(spec: Mapping[str, Any]) -> list[FieldError]:
 
 
 def character_errors(value: object, at: str) -> list[FieldError]:
-    """Errors of strings and keys with control characters; values of `env` may have several lines."""
+    """Errors of strings and keys that are too long or have control characters.
+
+    Values of `env` may have several lines.
+    """
     return [e for path, kind, text in _strings(value, at, "") if (e := _character_error(path, kind, text))]
 
 
@@ -118,6 +133,9 @@ def _character_error(path: str, kind: str, text: str) -> FieldError | None:
     in_environment = kind == "env.*" or kind.endswith(".env.*")
     if (_NUL if in_environment else _UNPRINTABLE).search(text):
         return FieldError(path, f"{shown(text)} has a control character", "remove it")
+    longest = LONGEST_VARIABLE if in_environment else LONGEST
+    if len(text) > longest:
+        return FieldError(path, f"{shown(text)} has {len(text)} characters", f"use at most {longest}")
     return None
 
 

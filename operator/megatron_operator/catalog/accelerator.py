@@ -1,6 +1,6 @@
 """Selects the platform's accelerator for a recipe and checks the limits of its namespace."""
 
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.hardware import canonical
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec
@@ -30,7 +30,7 @@ def select_accelerator(
         source = "" if asked.type else " (the platform's default)"
         return FieldError(
             "spec.accelerator.type",
-            f"the platform has no accelerator {name!r}{source}",
+            f"the platform has no accelerator {shown(name)}{source}",
             f"use one of: {available}"
             if profiles
             else "ask the platform's administrator to add profiles to the platform file",

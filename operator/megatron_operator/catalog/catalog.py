@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, shown, shown_key
+from megatron_operator.api.text_checks import character_errors
 from megatron_operator.catalog import bridge_tables, loader
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.loader import CatalogFiles, EntrySource
@@ -91,10 +92,14 @@ class Catalog:
         except ValidationError as error:
             raise InvalidRecipeError(
                 [
-                    source.problem(".".join(map(str, e["loc"])), e["msg"], _fix_for(e["type"]))
+                    source.problem(
+                        ".".join(shown_key(str(part)) for part in e["loc"]), e["msg"], _fix_for(e["type"])
+                    )
                     for e in error.errors()
                 ]
             ) from None
+        if unprintable := character_errors(body, f"{source.file.path.name}: {shown_key(name)}"):
+            raise InvalidRecipeError(unprintable)
         return self._entries.setdefault(name, entry)
 
     def function(self, name: str) -> PublishedLayout | None:
@@ -164,12 +169,12 @@ class Catalog:
 
     def _unknown(self, name: str) -> FieldError:
         known = [*self.names(), *self._aliases, *self._functions]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name[:100], known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         broken = "".join(f"; {problem}" for problem in self.problems)
         return FieldError(
             "spec.recipe",
-            f"the catalog has no recipe {name!r}{broken}",
+            f"the catalog has no recipe {shown(name)}{broken}",
             f"{hint}`{LIST_COMMAND}` lists all {len(self)}; or set model and training completely",
         )
 

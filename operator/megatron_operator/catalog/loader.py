@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron_operator.api import yaml_documents
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.errors import FieldError, shown, shown_key
 
 _FILE_KEYS: Final = {"family", "templates", "entries", "functions"}
 _LINE: Final = re.compile(
@@ -71,7 +71,7 @@ class EntrySource:
 
     def problem(self, leaf: str, message: str, fix: str) -> FieldError:
         """An error of one of its settings."""
-        where = f"{self.file.path.name}: {self.name}" + (f".{leaf}" if leaf else "")
+        where = f"{self.file.path.name}: {shown_key(self.name)}" + (f".{leaf}" if leaf else "")
         return FieldError(where, message, fix)
 
 
@@ -91,7 +91,7 @@ class FunctionTable:
 
     def problem(self, message: str, fix: str) -> FieldError:
         """An error of the table."""
-        return FieldError(f"{self.file.path.name}: functions.{self.entry}", message, fix)
+        return FieldError(f"{self.file.path.name}: functions.{shown_key(self.entry)}", message, fix)
 
 
 @dataclass(slots=True)
@@ -170,6 +170,11 @@ def _parse(file: CatalogFile, found: CatalogFiles) -> None:
         keys = ", ".join(sorted(_FILE_KEYS))
         found.problems.append(FieldError(path.name, "is not a catalog file", f"write a map with {keys}"))
         return
+    for section in ("templates", "entries", "functions"):
+        if not isinstance(content.get(section) or {}, dict):
+            message, fix = f"{shown(content[section])} is not a map", "write it as `name: ...` lines"
+            found.problems.append(FieldError(f"{path.name}: {section}", message, fix))
+            return
     for source in _sources(file):
         if isinstance(source.body, dict):
             found.add(source)

@@ -5,6 +5,7 @@ Megatron counts a run either in iterations or in samples: `--train-iters` requir
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ def largest_batch(training: Mapping[str, Any]) -> int | None:
     schedule = training.get("stepBatchSizeSchedule")
     if schedule:
         steps = [step.rpartition(":")[2] for step in schedule.split()]
-        return max((int(step) for step in steps if step.isdigit()), default=None)
+        return max((int(step) for step in steps if re.fullmatch("[0-9]{1,18}", step)), default=None)
     batch = training.get("globalBatchSize")
     return int(batch) if batch is not None else None
 

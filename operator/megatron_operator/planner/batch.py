@@ -1,19 +1,25 @@
 """Global batch sizes of a run, and its number of iterations."""
 
+import re
 from fractions import Fraction
 from itertools import pairwise
 
 from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import shown
 from megatron_operator.api.training import TrainingSpec
 
 _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_AMOUNT = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?([eE][0-9]{1,2})?")
+"""With a larger exponent, the number itself would fill the memory."""
 
 
 def amount(text: str) -> int:
     """`15T` as an integer (K 1e3, M 1e6, B 1e9, T 1e12). Raises ValueError for anything else."""
     digits = text.rstrip("KMBT")
     if len(text) - len(digits) > 1:
-        raise ValueError(f"{text!r} has more than one suffix")
+        raise ValueError(f"{shown(text)} has more than one suffix")
+    if not _AMOUNT.fullmatch(digits):
+        raise ValueError(f"{shown(text)} is not a number of tokens")
     return int(Fraction(digits) * _SUFFIX.get(text[-1:], 1))
 
 
@@ -25,12 +31,12 @@ def ramp_up(text: str) -> tuple[tuple[int, int], ...]:
     steps = []
     for part in text.replace(",", " ").split():
         tokens, _, batch = part.partition(":")
-        if not batch.isdigit() or int(batch) < 1:
-            raise ValueError(f"{part!r} is not a tokens:batch pair")
+        if not re.fullmatch("[0-9]{1,18}", batch) or int(batch) < 1:
+            raise ValueError(f"{shown(part)} is not a tokens:batch pair")
         try:
             steps.append((amount(tokens), int(batch)))
         except (ValueError, ZeroDivisionError):
-            raise ValueError(f"{part!r} is not a tokens:batch pair") from None
+            raise ValueError(f"{shown(part)} is not a tokens:batch pair") from None
     if not steps or steps[0][0] != 0:
         raise ValueError("it does not begin at token 0")
     if any(later <= earlier for (earlier, _), (later, _) in pairwise(steps)):
@@ -52,7 +58,7 @@ def global_batches(training: TrainingSpec, found: Diagnostics) -> list[int]:
     try:
         return [batch for _, batch in ramp_up(text)]
     except ValueError as error:
-        found.error(path, f"{text!r}: {error}", "write pairs such as 0:384 200B:768")
+        found.error(path, f"{shown(text)}: {error}", "write pairs such as 0:384 200B:768")
         return []
 
 

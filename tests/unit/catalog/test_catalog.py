@@ -135,3 +135,17 @@ def test_the_hidden_links_of_a_mounted_config_map_are_not_read_twice(folder: Pat
 
 def test_a_missing_directory_is_a_problem_not_a_crash(tmp_path: Path) -> None:
     assert "is not a directory" in problems(tmp_path / "none")
+
+
+@pytest.mark.parametrize("section", ["entries", "templates", "functions"])
+def test_a_section_that_is_no_map_is_reported(folder: Path, section: str) -> None:
+    (folder / "own.yaml").write_text(f"{section}: --load")
+    assert f"own.yaml: {section}: '--load' is not a map; write it as" in problems(folder)
+
+
+def test_a_hostile_key_or_string_of_an_entry_is_reported_in_a_short_line(folder: Path) -> None:
+    (folder / "own.yaml").write_text(ENTRY % ('"' + "x\\n" * 500 + '": 1'))
+    (line,) = problems(folder).splitlines()
+    assert len(line) < 300
+    (folder / "own.yaml").write_text(ENTRY % 'megatronArgs: {wandb-project: "a\\nb"}')
+    assert r"own.yaml: mine.megatronArgs.wandb-project: 'a\nb' has a control character" in problems(folder)

@@ -107,3 +107,8 @@ def test_scaling_without_a_catalog_entry_is_rejected(refusal: Refusal) -> None:
         },
     }
     assert list(refusal(**spec)) == ["spec.training.lrScaling"]
+
+
+@pytest.mark.parametrize("schedule", ["1" * 5000, "0:" + "1" * 5000, "0:²", ":", "0:٣"])
+def test_a_ramp_up_that_is_no_list_of_pairs_has_no_largest_batch(schedule: str) -> None:
+    assert largest_batch({"stepBatchSizeSchedule": schedule}) is None

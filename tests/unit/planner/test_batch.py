@@ -35,3 +35,11 @@ def test_a_ramp_up_has_several_global_batches() -> None:
 def test_iterations_follow_from_samples() -> None:
     assert iterations(TrainingSpec(train_samples=1000, global_batch_size=64)) == 15
     assert iterations(TrainingSpec(train_iters=7, global_batch_size=64)) == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["0:1 1e999999999:2", "0:1 1/2:2", "0:1 5:²", "0:1 5:" + "1" * 5000, "0:1 -5:2"]
+)
+def test_a_ramp_up_with_a_number_out_of_bounds_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a tokens:batch pair"):
+        ramp_up(text)

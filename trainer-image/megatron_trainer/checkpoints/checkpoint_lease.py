@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from megatron_contract.wire import WireError, load_json
+
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.telemetry.run_journal import JOURNAL_FILE
 
@@ -93,8 +95,8 @@ class CheckpointLease:
 def read_holder(save: Path) -> dict[str, object]:
     """Return the content of the lease file, {} if there is none or it cannot be read now."""
     try:
-        value = json.loads((save / LEASE_FILE).read_text())
-    except (OSError, ValueError):
+        value = load_json((save / LEASE_FILE).read_bytes())
+    except (OSError, WireError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -112,10 +114,11 @@ def require_lease(save: Path, incarnation: str) -> None:
 def require_generation(save: Path, generation: int) -> None:
     """Raise LeaseLostError if the run journal in `save` has a later generation, or pass if it has none."""
     try:
-        newest = int(json.loads((save / JOURNAL_FILE).read_text())["generation"])
-    except (OSError, ValueError, KeyError, TypeError):
+        journal = load_json((save / JOURNAL_FILE).read_bytes())
+    except (OSError, WireError):
         return
-    if newest > generation:
+    newest = journal.get("generation") if isinstance(journal, dict) else None
+    if isinstance(newest, int) and newest > generation:
         raise LeaseLostError(
             f"{save} is written by generation {newest} now: the ranks of generation {generation} were "
             "replaced and no longer write checkpoints"

@@ -8,7 +8,6 @@ reason beside it, and the tracker is rewritten.
 
 import contextlib
 import fcntl
-import json
 import os
 import pickle
 import re
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from megatron_contract.wire import load_json
 
 TRACKER = "latest_checkpointed_iteration.txt"
 REASON_FILE = "why-set-aside.txt"
@@ -98,7 +99,8 @@ def why_incomplete(path: Path, ckpt_format: str = "torch_dist") -> str | None:
         return next((f"{file.name} is empty" for file in files if file.stat().st_size == 0), None)
     if ckpt_format == "torch_dist":
         try:
-            backend = json.loads((path / "metadata.json").read_text())["sharded_backend"]
+            metadata: Any = load_json((path / "metadata.json").read_bytes())
+            backend = metadata["sharded_backend"]
         except FileNotFoundError:
             return "metadata.json is missing: the save did not finish"
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -6,6 +6,7 @@ skipped or the run ends. The policy's memory is part of the run journal, and eve
 episode ends with a checkpoint beyond the failure or with a verdict.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ def plan_restart(
 
     `checkpoints`: iterations with a complete checkpoint, newest first. `on_repeat`: fail or skip.
     """
+    _drop_malformed(memory)
     newest = checkpoints[0] if checkpoints else None
     episode = memory.get("episode")
     if episode and (newest or 0) >= episode["last"]:
@@ -66,6 +68,34 @@ def plan_restart(
         episode["starts"].append(older)
         return _resume(memory, older, checkpoints, "an older checkpoint")
     return _skip_or_end(memory, report, checkpoints, train_iters, on_repeat)
+
+
+def _drop_malformed(memory: dict[str, Any]) -> None:
+    """Remove what this version cannot have written: the journal is a file on a volume."""
+    episode = memory.get("episode")
+    if episode is not None and not (
+        isinstance(episode, dict)
+        and {"kind", "rank"} <= episode.keys()
+        and all(_is_count(episode.get(key)) for key in ("first", "last", "tries"))
+        and _are_counts(episode.get("starts"))
+        and episode["starts"]
+    ):
+        del memory["episode"]
+    if not _are_counts(memory.get("skip", [])):
+        del memory["skip"]
+    unreadable = memory.get("unreadable", {})
+    if not isinstance(unreadable, dict) or not all(
+        re.fullmatch("[0-9]{1,18}", key) and _is_count(tries) for key, tries in unreadable.items()
+    ):
+        del memory["unreadable"]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
 
 
 def _retry_unreadable(

@@ -58,7 +58,15 @@ class FailureReport:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "FailureReport":
         """Parse what `to_json` returned. Raises KeyError, TypeError or ValueError."""
-        return cls(**(dict(value) | {"kind": FailureKind(value["kind"])}))
+        report = cls(**(dict(value) | {"kind": FailureKind(value["kind"])}))
+        numbers = (report.node_rank, report.rank, report.failed_iteration, report.unreadable)
+        if not (
+            isinstance(report.cause, str)
+            and type(report.detected_at) in (int, float)
+            and all(number is None or type(number) is int for number in numbers)
+        ):
+            raise TypeError(f"a failure report with a value of the wrong type: {report!r:.200}")
+        return report
 
     @property
     def indirect(self) -> bool:

@@ -1,13 +1,16 @@
 """Follows the run's progress file: which iterations were done, when, and which of them were kept."""
 
-import json
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
-from megatron_contract.wire import WireError
+from megatron_contract.wire import WireError, load_json
 
 from megatron_trainer.telemetry.iteration import IterationRecord
+
+MOST_ITERATIONS: Final = 100_000_000
+"""Largest iteration that is believed: a damaged line must not reserve memory for as many as it names."""
 
 
 class ProgressLog:
@@ -63,8 +66,9 @@ def _parse(lines: Iterable[bytes]) -> Iterable[IterationRecord]:
     """Yield the records among `lines`; skip one that is incomplete because its writer was killed."""
     for line in lines:
         try:
-            record = IterationRecord.from_json(json.loads(line))
-        except (ValueError, WireError):
+            record = IterationRecord.from_json(load_json(line))
+        except WireError:
             continue
-        if record.time is not None and record.step_seconds is not None:
+        known = record.time is not None and record.step_seconds is not None
+        if known and 1 <= record.iteration <= MOST_ITERATIONS:
             yield record

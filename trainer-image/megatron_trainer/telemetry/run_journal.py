@@ -16,7 +16,7 @@ from megatron_contract.environment import PROGRESS_FILE
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import MAX_INCIDENTS
 from megatron_contract.progress import ReportedWarning
-from megatron_contract.wire import Message
+from megatron_contract.wire import Message, load_json
 
 from megatron_trainer.telemetry.incidents import FailureReport, new_incident
 from megatron_trainer.telemetry.iteration import IterationRecord
@@ -67,7 +67,7 @@ class RunJournal:
 
     def _read(self) -> tuple[_Stored, FailureReport | None, dict[str, Any]]:
         try:
-            value = json.loads(self._path.read_text()) if self._path else {}
+            value: Any = load_json(self._path.read_bytes()) if self._path else {}
             pending = value.get("pending")
             return (
                 _Stored.from_json(value),

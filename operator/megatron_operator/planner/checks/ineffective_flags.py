@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import shown_key
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -87,9 +88,8 @@ def check_ineffective_settings(resolved: ResolvedRecipe, found: Diagnostics) -> 
         path = alias(section, name)
         value = getattr(getattr(resolved, section), name)
         if resolved.origins.get(path, "recipe") == "recipe":
-            found.error(
-                f"spec.{path}", f"{value} has no effect without {need}", f"set {need}, or leave it out"
-            )
+            message = f"{shown_key(str(value))} has no effect without {need}"
+            found.error(f"spec.{path}", message, f"set {need}, or leave it out")
         else:
             found.note(f"{path} {value} of the catalog is dropped: it has no effect without {need}")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.training import ParallelismSpec
 
 MOST_LETTERS: Final = 50_000
@@ -52,7 +52,7 @@ def parse_layout(layout: str) -> list[str]:
             raise ValueError(f"it stands for more than {MOST_LETTERS} letters")
         text = re.sub(pattern, lambda m: m.group(1) * int(m.group(2)), text)
     if foreign := sorted(set(text) - set("EtmL|")):
-        raise ValueError(f"{''.join(foreign)!r} is not one of E, t, m, L and |")
+        raise ValueError(f"{shown(''.join(foreign))} is not one of E, t, m, L and |")
     return text.split("|")
 
 
@@ -115,7 +115,7 @@ def _layout_split(
     try:
         chunks = parse_layout(layout)
     except ValueError as error:
-        refuse(f"{layout!r}: {error}", "write chunks such as Et*4|t*4|t*4|tmL")
+        refuse(f"{shown(layout)}: {error}", "write chunks such as Et*4|t*4|t*4|tmL")
         return None
     text = "".join(chunks)
     if len(chunks) % pp:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from megatron_trainer.checkpoints.checkpoint_lease import (
     FENCE_SECONDS,
+    LEASE_FILE,
     CheckpointLease,
     LeaseLostError,
+    read_holder,
     require_generation,
     require_lease,
 )
@@ -91,7 +93,16 @@ def test_ranks_of_an_earlier_generation_may_not_write(tmp_path: Path) -> None:
         require_generation(tmp_path, 2)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"generation": null}', '{"generation": "x"}', "{}"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"generation": null}', '{"generation": "x"}', "{}", "[" * 100_000, '{"generation": 1e999}'],
+)
 def test_a_journal_without_a_generation_stops_nobody(tmp_path: Path, text: str) -> None:
     (tmp_path / "incidents.json").write_text(text)
     require_generation(tmp_path, 1)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "\x00", "[]", "{"])
+def test_a_damaged_lease_names_no_holder(text: str, tmp_path: Path) -> None:
+    (tmp_path / LEASE_FILE).write_text(text)
+    assert read_holder(tmp_path) == {}

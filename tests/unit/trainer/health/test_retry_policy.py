@@ -138,3 +138,20 @@ def test_a_newer_checkpoint_resets_the_count_of_unreadable_ones() -> None:
     restart(memory, unreadable(16), [16, 8])
     restart(memory, None, [24, 16])
     assert restart(memory, unreadable(16), [16, 8]).start == 16
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"episode": 3},
+        {"episode": {"kind": "loss", "rank": 1, "first": "1", "last": 12, "tries": 1, "starts": [10]}},
+        {"episode": {"kind": "loss", "rank": 1, "first": 1, "last": 12, "tries": 1, "starts": []}},
+        {"skip": {"a": 1}},
+        {"skip": ["12"]},
+        {"unreadable": [1]},
+        {"unreadable": {"x": 1}},
+    ],
+)
+def test_a_memory_that_was_damaged_on_the_volume_is_forgotten(memory: dict[str, Any]) -> None:
+    assert plan_restart(memory, None, [10], 100, "skip") == RestartPlan(10)
+    assert not {key for key, value in memory.items() if value is not None}

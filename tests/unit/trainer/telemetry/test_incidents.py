@@ -32,3 +32,12 @@ def test_a_pod_that_ended_after_its_ranks_has_both_causes_in_order() -> None:
 
 def test_a_report_survives_json() -> None:
     assert FailureReport.from_json(json.loads(json.dumps(KILLED.to_json()))) == KILLED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cause": 3}, {"rank": "3"}, {"failed_iteration": 1.5}, {"detected_at": None}, {"unreadable": True}],
+)
+def test_a_report_with_a_value_of_another_type_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="wrong type"):
+        FailureReport.from_json(KILLED.to_json() | change)

@@ -111,7 +111,7 @@ def test_the_time_since_the_last_step_counts_only_for_the_first_incident_after_i
     assert [incident.last_step_at for incident in journal.summary().incidents] == [10.0, None]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"incidents": 3', '{"incidents": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"incidents": 3', '{"incidents": 3}'])
 def test_an_unreadable_journal_does_not_stop_the_run(content: str, tmp_path: Path) -> None:
     (tmp_path / JOURNAL_FILE).write_text(content)
     assert open_journal(tmp_path).summary().incidents == ()
@@ -143,3 +143,14 @@ def test_without_a_checkpoint_directory_iterations_come_from_the_store() -> None
     (incident,) = journal.summary().incidents
     assert (incident.iteration, incident.last_step_at) == (5, 15.0)
     assert (incident.first_step_at, incident.caught_up_at) == (25.0, 30.0)
+
+
+def test_a_damaged_line_does_not_reserve_memory_for_the_iterations_that_it_names(tmp_path: Path) -> None:
+    lines = [
+        {"iteration": i, "generation": 1, "stepSeconds": 1.0, "time": 5.0} for i in (10**15, -3, 0, 1, 2)
+    ]
+    text = "\n".join(["[" * 100_000, *map(json.dumps, lines)]) + "\n"
+    (tmp_path / PROGRESS_FILE).write_text(text)
+    journal = RunJournal(tmp_path, print)
+    assert journal.iteration == 2
+    assert journal.summary().useful_seconds == 2.0
