@@ -82,6 +82,10 @@ faults: setup-trainer ## The whole fault table on the local cluster, slow faults
 protocol: setup-trainer ## Explore the recovery protocol with more faults than `make test` (an hour or more)
 	@MEGATRON_PROTOCOL=all $(PY) -m pytest -q -rP tests/protocol
 
+.PHONY: fuzz
+fuzz: setup-trainer ## Fuzz every reader of foreign text: CASES=100000, FUZZ="--seed 7 --target recipe --minutes 10"
+	@$(PY) -m testkit.fuzz --cases $(or $(CASES),100000) $(FUZZ)
+
 .PHONY: soak
 soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others
 	@$(PY) -m bench.soak $(SOAK)

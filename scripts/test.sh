@@ -14,6 +14,7 @@ layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
 layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
+layer "fuzz: 2,000 texts with a fixed seed" $python -m pytest -q tests/fuzz
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 finish_layer
 $python -m localcluster down --profile control-plane

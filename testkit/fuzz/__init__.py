@@ -1,0 +1,1 @@
+"""Fuzzing of every text that others write: recipes, platform, catalog, pods' messages, status, journals."""
