@@ -199,7 +199,7 @@ def _check_words(words: list[str]) -> None:
 
 
 def check_errors(refused: InvalidRecipeError) -> None:
-    """Every error names a field, says what is wrong and what to set instead, in a printable line."""
+    """Every error has a field, a message and a fix, in a printable line."""
     for error in refused.errors:
         text = str(error)
         _require(bool(_FIELD.match(error.field)), f"field {error.field[:80]!r} of: {text[:300]}")

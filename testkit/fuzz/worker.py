@@ -24,6 +24,8 @@ MEMORY: Final = 2 << 30
 """Bytes of address space of the process."""
 STUCK: Final = 300.0
 """Seconds of wall time after which the process ends itself."""
+STDERR: Final = 2
+"""The descriptor, which stays the same where a test replaces `sys.stderr`."""
 SHRINK_STEPS: Final = 300
 SLOWEST: Final = 3
 
@@ -53,7 +55,7 @@ class Worker:
 
     def _finding(self, text: str) -> tuple[str, str] | None:
         """Kind and detail of what is wrong with the answer to a text; None if nothing is."""
-        faulthandler.dump_traceback_later(STUCK, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(STUCK, exit=True, file=STDERR)
         try:
             with limited():
                 self._check(text)

@@ -44,7 +44,6 @@ NODE_LABEL_VALUE: Final = Form(
 ENV_NAME: Final = Form(
     re.compile(r"[-._A-Za-z][-._A-Za-z0-9]*"), 253, "variable name", "use letters, digits, _, - and ."
 )
-SHORT: Final = Form(re.compile(r".*", re.DOTALL), 24, "amount", "use fewer digits")
 IMAGE: Final = Form(re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.:/@]*"), 500, "image", "use registry/name:tag")
 
 _FORMS: Final = {
@@ -60,13 +59,6 @@ _FORMS: Final = {
     "imagePullSecrets[]": NAME,
     "image": IMAGE,
     "env{}": ENV_NAME,
-    "training.trainTokens": SHORT,
-    "model.windowSize": SHORT,
-    "recovery.hangTimeout": SHORT,
-    "data.split": SHORT,
-    "data.volume.size": SHORT,
-    "checkpoint.volume.size": SHORT,
-    "checkpoint.local.sizeLimit": SHORT,
 }
 """Field of a recipe -> form; `[]` are the items of a list, `{}` the keys of a map and `.*` its values."""
 LONGEST: Final = 4096

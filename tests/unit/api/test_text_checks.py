@@ -52,7 +52,6 @@ REFUSED = [
     ("env", {"A": "x\0y"}, "spec.env.A", "control character"),
     ("env", {"A": "x" * 70_000}, "spec.env.A", "has 70000 characters"),
     ("model.moeLayerFreq", "[1]+" * 5000, "spec.model.moeLayerFreq", "has 20000 characters"),
-    ("training.trainTokens", "9" * 400 + "T", "spec.training.trainTokens", "invalid amount"),
 ]
 
 
