@@ -73,7 +73,9 @@ def test_an_object_of_somebody_else_survives_the_recipe(world: World, kind: str)
     assert left["uid"] == made["uid"]
     assert "deletionTimestamp" not in left
     assert "ownerReferences" not in left
-    assert left.get("annotations") == made.get("annotations")
+    # Kubernetes adds its own annotations when it binds a claim.
+    ours = {*(left.get("annotations") or {}), *(left.get("labels") or {})}
+    assert not [key for key in ours if "megatron.training" in key]
 
 
 def test_a_recipe_continues_once_the_name_is_free(world: World) -> None:
