@@ -18,6 +18,8 @@ VARYING = ("lastTransitionTime", "time", "podsAsOf", "gang", "restartBefore", "l
 
 def scenario(world: World, name: str) -> None:
     """Create, prepare, start, change, start again."""
+    # Pods that never answered would be reported as unreachable, sooner or later.
+    world.report(name, phase="rendezvous", generation=None)
     world.apply(name, data=PREPARED)
     _wait_for_start(world, name, "200")
     world.edit(name, training={"trainIters": 300})
@@ -127,6 +129,7 @@ def test_killed_between_any_two_steps_the_result_is_the_same(world: World) -> No
 def test_an_unchanged_recipe_costs_no_write_at_a_restart(world: World) -> None:
     world.apply("trains")
     world.train("trains", 10, checkpoint=5)
+    world.report("runs", phase="rendezvous", generation=None)
     world.apply("runs")
     world.wait_for("runs", pods=2, conditions={"Running": "PodsRunning"})
     world.apply("refused", accelerator={"type": "tpu", "count": 4})
