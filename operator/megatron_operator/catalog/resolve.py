@@ -1,11 +1,14 @@
 """Resolves a recipe: catalog entry, published layout, recipe and platform defaults, before planning."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.errors import FieldError, InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import (
     CheckpointSpec,
@@ -81,29 +84,44 @@ def resolve_for_planning(
         cpu.adapt_to_cpu(merged, found)
     if missing:
         raise InvalidRecipeError(found.errors)
-    return ResolvedRecipe.model_validate(
-        merged
-        | {
-            "recipe": entry.name if entry else None,
-            "engine": entry.engine if entry else "megatron",
-            "mode": entry.modes[0] if entry else "pretrain",
-            "function": published.function,
-            "layout": published.layout,
-            "acceleratorType": accelerator,
-            "profile": profile,
-            "acceleratorCount": spec.accelerator.count,
-            "perNode": spec.accelerator.per_node or profile.per_node,
-            "data": _data_volume(merged["data"], platform, found),
-            "checkpoint": _checkpoint(spec.checkpoint, platform, found),
-            "recovery": spec.recovery,
-            "scheduling": _scheduling(spec.scheduling, profile, platform, found),
-            "image": spec.image or profile.image or platform.image,
-            "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
-            "env": profile.env | (spec.env or {}),
-            "origins": {path: found.origins[path] for path in sorted(found.origins)},
-            "notes": found.notes,
-        }
-    )
+    settings = merged | {
+        "recipe": entry.name if entry else None,
+        "engine": entry.engine if entry else "megatron",
+        "mode": entry.modes[0] if entry else "pretrain",
+        "function": published.function,
+        "layout": published.layout,
+        "acceleratorType": accelerator,
+        "profile": profile,
+        "acceleratorCount": spec.accelerator.count,
+        "perNode": spec.accelerator.per_node or profile.per_node,
+        "data": _data_volume(merged["data"], platform, found),
+        "checkpoint": _checkpoint(spec.checkpoint, platform, found),
+        "recovery": spec.recovery,
+        "scheduling": _scheduling(spec.scheduling, profile, platform, found),
+        "image": spec.image or profile.image or platform.image,
+        "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
+        "env": profile.env | (spec.env or {}),
+        "origins": {path: found.origins[path] for path in sorted(found.origins)},
+        "notes": found.notes,
+    }
+    try:
+        return ResolvedRecipe.model_validate(settings)
+    except ValidationError as problem:
+        reported = {error.field for error in found.errors}
+        derived = [error for error in _derived_errors(problem) if error.field not in reported]
+        raise InvalidRecipeError([*found.errors, *derived]) from None
+
+
+def _derived_errors(problem: ValidationError) -> list[FieldError]:
+    """Errors of values that follow from others, such as a warm-up in another unit, and are out of bounds."""
+    return [
+        FieldError(
+            functools.reduce(field_path, error["loc"], "spec"),
+            f"becomes {shown(error['input'])}: {error['msg'].lower()}",
+            "change the settings that it follows from",
+        )
+        for error in problem.errors(include_url=False)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
