@@ -45,7 +45,11 @@ class Catalog:
                 taken = self._aliases.get(alias, alias if alias in found.sources else None)
                 if taken:
                     self.problems.append(
-                        source.problem("aliases", f"{alias} already belongs to {taken}", "remove it")
+                        source.problem(
+                            "aliases",
+                            f"{shown_key(alias)} already belongs to {shown_key(taken)}",
+                            "remove it",
+                        )
                     )
                 else:
                     self._aliases[alias] = source.name
@@ -57,7 +61,11 @@ class Catalog:
             for function in table.functions:
                 if function in self._functions:
                     taken = self._functions[function]
-                    self.problems.append(table.problem(f"{function} already belongs to {taken}", "remove it"))
+                    self.problems.append(
+                        table.problem(
+                            f"{shown_key(function)} already belongs to {shown_key(taken)}", "remove it"
+                        )
+                    )
                 else:
                     self._functions[function] = table.entry
 

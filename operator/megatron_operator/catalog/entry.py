@@ -69,7 +69,7 @@ class Entry(ApiModel):
     aliases: list[Name] = Field(default_factory=list)
     engine: Engine = "megatron"
     """`megatron`: Megatron Core's own training loop; `bridge`: requires Megatron-Bridge."""
-    modes: tuple[Mode, ...] = ("pretrain",)
+    modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = ("pretrain",)
     description: Text
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()

@@ -149,3 +149,16 @@ def test_a_hostile_key_or_string_of_an_entry_is_reported_in_a_short_line(folder:
     assert len(line) < 300
     (folder / "own.yaml").write_text(ENTRY % 'megatronArgs: {wandb-project: "a\\nb"}')
     assert r"own.yaml: mine.megatronArgs.wandb-project: 'a\nb' has a control character" in problems(folder)
+
+
+def test_an_entry_without_a_mode_is_reported(folder: Path) -> None:
+    (folder / "own.yaml").write_text(ENTRY % "modes: []")
+    assert "own.yaml: mine.modes: " in problems(folder)
+
+
+def test_a_taken_alias_is_reported_in_a_short_line(folder: Path) -> None:
+    (folder / "own.yaml").write_text(
+        'entries: {a: {extends: small-1, description: d, source: s, aliases: ["x\\ny"]},'
+        ' b: {extends: small-1, description: d, source: s, aliases: ["x\\ny"]}}'
+    )
+    assert r"own.yaml: b.aliases: 'x\ny' already belongs to a; remove it" in problems(folder)
