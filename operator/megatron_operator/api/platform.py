@@ -1,13 +1,13 @@
 """The platform file: settings of a cluster that hold for every recipe (`platform.yaml` of a ConfigMap)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.bounds import Accelerators, PerNode, Seconds
+from megatron_operator.api.bounds import Accelerators, Name, PerNode, Seconds
 from megatron_operator.api.hardware import canonical
-from megatron_operator.api.recipe import Quantity
+from megatron_operator.api.recipe import Image, LabelKey, Quantity
 
 
 class Toleration(ApiModel):
@@ -45,7 +45,7 @@ class AcceleratorProfile(ApiModel):
     """Taints that pods of this kind tolerate."""
     node_lost_after: Seconds = 30
     """Seconds that a node may be unreachable or not ready before its pods are replaced."""
-    topology: list[str] = Field(default_factory=list)
+    topology: Annotated[list[LabelKey], Field(max_length=16)] = Field(default_factory=list)
     """Node labels, nearest first, that the pods of a run should share."""
     extra_resources: dict[str, Quantity] = Field(default_factory=dict)
     """Additional resources of a whole-node pod, such as `rdma/hca: 1` or `vpc.amazonaws.com/efa: 4`."""
@@ -55,7 +55,7 @@ class AcceleratorProfile(ApiModel):
     """CPU and memory of a pod."""
     shm_size: Quantity = "64Gi"
     """Size of /dev/shm, counted in the memory request."""
-    image: str | None = None
+    image: Image | None = None
     """Trainer image; default the platform's."""
 
     def known_as(self, name: str) -> str:
@@ -76,7 +76,7 @@ class CheckpointDefaults(ApiModel):
     """The checkpoint claim of a recipe that does not set one."""
 
     size: Quantity = "1Ti"
-    storage_class_name: str | None = None
+    storage_class_name: Name | None = None
 
 
 class BadNodes(ApiModel):
@@ -93,12 +93,12 @@ class PlatformConfig(ApiModel):
     """Profiles by the name that recipes use."""
     default_accelerator: str | None = None
     """Profile of recipes that set none; default the only one."""
-    image: str | None = None
+    image: Image | None = None
     """Trainer image of profiles that set none."""
     image_pull_secrets: list[str] = Field(default_factory=list)
     checkpoint: CheckpointDefaults = CheckpointDefaults()
-    data_storage_class_name: str | None = None
-    queue: str | None = None
+    data_storage_class_name: Name | None = None
+    queue: Name | None = None
     """Kueue local queue of recipes that set none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
     """Limits by namespace; `*` applies to all others."""

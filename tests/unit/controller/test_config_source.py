@@ -54,3 +54,11 @@ async def test_the_event_loop_turns_while_a_large_catalog_is_parsed() -> None:
         ticks += 1
     assert "e1999" in (await reading).catalog.names()
     assert ticks > 10
+
+
+@pytest.mark.parametrize("field", ["image", "queue", "dataStorageClassName"])
+def test_a_text_of_the_platform_has_the_bound_that_it_has_in_a_recipe(field: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=rf"platform\.yaml\.{field}: "):
+        parse_platform(f"{field}: {'a' * 1000}", SOURCE)
+    with pytest.raises(InvalidRecipeError, match=r"platform\.yaml\.checkpoint\.storageClassName: "):
+        parse_platform(f"checkpoint: {{storageClassName: {'a' * 1000}}}", SOURCE)
