@@ -42,7 +42,13 @@ def _wait_for_start(world: World, name: str, iterations: str) -> None:
 
 def result(world: World, name: str) -> dict[str, Any]:
     """All that a user can see, without times and ids."""
-    state = world.wait_for(name, job=True, observed=True, conditions={"Running": "PodsRunning"})
+    state = world.wait_for(
+        name,
+        job=True,
+        observed=True,
+        conditions={"Running": "PodsRunning"},
+        where=lambda state: "phase rendezvous" in state.conditions["Running"]["message"],
+    )
     status = state.status
     for part in (status, *status.get("conditions", []), status.get("recovery") or {}):
         for varying in VARYING:

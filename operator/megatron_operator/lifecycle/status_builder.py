@@ -162,8 +162,8 @@ class StatusBuilder:
             last_transition_time=since,
             observed_generation=self.generation,
         )
-        conditions = [new if c.type == kind else c for c in self.current.conditions]
-        self.set(conditions=conditions if old is not None else [*conditions, new])
+        others = [c for c in self.current.conditions if c.type != kind]
+        self.set(conditions=sorted([*others, new], key=_position))
 
     def remove_conditions(self, *kinds: Condition) -> None:
         """Remove conditions that no longer apply."""
@@ -202,3 +202,9 @@ class StatusBuilder:
             },
             "status": self.wire(),
         }
+
+
+def _position(condition: RecipeCondition) -> int:
+    """The same order whatever was set first; types of a newer version come last."""
+    order = list(Condition)
+    return order.index(Condition(condition.type)) if condition.type in order else len(order)

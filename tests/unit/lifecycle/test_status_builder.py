@@ -60,3 +60,10 @@ def test_a_long_message_is_truncated(run: Any) -> None:
 def test_times_are_parsed_as_they_were_written() -> None:
     assert seconds(timestamp(1_800_000_000.7)) == 1_800_000_000
     assert seconds(None) is None
+
+
+def test_conditions_have_one_order_whatever_is_set_first(run: Any) -> None:
+    status = run.status()
+    for kind in (Condition.READY, Condition.RUNNING, Condition.PLANNED):
+        status.set_condition(kind, True, "Any")
+    assert [each.type for each in status.current.conditions] == ["Planned", "Running", "Ready"]
