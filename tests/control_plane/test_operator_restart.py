@@ -40,6 +40,10 @@ def _wait_for_start(world: World, name: str, iterations: str) -> None:
     )
 
 
+def _has_answered(state: RunState) -> bool:
+    return "phase rendezvous" in state.conditions["Running"]["message"]
+
+
 def result(world: World, name: str) -> dict[str, Any]:
     """All that a user can see, without times and ids."""
     state = world.wait_for(
@@ -47,7 +51,7 @@ def result(world: World, name: str) -> dict[str, Any]:
         job=True,
         observed=True,
         conditions={"Running": "PodsRunning"},
-        where=lambda state: "phase rendezvous" in state.conditions["Running"]["message"],
+        where=_has_answered,
     )
     status = state.status
     for part in (status, *status.get("conditions", []), status.get("recovery") or {}):
@@ -135,7 +139,6 @@ def test_killed_between_any_two_steps_the_result_is_the_same(world: World) -> No
 def test_an_unchanged_recipe_costs_no_write_at_a_restart(world: World) -> None:
     world.apply("trains")
     world.train("trains", 10, checkpoint=5)
-    world.report("runs", phase="rendezvous", generation=None)
     world.apply("runs")
     world.wait_for("runs", pods=2, conditions={"Running": "PodsRunning"})
     world.apply("refused", accelerator={"type": "tpu", "count": 4})
