@@ -17,7 +17,7 @@ check: setup-trainer ## Lint, unit tests, refusals, Megatron's argument gate: th
 	@scripts/check.sh
 
 .PHONY: test
-test: setup-trainer ## All layers: check, protocol, Bridge, real ranks, control plane, faults on the cluster (root)
+test: setup-trainer ## All layers: check, protocol, fuzz, Bridge, real ranks, control plane, faults on the cluster (root)
 	@scripts/test.sh
 
 .PHONY: setup
@@ -79,7 +79,7 @@ faults: setup-trainer ## The whole fault table on the local cluster, slow faults
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults
 
 .PHONY: protocol
-protocol: setup-trainer ## Explore the recovery protocol with more faults than `make test` (an hour or more)
+protocol: setup-trainer ## Explore the recovery protocol with more faults than `make test` (not timed yet)
 	@MEGATRON_PROTOCOL=all $(PY) -m pytest -q -rP tests/protocol
 
 .PHONY: fuzz

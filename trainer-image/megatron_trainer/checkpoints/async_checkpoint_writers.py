@@ -1,9 +1,9 @@
 """A rank's asynchronous checkpoint writers: given a snapshot, forked from the warm rank, and monitored.
 
 Megatron hands a writer the tensors of a checkpoint and continues when the writer has copied them from the GPU
-to the CPU. Tensors that are on the CPU already (all of them on the cpu platform, those of an offloaded
-optimizer on a GPU) it does not copy but shares, so that a late writer would save the state of a later step.
-Here they are copied too.
+to the CPU. Tensors that are on the CPU already (all of them on the cpu platform, and by its code those of an
+optimizer offloaded from a GPU) it does not copy but shares, so that a late writer would save the state of a
+later step. Here they are copied too.
 
 Megatron starts them as fresh interpreters that import torch and Megatron again, which takes longer than the
 rank's own start and, on the cpu platform, lacks the stand-in for torch.cuda. Forked early, before CUDA and
