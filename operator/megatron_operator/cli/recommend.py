@@ -59,11 +59,12 @@ def command(
     megatron recommend --model moe --gpus 8
     """
     from megatron_operator import catalog as library
+    from megatron_operator.cli.limits import planning_limits
     from megatron_operator.cli.planning import load_platform
     from megatron_operator.planner.recommend import Query, recommend
 
     query = Query(model, gpus, accelerator, mode, seq_length)
-    found = recommend(query, load_platform(platform), library.load(catalog))
+    found = recommend(query, load_platform(platform), library.load(catalog), planning_limits)
     if output != "table":
         printing.print_data([_document(recommendation, query) for recommendation in found], output)
         return

@@ -1,6 +1,7 @@
 """Recommends recipes for a model, a mode and the available accelerators."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
@@ -56,8 +57,14 @@ class Recommendation:
     reasons: tuple[str, ...]
 
 
-def recommend(query: Query, platform: PlatformConfig, catalog: Catalog) -> list[Recommendation]:
-    """Matching recipes, the best first.
+Limits = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which one recipe is planned; it raises InvalidRecipeError where that takes too much."""
+
+
+def recommend(
+    query: Query, platform: PlatformConfig, catalog: Catalog, limits: Limits = nullcontext
+) -> list[Recommendation]:
+    """Matching recipes, the best first. A recipe that exceeds `limits` is one that cannot run.
 
     Matches by name precede those of similar size; recipes that can run those that cannot; published layouts
     for these accelerators planned ones; larger models smaller ones.
@@ -73,7 +80,8 @@ def recommend(query: Query, platform: PlatformConfig, catalog: Catalog) -> list[
         raise InvalidRecipeError([_nothing(query, catalog)])
     candidates.sort(key=lambda each: each.order)
     found = [
-        _recommendation(query, candidate, platform, catalog) for candidate in candidates[:MAX_RECOMMENDATIONS]
+        _recommendation(query, candidate, platform, catalog, limits)
+        for candidate in candidates[:MAX_RECOMMENDATIONS]
     ]
     found.sort(key=lambda each: each.plan is None)
     best, *others = found
@@ -165,7 +173,7 @@ def _is_variant(entry: Entry) -> bool:
 
 
 def _recommendation(
-    query: Query, candidate: _Candidate, platform: PlatformConfig, catalog: Catalog
+    query: Query, candidate: _Candidate, platform: PlatformConfig, catalog: Catalog, limits: Limits
 ) -> Recommendation:
     entry, layout = candidate.entry, candidate.layout
     spec: dict[str, object] = {
@@ -180,7 +188,8 @@ def _recommendation(
             longest = max(query.seq_length, entry.model.max_position_embeddings or 0)
             spec["model"] = {"maxPositionEmbeddings": longest}
     try:
-        found = admit(entry.name, MegatronRecipeSpec.model_validate(spec), platform, catalog).plan
+        with limits():
+            found = admit(entry.name, MegatronRecipeSpec.model_validate(spec), platform, catalog).plan
     except InvalidRecipeError as refused:
         reasons = tuple(str(error) for error in refused.errors)
         return Recommendation(entry, candidate.parameters, None, False, reasons)
