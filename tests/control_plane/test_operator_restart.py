@@ -139,8 +139,9 @@ def test_killed_between_any_two_steps_the_result_is_the_same(world: World) -> No
 def test_an_unchanged_recipe_costs_no_write_at_a_restart(world: World) -> None:
     world.apply("trains")
     world.train("trains", 10, checkpoint=5)
+    world.report("runs", phase="rendezvous", generation=None)
     world.apply("runs")
-    world.wait_for("runs", pods=2, conditions={"Running": "PodsRunning"})
+    world.wait_for("runs", pods=2, conditions={"Running": "PodsRunning"}, where=_has_answered)
     world.apply("refused", accelerator={"type": "tpu", "count": 4})
     world.wait_for("refused", phase="Refused")
     world.apply("suspended", suspend=True)

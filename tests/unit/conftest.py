@@ -82,7 +82,8 @@ class Run:
 
     def status(self) -> StatusBuilder:
         """The status as a reconcile starts with it."""
-        return StatusBuilder.of(self.body, self.now)
+        # A copy: `changed` compares with what was read, also after a write.
+        return StatusBuilder.of(dict(self.body), self.now)
 
     def snapshot(self) -> RunSnapshot:
         """The run as a reconcile reads it."""

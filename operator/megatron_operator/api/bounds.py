@@ -32,6 +32,16 @@ Count = Annotated[int, Field(ge=0, le=1_000_000)]
 Seconds = Annotated[int, Field(ge=1, le=100_000_000)]
 """Up to three years."""
 
+LARGEST_SETTING: Final = 1_000_000
+Positive = Annotated[float, Field(gt=0, le=LARGEST_SETTING)]
+"""Factors, rates and epsilons; the catalog has up to 40."""
+NonNegative = Annotated[float, Field(ge=0, le=LARGEST_SETTING)]
+"""The same where zero disables something."""
+Signed = Annotated[float, Field(ge=-LARGEST_SETTING, le=LARGEST_SETTING)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(gt=0, le=10**15)]
+"""Share in a mix; often a number of tokens."""
+
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 """Name of an object."""
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]

@@ -5,11 +5,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.bounds import Large, Layers, Positions, Text, Width
+from megatron_operator.api.bounds import (
+    Fraction,
+    Large,
+    Layers,
+    NonNegative,
+    Positions,
+    Positive,
+    Signed,
+    Text,
+    Width,
+)
 
 WINDOW_PATTERN = r"^-?[0-9]+,-?[0-9]+$"
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class ModelSpec(ApiModel):
@@ -37,21 +45,21 @@ class ModelSpec(ApiModel):
     """Fraction of a head's width that is rotated."""
     use_rope_scaling: bool | None = None
     """Llama 3.1's scaling of rotary frequencies."""
-    rope_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    rope_scaling_factor: Positive | None = None
     """Scaling factor of `useRopeScaling`."""
-    rotary_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    rotary_scaling_factor: Positive | None = None
     """YaRN scaling factor of positions (`positionEmbeddingType: yarn`, `ropeType: yarn`)."""
     yarn_original_max_position_embeddings: Positions | None = None
     """Longest position before YaRN scaling."""
-    yarn_beta_fast: Annotated[float, Field(gt=0)] | None = None
+    yarn_beta_fast: Positive | None = None
     """Number of rotations above which YaRN does not scale a frequency."""
-    yarn_beta_slow: Annotated[float, Field(gt=0)] | None = None
+    yarn_beta_slow: Positive | None = None
     """Number of rotations below which YaRN scales a frequency fully."""
     no_yarn_correction_range_round_to_int: bool | None = None
     """Do not round YaRN's range between the two to whole dimensions."""
     normalization: Literal["LayerNorm", "RMSNorm"] | None = None
     """Kind of normalization."""
-    norm_epsilon: Annotated[float, Field(gt=0)] | None = None
+    norm_epsilon: Positive | None = None
     """Epsilon of the normalization."""
     apply_layernorm_1p: bool | None = Field(default=None, alias="applyLayernorm1p")
     """Center the weights of the normalization at zero."""
@@ -61,9 +69,9 @@ class ModelSpec(ApiModel):
     """Squared ReLU feed-forward layers."""
     quick_geglu: bool | None = None
     """Feed-forward layers gated by x * sigmoid(1.702 x)."""
-    glu_linear_offset: float | None = None
+    glu_linear_offset: Signed | None = None
     """Offset added to the linear half of a gated layer; with quickGeglu."""
-    activation_func_clamp_value: Annotated[float, Field(gt=0)] | None = None
+    activation_func_clamp_value: Positive | None = None
     """Clamp of the inputs of the activation; with quickGeglu."""
     disable_bias_linear: bool | None = None
     """No bias in linear layers."""
@@ -87,7 +95,7 @@ class ModelSpec(ApiModel):
     """Tokens of the vocabulary, unpadded."""
     make_vocab_size_divisible_by: Width | None = None
     """The vocabulary is padded to a multiple of this times TP (Megatron's default is 128)."""
-    init_method_std: Annotated[float, Field(gt=0)] | None = None
+    init_method_std: Positive | None = None
     """Standard deviation of the initial weights."""
 
     num_experts: Layers | None = None
@@ -106,9 +114,9 @@ class ModelSpec(ApiModel):
         Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] | None
     ) = None
     """Load balancing of the router."""
-    moe_aux_loss_coeff: Annotated[float, Field(ge=0)] | None = None
+    moe_aux_loss_coeff: NonNegative | None = None
     """Weight of the balancing loss (Megatron's default 0 means none)."""
-    moe_z_loss_coeff: Annotated[float, Field(ge=0)] | None = None
+    moe_z_loss_coeff: NonNegative | None = None
     """Weight of the router's z-loss."""
     moe_router_score_function: Literal["softmax", "sigmoid"] | None = None
     """Score function of the router."""
@@ -116,13 +124,13 @@ class ModelSpec(ApiModel):
     """Apply softmax before top-k selection."""
     moe_router_enable_expert_bias: bool | None = None
     """Balancing without a loss: a bias per expert, updated after each step."""
-    moe_router_bias_update_rate: Annotated[float, Field(gt=0)] | None = None
+    moe_router_bias_update_rate: Positive | None = None
     """Update rate of that bias."""
     moe_router_num_groups: Layers | None = None
     """Groups of experts for group-limited routing."""
     moe_router_group_topk: Layers | None = None
     """Groups that a token may be routed to."""
-    moe_router_topk_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    moe_router_topk_scaling_factor: Positive | None = None
     """Scaling factor of the selected scores."""
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     """Precision of the router."""
@@ -151,5 +159,5 @@ class ModelSpec(ApiModel):
     """Disable the fused rotary embedding kernel."""
     mtp_num_layers: Layers | None = None
     """Multi-token-prediction layers."""
-    mtp_loss_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    mtp_loss_scaling_factor: Positive | None = None
     """Weight of the multi-token-prediction loss."""

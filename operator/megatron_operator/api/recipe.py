@@ -6,6 +6,7 @@ from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import (
+    LARGEST_SETTING,
     LONGEST_TEXT,
     Accelerators,
     Count,
@@ -14,6 +15,7 @@ from megatron_operator.api.bounds import (
     PerNode,
     Seconds,
     Text,
+    Weight,
 )
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
@@ -77,7 +79,7 @@ class BlendPart(ApiModel):
 
     path: RelativePath
     """Prefix of the `.bin`/`.idx` pair, relative to the data volume."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Weight = 1.0
     """Share in the mix; need not add up to 1."""
 
 
@@ -157,7 +159,7 @@ class ElasticSpec(ApiModel):
 class LossSpec(ApiModel):
     """Handling of abnormal losses. A loss that is not finite is always a failure."""
 
-    spike_factor: Annotated[float, Field(gt=1)] | None = None
+    spike_factor: Annotated[float, Field(gt=1, le=LARGEST_SETTING)] | None = None
     """A loss above this multiple of the median of the last `spikeWindow` is a failure; default never."""
     spike_window: Annotated[int, Field(ge=2, le=100_000)] = 50
     """Number of losses in that median."""

@@ -8,21 +8,21 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import (
     Accelerators,
     Batch,
+    Fraction,
     Iterations,
     Large,
     Layers,
+    NonNegative,
     Positions,
+    Positive,
     Samples,
     Text,
 )
-from megatron_operator.api.model import Fraction
 
 AMOUNT_PATTERN = r"^[0-9]+(\.[0-9]+)?[KMBT]?$"
 
 Amount = Annotated[str, Field(pattern=AMOUNT_PATTERN, max_length=24)]
 """A count with an optional suffix: K 1e3, M 1e6, B 1e9, T 1e12."""
-
-NonNegative = Annotated[float, Field(ge=0)]
 
 
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
@@ -47,7 +47,7 @@ class TrainingSpec(ApiModel):
     """Length of the run in tokens (`15T`); converted to trainSamples or trainIters."""
     optimizer: Literal["adam", "sgd", "muon", "dist_muon"] | None = None
     """Optimizer; Megatron's adam is AdamW."""
-    lr: Annotated[float, Field(gt=0)] | None = None
+    lr: Positive | None = None
     """Peak learning rate."""
     min_lr: NonNegative | None = None
     """Learning rate at the end of the decay."""
@@ -73,7 +73,7 @@ class TrainingSpec(ApiModel):
     """Decay of Adam's first moment."""
     adam_beta2: Fraction | None = None
     """Decay of Adam's second moment (Megatron's default is 0.999)."""
-    adam_eps: Annotated[float, Field(gt=0)] | None = None
+    adam_eps: Positive | None = None
     """Epsilon of Adam."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     """Seed of weights, dropout and data order."""

@@ -126,6 +126,11 @@ _TYPES = {
 """Type of a pydantic error -> the expected type, and what to set."""
 
 
+def _number(limit: float) -> str:
+    """A limit as people write it: `1000000`, also for a field that takes fractions."""
+    return str(int(limit)) if limit == int(limit) else f"{limit:g}"
+
+
 def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError:
     location: list[int | str] = []
     for part in error["loc"]:
@@ -143,13 +148,13 @@ def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldErro
         case "extra_forbidden":
             return FieldError(path, "unknown field", _suggestion(model, location))
         case "greater_than_equal":
-            return FieldError(path, f"{given} is below {context['ge']}", f"set at least {context['ge']}")
+            least = _number(context["ge"])
+            return FieldError(path, f"{given} is below {least}", f"set at least {least}")
         case "greater_than":
-            return FieldError(
-                path, f"{given} is not above {context['gt']:g}", f"set more than {context['gt']:g}"
-            )
+            least = _number(context["gt"])
+            return FieldError(path, f"{given} is not above {least}", f"set more than {least}")
         case "less_than_equal":
-            most = context["le"] if isinstance(context["le"], int) else f"{context['le']:g}"
+            most = _number(context["le"])
             return FieldError(path, f"{given} is above {most}", f"set at most {most}")
         case "literal_error":
             return FieldError(path, f"unsupported value {given}", f"set one of {context['expected']}")

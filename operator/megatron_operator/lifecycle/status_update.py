@@ -32,6 +32,7 @@ REASONS: Final = {
     "loss": Reason.LOSS_ROLLED_BACK,
 }
 """Kind of incident -> reason of the condition Recovering and of Events. A resize sets Shrunk or Grown."""
+NO_PROGRESS_KNOWN: Final = "all pods run; no progress is known yet"
 
 
 def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
@@ -116,12 +117,25 @@ def _set_running(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         _set_pods_not_running(status, snapshot, diagnosis or _starting(snapshot))
         return
     unreachable = unreachable_since(snapshot)
-    if snapshot.reading is None or not snapshot.reading_is_current:
+    if snapshot.reading is None and _reflects_report(status):
+        _set_starting_or_recovering(status)
+    elif snapshot.reading is None or not snapshot.reading_is_current:
         _set_no_progress_known(status)
     elif unreachable is None:
         _set_progress_known(status, snapshot.reading.report)
     if unreachable is not None:
         set_unreachable(status, snapshot, unreachable)
+
+
+def _reflects_report(status: StatusBuilder) -> bool:
+    """Whether the status has what pods reported before their first step.
+
+    An operator that has just started knows no more than that, and must not write less.
+    """
+    running = status.condition(Condition.RUNNING)
+    if running is None or running.reason != Reason.PODS_RUNNING:
+        return False
+    return running.message != NO_PROGRESS_KNOWN
 
 
 def _set_progress_known(status: StatusBuilder, report: ProgressReport) -> None:
@@ -178,8 +192,7 @@ def _set_no_progress_known(status: StatusBuilder) -> None:
     if status.phase == Phase.TRAINING and not recovering and not never_reported:
         return
     if not reported_unreachable(status):
-        text = "all pods run; no progress is known yet"
-        status.set_condition(Condition.RUNNING, True, Reason.PODS_RUNNING, text)
+        status.set_condition(Condition.RUNNING, True, Reason.PODS_RUNNING, NO_PROGRESS_KNOWN)
     _set_starting_or_recovering(status)
 
 

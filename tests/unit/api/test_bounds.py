@@ -38,8 +38,8 @@ def nodes(node: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, dict[
 def missing_bound(node: dict[str, Any]) -> str | None:
     """The keyword that would bound a value, if it is missing."""
     match node.get("type"):
-        case "integer":
-            needed = "maximum"
+        case "integer" | "number":
+            needed = "maximum" if "minimum" in node else "minimum"
         case "string" if "enum" not in node:
             needed = "maxLength"
         case "array":
@@ -58,11 +58,11 @@ def test_every_value_of_the_spec_has_a_bound() -> None:
     assert unbounded.keys() == NOT_EXPRESSIBLE, unbounded
 
 
-def numbers(value: Any, path: str) -> Iterator[tuple[str, int]]:
+def numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from numbers(inner, f"{path}.{name}")
-    elif isinstance(value, int) and not isinstance(value, bool):
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, value
 
 
@@ -73,7 +73,8 @@ def test_the_bounds_leave_room_above_the_catalog() -> None:
             used = settings.wire()
             for section in ("model", "training", "parallelism"):
                 for path, value in numbers(used.get(section) or {}, f"spec.{section}"):
-                    assert value * ROOM <= bounds[path], path
+                    # A share has no room above 1.
+                    assert value * ROOM <= bounds[path] or bounds[path] == 1, path
         for layout in entry.layouts:
             assert layout.count * ROOM <= bounds["spec.accelerator.count"]
 
@@ -84,6 +85,17 @@ def test_the_bounds_leave_room_above_the_catalog() -> None:
         ("model", {"numLayers": 1_000_000}, ".numLayers: 1000000 is above 10000; set at most 10000"),
         ("model", {"numExperts": 40_000_000}, ".numExperts: 40000000 is above 10000; set at most 10000"),
         ("model", {"moeLayerFreq": "1" * 5000}, ".moeLayerFreq: has 5000 characters; set at most 4096"),
+        ("training", {"lr": 1e300}, ".lr: 1e+300 is above 1000000; set at most 1000000"),
+        (
+            "model",
+            {"gluLinearOffset": -1e9},
+            ".gluLinearOffset: -1000000000.0 is below -1000000; set at least -1000000",
+        ),
+        (
+            "recovery",
+            {"loss": {"spikeFactor": 1e7}},
+            ".loss.spikeFactor: 10000000.0 is above 1000000; set at most 1000000",
+        ),
         ("scheduling", {"topology": ["a"] * 17}, ".topology: has 17 entries; set at most 16"),
         ("env", {f"A{n}": "" for n in range(257)}, ": has 257 entries; set at most 256"),
         (

@@ -56,6 +56,25 @@ def test_a_restarted_operator_without_a_report_yet_leaves_the_status_unchanged(r
     assert status.phase == Phase.TRAINING
 
 
+def test_a_restarted_operator_keeps_what_was_reported_of_a_starting_run(run: Any) -> None:
+    run.report(phase="rendezvous", iteration=None)
+    running = reconcile(run).condition(Condition.RUNNING)
+    assert running is not None
+    assert running.message == "all pods run; phase rendezvous"
+    run.reading = None
+    assert not reconcile(run).changed()
+
+
+def test_a_restarted_operator_keeps_what_was_reported_of_a_recovering_run(run: Any) -> None:
+    run.report(iteration=50, checkpointIteration=40)
+    reconcile(run)
+    run.replace_worker()
+    run.report(phase="rendezvous", iteration=50, checkpointIteration=40)
+    assert reconcile(run).phase == Phase.RECOVERING
+    run.reading = None
+    assert not reconcile(run).changed()
+
+
 def test_a_replaced_pod_counts_once_and_the_run_recovers_when_it_trains(run: Any) -> None:
     run.report(iteration=50, checkpointIteration=40)
     reconcile(run)
