@@ -19,13 +19,14 @@ if __name__ == "__main__":
     from megatron_trainer.checkpoints.async_checkpoint_writers import install
     from megatron_trainer.health.loss_spikes import LossSpikeDetector
     from megatron_trainer.telemetry.reporter import Reporter
-    from megatron_trainer.worker import gpt
+    from megatron_trainer.worker import dataset_helpers, gpt
     from megatron_trainer.worker.arguments import parse
     from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
     flags, _ = cpu.adapt(sys.argv[1:])
     args = parse(flags)
     MegatronHooks(Reporter(), None, LossSpikeDetector(None, 1, None), lambda: None).install()
+    dataset_helpers.skip_build()
     # Megatron's own writers are new interpreters, which start slower and lack the CPU replacements.
     install(lambda _: os._exit(1))
     pretrain(

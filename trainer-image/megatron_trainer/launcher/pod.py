@@ -47,6 +47,12 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
         # Imports transformers, which every rank would otherwise import itself.
         import megatron.core.tokenizers.text.libraries.huggingface_tokenizer  # noqa: F401
 
+    if platform == "gpu":
+        from megatron_trainer.platform import gpu
+
+        flags, added = gpu.adapt(flags)
+        if added:
+            print(f"megatron-train: flags added for the installed packages: {' '.join(added)}", flush=True)
     cold = None
     if platform == "gpu" and torch.cuda.is_initialized():
         cold = [sys.executable, "-m", "megatron_trainer.worker.main", *flags]

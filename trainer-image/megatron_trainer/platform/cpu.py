@@ -111,14 +111,11 @@ def install() -> None:
 
     cuda_stand_in.install()
 
-    import megatron.core.datasets.utils
     import megatron.core.optimizer
     import megatron.core.optimizer.distrib_optimizer
 
     from megatron_trainer.platform.adam import FusedAdamOnCpu
 
-    # The wheel contains the compiled helpers, but not the Makefile that compile_helpers() runs.
-    megatron.core.datasets.utils.compile_helpers = lambda: None
     megatron.core.optimizer.Adam = FusedAdamOnCpu
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
     megatron.core.optimizer.distrib_optimizer.HAVE_APEX_OR_TE = True

@@ -25,7 +25,7 @@ from megatron_trainer.health import preflight, stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import FINISHED, PREFLIGHT_ENV, RESUME_ENV, SKIP_ENV, Reporter
-from megatron_trainer.worker import gpt, tracebacks
+from megatron_trainer.worker import dataset_helpers, gpt, tracebacks
 from megatron_trainer.worker.arguments import model_config, parse, require_gpus
 from megatron_trainer.worker.failures import (
     FLAG_REJECTIONS,
@@ -50,6 +50,7 @@ def _train(argv: Sequence[str], reporter: Reporter) -> None:
         lambda: _run_preflight(reporter),
     )
     hooks.install()
+    dataset_helpers.skip_build()
     tracebacks.make_picklable()
     async_checkpoint_writers.install(lambda how: _die(reporter, how))
     try:
