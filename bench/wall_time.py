@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, dataclass, field
 
+from megatron_contract.time_limits import watchdog_limit
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -29,7 +31,7 @@ class Scale:
     @property
     def hang_found(self) -> float:
         """Seconds until a hang is detected with `hangTimeout: auto` of the trainer."""
-        return 3 * self.step + 10
+        return watchdog_limit(self.step)
 
 
 @dataclass(frozen=True, slots=True)

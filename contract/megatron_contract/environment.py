@@ -52,7 +52,7 @@ SETTINGS: Final[dict[str, str]] = {
     ENV_KEEP_CHECKPOINTS: "number of complete checkpoints to keep (default all)",
     ENV_TERMINATION_GRACE: f"seconds from SIGTERM for the last save (default {DEFAULT_TERMINATION_GRACE})",
     ENV_TERMINATION_LOG: f"file for the termination message (default {DEFAULT_TERMINATION_LOG})",
-    ENV_HANG_TIMEOUT: "auto (3 step times and 10 s), off, or seconds without a step "
+    ENV_HANG_TIMEOUT: "auto (3 step times and 75 s), off, or seconds without a step "
     f"(default {DEFAULT_HANG_TIMEOUT})",
     ENV_PREFLIGHT: "1: check devices and connections before the first ranks load anything",
     ENV_LOSS_SPIKE_FACTOR: "fail on a loss above this multiple of the median (default off)",

@@ -182,7 +182,7 @@ class RecoverySpec(ApiModel):
     max_rank_restarts: Count = 3
     """Restarts of ranks inside their pods before a pod is replaced."""
     hang_timeout: Annotated[str, Field(pattern=HANG_PATTERN, max_length=10)] = "auto"
-    """Longest time without an iteration: `auto` (a multiple of the run's own step time), `off`, or `600s`."""
+    """Longest time of a training step: `auto` (3 of the run's own step times and 75 s), `off`, or `600s`."""
     rendezvous_timeout: Seconds = 600
     """Seconds that pods wait for each other before all of them are re-created."""
     preflight: bool = False

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from megatron_contract.time_limits import LONG_ACTIVITY, operator_limit, operator_step_limit
+
 from megatron_operator.lifecycle.observation import (
     HEARTBEAT_ENDED,
     HEARTBEAT_RENDEZVOUS,
@@ -10,12 +12,6 @@ from megatron_operator.lifecycle.observation import (
     Observation,
 )
 
-STEPS: Final = 30
-"""`hangTimeout: auto`: no new iteration for the time of so many iterations is a hang."""
-SHORTEST: Final = 120.0
-"""Seconds. A shorter pause is no hang, however short the step: logging, data validation, slow storage."""
-UNMEASURED: Final = 1800.0
-"""Seconds of patience where no step time is known: loading, saving, evaluating, the first step."""
 STALE: Final = 60.0
 """Seconds after the last answer for which its iteration still counts."""
 
@@ -29,13 +25,14 @@ def answered_recently(observation: Observation) -> bool:
 def hang_limit(observation: Observation) -> float | None:
     """Seconds without a new iteration after which the run hangs; None when hangs are not detected."""
     limits, heartbeat = observation.limits, observation.heartbeat
-    if limits.hang_timeout is not None:
-        return limits.hang_timeout
-    if not limits.hang_automatic or heartbeat is None:
+    if heartbeat is None or (limits.hang_timeout is None and not limits.hang_automatic):
         return None
-    if heartbeat.phase == HEARTBEAT_TRAINING and heartbeat.step_seconds is not None:
-        return max(STEPS * heartbeat.step_seconds, SHORTEST)
-    return UNMEASURED
+    in_steps = heartbeat.phase == HEARTBEAT_TRAINING and heartbeat.step_seconds is not None
+    if not in_steps:
+        return operator_limit(max(limits.hang_timeout or 0.0, LONG_ACTIVITY))
+    if limits.hang_timeout is not None:
+        return operator_limit(limits.hang_timeout)
+    return operator_step_limit(heartbeat.step_seconds or 0.0)
 
 
 def hang_cause(observation: Observation, running_since: float) -> str | None:
@@ -62,7 +59,9 @@ def hang_cause(observation: Observation, running_since: float) -> str | None:
     allowed = hang_limit(observation)
     if allowed is not None and silent > allowed:
         after = "" if heartbeat.iteration is None else f" after iteration {heartbeat.iteration}"
-        return f"no new iteration for {silent:.0f} s{after} (hangTimeout {allowed:.0f} s)"
+        setting = observation.limits.hang_timeout
+        shown = "auto" if setting is None else f"{setting:.0f}s"
+        return f"no new iteration for {silent:.0f} s{after}; hangTimeout {shown} allows {allowed:.0f} s"
     return None
 
 
@@ -70,6 +69,6 @@ def _unanswered_cause(observation: Observation, heartbeat: Heartbeat) -> str | N
     usual = hang_limit(observation)
     if usual is None:
         return None
-    allowed = max(usual, UNMEASURED, observation.limits.rendezvous_timeout)
+    allowed = max(usual, operator_limit(LONG_ACTIVITY), observation.limits.rendezvous_timeout)
     silent = observation.now - heartbeat.answered
     return f"no pod has answered for {silent:.0f} s" if silent > allowed else None

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR, LOCAL_CHECKPOINT_DIR
+from megatron_contract.time_limits import collective_minutes
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.status import Plan
@@ -51,6 +52,7 @@ _PRECISION = (
     "bf16", "fp16", "fp8_format", "fp8_recipe", "fp8_amax_history_len", "fp8_amax_compute_algo",
     "fp8_param_gather", "attention_softmax_in_fp32", "use_precision_aware_optimizer", "attention_backend",
 )  # fmt: skip
+_TIMEOUT_FLAG = "distributed-timeout-minutes"
 _ON_CPU = (
     "--distributed-backend", "gloo", "--use-cpu-initialization", "--no-gradient-accumulation-fusion",
     "--no-masked-softmax-fusion", "--no-bias-gelu-fusion", "--no-bias-swiglu-fusion",
@@ -74,6 +76,7 @@ def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[
         *_memory(resolved, plan),
         *_checkpoint(resolved, plan, name),
         *_data(resolved, name),
+        *_collective_timeout(resolved),
         *_platform(resolved),
     ]
     extra = passthrough_arguments(resolved.megatron_args)
@@ -242,6 +245,15 @@ def _data(resolved: ResolvedRecipe, name: str) -> list[str]:
         words += _flag("data_cache_path", f"{CHECKPOINT_DIR}/{name}/data-cache")
     words += _flag("split", data.split)
     return words + _flags(data, ("dataloader_type", "num_workers"))
+
+
+def _collective_timeout(resolved: ResolvedRecipe) -> list[str]:
+    """A time-out beyond those of the watchdogs. Without a watchdog, Megatron's own ten minutes stand."""
+    timeout = resolved.recovery.hang_timeout
+    if timeout == "off" or _TIMEOUT_FLAG in resolved.megatron_args:
+        return []
+    seconds = None if timeout == "auto" else float(timeout.removesuffix("s"))
+    return [f"--{_TIMEOUT_FLAG}", str(collective_minutes(seconds))]
 
 
 def _platform(resolved: ResolvedRecipe) -> list[str]:

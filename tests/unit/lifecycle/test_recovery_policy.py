@@ -92,18 +92,18 @@ def test_waits_while(case: str, observation: Observation) -> None:
 @pytest.mark.parametrize(
     ("observation", "cause"),
     [
-        (HANGING, "no new iteration for 121 s after iteration 60 (hangTimeout 120 s)"),
+        (HANGING, "no new iteration for 121 s after iteration 60; hangTimeout auto allows 108 s"),
         (
             replace(HANGING, heartbeat=replace(STALLED, step_seconds=10.0, moved=NOW - 301)),
-            "no new iteration for 301 s after iteration 60 (hangTimeout 300 s)",
+            "no new iteration for 301 s after iteration 60; hangTimeout auto allows 300 s",
         ),
         (
-            replace(HANGING, limits=Limits.parse(3, 600, "30s"), heartbeat=replace(STALLED, moved=NOW - 31)),
-            "no new iteration for 31 s after iteration 60 (hangTimeout 30 s)",
+            replace(HANGING, limits=Limits.parse(3, 600, "30s"), heartbeat=replace(STALLED, moved=NOW - 61)),
+            "no new iteration for 61 s after iteration 60; hangTimeout 30s allows 60 s",
         ),
         (
-            replace(HANGING, heartbeat=replace(STALLED, phase="saving", moved=NOW - 1801)),
-            "no new iteration for 1801 s after iteration 60 (hangTimeout 1800 s)",
+            replace(HANGING, heartbeat=replace(STALLED, phase="saving", moved=NOW - 1831)),
+            "no new iteration for 1831 s after iteration 60; hangTimeout auto allows 1830 s",
         ),
         (
             replace(HANGING, heartbeat=replace(STALLED, phase="rendezvous", moved=NOW - 601)),
@@ -114,6 +114,14 @@ def test_waits_while(case: str, observation: Observation) -> None:
 )
 def test_restarts_the_gang_when(observation: Observation, cause: str) -> None:
     assert decide(observation) == RestartGang(cause)
+
+
+@pytest.mark.parametrize("phase", ["loading", "saving"])
+def test_a_stated_limit_of_a_step_does_not_shorten_loading_or_saving(phase: str) -> None:
+    """The trainer gives them half an hour whatever `hangTimeout` is."""
+    slow = replace(STALLED, phase=phase, moved=NOW - 900)
+    limits = Limits.parse(3, 600, "600s")
+    assert isinstance(decide(replace(HANGING, heartbeat=slow, limits=limits)), Wait)
 
 
 def test_a_run_without_budget_fails_with_the_last_cause() -> None:
@@ -321,10 +329,10 @@ def test_a_forward_jump_of_the_clock_is_no_hang() -> None:
 
 
 def test_pods_that_do_not_answer_hang_only_after_half_an_hour() -> None:
-    quiet = replace(TRAINING, answered=NOW - 1800, moved=NOW - 1800)
+    quiet = replace(TRAINING, answered=NOW - 1830, moved=NOW - 1830)
     assert isinstance(decide(replace(HEALTHY, heartbeat=quiet)), Wait)
-    longer = replace(quiet, answered=NOW - 1801)
-    assert decide(replace(HEALTHY, heartbeat=longer)) == RestartGang("no pod has answered for 1801 s")
+    longer = replace(quiet, answered=NOW - 1831)
+    assert decide(replace(HEALTHY, heartbeat=longer)) == RestartGang("no pod has answered for 1831 s")
     off = Limits.parse(3, 600, "off")
     assert isinstance(decide(replace(HEALTHY, heartbeat=longer, limits=off)), Wait)
 

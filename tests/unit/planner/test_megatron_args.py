@@ -83,6 +83,23 @@ def test_an_elastic_run_saves_a_fully_reshardable_optimizer(resolve: Any) -> Non
     assert "--dist-ckpt-optim-fully-reshardable" not in words_of(resolve("llama3-8b", 8))
 
 
+@pytest.mark.parametrize(
+    ("timeout", "minutes"), [("auto", "41"), ("600s", "41"), ("7200s", "131"), ("off", None)]
+)
+def test_collectives_time_out_after_the_watchdogs(resolve: Any, timeout: str, minutes: str | None) -> None:
+    words = words_of(resolve("llama3-8b", 8, recovery={"hangTimeout": timeout}))
+    if minutes is None:
+        assert "--distributed-timeout-minutes" not in words
+    else:
+        assert value(words, "--distributed-timeout-minutes") == minutes
+
+
+def test_a_stated_time_out_of_collectives_is_kept(resolve: Any) -> None:
+    words = words_of(resolve("llama3-8b", 8, megatronArgs={"distributed-timeout-minutes": 5}))
+    assert words.count("--distributed-timeout-minutes") == 1
+    assert value(words, "--distributed-timeout-minutes") == "5"
+
+
 def test_async_save_enables_its_worker(resolve: Any) -> None:
     words = words_of(resolve("llama3-8b", 8, checkpoint={"asyncSave": True}))
     assert {"--async-save", "--use-persistent-ckpt-worker"} <= set(words)

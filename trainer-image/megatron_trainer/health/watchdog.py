@@ -13,11 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The limit of a training step: this multiple of the run's own step time, plus these seconds.
-AUTO_STEPS = 3
-AUTO_SECONDS = 10.0
-# The limit of anything but a training step. An evaluation reports its batches.
-LONG_SECONDS = 1800.0
+from megatron_contract.time_limits import LONG_ACTIVITY, watchdog_limit
+
 _STEPS_REMEMBERED = 20
 
 # Events after which a rank is not in a training step, and those after which it is again.
@@ -53,7 +50,7 @@ class Watchdog:
         """Seconds that a training step may be silent."""
         if isinstance(self._timeout, float):
             return self._timeout
-        return AUTO_STEPS * statistics.median(self._steps) + AUTO_SECONDS if self._steps else LONG_SECONDS
+        return watchdog_limit(statistics.median(self._steps)) if self._steps else LONG_ACTIVITY
 
     def start_generation(self, generation: int, ranks: Sequence[int]) -> None:
         """Track these ranks of this pod, which are about to start."""
@@ -98,7 +95,7 @@ class Watchdog:
         now, limit = self._clock(), self.limit
         with self._lock:
             ranks = list(self._ranks.values())
-        allowed = {False: limit, True: max(limit, LONG_SECONDS)}
+        allowed = {False: limit, True: max(limit, LONG_ACTIVITY)}
         return bool(ranks) and all(now - rank.since > allowed[rank.long] for rank in ranks)
 
     def silent_seconds(self) -> float:
