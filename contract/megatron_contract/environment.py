@@ -11,11 +11,15 @@ PROGRESS_PORT_NAME: Final = "progress"
 DATA_DIR: Final = "/data"
 CHECKPOINT_DIR: Final = "/checkpoints"
 LOCAL_CHECKPOINT_DIR: Final = "/local-checkpoints"
+GANG_TOKEN_DIR: Final = "/run/megatron/gang"
+GANG_TOKEN_FILE: Final = "token"
+"""In GANG_TOKEN_DIR, and the key of the Secret that is mounted there."""
 PROGRESS_FILE: Final = "progress.jsonl"
 """In the run's save directory; the trainer appends one JSON object per iteration."""
 
 ENV_PLATFORM: Final = "MEGATRON_PLATFORM"
 ENV_RUN_ID: Final = "MEGATRON_RUN_ID"
+ENV_GANG_TOKEN_FILE: Final = "MEGATRON_GANG_TOKEN_FILE"
 ENV_PROGRESS_PORT: Final = "MEGATRON_PROGRESS_PORT"
 ENV_MAX_RANK_RESTARTS: Final = "MEGATRON_MAX_RANK_RESTARTS"
 ENV_RENDEZVOUS_TIMEOUT: Final = "MEGATRON_RENDEZVOUS_TIMEOUT"
@@ -45,6 +49,7 @@ DEFAULT_LOSS_ON_REPEAT: Final = "fail"
 SETTINGS: Final[dict[str, str]] = {
     ENV_PLATFORM: f"gpu or cpu (default {DEFAULT_PLATFORM})",
     ENV_RUN_ID: f"name of the run (default {DEFAULT_RUN_ID})",
+    ENV_GANG_TOKEN_FILE: "file with the token that a pod needs to use the gang's store (default none)",
     ENV_PROGRESS_PORT: f"port of /progress, /metrics and /healthz (default {PROGRESS_PORT})",
     ENV_MAX_RANK_RESTARTS: f"rank restarts without a new checkpoint (default {DEFAULT_MAX_RANK_RESTARTS})",
     ENV_RENDEZVOUS_TIMEOUT: f"seconds to wait for other pods (default {DEFAULT_RENDEZVOUS_TIMEOUT})",

@@ -9,6 +9,9 @@ from megatron_contract import environment as pod
 
 from megatron_trainer.errors import TrainerError
 
+SHORTEST_TOKEN = 16
+"""Bytes of the gang's token."""
+
 
 class SettingError(TrainerError):
     """An environment variable is missing or invalid. The text names it, its value and valid values."""
@@ -25,6 +28,8 @@ class Settings:
     ranks_per_node: int
     master_addr: str
     master_port: int
+    gang_token_file: Path | None
+    """None: any pod may use the gang's store."""
     progress_port: int
     max_rank_restarts: int
     rendezvous_timeout: float
@@ -41,6 +46,21 @@ class Settings:
     """Iterations."""
     loss_on_repeat: str
     """fail or skip."""
+
+    def read_gang_token(self) -> bytes:
+        """Read the token of the gang's store; empty without a file for it. Raises SettingError."""
+        if self.gang_token_file is None:
+            return b""
+        fix = "mount the Secret of the run there, or leave the variable out"
+        try:
+            token = self.gang_token_file.read_bytes().strip()
+        except OSError as error:
+            where = f"{pod.ENV_GANG_TOKEN_FILE} {self.gang_token_file}"
+            raise SettingError(f"{where}: {error.strerror}; {fix}") from error
+        if len(token) < SHORTEST_TOKEN:
+            where = f"{pod.ENV_GANG_TOKEN_FILE} {self.gang_token_file}"
+            raise SettingError(f"{where} has {len(token)} bytes, fewer than {SHORTEST_TOKEN}; {fix}")
+        return token
 
     @property
     def world_size(self) -> int:
@@ -118,6 +138,7 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         ranks_per_node=_read_integer(env, "PET_NPROC_PER_NODE", 1, 1),
         master_addr=master_addr,
         master_port=_read_integer(env, "MASTER_PORT", 23456, 1),
+        gang_token_file=Path(token) if (token := env.get(pod.ENV_GANG_TOKEN_FILE, "")) else None,
         progress_port=_read_integer(env, pod.ENV_PROGRESS_PORT, pod.PROGRESS_PORT),
         max_rank_restarts=_read_integer(env, pod.ENV_MAX_RANK_RESTARTS, pod.DEFAULT_MAX_RANK_RESTARTS),
         rendezvous_timeout=_read_integer(env, pod.ENV_RENDEZVOUS_TIMEOUT, pod.DEFAULT_RENDEZVOUS_TIMEOUT, 1),

@@ -77,9 +77,8 @@ class HangCoordinator:
             self._marked = stalled
 
     def _all_stalled(self, generation: int) -> bool:
-        return all(
-            self._gang.store.get(f"stalled/{generation}/{node}") == "True" for node in range(self._gang.nodes)
-        )
+        marks = self._gang.store.children(f"stalled/{generation}").values()
+        return list(marks).count("True") == self._gang.nodes
 
     def _answer(self, state: State, folder: str) -> FailureReport | None:
         key = f"stacks/{state.generation}"
@@ -93,17 +92,17 @@ class HangCoordinator:
             )
             self._store_stacks(ranks, folder)
             self._answer_deadline = time.monotonic() + _ANSWER_SECONDS
-        keys = [f"{key}/{node}" for node in range(self._gang.nodes)]
-        waiting = time.monotonic() < self._answer_deadline and not self._gang.store.has(keys)
+        answered = self._gang.store.reached(key, self._gang.nodes)
+        waiting = time.monotonic() < self._answer_deadline and not answered
         if self._gang.node_rank != 0 or self._detected_at is None or waiting:
             return None
-        report = self._report(keys, folder, self._detected_at)
+        report = self._report(key, folder, self._detected_at)
         self._detected_at = None
         return report
 
-    def _report(self, keys: list[str], folder: str, detected_at: float) -> FailureReport:
-        texts = (self._gang.store.get(key) for key in keys)
-        ranks = [RankState(**brief) for text in texts if text for brief in json.loads(text)]
+    def _report(self, key: str, folder: str, detected_at: float) -> FailureReport:
+        answers = sorted(self._gang.store.children(key).items(), key=lambda answer: int(answer[0]))
+        ranks = [RankState(**brief) for _, text in answers for brief in json.loads(text)]
         stalled = find_stalled_rank(ranks)
         stored_in = None if self._save is None else self._save / folder
         return FailureReport(

@@ -259,7 +259,7 @@ class GangAgent(RankGroup):
         self._gang.mark("finished")
         deadline = time.monotonic() + _FINISH_SECONDS
         try:
-            while len(self._gang.marked("finished")) < self._gang.nodes:
+            while not self._gang.all_marked("finished"):
                 state = self._gang.poll()
                 self._telemetry_sync.sync()
                 self._raise_verdict(state)

@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         write(settings.termination_log, ending, settings.node_rank, iteration, checkpoint)
     log(f"{REASONS[ending.code]} (exit {int(ending.code)}): {ending.message}")
     sys.stdout.flush()
-    # The thread of a client of a lost store may never return from torch: do not wait for it.
+    # A thread that writes to a volume that does not respond may never return: do not wait for it.
     if threading.active_count() > 1:
         os._exit(int(ending.code))
     sys.exit(int(ending.code))

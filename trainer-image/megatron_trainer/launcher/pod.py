@@ -75,6 +75,7 @@ class Pod:
         self._status = Status(settings.node_rank, self._flags.train_iters)
         self._watchdog = Watchdog(settings.hang_timeout)
         self._incarnation = uuid.uuid4().hex
+        self._gang_token = settings.read_gang_token()
         self._journal: RunJournal | None = None
         self._final_report: FailureReport | None = None
         self._stop_requests = 0
@@ -269,6 +270,7 @@ class Pod:
                 settings.master_port,
                 host=settings.node_rank == 0,
                 initial=self._initial_state(),
+                token=self._gang_token,
             ),
             run_id=settings.run_id,
             node_rank=settings.node_rank,

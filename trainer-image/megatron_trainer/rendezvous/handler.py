@@ -60,6 +60,7 @@ class GangRendezvous(RendezvousHandler):
     _master: str | None = None
     _heartbeats: int = 0
     _heartbeat_at: float = 0.0
+    _listened_at: float = 0.0
     _heard: dict[int, tuple[str, float]] = field(default_factory=dict)
 
     # The interface of torch's RendezvousHandler.
@@ -133,12 +134,13 @@ class GangRendezvous(RendezvousHandler):
             if text is not None:
                 self._master = self.store.get("member/0")
                 return GenerationPlan.loads(text)
-            joined = [f"{key}/{rank}" for rank in range(self.nodes)]
-            if self.node_rank == 0 and self.store.has(joined):
-                new = any(self.store.get(pod) == "new" for pod in joined)
+            if self.node_rank == 0 and self.store.reached(key, self.nodes):
+                new = "new" in self.store.children(key).values()
                 plan = replace(self._prepare_plan(self.store.state(), new), master_port=_free_port())
-                self.store.set_if_absent(f"plan/{self.generation}", plan.dumps())
-                continue
+                # Returned at once: another pod may already have started the generation after this one.
+                text = self.store.set_if_absent(f"plan/{self.generation}", plan.dumps())
+                self._master = self.incarnation
+                return GenerationPlan.loads(text)
             self._require_time(deadline, f"all {self.nodes} pods at generation {self.generation}")
             time.sleep(_POLL_SECONDS)
 
@@ -160,7 +162,7 @@ class GangRendezvous(RendezvousHandler):
             replaced = FailureReport(FailureKind.POD, f"node {self.node_rank} was replaced", self.node_rank)
             state = self.store.state()
             # The others may already wait in a generation that can include this pod.
-            waiting = not self.store.has([f"plan/{state.generation}"])
+            waiting = self.store.get(f"plan/{state.generation}") is None
             self.store.advance(max(state.generation - waiting, self.generation), replaced)
         elif self.generation:
             report = FailureReport(FailureKind.STORE, f"node {self.node_rank} lost the store", self.node_rank)
@@ -194,16 +196,26 @@ class GangRendezvous(RendezvousHandler):
         """
         now = time.monotonic()
         if now - self._heartbeat_at >= _HEARTBEAT_SECONDS:
-            self._heartbeat_at = now
-            self._heartbeats += 1
-            self.store.set(f"beat/{self.node_rank}", f"{self.incarnation}/{self._heartbeats}")
-            if self.node_rank == 0:
-                self._check_heartbeats(now)
+            self._set_with_heartbeat({}, now)
+        if self.node_rank == 0 and now - self._listened_at >= _HEARTBEAT_SECONDS:
+            self._listened_at = now
+            self._check_heartbeats(now)
         return self.store.state()
 
+    def share(self, key: str, value: str) -> None:
+        """Set a key of the store, which counts as a heartbeat. Raises StoreLostError."""
+        self._set_with_heartbeat({key: value}, time.monotonic())
+
+    def _set_with_heartbeat(self, values: dict[str, str], now: float) -> None:
+        self._heartbeat_at = now
+        self._heartbeats += 1
+        heartbeat = f"{self.incarnation}/{self._heartbeats}"
+        self.store.set_all(values | {f"beat/{self.node_rank}": heartbeat})
+
     def _check_heartbeats(self, now: float) -> None:
+        heartbeats = self.store.children("beat")
         for rank in range(1, self.nodes):
-            heartbeat = self.store.get(f"beat/{rank}")
+            heartbeat = heartbeats.get(str(rank))
             if heartbeat is None:
                 continue
             last, since = self._heard.get(rank, ("", now))
@@ -238,8 +250,9 @@ class GangRendezvous(RendezvousHandler):
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
             self.store.set(f"left/{self.node_rank}", self.incarnation)
-            keys = [f"left/{rank}" for rank in range(self.nodes)]
-            while self.node_rank == 0 and time.monotonic() < deadline and not self.store.has(keys):
+            while self.node_rank == 0 and not self.store.reached("left", self.nodes):
+                if time.monotonic() >= deadline:
+                    break
                 time.sleep(_POLL_SECONDS)
         except StoreLostError as error:
             self.log(f"the store is lost: {error}")
@@ -253,7 +266,8 @@ class GangRendezvous(RendezvousHandler):
 
     def marked(self, what: str) -> list[int]:
         """Return the node ranks that are marked `what` in this generation. Raises StoreLostError."""
-        prefix = f"{what}/{self.generation}"
-        if self.store.has([f"{prefix}/{rank}" for rank in range(self.nodes)]):
-            return list(range(self.nodes))
-        return [rank for rank in range(self.nodes) if self.store.has([f"{prefix}/{rank}"])]
+        return sorted(int(rank) for rank in self.store.children(f"{what}/{self.generation}"))
+
+    def all_marked(self, what: str) -> bool:
+        """Return whether all pods are marked `what` in this generation. Raises StoreLostError."""
+        return self.store.reached(f"{what}/{self.generation}", self.nodes)

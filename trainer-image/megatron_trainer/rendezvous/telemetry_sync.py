@@ -46,7 +46,7 @@ class TelemetrySync:
         record = self._status.latest_iteration()
         if record is not None and record != self.latest:
             self.latest = record
-            self._gang.store.set("progress", json.dumps(record.to_json()))
+            self._gang.share("progress", json.dumps(record.to_json()))
 
     def _receive_iteration(self) -> None:
         text = self._gang.store.get("progress")
@@ -66,5 +66,5 @@ class TelemetrySync:
         self._status.set_run(summary)
         text = json.dumps(summary.to_json())
         if text != self._shared_summary:
-            self._gang.store.set("run", text)
+            self._gang.share("run", text)
             self._shared_summary = text

@@ -1,0 +1,175 @@
+"""Who can use the gang's store, over real connections on loopback."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.rendezvous import store as store_module
+from megatron_trainer.rendezvous.store import GangStore, StoreLostError
+from megatron_trainer.rendezvous.store_channel import NONCE_BYTES, PROOF_BYTES, Channel, ForgedMessageError
+from megatron_trainer.rendezvous.store_server import MAX_STRANGERS
+from megatron_trainer.termination import Ending
+
+TOKEN = b"0123456789abcdef0123456789abcdef"
+
+
+def connect(store: GangStore, seconds: float = 30) -> GangStore:
+    store.connect(time.monotonic() + seconds, lambda: False)
+    return store
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def host(port: int) -> GangStore:
+    return connect(GangStore("localhost", port, host=True, token=TOKEN))
+
+
+@pytest.mark.parametrize("token", [b"", b"another run's token, of some length"], ids=["none", "another"])
+def test_a_pod_without_the_token_cannot_use_the_store(token: bytes, port: int, host: GangStore) -> None:
+    stranger = GangStore("localhost", port, host=False, token=token)
+    with pytest.raises(StoreLostError, match="refused this pod's token"):
+        connect(stranger, 0.5)
+    with pytest.raises(StoreLostError):
+        stranger.end_run(Ending(ExitCode.INTERNAL, "ended by a stranger"))
+    assert host.state().verdict is None
+
+
+def test_a_torch_client_cannot_end_the_run(port: int, host: GangStore) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    with pytest.raises(distributed.DistError):
+        distributed.TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=2))
+    assert host.state().generation == 1
+
+
+def test_a_pod_with_the_token_ends_the_run_for_all(port: int, host: GangStore) -> None:
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    verdict = Ending(ExitCode.INTERNAL, "a bug")
+    member.end_run(verdict)
+    assert member.state().verdict == verdict
+    host.set("any", "operation")
+    assert host.state().verdict == verdict
+
+
+def test_bytes_of_no_protocol_do_not_disturb_the_store(port: int, host: GangStore) -> None:
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 48, b"\xff" * 4096):
+        with socket.create_connection(("localhost", port)) as stranger:
+            stranger.sendall(data)
+    host.set("key", "value")
+    assert host.get("key") == "value"
+
+
+def test_strangers_that_stay_connected_keep_no_pod_out(port: int, host: GangStore) -> None:
+    strangers = [socket.create_connection(("localhost", port)) for _ in range(MAX_STRANGERS + 10)]
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    assert member.state().generation == host.state().generation == 1
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.fixture
+def impostor(port: int) -> Iterator[int]:
+    """Another pod with the Master pod's former address, which does not know the token."""
+    with socket.create_server(("localhost", port)) as listener:
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"n" * NONCE_BYTES)
+                connection.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
+                connection.sendall(b"p" * PROOF_BYTES)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield port
+
+
+def test_a_pod_believes_no_store_that_does_not_know_the_token(impostor: int) -> None:
+    member = GangStore("localhost", impostor, host=False, token=TOKEN)
+    with pytest.raises(StoreLostError, match="does not know the token of this run"):
+        connect(member, 0.1)
+
+
+def channels() -> tuple[Channel, Channel]:
+    nonces = (b"a" * NONCE_BYTES, b"b" * NONCE_BYTES)
+    return Channel(TOKEN, *nonces, host=False), Channel(TOKEN, *nonces, host=True)
+
+
+def parts(sealed: bytes) -> tuple[bytes, bytes]:
+    return sealed[4 : 4 + PROOF_BYTES], sealed[4 + PROOF_BYTES :]
+
+
+def test_both_ends_read_what_the_other_sealed() -> None:
+    pod, store = channels()
+    store.check_proof(pod.proof)
+    pod.check_proof(store.proof)
+    for number in range(3):
+        assert store.unseal(*parts(pod.seal({"id": number}))) == {"id": number}
+        assert pod.unseal(*parts(store.seal({"value": number}))) == {"value": number}
+
+
+def test_a_message_that_was_changed_repeated_or_sent_back_is_refused() -> None:
+    pod, store = channels()
+    code, text = parts(pod.seal({"id": 1}))
+    with pytest.raises(ForgedMessageError):
+        store.unseal(code, text.replace(b"1", b"2"))
+    with pytest.raises(ForgedMessageError):
+        pod.unseal(code, text)
+    assert store.unseal(code, text) == {"id": 1}
+    with pytest.raises(ForgedMessageError):
+        store.unseal(code, text)
+
+
+def test_a_proof_cannot_be_sent_back() -> None:
+    pod, _ = channels()
+    with pytest.raises(ForgedMessageError):
+        pod.check_proof(pod.proof)
+
+
+def test_a_wait_asks_once_and_is_answered_when_the_last_key_is_there(port: int, host: GangStore) -> None:
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    host.set("joined/1/0", "new")
+    before = host.requests
+    assert not any(host.reached("joined/1", 2) for _ in range(10))
+    assert host.requests == before + 1
+    member.set("joined/1/1", "new")
+    host.set("joined/2/0", "new")
+    assert host.reached("joined/1", 2)
+    assert host.children("joined/1") == {"0": "new", "1": "new"}
+
+
+@pytest.mark.usefixtures("host")
+def test_reading_the_state_costs_no_operation(port: int) -> None:
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    before = member.requests
+    for _ in range(10):
+        member.state()
+        member.get("plan/1")
+    assert member.requests == before
+
+
+@pytest.mark.usefixtures("host")
+def test_a_store_that_stops_responding_is_lost(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "OPERATION_TIMEOUT", 0.2)
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    connection = member._connection
+    assert connection is not None
+    # What the store sends no longer arrives, as from a node that is gone.
+    monkeypatch.setattr(connection, "receive", lambda _deadline: None)
+    with pytest.raises(StoreLostError, match="no response"):
+        member.set("key", "value")
+    assert not member.connected
+    assert member.lost_at is not None
