@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
+from megatron_contract.hardware import Evidence
 from megatron_contract.incident import ReportedIncident
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import RecoveryStatus
@@ -22,6 +23,7 @@ from megatron_operator.lifecycle.incidents import (
     pods_replaced,
     recovered,
 )
+from megatron_operator.lifecycle.node_evidence import forget_evidence, is_conclusive
 from megatron_operator.lifecycle.observation import (
     Heartbeat,
     History,
@@ -60,7 +62,6 @@ class SimulatedRun:
         self.decisions: dict[str, int] = {}
         self.failed: str | None = None
         self._scale, self._phases, self._limits = scale, phases, Limits.of(spec)
-        self._max_rank_restarts = spec.max_rank_restarts
         self._pods = [
             PodView(rank, PodPhase.RUNNING, EPOCH, name=f"worker-{rank}", node=f"node-{rank}")
             for rank in range(scale.pods)
@@ -76,7 +77,6 @@ class SimulatedRun:
         self._reason: dict[str, Any] | None = None
         self._detect = 0.0
         self._moved: set[int] = set()
-        self._rank_restarts = 0
 
     def play(self, faults: Iterable[Fault]) -> Clock:
         """Simulate from the first start to the end, or until the run has failed."""
@@ -167,7 +167,6 @@ class SimulatedRun:
 
     def _heal(self) -> None:
         """Recover until the run trains again, fails, or the time is over."""
-        self._rank_restarts = 0
         while self.clock.now < self.clock.end:
             if not self._spend("detect", self._detect):
                 continue
@@ -224,9 +223,9 @@ class SimulatedRun:
 
     def _forget(self, nodes: Iterable[str]) -> None:
         gone = set(nodes)
-        failures = {node: n for node, n in self.recovery.node_failures.items() if node not in gone}
         avoided = [node for node in self.recovery.nodes_avoided if node not in gone]
-        self.recovery = self.recovery.model_copy(update={"node_failures": failures, "nodes_avoided": avoided})
+        self.recovery = self.recovery.model_copy(update={"nodes_avoided": avoided})
+        self.recovery = forget_evidence(self.recovery, *gone)
 
     def _schedule(self) -> None:
         """Return repaired nodes to the spares, and bind pods without a node."""
@@ -267,6 +266,7 @@ class SimulatedRun:
                 recovery.first_cause,
                 None,
                 recovery.node_failures,
+                {node: each.evidence for node, each in recovery.node_evidence.items() if is_conclusive(each)},
                 frozenset(recovery.nodes_avoided),
             ),
             limits=self._limits,
@@ -316,8 +316,8 @@ class SimulatedRun:
         )
 
     def _die_again(self, sick: PodView) -> None:
+        """The pod is given up at once: its ranks report evidence that the hardware failed."""
         self._detect = self._phases.rank_detect
-        self._rank_restarts += 1
         assert self._reason is not None, "a bad node is what the run recovers from"
         self._reason = self._reason | {
             "kind": "rank",
@@ -325,9 +325,8 @@ class SimulatedRun:
             "cause": "no accelerator",
             "lastStepAt": None,
         }
-        if self._rank_restarts > self._max_rank_restarts:
-            # The pod is abandoned; its replacement is scheduled to the same place.
-            self._rank_restarts = 0
-            self._replaced(sick, PodEnd(f"{sick.name}: rank restarts used up", 138, node=sick.node))
-            self._pods[sick.node_rank] = replace(sick, phase=PodPhase.PENDING, started=None)
-            self._moved.add(sick.node_rank)
+        end = PodEnd(f"{sick.name}: accelerator lost", 138, node=sick.node, evidence=Evidence.DEVICE_LOST)
+        self._replaced(sick, end)
+        # Its replacement is scheduled to the same place unless that is avoided.
+        self._pods[sick.node_rank] = replace(sick, phase=PodPhase.PENDING, started=None)
+        self._moved.add(sick.node_rank)

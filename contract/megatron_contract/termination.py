@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
 from megatron_contract.exit_codes import REASON_COMPLETED, REASONS, ExitCode
-from megatron_contract.limits import MAX_TERMINATION_BYTES, Count, Identifier, Text, cut_to_json
+from megatron_contract.hardware import Evidence
+from megatron_contract.limits import MAX_TERMINATION_BYTES, Count, Identifier, OneOf, Text, cut_to_json
 from megatron_contract.wire import Message, WireError, load_json
 
 MAX_MESSAGE_BYTES: Final = 3000
@@ -27,6 +28,8 @@ class TerminationMessage(Message):
     """The last iteration done."""
     checkpoint_iteration: Count | None = None
     """Iteration of the newest complete checkpoint."""
+    evidence: Annotated[str, OneOf(("", *Evidence), "")] = ""
+    """One of `hardware.Evidence`, if the hardware of the pod's node failed; empty if nothing shows that."""
 
     @classmethod
     def of(
@@ -38,6 +41,7 @@ class TerminationMessage(Message):
         rank: int | None = None,
         iteration: int | None = None,
         checkpoint_iteration: int | None = None,
+        evidence: Evidence | None = None,
     ) -> Self:
         """Build the message for an exit code, with the text cut to MAX_MESSAGE_BYTES as JSON."""
         text: str = Text(MAX_TERMINATION_BYTES).fit(message)
@@ -49,6 +53,7 @@ class TerminationMessage(Message):
             rank,
             iteration,
             checkpoint_iteration,
+            evidence or "",
         )
 
     @property

@@ -1,8 +1,11 @@
-"""A node on which the run fails repeatedly is avoided as long as there is another one."""
+"""A node whose hardware fails is avoided as long as there is another one."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
+from megatron_contract.termination import TerminationMessage
 
 from testkit.api_server import Object
 from testkit.run_state import RunState
@@ -13,11 +16,16 @@ from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
 
+ECC = "rank 3: CUDA error: uncorrectable ECC error encountered"
 
-def fail_worker(world: World, old: str, restarts: int) -> RunState:
+
+def fail_worker(
+    world: World, old: str, restarts: int, evidence: Evidence | None = Evidence.DEVICE_MEMORY
+) -> RunState:
     """Let the container of the worker with uid `old` fail; the state once it is replaced and counted."""
+    message = TerminationMessage.of(ExitCode.WORKER_DIED, ECC if evidence else "a bug", evidence=evidence)
     world.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
-    world.terminate("run-worker-0", 138)
+    world.terminate("run-worker-0", 138, message.dumps())
 
     def replaced_and_counted(state: RunState) -> bool:
         return "worker-0" in state.pods and state.recovery.get("restarts", 0) >= restarts
@@ -40,7 +48,7 @@ def begin(world: World, on: Pool, **recovery: object) -> RunState:
     return world.train("run", 60, checkpoint=50)
 
 
-def test_a_node_that_failed_the_run_twice_is_avoided_by_its_next_pods(
+def test_a_node_is_avoided_at_its_first_hardware_failure_and_never_for_an_application_error(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
     nodes = pool(3)
@@ -48,9 +56,9 @@ def test_a_node_that_failed_the_run_twice_is_avoided_by_its_next_pods(
     bad = state.node_of("worker-0")
     [spare] = set(nodes.nodes) - {bad, state.node_of("master-0")}
     nodes.cordon(spare)
-    fail_worker(world, state.uid_of("worker-0"), 1)
+    fail_worker(world, state.uid_of("worker-0"), 1, evidence=None)
     state = world.train("run", 52, generation=2, recovery={"restarts": 1})
-    assert state.recovery["nodeFailures"] == {bad: 1}
+    assert "nodeFailures" not in state.recovery
     assert state.job is not None
     nodes.uncordon(spare)
     before = state.job["metadata"]
@@ -64,7 +72,8 @@ def test_a_node_that_failed_the_run_twice_is_avoided_by_its_next_pods(
     assert avoided_nodes(state.job) == [bad]
     assert state.job_uid == before["uid"]
     assert state.job["metadata"]["annotations"] == before["annotations"], "it is still the same job"
-    world.wait_for_events("NodeAvoided")
+    assert state.recovery["nodeEvidence"][bad]["evidence"] == "DeviceMemory"
+    world.wait_for_events("NodeAvoided", contains=ECC)
 
 
 def test_the_next_operator_completes_the_avoidance(world: World, pool: Callable[[int], Pool]) -> None:

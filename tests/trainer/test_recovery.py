@@ -5,7 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.trainer.gang import SAVE_INTERVAL, Gang, assert_phases_in_order, assert_same_training
+from tests.trainer.gang import (
+    SAVE_INTERVAL,
+    TRAIN_ITERS,
+    Gang,
+    assert_phases_in_order,
+    assert_same_training,
+)
 
 KILL_AT = SAVE_INTERVAL + 3
 
@@ -68,3 +74,18 @@ def test_every_pod_serves_progress_metrics_and_health(gang: Gang) -> None:
         progress = gang.progress(node)
         assert (progress["incidents"], progress["warnings"]) == ([], [])
         assert progress["firstStartedAt"] < gang.records()[0]["time"]
+
+
+def test_a_model_in_fp32_continues_from_its_checkpoint_with_equal_losses(pod: Gang) -> None:
+    pod.flags.remove("--bf16")
+    pod.start()
+    pod.await_iteration(KILL_AT)
+    pod.await_checkpoint(SAVE_INTERVAL)
+    pod.kill_rank(0)
+    assert pod.wait() == [0], pod.log()[-3000:]
+    (incident,) = pod.incidents()
+    assert incident["resumedFrom"] == SAVE_INTERVAL
+    losses = pod.losses()
+    assert sorted(losses) == list(range(1, TRAIN_ITERS + 1))
+    different = {iteration: each for iteration, each in losses.items() if len(set(each)) > 1}
+    assert not different, "every repeated iteration has the loss that it had before"

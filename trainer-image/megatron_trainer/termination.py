@@ -4,19 +4,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a pod ends. `rank` is the global rank that caused it, None if no rank did."""
+    """Why a pod ends. `rank` is the global rank that caused it, None if no rank did.
+
+    `evidence` is set if the hardware of this pod's node failed.
+    """
 
     code: ExitCode
     message: str
     rank: int | None = None
+    evidence: Evidence | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Return a JSON object for the gang's store."""
+        """Return a JSON object for the gang's store, without the evidence: that concerns one pod only."""
         return {"exitCode": int(self.code), "message": self.message, "rank": self.rank}
 
     @classmethod
@@ -41,6 +46,7 @@ def write(
         rank=ending.rank,
         iteration=iteration,
         checkpoint_iteration=checkpoint_iteration,
+        evidence=ending.evidence,
     )
     text = termination.dumps()
     try:

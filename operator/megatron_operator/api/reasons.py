@@ -209,8 +209,9 @@ class Reason(StrEnum):
     NODE_AVOIDED = (
         "NodeAvoided",
         "Event",
-        "The run failed on a node `recovery.nodes.avoidAfter` times, and its next pods avoid the node.",
-        "Check the node.",
+        "The hardware of a node failed, or the node was lost `recovery.nodes.avoidAfter` times; the run's "
+        "next pods avoid it.",
+        "Check the node; `status.recovery.nodeEvidence` has the evidence.",
     )
     NODE_RELEASED = "NodeReleased", "Event", "The run uses an avoided node again."
 

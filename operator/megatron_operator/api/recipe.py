@@ -168,10 +168,11 @@ class LossSpec(ApiModel):
 
 
 class NodesSpec(ApiModel):
-    """Handling of nodes on which the run fails repeatedly."""
+    """Handling of nodes whose hardware fails."""
 
     avoid_after: Count = 2
-    """Failures of the run on one node after which its next pods avoid that node; 0 disables."""
+    """Losses of one node after which the run's next pods avoid it; on other evidence of failed hardware they
+    avoid it at once. 0 disables both."""
 
 
 class RecoverySpec(ApiModel):

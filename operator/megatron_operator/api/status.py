@@ -190,6 +190,21 @@ class ElasticStatus(ApiModel):
     """Since when they have been free, RFC 3339."""
 
 
+class NodeEvidence(ApiModel):
+    """Why a node is held to be faulty."""
+
+    evidence: str
+    """`DeviceMemory`, `DeviceLink`, `DeviceLost`, `DeviceXid`, `Preflight`, `NodeCondition`, `NodeTaint`,
+    `NodeLost`."""
+    cause: str
+    time: str
+    """When it was first seen, RFC 3339."""
+    shared: bool = False
+    """Other nodes had the same at the same time: it follows the run and is counted against no node."""
+    avoided_at: str | None = None
+    """Since when new pods avoid the node, RFC 3339."""
+
+
 class RecoveryStatus(ApiModel):
     """Interruptions of the run and what they cost."""
 
@@ -213,7 +228,9 @@ class RecoveryStatus(ApiModel):
     goodput: float | None = None
     """Step time of the iterations that count, divided by wall time since the run's first start."""
     node_failures: dict[str, int] = Field(default_factory=dict)
-    """Failures of the run by node."""
+    """Failures of the run by node that the node's hardware caused: an application's errors do not count."""
+    node_evidence: dict[str, NodeEvidence] = Field(default_factory=dict)
+    """The evidence of failed hardware by node."""
     nodes_avoided: list[str] = Field(default_factory=list)
     """Nodes that new pods avoid."""
     elastic: ElasticStatus | None = None

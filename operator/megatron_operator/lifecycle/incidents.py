@@ -5,20 +5,17 @@ already recorded changes nothing, except where its docstring states it: an opera
 writing the status does what it was about to do, one that died before sees the same facts again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_operator.api.status import ElasticStatus, Incident, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
+from megatron_operator.lifecycle.node_evidence import NODE_LOST, SAME_FAILURE, add_evidence
 from megatron_operator.lifecycle.pod_termination import PodEnd
-from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, MAX_NODES, cut
-
-SAME_FAILURE: Final = 60.0
-"""Seconds within which further replaced pods count as lost for the same reason as the first."""
+from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +46,17 @@ def pods_replaced(
         checkpoint: Iteration of the newest checkpoint.
         iteration: The last iteration that the run is known to have completed.
     """
-    first = _first_cause(replaced)
+    first, ends = _first_cause(replaced), [each.end for each in replaced]
     open_ = incident_history.unrecovered(recovery)
     costs = _spends_budget(recovery, replaced)
     if open_ is not None and _same_failure(recovery, open_, replaced, now):
+        loss_known = open_.node is not None or _counted(recovery, open_)
+        recovery = add_evidence_of(recovery, ends, now, with_losses=not loss_known)
         recovery = _refine(recovery, open_, first)
         if _counted(recovery, open_):
             return recovery
-        recovery = _blame_node(recovery, replaced) if open_.node is None else recovery
     else:
-        recovery = _blame_node(recovery, replaced)
+        recovery = add_evidence_of(recovery, ends, now, with_losses=True)
         recovery = incident_history.append(
             recovery,
             time=timestamp(now),
@@ -94,11 +92,11 @@ def node_lost(
         if open_.kind == "node":
             return recovery
         if open_.node is None:
-            recovery = _blame_node(recovery, lost)
+            recovery = _count_lost_node(recovery, lost, cause, now)
         return incident_history.change(
             recovery, open_.number, kind="node", cause=cause, node=open_.node or node
         )
-    recovery = _blame_node(recovery, lost)
+    recovery = _count_lost_node(recovery, lost, cause, now)
     return incident_history.append(
         recovery,
         time=timestamp(now),
@@ -173,15 +171,6 @@ def checkpoint_saved(recovery: RecoveryStatus, iteration: int | None) -> Recover
     return recovery.model_copy(
         update={"restarts_since_checkpoint": 0, "first_cause": None, "checkpoint_iteration": iteration}
     )
-
-
-def count_node_failure(recovery: RecoveryStatus, node: str) -> RecoveryStatus:
-    """Count one more failure of the run on a node; of too many, the node that failed least is dropped."""
-    failures = recovery.node_failures | {node: recovery.node_failures.get(node, 0) + 1}
-    if len(failures) > MAX_NODES:
-        # The node that failed least matters least.
-        del failures[min(failures.keys() - {node}, key=lambda each: (failures[each], each))]
-    return recovery.model_copy(update={"node_failures": failures})
 
 
 def _same_failure(
@@ -262,12 +251,31 @@ def _refine(recovery: RecoveryStatus, open_: Incident, first: PodReplacement) ->
     )
 
 
-def _blame_node(recovery: RecoveryStatus, replaced: Sequence[PodReplacement]) -> RecoveryStatus:
-    """Count a failure of the node. Pods that fail on several nodes at once are no node's fault."""
-    nodes = {each.end.node for each in replaced if _at_fault(each) and each.end is not None and each.end.node}
-    if len(nodes) != 1:
-        return recovery
-    return count_node_failure(recovery, nodes.pop())
+def add_evidence_of(
+    recovery: RecoveryStatus, ends: Iterable[PodEnd | None], now: float, *, with_losses: bool = False
+) -> RecoveryStatus:
+    """Add what the ends of pods show about their nodes; several nodes lost at once are no node's fault."""
+    found = {
+        end.node: (evidence, end.cause)
+        for end in ends
+        if end is not None and end.node and (evidence := _evidence(end))
+    }
+    lost = {node for node, (evidence, _) in found.items() if evidence == NODE_LOST}
+    for node, (evidence, cause) in sorted(found.items()):
+        if node not in lost or (with_losses and len(lost) == 1):
+            recovery = add_evidence(recovery, node, evidence, cause, now)
+    return recovery
+
+
+def _evidence(end: PodEnd) -> str | None:
+    return NODE_LOST if end.node_lost else end.evidence
+
+
+def _count_lost_node(
+    recovery: RecoveryStatus, lost: Sequence[PodReplacement], cause: str, now: float
+) -> RecoveryStatus:
+    nodes = {each.end.node for each in lost if each.end is not None and each.end.node}
+    return add_evidence(recovery, nodes.pop(), NODE_LOST, cause, now) if len(nodes) == 1 else recovery
 
 
 def _first_cause(replaced: Sequence[PodReplacement]) -> PodReplacement:

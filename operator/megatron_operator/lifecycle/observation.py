@@ -71,7 +71,9 @@ class History:
     """Of the first restart since the newest checkpoint."""
     last_resize: float | None = None
     node_failures: Mapping[str, int] = field(default_factory=dict)
-    """Failures of the run by node since the node was last released."""
+    """Failures of the run by node that the node's hardware caused, since the node was last released."""
+    proven: Mapping[str, str] = field(default_factory=dict)
+    """Nodes with evidence of which one failure is enough, and that evidence."""
     avoided: frozenset[str] = frozenset()
     """Nodes that new pods avoid."""
 
@@ -95,7 +97,7 @@ class Limits:
     """None with `hang_automatic` false: hangs are not detected."""
     hang_automatic: bool = True
     avoid_after: int = 0
-    """Failures on one node after which it is avoided; 0 means never."""
+    """Losses of one node after which it is avoided; 0 means never."""
     elastic: Elastic | None = None
 
     @classmethod

@@ -35,6 +35,8 @@ class PodEnd:
     node: str | None = None
     disruption: str | None = None
     """Reason of the condition DisruptionTarget, or `Deleted`; None when the pod ended by itself."""
+    evidence: str | None = None
+    """That the hardware of its node failed, as the trainer's termination message has it."""
 
     @property
     def own_fault(self) -> bool:
@@ -118,7 +120,8 @@ def _container_end(name: str, ended: Mapping[str, Any]) -> PodEnd:
     message = TerminationMessage.parse(text)
     if message is not None and message.message:
         cause = f"{name}: {message.message} (exit code {code})"[:LONGEST_CAUSE]
-        return PodEnd(cause, code, message.checkpoint_iteration, message.rank)
+        evidence = message.evidence or None
+        return PodEnd(cause, code, message.checkpoint_iteration, message.rank, evidence=evidence)
     last_line = text.splitlines()[-1] if text else str(ended.get("reason") or "ended")
     return PodEnd(f"{name}: {last_line} (exit code {code})"[:LONGEST_CAUSE], code)
 

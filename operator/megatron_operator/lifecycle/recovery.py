@@ -32,6 +32,7 @@ from megatron_operator.lifecycle.incidents import (
     resized,
     resized_by_edit,
 )
+from megatron_operator.lifecycle.node_evidence import forget_evidence, is_conclusive, record_avoided
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.observation import Capacity, Heartbeat, History, Limits, Observation
 from megatron_operator.lifecycle.pod_termination import ended_early, pod_end, short_name
@@ -92,6 +93,11 @@ def observe(status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, capaci
             first_cause=recovery.first_cause,
             last_resize=seconds(recovery.last_resize_time),
             node_failures=recovery.node_failures,
+            proven={
+                node: f"has {each.evidence} ({each.cause})"
+                for node, each in recovery.node_evidence.items()
+                if is_conclusive(each)
+            },
             avoided=frozenset(recovery.nodes_avoided),
         ),
         limits=limits,
@@ -147,8 +153,7 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
             # Pods on these nodes move at the next reconcile, if the run has not recovered by then.
             return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) | set(nodes), cause)
         case ReleaseNodes(nodes, cause):
-            failures = {n: c for n, c in recovery.node_failures.items() if n not in nodes}
-            status.set_recovery(node_failures=failures)
+            status.set(recovery=forget_evidence(recovery, *nodes))
             return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) - set(nodes), cause)
         case Resize(count, cause):
             return _resize(status, snapshot, count, cause)
@@ -236,6 +241,7 @@ def _force_delete(status: StatusBuilder, snapshot: RunSnapshot, names: tuple[str
 
 def _avoid_nodes(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str], cause: str) -> Result:
     before = frozenset(status.recovery.nodes_avoided)
+    status.set(recovery=record_avoided(status.recovery, nodes, status.now))
     status.set_recovery(nodes_avoided=sorted(nodes))
     if new := sorted(nodes - before):
         status.add_event(Reason.NODE_AVOIDED, f"{', '.join(new)}: {cause}", warning=True)

@@ -155,25 +155,26 @@ def _restart(observation: Observation, cause: str) -> Decision:
 
 
 def _bad_nodes(observation: Observation) -> Avoid | None:
-    """Nodes that ended the run `recovery.nodes.avoidAfter` times are avoided from now on."""
+    """Nodes with proven faults, and those lost `recovery.nodes.avoidAfter` times, are avoided from now on."""
     allowed, history = observation.limits.avoid_after, observation.history
     if not allowed:
         return None
-    bad = {
-        node: count
+    bad = {node: why for node, why in sorted(history.proven.items()) if node not in history.avoided}
+    bad |= {
+        node: f"failed {count} times (recovery.nodes.avoidAfter {allowed})"
         for node, count in sorted(history.node_failures.items())
-        if count >= allowed and node not in history.avoided
+        if count >= allowed and node not in history.avoided and node not in bad
     }
     bad = dict(list(bad.items())[: max(0, MAX_NODES - len(history.avoided))])
     if not bad:
         return None
-    times = ", ".join(f"{node} failed {count} times" for node, count in bad.items())
+    times = ", ".join(f"{node} {why}" for node, why in bad.items())
     moving = tuple(
         pod.name
         for pod in observation.pods
         if pod.node in bad and not pod.unreachable and not _trains(observation)
     )
-    return Avoid(tuple(bad), moving, f"{times} (recovery.nodes.avoidAfter {allowed})")
+    return Avoid(tuple(bad), moving, times)
 
 
 def _unreachable(observation: Observation) -> Decision | None:

@@ -10,7 +10,6 @@ from megatron_contract.progress import ProgressReport
 from megatron_operator.api.status import Incident, LostSeconds, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
-from megatron_operator.lifecycle.incidents import count_node_failure
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
 
 KINDS: Final = {"rank": "rank", "pod": "pod", "hang": "hang", "loss": "loss", "store": "pod", "stop": "pod"}
@@ -118,8 +117,6 @@ def _append(
         node=node,
         rank=report.rank,
     )
-    if node is not None and kind != "loss":
-        recovery = count_node_failure(recovery, node)
     if kind == "hang":
         # The pods stay, so nothing else counts a hang, and repeated hangs must spend the budget.
         cause = recovery.history[-1].cause

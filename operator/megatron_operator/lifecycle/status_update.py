@@ -9,7 +9,13 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.incident_history import unrecovered
-from megatron_operator.lifecycle.incidents import PodReplacement, checkpoint_saved, pods_replaced, recovered
+from megatron_operator.lifecycle.incidents import (
+    PodReplacement,
+    add_evidence_of,
+    checkpoint_saved,
+    pods_replaced,
+    recovered,
+)
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY, Diagnosis, diagnose
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end, short_name, termination_message
@@ -55,6 +61,7 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         status.set_condition(Condition.RUNNING, False, Reason.QUEUED, waiting)
     else:
         status.set(recovery=checkpoint_saved(status.recovery, status.checkpoint.iteration))
+        _add_evidence(status, snapshot)
         _count_replacements(status, snapshot, reached)
         _set_running(status, snapshot)
 
@@ -70,6 +77,12 @@ def replacement_pods(recovery: RecoveryStatus, snapshot: RunSnapshot) -> tuple[O
         known = tuple(pod for pod in active if pod["metadata"]["name"] in snapshot.ends)
         return known[:1] or active[-1:]
     return new
+
+
+def _add_evidence(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    """Keep what pods that have ended show about their nodes: the evidence vanishes with the pod."""
+    ends = (pod_end(pod, snapshot.name) for pod in snapshot.pods)
+    status.set(recovery=add_evidence_of(status.recovery, ends, status.now))
 
 
 def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: int | None) -> None:

@@ -67,12 +67,12 @@ def test_a_lost_node_is_given_up_once_kubernetes_and_the_operator_have_waited() 
     assert (run.recovery.restarts_by_kind.node, run.recovery.restarts) == (1, 1)
 
 
-def test_a_bad_accelerator_is_tried_again_once_and_then_avoided() -> None:
+def test_a_node_with_a_bad_accelerator_is_avoided_at_once() -> None:
     run = play(fault(Effect.ACCELERATOR))
     assert run.decisions["Avoid"] == 1
     assert run.recovery.nodes_avoided == ["node-1"]
     parts = run.clock.parts
-    assert parts.start == pytest.approx(2 * PHASES.rank_start + SMALL.image_start + PHASES.pod_start)
+    assert parts.start == pytest.approx(PHASES.rank_start + SMALL.image_start + PHASES.pod_start)
     assert parts.load == LOADED
     assert run.failed is None
 
@@ -82,7 +82,7 @@ def test_where_no_node_is_avoided_a_bad_accelerator_ends_the_run_with_its_cause(
     run = SimulatedRun(SMALL, PHASES, spec, HOUR)
     run.play([fault(Effect.ACCELERATOR)])
     assert run.failed is not None
-    assert "rank restarts used up" in run.failed
+    assert "accelerator lost" in run.failed
 
 
 def test_a_drain_loses_no_iteration_and_no_budget() -> None:

@@ -136,9 +136,9 @@ class Cluster:
             if pod.node == name and pod.phase is PodPhase.RUNNING:
                 self.fail(pod, 137, "container is gone")
 
-    def fail(self, pod: Pod, code: int, cause: str) -> None:
+    def fail(self, pod: Pod, code: int, cause: str, evidence: str | None = None) -> None:
         pod.phase, pod.ended_at = PodPhase.FAILED, self.now
-        pod.end = PodEnd(f"{pod.name}: {cause}", code, node=pod.node)
+        pod.end = PodEnd(f"{pod.name}: {cause}", code, node=pod.node, evidence=evidence)
 
     def delete(self, pod: Pod, disruption: str | None = "Deleted") -> None:
         """Delete with a grace period: a pod without a node at once, any other when its kubelet ended it."""

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.lifecycle.observation import Elastic, Limits, Observation, PodPhase
 from megatron_operator.lifecycle.recovery_policy import (
@@ -100,6 +101,13 @@ class Walk(RuleBasedStateMachine):
             self.cluster.fail(pod, code, "died")
 
     @rule(rank=RANKS)
+    def a_device_fails(self, rank: int) -> None:
+        if (pod := self.pod(rank)) is not None:
+            self.cluster.disturbances += 1
+            cause = f"rank {rank}: uncorrectable ECC error encountered"
+            self.cluster.fail(pod, ExitCode.WORKER_DIED, cause, Evidence.DEVICE_MEMORY)
+
+    @rule(rank=RANKS)
     def a_pod_is_drained(self, rank: int) -> None:
         if (pod := self.pod(rank)) is not None:
             self.cluster.disturbances += 1
@@ -167,7 +175,7 @@ class Walk(RuleBasedStateMachine):
         chance = random.Random(seed)
         for _ in range(12):
             rank, name = chance.randrange(4), f"node-{chance.randrange(NODES)}"
-            match chance.randrange(10):
+            match chance.randrange(11):
                 case 0:
                     self.a_rank_dies(rank)
                 case 1 | 2:
@@ -180,6 +188,8 @@ class Walk(RuleBasedStateMachine):
                     self.a_node_dies(name)
                 case 6 | 7:
                     self.all_nodes_return_and_are_free()
+                case 9:
+                    self.a_device_fails(rank)
                 case 8 if self.cluster.training:
                     self.ranks_hang(chance.random() < 0.5)
                 case _:
@@ -220,7 +230,9 @@ class Walk(RuleBasedStateMachine):
                 assert seen.now - last >= RESIZE_INTERVAL, "resizes too often"
             case Avoid(nodes, names, _):
                 assert limits.avoid_after
-                assert all(seen.history.node_failures[node] >= limits.avoid_after for node in nodes)
+                for node in nodes:
+                    often = seen.history.node_failures[node] >= limits.avoid_after
+                    assert often or node in seen.history.proven
                 assert all(pods[name].node in nodes for name in names)
                 trains = self.cluster.training and self.cluster.iteration > self.cluster.resumed_from
                 assert not (names and trains and self.operator.reachable), "moves pods that train"

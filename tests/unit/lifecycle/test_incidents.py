@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from megatron_contract.hardware import Evidence
 from megatron_operator.api.status import Incident, RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import added
@@ -56,7 +57,7 @@ def test_a_pod_that_died_is_recorded_with_its_name_node_and_exit_code() -> None:
     assert seconds(incident.time) == NOW
     assert counts(recovery) == (1, 1, 1)
     assert recovery.restarts_by_kind.pod == 1
-    assert recovery.node_failures == {"node-1": 1}
+    assert (recovery.node_failures, recovery.node_evidence) == ({}, {}), "the program may need too much"
     assert recovery.first_cause == recovery.last_cause == "worker-1: out of memory"
 
 
@@ -85,7 +86,7 @@ def test_a_pod_that_dies_again_during_its_recovery_counts_again() -> None:
     for again in range(3):
         recovery = replace_pods(recovery, OOM, after=20.0 * again)
     assert counts(recovery) == (3, 3, 3)
-    assert recovery.node_failures == {"node-1": 3}
+    assert recovery.node_failures == {}
 
 
 def test_two_pods_that_die_in_turn_spend_the_budget() -> None:
@@ -132,9 +133,40 @@ def test_pods_that_lose_an_unscheduled_peer_cost_no_budget() -> None:
     assert counts(recovery) == (1, 1, 1)
 
 
-def test_pods_that_fail_on_several_nodes_at_once_count_against_no_node() -> None:
-    other = PodReplacement("worker-2", PodEnd("worker-2: NCCL error", 138, node="node-2"))
-    assert replace_pods(FRESH, OOM, other).node_failures == {}
+def broken(pod: str, node: str, text: str = "uncorrectable ECC error encountered") -> PodReplacement:
+    """A pod that ended because its node's hardware failed."""
+    end = PodEnd(f"{pod}: rank 3: {text}", 138, node=node, evidence=Evidence.DEVICE_MEMORY)
+    return PodReplacement(pod, end)
+
+
+def test_failed_hardware_is_counted_against_its_node_with_the_evidence() -> None:
+    recovery = replace_pods(FRESH, broken("worker-1", "node-1"), PEER)
+    assert recovery.node_failures == {"node-1": 1}
+    [kept] = recovery.node_evidence.values()
+    assert (kept.evidence, kept.cause) == (
+        "DeviceMemory",
+        "worker-1: rank 3: uncorrectable ECC error encountered",
+    )
+    assert seconds(kept.time) == NOW
+
+
+def test_the_same_evidence_from_several_nodes_at_once_counts_against_no_node() -> None:
+    one, other = broken("worker-1", "node-1"), broken("worker-2", "node-2")
+    assert replace_pods(FRESH, one, other).node_failures == {}
+    recovery = replace_pods(replace_pods(FRESH, one), other, after=20)
+    assert recovery.node_failures == {}
+    assert [each.shared for each in recovery.node_evidence.values()] == [True, True]
+    assert replace_pods(recovery, one, after=120).node_failures == {}, "the same end again is not new"
+
+
+def test_nodes_that_fail_at_different_times_or_in_different_ways_are_each_at_fault() -> None:
+    one = broken("worker-1", "node-1")
+    later = replace_pods(replace_pods(FRESH, one), broken("worker-2", "node-2"), after=3600)
+    assert later.node_failures == {"node-1": 1, "node-2": 1}
+    differently = replace_pods(
+        replace_pods(FRESH, one), broken("worker-2", "node-2", "GPU is lost"), after=20
+    )
+    assert differently.node_failures == {"node-1": 1, "node-2": 1}
 
 
 def test_a_lost_node_and_the_replacement_of_its_pods_are_one_incident() -> None:

@@ -220,6 +220,14 @@ def test_a_pod_that_trains_is_not_moved() -> None:
     assert decide(RESTARTING) == Avoid(("node-1",), (), "node-1 failed 2 times (recovery.nodes.avoidAfter 2)")
 
 
+def test_a_node_with_evidence_of_failed_hardware_is_avoided_at_the_first_failure() -> None:
+    proven = History("run", node_failures={"node-1": 1}, proven={"node-1": "has DeviceMemory (ECC)"})
+    assert decide(replace(RESTARTING, history=proven)) == Avoid(
+        ("node-1",), (), "node-1 has DeviceMemory (ECC)"
+    )
+    assert isinstance(decide(replace(RESTARTING, history=proven, limits=LIMITS)), Wait), "disabled"
+
+
 @pytest.mark.parametrize(
     "seen",
     [

@@ -63,7 +63,7 @@ def test_a_rank_restart_is_recorded_with_its_pod_node_rank_and_times() -> None:
     assert seconds(incident.recovered_at) == NOW + 15
     assert recovery.lost_iterations == 10
     assert recovery.lost_seconds == incident.seconds
-    assert recovery.node_failures == {"node-1": 1}
+    assert recovery.node_failures == {}, "a rank may die of its program"
     assert (recovery.restarts, recovery.restarts_since_checkpoint) == (0, 0), "pods stayed"
 
 
@@ -96,7 +96,7 @@ def test_a_replaced_pod_that_trainer_and_operator_observed_is_one_incident() -> 
     assert (incident.cause, incident.node, incident.exit_code) == ("worker-0: out of memory", "node-7", 137)
     assert parts(incident) == (1.5, 6.0, 4.0, 5.0, 10.0)
     assert (incident.generation, incident.iteration) == (2, 50)
-    assert recovery.node_failures == {"node-7": 1}
+    assert recovery.node_failures == {}
     assert take(recovery, report, bound_at=NOW + 6) == recovery
 
 
@@ -148,7 +148,7 @@ def test_a_hang_that_the_trainer_detected_costs_a_restart() -> None:
     recovery = take(FRESH, incident_report(kind="hang", cause="rank 3 is behind"))
     assert recovery.restarts_since_checkpoint == 1
     assert recovery.first_cause == "rank 3 is behind"
-    assert recovery.node_failures == {"node-1": 1}
+    assert recovery.node_failures == {}, "nothing shows that the node is at fault"
 
 
 def test_a_loss_that_is_not_finite_is_no_failure_of_a_node() -> None:

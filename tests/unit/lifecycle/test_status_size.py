@@ -9,7 +9,7 @@ from megatron_contract.progress import ProgressReport
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import MegatronRecipeStatus
-from megatron_operator.lifecycle.incidents import count_node_failure
+from megatron_operator.lifecycle.node_evidence import NODE_LOST, add_evidence
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.progress_reading import ProgressReading, merge_reports
 from megatron_operator.lifecycle.recovery import add_incident_events
@@ -185,10 +185,11 @@ def test_what_was_omitted_is_reported_until_the_spec_changes(run: Any) -> None:
 def test_the_nodes_whose_failures_are_counted_are_bounded(run: Any) -> None:
     recovery = run.status().recovery
     for number in range(MAX_NODES):
-        recovery = count_node_failure(count_node_failure(recovery, f"node-{number}"), f"node-{number}")
+        for _ in range(2):
+            recovery = add_evidence(recovery, f"node-{number}", NODE_LOST, "x" * 5000, run.now)
     for number in range(1000):
-        recovery = count_node_failure(recovery, f"other-{number}")
-    assert len(recovery.node_failures) == MAX_NODES
+        recovery = add_evidence(recovery, f"other-{number}", NODE_LOST, "x" * 5000, run.now)
+    assert len(recovery.node_failures) == len(recovery.node_evidence) == MAX_NODES
     assert recovery.node_failures["other-999"] == 1
     assert sum(name.startswith("node-") for name in recovery.node_failures) == MAX_NODES - 1
 

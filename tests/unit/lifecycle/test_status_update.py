@@ -3,6 +3,9 @@
 from typing import Any
 
 import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
+from megatron_contract.termination import TerminationMessage
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision
@@ -136,7 +139,7 @@ def test_a_rank_that_died_is_recorded_with_its_node_and_its_cost(run: Any) -> No
     assert (status.phase, reason(status, Condition.RECOVERING)) == (Phase.RECOVERING, "RankRestarted")
     [kept] = status.recovery.history
     assert (kept.pod, kept.node, kept.rank) == ("worker-0", "node-7", 3)
-    assert status.recovery.node_failures == {"node-7": 1}
+    assert status.recovery.node_failures == {}, "a rank may die of its program"
     assert status.recovery.lost_iterations == 10
     run.pass_time(3)
     recovered = incident | {"firstStepAt": run.now, "caughtUpAt": run.now + 4}
@@ -352,3 +355,22 @@ def test_reports_without_a_value_do_not_reset_the_status(run: Any, report: dict[
     reconcile(run)
     run.report(phase="starting", checkpointIteration=None, **report)
     assert reconcile(run).checkpoint.iteration == 40
+
+
+def test_evidence_of_failed_hardware_is_kept_before_the_pod_is_replaced(run: Any) -> None:
+    run.report(iteration=50, checkpointIteration=40)
+    reconcile(run)
+    pod = run.pods[1]
+    pod["spec"] = {"nodeName": "node-7"}
+    text = TerminationMessage.of(
+        ExitCode.WORKER_DIED, "rank 3: uncorrectable ECC error encountered", evidence=Evidence.DEVICE_MEMORY
+    ).dumps()
+    ended = {"exitCode": 138, "message": text}
+    pod["status"] = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "pytorch", "state": {"terminated": ended}}],
+    }
+    status = reconcile(run)
+    assert status.recovery.node_failures == {"node-7": 1}
+    assert status.recovery.node_evidence["node-7"].evidence == "DeviceMemory"
+    assert not reconcile(run).changed(), "the same end is counted once"

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Mapping
 
 from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
 
 from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
@@ -14,13 +15,21 @@ from megatron_trainer.termination import Ending
 def classify_exits(
     codes: Mapping[int, int], failures: Mapping[int, RankFailure], oom_kills: OomKillCounter
 ) -> Ending:
-    """Return the exit that explains the others: one that would recur, else one with a cause of its own.
+    """Return the exit that explains the others.
+
+    That is one of failed hardware, else one that would recur, else one with a cause of its own.
 
     `codes`: exit codes by global rank, negative for a signal; `failures`: what ranks reported themselves.
     """
     endings = [_classify_exit(rank, code, failures, oom_kills) for rank, code in sorted(codes.items())]
     order = {ExitCode.PEER_LOST: 2, ExitCode.TERMINATED: 3}
-    return min(endings, key=lambda ending: order.get(ending.code, 1) if ending.code.retryable else 0)
+
+    def priority(ending: Ending) -> int:
+        if ending.evidence is not None:
+            return -1
+        return order.get(ending.code, 1) if ending.code.retryable else 0
+
+    return min(endings, key=priority)
 
 
 def _classify_exit(
@@ -35,7 +44,9 @@ def _classify_exit(
             message += f": the pod is out of memory{oom_kills.describe_limit()}"
     elif rank in failures:
         message = f"rank {rank}: {failures[rank].message}"
-    return Ending(ExitCode(code) if code in set(ExitCode) else ExitCode.WORKER_DIED, message, rank)
+    reported = failures[rank].evidence if rank in failures else ""
+    evidence = Evidence(reported) if reported else None
+    return Ending(ExitCode(code) if code in set(ExitCode) else ExitCode.WORKER_DIED, message, rank, evidence)
 
 
 def failure_report(ending: Ending, failures: Mapping[int, RankFailure], node_rank: int) -> FailureReport:

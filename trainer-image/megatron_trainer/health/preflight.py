@@ -36,19 +36,23 @@ class PreflightError(TrainerError):
     """This rank's device or connection is faulty. The text names node and rank."""
 
 
+class FaultyDeviceError(PreflightError):
+    """This rank's device computed a wrong product, or none."""
+
+
 class PeerFailedError(TrainerError):
     """Another rank is faulty or did not respond."""
 
 
-def run(store: Store, on_timeout: Callable[[str, bool], None], limit: float = LIMIT_SECONDS) -> None:
+def run(store: Store, on_timeout: Callable[[TrainerError], None], limit: float = LIMIT_SECONDS) -> None:
     """Check this rank together with all others. Needs the default process group.
 
-    `limit` is in seconds; after it, `on_timeout` is called on a thread with a message and whether another
-    rank caused it, and must end the process. Raises PreflightError or PeerFailedError.
+    `limit` is in seconds; after it, `on_timeout` is called on a thread with a PreflightError or
+    PeerFailedError, and must end the process. Raises PreflightError or PeerFailedError.
     """
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     steps = _Steps(store, rank, world)
-    with _limited(limit, lambda: on_timeout(*steps.describe_timeout(limit))):
+    with _limited(limit, lambda: on_timeout(steps.timeout_error(limit))):
         digest = product_digest(rank)
         steps.complete("product", digest)
         _sum_over_all(rank, world)
@@ -65,7 +69,7 @@ def product_digest(rank: int) -> str:
     """Multiply two [size, size] matrices with a known product, twice. Returns a digest of the result.
 
     (u v^T)(w z^T) = (v . w) u z^T: with small whole numbers the sums are exact in any order, so every device
-    must return the same bits. Raises PreflightError.
+    must return the same bits. Raises FaultyDeviceError.
     """
     on_gpu = os.environ.get("MEGATRON_PLATFORM", "gpu") == "gpu"
     size, kind = (_SIZE_ON_GPU, torch.bfloat16) if on_gpu else (_SIZE_ON_CPU, torch.float32)
@@ -75,10 +79,12 @@ def product_digest(rank: int) -> str:
     expected = (torch.dot(v, w) * torch.outer(u, z)).to(kind)
     first, second = left @ right, left @ right
     if not torch.equal(first, second):
-        raise PreflightError(f"{_name(rank)} got different results for the same product")
+        raise FaultyDeviceError(f"{_name(rank)} got different results for the same product")
     wrong = int((first != expected).sum())
     if wrong:
-        raise PreflightError(f"{_name(rank)}: {wrong} of {size * size} elements of a known product are wrong")
+        raise FaultyDeviceError(
+            f"{_name(rank)}: {wrong} of {size * size} elements of a known product are wrong"
+        )
     return hashlib.sha256(first.float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
@@ -105,7 +111,7 @@ def _compare(store: Store, rank: int, world: int, digest: str) -> None:
     most = max(set(digests), key=digests.count)
     if digest != most:
         others = digests.count(most)
-        raise PreflightError(f"{_name(rank)} got a different product than {others} of {world} ranks")
+        raise FaultyDeviceError(f"{_name(rank)} got a different product than {others} of {world} ranks")
     raise PeerFailedError("preflight: another rank got a different product")
 
 
@@ -124,14 +130,18 @@ class _Steps:
         self._store.set(self.key(step, self._rank), value)
         self._reached = step
 
-    def describe_timeout(self, limit: float) -> tuple[str, bool]:
-        """Return a message for a passed time limit, and whether another rank caused it."""
+    def timeout_error(self, limit: float) -> TrainerError:
+        """Return the error for a passed time limit; without the sum, any rank may be at fault."""
         if self._reached == "nothing":
-            return f"{_name(self._rank)} did not multiply two matrices within {limit:.0f} s", False
+            return FaultyDeviceError(
+                f"{_name(self._rank)} did not multiply two matrices within {limit:.0f} s"
+            )
         missing = [each for each in range(self._world) if not self._store.check([self.key("product", each)])]
         if missing:
-            return f"preflight: ranks {missing[:8]} did not respond within {limit:.0f} s", True
-        return f"{_name(self._rank)}: no sum over all {self._world} ranks within {limit:.0f} s", False
+            return PeerFailedError(f"preflight: ranks {missing[:8]} did not respond within {limit:.0f} s")
+        return PreflightError(
+            f"{_name(self._rank)}: no sum over all {self._world} ranks within {limit:.0f} s"
+        )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.health.failure_classification import classify_exits, failure_report
 from megatron_trainer.health.hang_coordinator import HangCoordinator
+from megatron_trainer.health.kernel_log import KernelLog
 from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.launcher.fork_server import ForkServer, ForkServerLostError
@@ -79,6 +80,7 @@ class GangAgent(RankGroup):
         self._save_deadline = 0.0
         self._counted_hang = 0
         self._oom_kills = OomKillCounter()
+        self._kernel_log = KernelLog()
 
     def terminate(self) -> None:
         """Handle SIGTERM: save and exit; the second time exit at once. Safe in a signal handler."""
@@ -147,6 +149,8 @@ class GangAgent(RankGroup):
             return None
         ending, result = self._classify_settled(result)
         report = failure_report(ending, self._status.failures(), self._gang.node_rank)
+        if ending.evidence is not None:
+            self._end_pod(ending, report)
         if ending.code == ExitCode.TERMINATED:
             return self._handle_early_stop(ending)
         if ending.code == ExitCode.PEER_LOST:
@@ -197,7 +201,8 @@ class GangAgent(RankGroup):
     def _classify(self, result: RunResult) -> Ending:
         self._events.drain()
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-        return classify_exits(codes, self._status.failures(), self._oom_kills)
+        ending = classify_exits(codes, self._status.failures(), self._oom_kills)
+        return self._kernel_log.explain(ending)
 
     def _classify_settled(self, result: RunResult) -> tuple[Ending, RunResult]:
         """Classify the exits; a lost peer may be a rank of this pod that exits a moment later."""

@@ -1,7 +1,10 @@
 """Why a rank ends, as it reports to its launcher in the event `failed`."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from megatron_contract.hardware import Evidence
+from megatron_contract.limits import OneOf
 from megatron_contract.wire import Message
 
 
@@ -15,5 +18,7 @@ class RankFailure(Message):
     """Set if the step of this iteration raised the failure, so that it may recur there."""
     preflight: bool = False
     """Whether this rank failed the preflight."""
+    evidence: Annotated[str, OneOf(("", *Evidence), "")] = ""
+    """One of `hardware.Evidence`, if this rank's device failed."""
     unreadable: int | None = None
     """The iteration of a checkpoint that cannot be loaded."""

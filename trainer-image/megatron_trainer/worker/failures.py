@@ -5,12 +5,14 @@ import traceback
 
 from megatron.training import get_args
 from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import ErrorSource, Evidence, classify_error
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_trainer.checkpoints.checkpoint_lease import LeaseLostError
+from megatron_trainer.checkpoints.load_errors import caused_by_content
 from megatron_trainer.checkpoints.volume import format_bytes, free_bytes
 from megatron_trainer.errors import TrainerError
-from megatron_trainer.health.preflight import PeerFailedError, PreflightError
+from megatron_trainer.health.preflight import FaultyDeviceError, PeerFailedError, PreflightError
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
 from megatron_trainer.worker.megatron_hooks import (
@@ -30,7 +32,6 @@ _PEER_LOST = (
     "Connection reset by peer",
     "Broken pipe",
     "Connection refused",
-    "remote process exited or there was a network error",
     "Connection was likely closed",
     "recvValue failed",
     "failed to recv",
@@ -48,6 +49,7 @@ class RankError(TrainerError):
         self.code = code
         self.iteration: int | None = None
         self.preflight = False
+        self.evidence: Evidence | None = None
         self.unreadable: int | None = None
 
     def report(self) -> RankFailure:
@@ -57,6 +59,7 @@ class RankError(TrainerError):
             str(self)[:_MAX_MESSAGE_CHARACTERS],
             self.iteration,
             self.preflight,
+            self.evidence or "",
             self.unreadable,
         )
 
@@ -79,11 +82,14 @@ def classify(error: BaseException) -> RankError:
     """Return the RankError for any exception of a rank."""
     if isinstance(error, RankError):
         return error
+    if (hardware := _hardware_failure(error)) is not None:
+        return hardware
     if isinstance(error, WrongCheckpointError):
         return RankError(ExitCode.INTERNAL, str(error))
     if isinstance(error, PreflightError):
         failure = RankError(ExitCode.WORKER_DIED, str(error))
         failure.preflight = True
+        failure.evidence = Evidence.PREFLIGHT if isinstance(error, FaultyDeviceError) else None
         return failure
     if isinstance(error, LeaseLostError | PeerFailedError):
         return RankError(ExitCode.PEER_LOST, str(error))
@@ -96,21 +102,46 @@ def classify(error: BaseException) -> RankError:
     text = describe(error)
     if any(f"found {what} in local" in text for what in ("NaN", "Inf")):
         return RankError(ExitCode.LOSS_NOT_FINITE, text)
-    if any(sign in text for sign in _PEER_LOST):
+    if _lost_peer(text):
         return RankError(ExitCode.PEER_LOST, text)
     return RankError(ExitCode.WORKER_DIED, f"{type(error).__name__}: {text}")
 
 
 def classify_in_step(error: Exception, stepping: int | None) -> RankError:
-    """Classify an error raised while the step of iteration `stepping` ran: there it may recur."""
+    """Classify an error raised while the step of iteration `stepping` ran: there it may recur.
+
+    An error of the device or of its libraries names no iteration: an older checkpoint would not help.
+    """
     failure = classify(error)
-    if failure.code in (ExitCode.WORKER_DIED, ExitCode.LOSS_NOT_FINITE):
+    recurs = classify_error(str(failure)).source is ErrorSource.OTHER
+    if recurs and failure.code in (ExitCode.WORKER_DIED, ExitCode.LOSS_NOT_FINITE):
         failure.iteration = stepping
     return failure
 
 
+def _hardware_failure(error: BaseException) -> RankError | None:
+    """The failure of this rank's device, also while a checkpoint is loaded or saved; None for any other."""
+    reasons = [error]
+    for each in (error, error.__cause__):
+        if isinstance(each, CheckpointException):
+            reasons += [failure[0] for failure in each.failures.values()]
+        elif isinstance(each, BaseException):
+            reasons.append(each)
+    for reason in reasons:
+        text = describe(reason)
+        if (evidence := classify_error(text).evidence) is not None:
+            failure = RankError(ExitCode.WORKER_DIED, f"{type(reason).__name__}: {text}")
+            failure.evidence = evidence
+            return failure
+    return None
+
+
+def _lost_peer(text: str) -> bool:
+    return classify_error(text).source is ErrorSource.PEER or any(sign in text for sign in _PEER_LOST)
+
+
 def _load_failure(error: UnreadableCheckpointError) -> RankError:
-    """A checkpoint that cannot be loaded.
+    """A checkpoint that cannot be loaded; it is at fault only where its content is.
 
     Only the rank that read the damage knows why; the others lose a peer.
     """
@@ -119,14 +150,16 @@ def _load_failure(error: UnreadableCheckpointError) -> RankError:
     if isinstance(cause, CheckpointException):
         if not cause.failures:
             return RankError(ExitCode.PEER_LOST, f"{error}, another rank reports why")
-        cause = next(iter(cause.failures.values()))[0]
+        cause, frames = next(iter(cause.failures.values()))
+    else:
+        frames = traceback.extract_tb(cause.__traceback__)
     text = describe(cause)
-    if any(sign in text for sign in _PEER_LOST):
+    if _lost_peer(text):
         return RankError(ExitCode.PEER_LOST, text)
     failure = RankError(
         ExitCode.WORKER_DIED, f"{error}: {type(cause).__name__}: {text[:_MAX_CAUSE_CHARACTERS]}"
     )
-    if not isinstance(cause, OSError):
+    if caused_by_content(cause, frames):
         failure.unreadable = error.iteration
     return failure
 

@@ -23,12 +23,12 @@ from megatron_trainer.checkpoints import async_checkpoint_writers
 from megatron_trainer.flags import resume
 from megatron_trainer.health import preflight, stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
-from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import FINISHED, PREFLIGHT_ENV, RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import dataset_helpers, gpt, tracebacks
 from megatron_trainer.worker.arguments import model_config, parse, require_gpus
 from megatron_trainer.worker.failures import (
     FLAG_REJECTIONS,
+    RankError,
     classify,
     classify_early_exit,
     classify_in_step,
@@ -52,7 +52,7 @@ def _train(argv: Sequence[str], reporter: Reporter) -> None:
     hooks.install()
     dataset_helpers.skip_build()
     tracebacks.make_picklable()
-    async_checkpoint_writers.install(lambda how: _die(reporter, how))
+    async_checkpoint_writers.install(lambda how: _die(reporter, RankError(ExitCode.WORKER_DIED, how)))
     try:
         pretrain(
             pretrain_cfg_container_from_args(args, model_config(args)),
@@ -82,21 +82,17 @@ def _run_preflight(reporter: Reporter) -> None:
     if not os.environ.get(PREFLIGHT_ENV):
         return
 
-    def on_timeout(how: str, peer_failed: bool) -> None:
-        code = ExitCode.PEER_LOST if peer_failed else ExitCode.WORKER_DIED
-        _die(reporter, how, code, preflight=not peer_failed)
-
     reporter.send("phase", phase="loading")
-    preflight.run(torch.distributed.distributed_c10d._get_default_store(), on_timeout)
+    preflight.run(
+        torch.distributed.distributed_c10d._get_default_store(), lambda error: _die(reporter, classify(error))
+    )
 
 
-def _die(
-    reporter: Reporter, how: str, code: ExitCode = ExitCode.WORKER_DIED, preflight: bool = False
-) -> NoReturn:
+def _die(reporter: Reporter, failure: RankError) -> NoReturn:
     """End the rank from a thread while its main thread is blocked."""
-    print(f"megatron-train: rank {reporter.rank}: {how}", file=sys.stderr, flush=True)
-    reporter.send("failed", **RankFailure(int(code), how, preflight=preflight).to_json())
-    os._exit(int(code))
+    print(f"megatron-train: rank {reporter.rank}: {failure}", file=sys.stderr, flush=True)
+    reporter.send("failed", **failure.report().to_json())
+    os._exit(int(failure.code))
 
 
 def check(argv: Sequence[str]) -> int:

@@ -110,7 +110,9 @@ class MegatronHooks:
         self._before_load()
         self._reporter.send("phase", phase="loading")
         try:
-            iteration, flops = inner(*args, **kwargs)
+            # Megatron copies into parameters; those of an FP32 model are leaves that require a gradient.
+            with torch.no_grad():
+                iteration, flops = inner(*args, **kwargs)
         except _UNRELATED_TO_CHECKPOINT:
             raise
         except (Exception, CheckpointException) as error:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
 from megatron_trainer.health.failure_classification import classify_exits, failure_report
 from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.telemetry.incidents import FailureKind
@@ -58,3 +59,14 @@ def test_the_report_of_a_lost_peer_is_indirect(oom_kills: OomKillCounter) -> Non
         classify_exits({0: ExitCode.PEER_LOST}, {0: LOST}, oom_kills), {0: LOST}, node_rank=3
     )
     assert report.indirect
+
+
+def test_failed_hardware_explains_all_other_exits(oom_kills: OomKillCounter) -> None:
+    failures = {
+        0: LOST,
+        1: RankFailure(67, "lm loss is nan", iteration=7),
+        2: RankFailure(138, "CUDA error: uncorrectable ECC error encountered", evidence="DeviceMemory"),
+    }
+    ending = classify_exits({0: 140, 1: 67, 2: 138}, failures, oom_kills)
+    assert (ending.rank, ending.evidence) == (2, Evidence.DEVICE_MEMORY)
+    assert failure_report(ending, failures, node_rank=3).failed_iteration is None

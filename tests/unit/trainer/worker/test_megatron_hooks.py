@@ -134,3 +134,18 @@ def test_every_step_of_an_asynchronous_save_checks_the_lease(rank: Rank) -> None
     with pytest.raises(LeaseLostError):
         second()
     assert done == ["first"]
+
+
+def test_a_load_may_copy_into_parameters_that_require_a_gradient(rank: Rank) -> None:
+    import torch
+    from megatron_trainer.health.loss_spikes import LossSpikeDetector
+
+    rank.hooks._spikes = LossSpikeDetector(None, 50, None)
+    parameter = torch.nn.Parameter(torch.ones(4))
+
+    def load() -> tuple[int, int]:
+        parameter.view(2, 2).copy_(torch.zeros(2, 2))
+        return 40, 0
+
+    assert rank.hooks._load(load) == (40, 0)
+    assert parameter.tolist() == [0.0] * 4

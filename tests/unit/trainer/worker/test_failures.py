@@ -1,0 +1,122 @@
+"""What a rank's exception means: for its node, for its iteration and for the checkpoint that it loaded."""
+
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.hardware import Evidence
+
+torch = pytest.importorskip("torch", reason="make setup-trainer")
+pytest.importorskip("megatron.training", reason="make setup-trainer")
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ECC,
+        "CUDA error: device-side assert triggered",
+        "CUDA error: an illegal memory access was encountered",
+        "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error",
+    ],
+)
+def test_an_error_of_the_device_in_a_step_names_no_iteration(text: str) -> None:
+    from megatron_trainer.worker.failures import classify_in_step
+
+    failure = classify_in_step(RuntimeError(text), stepping=7)
+    assert (failure.code, failure.iteration) == (ExitCode.WORKER_DIED, None)
+
+
+def test_an_error_of_the_program_in_a_step_names_its_iteration() -> None:
+    from megatron_trainer.worker.failures import classify_in_step
+
+    failure = classify_in_step(RuntimeError("sample 7 cannot be read"), stepping=7)
+    assert (failure.iteration, failure.evidence) == (7, None)
+
+
+def test_a_network_error_of_nccl_is_a_lost_peer() -> None:
+    from megatron_trainer.worker.failures import classify_in_step
+
+    for text in ("unhandled system error", "remote process exited or there was a network error"):
+        failure = classify_in_step(RuntimeError(f"NCCL error: {text}"), stepping=7)
+        assert (failure.code, failure.iteration, failure.evidence) == (ExitCode.PEER_LOST, None, None)
+
+
+def test_a_device_error_while_a_checkpoint_is_loaded_or_saved_is_evidence_and_touches_no_checkpoint() -> None:
+    from megatron_trainer.worker.failures import classify
+    from megatron_trainer.worker.megatron_hooks import UnreadableCheckpointError
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    alone = raised_loading(lambda: fail(RuntimeError(ECC)))
+    together = UnreadableCheckpointError(40)
+    frames: Any = traceback.StackSummary.from_list([])
+    saving = CheckpointException("save", {1: (RuntimeError(ECC), frames)})
+    together.__cause__ = saving
+    for error in (alone, together, saving):
+        failure = classify(error)
+        assert (failure.evidence, failure.unreadable) == (Evidence.DEVICE_MEMORY, None)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def raised_loading(body: Callable[[], object]) -> BaseException:
+    """The error that a rank reports when `body` fails while it loads checkpoint 40."""
+    from megatron_trainer.worker.megatron_hooks import UnreadableCheckpointError
+
+    try:
+        try:
+            body()
+        except Exception as error:
+            raise UnreadableCheckpointError(40) from error
+    except UnreadableCheckpointError as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def write_into_leaf() -> None:
+    leaf = torch.ones(4, requires_grad=True)
+    leaf.view(2, 2).copy_(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        write_into_leaf,
+        lambda: {}["missing key"],
+        lambda: fail(RuntimeError("shape mismatch: 3 and 4")),
+        lambda: fail(ModuleNotFoundError("No module named 'megatron.core.moved'")),
+        lambda: fail(OSError("stale file handle")),
+    ],
+)
+def test_a_load_that_fails_for_another_reason_than_the_bytes_blames_no_checkpoint(
+    body: Callable[[], object],
+) -> None:
+    from megatron_trainer.worker.failures import classify
+
+    failure = classify(raised_loading(body))
+    assert (failure.code, failure.unreadable, failure.evidence) == (ExitCode.WORKER_DIED, None, None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_bytes_blame_the_checkpoint(seed: int, tmp_path: Path) -> None:
+    from megatron_trainer.worker.failures import classify
+
+    archive, pickled = tmp_path / "shard", tmp_path / "metadata"
+    torch.save({"weight": torch.ones(1000)}, archive)
+    content = archive.read_bytes()
+    archive.write_bytes(content[: len(content) * seed // 8])
+    pickled.write_bytes(pickle.dumps({"a": list(range(100))})[: 3 + seed])
+
+    def load_pickle() -> None:
+        with pickled.open("rb") as file:
+            pickle.load(file)
+
+    for body in (lambda: torch.load(archive), load_pickle):
+        assert classify(raised_loading(body)).unreadable == 40
