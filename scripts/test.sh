@@ -15,6 +15,7 @@ layer "protocol: the recovery protocol explored exhaustively" $python -m pytest 
 layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "fuzz: 2,000 texts with a fixed seed" $python -m pytest -q tests/fuzz
+layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 finish_layer
 $python -m localcluster down --profile control-plane

@@ -1,10 +1,11 @@
 """The fork server: a process that has imported torch and Megatron and forks ranks from itself.
 
 A forked rank reaches its first step about a second later; a cold one imports for several seconds first. The
-process has one thread, so that a fork copies no lock that another thread holds, and has not initialised CUDA,
-which does not survive a fork. Each rank leads its own session. When a rank ends, so does everything it
-started: its process group is killed, and orphans are reparented to this process (it is a subreaper) and
-reaped. When the launcher dies, its socket closes and this process kills all ranks and exits.
+process has one thread, so that a fork copies no lock that another thread holds, and has not used CUDA, which
+does not survive a fork (where that fails, ranks start cold). Each rank leads its own session. When a rank
+ends, so does everything it started: its process group is killed, and orphans are reparented to this process
+(it is a subreaper) and reaped. When the launcher dies, its socket closes and this process kills all ranks and
+exits.
 """
 
 import contextlib
@@ -44,11 +45,15 @@ def _prctl(option: int, value: int) -> None:
 
 @dataclass(frozen=True)
 class Programs:
-    """What forked children run. Each returns its exit code; `cold` is a command to execute after the fork."""
+    """What forked children run. Each returns its exit code.
+
+    A command, where there is one, is executed after the fork instead.
+    """
 
     rank: Callable[[], int]
     preflight: Callable[[], int]
-    cold: list[str] | None
+    cold_rank: list[str] | None = None
+    cold_preflight: list[str] | None = None
 
 
 class ForkServerLostError(TrainerError):
@@ -209,12 +214,10 @@ class _Server:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             os.environ.update(environment)
-            if key == PREFLIGHT:
-                code = programs.preflight()
-            elif programs.cold:
-                os.execv(programs.cold[0], programs.cold)
-            else:
-                code = programs.rank()
+            command = programs.cold_preflight if key == PREFLIGHT else programs.cold_rank
+            if command:
+                os.execv(command[0], command)
+            code = programs.preflight() if key == PREFLIGHT else programs.rank()
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,8 @@ from megatron_trainer.flags import read as read_flags
 from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
 from megatron_trainer.health.stacks import RankState, collect_stacks
 from megatron_trainer.health.watchdog import Watchdog
-from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
+from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError
+from megatron_trainer.launcher.warm_up import warm_up
 from megatron_trainer.rendezvous.state import RunEndedError, State
 from megatron_trainer.settings import SettingError, Settings
 from megatron_trainer.telemetry.event_socket import EventSocket
@@ -31,37 +31,6 @@ from megatron_trainer.termination import Ending
 if TYPE_CHECKING:
     # Imports torch.
     from megatron_trainer.rendezvous.handler import GangRendezvous
-
-
-def warm_up(platform: str, flags: list[str]) -> Programs:
-    """Import torch and Megatron, in the fork server. Ranks start cold if an import has initialised CUDA."""
-    if platform == "cpu":
-        from megatron_trainer.platform import cpu
-
-        cpu.install()
-    import torch
-
-    from megatron_trainer.worker import main
-
-    if "HuggingFaceTokenizer" in flags:
-        # Imports transformers, which every rank would otherwise import itself.
-        import megatron.core.tokenizers.text.libraries.huggingface_tokenizer  # noqa: F401
-
-    if platform == "gpu":
-        from megatron_trainer.platform import gpu
-
-        flags, added = gpu.adapt(flags)
-        if added:
-            print(f"megatron-train: flags added for the installed packages: {' '.join(added)}", flush=True)
-    cold = None
-    if platform == "gpu" and torch.cuda.is_initialized():
-        cold = [sys.executable, "-m", "megatron_trainer.worker.main", *flags]
-        print("megatron-train: an import has initialised CUDA: ranks start cold, not forked", flush=True)
-    return Programs(
-        rank=lambda: main.run_rank(flags),
-        preflight=lambda: main.check(flags),
-        cold=cold,
-    )
 
 
 class Pod:

@@ -1,6 +1,24 @@
-"""The gpu platform: what depends on the packages of the image and on the devices of the pod."""
+"""The gpu platform: what depends on the packages of the image and on the devices of the pod.
 
-from collections.abc import Sequence
+CUDA cannot be used in a process forked from one that has used it, and asking its runtime whether there is a
+device is use already. Megatron and torch ask while they are imported. NVML, the driver's library for
+monitoring, answers the same questions without that effect.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+NVML_CHECK_ENV = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_PROBE_SECONDS = 60.0
+_MAX_REASON_BYTES = 500
 
 
 def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -17,3 +35,101 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if not layers._grad_accum_fusion_available and flag not in argv:
         added.append(flag)
     return [*argv, *added], added
+
+
+@contextlib.contextmanager
+def imports_without_cuda() -> Iterator[None]:
+    """Answer from NVML what imports ask about devices: their number, name, compute capability and memory.
+
+    Without an answer of NVML (its library is not in the container, MIG devices) they ask CUDA as usual;
+    `explain_cold_start` notices that. Imports torch.
+    """
+    os.environ[NVML_CHECK_ENV] = "1"
+    # numpy's OpenBLAS starts its threads at import, as many as OMP_NUM_THREADS unless this is set.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import torch
+
+    cuda: Any = torch.cuda
+    current_device, properties = cuda.current_device, cuda.get_device_properties
+    importing = True
+
+    # A module may have copied the names: after the imports the copies ask CUDA.
+    def answer_current_device() -> Any:
+        return 0 if importing else current_device()
+
+    def answer_properties(device: Any = None) -> Any:
+        return (importing and _properties(device)) or properties(device)
+
+    cuda.current_device, cuda.get_device_properties = answer_current_device, answer_properties
+    try:
+        yield
+    finally:
+        importing = False
+        cuda.current_device, cuda.get_device_properties = current_device, properties
+
+
+def _properties(device: Any) -> SimpleNamespace | None:
+    """Return what NVML reports of a device that torch names, None if NVML does not answer."""
+    import pynvml
+    import torch
+
+    try:
+        handle = torch.cuda._get_pynvml_handler(0 if device is None else device)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return SimpleNamespace(
+            name=pynvml.nvmlDeviceGetName(handle),
+            major=major,
+            minor=minor,
+            total_memory=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        )
+    except (pynvml.NVMLError, RuntimeError, ModuleNotFoundError):
+        return None
+
+
+def explain_cold_start() -> str | None:
+    """Return why ranks forked from this process could not use CUDA, None if they can.
+
+    A child tries it: torch's own mark of a process that has used CUDA does not cover other libraries. Call it
+    after the imports.
+    """
+    threads = sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+    if len(threads) > 1:
+        return f"the imports have started threads ({', '.join(threads)})"
+    read, write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        _initialise_cuda(write)
+    os.close(write)
+    try:
+        return _answer_of_probe(pid, read)
+    finally:
+        os.close(read)
+
+
+def _initialise_cuda(answer: int) -> None:
+    """Initialise CUDA in the probe and write "" followed by how that failed, if it did. Does not return."""
+    try:
+        import torch
+
+        torch.cuda.init()
+        os.write(answer, b"ok")
+    except BaseException as error:
+        os.write(answer, " ".join(str(error).split()).encode()[:_MAX_REASON_BYTES] or b"unknown error")
+    finally:
+        os._exit(0)
+
+
+def _answer_of_probe(pid: int, answer: int) -> str | None:
+    deadline = time.monotonic() + _PROBE_SECONDS
+    if not select.select([answer], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        # Not waited for: a process that the driver blocks may never end.
+        os.kill(pid, signal.SIGKILL)
+        return f"a forked child did not initialise CUDA within {_PROBE_SECONDS:.0f} s"
+    outcome = os.read(answer, _MAX_REASON_BYTES).decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if outcome == "ok":
+        return None
+    return outcome or f"a forked child that initialised CUDA ended with code {status}"

@@ -78,13 +78,22 @@ def _require_data(args: Any) -> None:
 
 
 def require_gpus() -> None:
-    """Require one GPU per rank.
+    """Require CUDA and one GPU per rank, before Megatron asks for a device: its errors there blame the flags.
 
-    Raises RankError with WORKER_DIED: a retry on another node may see all GPUs.
+    Raises RankError with WORKER_DIED: a retry on another node may see all GPUs. INTERNAL if the process
+    cannot use CUDA anywhere.
     """
+    if os.environ.get(ENV_PLATFORM) == "cpu":
+        return
     visible, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if os.environ.get(ENV_PLATFORM) != "cpu" and visible < ranks:
+    if visible < ranks:
         raise RankError(
             ExitCode.WORKER_DIED,
             f"this pod sees {visible} GPUs for {ranks} ranks: a GPU is lost, or the pod requests too few",
         )
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        everywhere = torch.cuda._is_in_bad_fork() or not torch.backends.cuda.is_built()
+        code = ExitCode.INTERNAL if everywhere else ExitCode.WORKER_DIED
+        raise RankError(code, f"CUDA cannot be initialised: {describe(error)}") from error

@@ -1,6 +1,7 @@
 """One rank: runs Megatron's own pretrain() with its flags unchanged, and reports how it ends.
 
-The launcher forks this from the fork server, or runs it as a module if CUDA does not allow a fork.
+The launcher forks this from the fork server, or runs it as a module if CUDA does not allow a fork, with
+`rank` or `preflight` before the flags.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
 def _train(argv: Sequence[str], reporter: Reporter) -> None:
     """Run Megatron's pretrain() with hooks. Raises RankError unless the last iteration is done."""
+    require_gpus()
     resume_from = os.environ.get(RESUME_ENV)
     args = parse(resume(argv) if resume_from else argv)
     skip = {int(word) for word in os.environ.get(SKIP_ENV, "").split()}
@@ -131,4 +133,4 @@ def run_rank(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_rank(sys.argv[1:]))
+    sys.exit({"rank": run_rank, "preflight": check}[sys.argv[1]](sys.argv[2:]))

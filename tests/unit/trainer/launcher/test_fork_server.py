@@ -31,7 +31,7 @@ def rank_program() -> int:
 
 @pytest.fixture
 def fork_server() -> Iterator[ForkServer]:
-    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 64, cold=None))
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 64))
     yield fork_server
     fork_server.close()
 
@@ -94,7 +94,7 @@ def test_stop_waits_until_ranks_and_helpers_are_gone(fork_server: ForkServer, tm
 
 
 def test_ranks_and_helpers_end_with_the_launcher(tmp_path: Path) -> None:
-    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0, cold=None))
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0))
     pids = fork_server.start({0: {"PID_FILE": str(tmp_path / "helper")}})
     helper = helper_of(tmp_path / "helper")
     fork_server.close()
@@ -103,7 +103,7 @@ def test_ranks_and_helpers_end_with_the_launcher(tmp_path: Path) -> None:
 
 
 def test_ranks_end_with_the_fork_server_and_the_launcher_gets_an_error(tmp_path: Path) -> None:
-    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0, cold=None))
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 0))
     pids = fork_server.start({0: {"PID_FILE": str(tmp_path / "helper")}})
     rank = pids[0]
     helper = helper_of(tmp_path / "helper")
@@ -119,7 +119,7 @@ def test_a_program_that_raises_counts_as_a_dead_rank(capfd: pytest.CaptureFixtur
     def program() -> int:
         raise RuntimeError("a data loader's worker was killed")
 
-    fork_server = ForkServer(lambda: Programs(rank=program, preflight=lambda: 0, cold=None))
+    fork_server = ForkServer(lambda: Programs(rank=program, preflight=lambda: 0))
     fork_server.start({0: {}})
     assert exits(fork_server, 1) == {0: 138}
     fork_server.close()

@@ -1,0 +1,49 @@
+"""What the fork server imports before it forks ranks, and how ranks start where they cannot be forked."""
+
+import sys
+from types import ModuleType
+
+from megatron_trainer.launcher.fork_server import Programs
+
+
+def warm_up(platform: str, flags: list[str]) -> Programs:
+    """Import torch and Megatron, in the fork server.
+
+    On the gpu platform ranks and the check of the flags start cold, as new interpreters, if CUDA cannot be
+    used in a forked child.
+    """
+    if platform == "cpu":
+        from megatron_trainer.platform import cpu
+
+        cpu.install()
+        main = _import_worker(flags)
+        return Programs(rank=lambda: main.run_rank(flags), preflight=lambda: main.check(flags))
+    from megatron_trainer.platform import gpu
+
+    with gpu.imports_without_cuda():
+        main = _import_worker(flags)
+        flags, added = gpu.adapt(flags)
+    if added:
+        _log(f"flags added for the installed packages: {' '.join(added)}")
+    if reason := gpu.explain_cold_start():
+        _log(f"ranks start cold, not forked: {reason}")
+    command = [sys.executable, "-m", "megatron_trainer.worker.main"]
+    return Programs(
+        rank=lambda: main.run_rank(flags),
+        preflight=lambda: main.check(flags),
+        cold_rank=[*command, "rank", *flags] if reason else None,
+        cold_preflight=[*command, "preflight", *flags] if reason else None,
+    )
+
+
+def _import_worker(flags: list[str]) -> ModuleType:
+    from megatron_trainer.worker import main
+
+    if "HuggingFaceTokenizer" in flags:
+        # Imports transformers, which every rank would otherwise import itself.
+        import megatron.core.tokenizers.text.libraries.huggingface_tokenizer  # noqa: F401
+    return main
+
+
+def _log(text: str) -> None:
+    print(f"megatron-train: {text}", file=sys.stderr, flush=True)
