@@ -41,6 +41,8 @@ Signed = Annotated[float, Field(ge=-LARGEST_SETTING, le=LARGEST_SETTING)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(gt=0, le=10**15)]
 """Share in a mix; often a number of tokens."""
+Grace = Annotated[int, Field(ge=20, le=86_400)]
+"""Seconds from SIGTERM to SIGKILL; the launcher needs 10 of them after the save."""
 
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 """Name of an object."""

@@ -10,6 +10,7 @@ from megatron_operator.api.bounds import (
     LONGEST_TEXT,
     Accelerators,
     Count,
+    Grace,
     Iterations,
     Name,
     PerNode,
@@ -186,6 +187,8 @@ class RecoverySpec(ApiModel):
     """Longest time of a training step: `auto` (3 of the run's own step times and 75 s), `off`, or `600s`."""
     rendezvous_timeout: Seconds = 600
     """Seconds that pods wait for each other before all of them are re-created."""
+    termination_grace_period_seconds: Grace | None = None
+    """Seconds from SIGTERM to SIGKILL for a last checkpoint; default by its size, at least 300 on GPUs."""
     preflight: bool = False
     """Check every pod with a matrix product and a collective before its first step; takes seconds."""
     loss: LossSpec = LossSpec()

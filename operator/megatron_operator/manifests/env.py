@@ -3,6 +3,7 @@
 import re
 
 from megatron_contract.environment import (
+    CHECKPOINT_DIR,
     ENV_HANG_TIMEOUT,
     ENV_KEEP_CHECKPOINTS,
     ENV_LOSS_ON_REPEAT,
@@ -24,6 +25,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests.grace import SHUTDOWN_SECONDS, grace_seconds
 from megatron_operator.manifests.metadata import Manifest
 
 _RESERVED = frozenset(
@@ -39,10 +41,11 @@ _RESERVED = frozenset(
         "PET_NPROC_PER_NODE",
     }
 )
-GRACE_SECONDS = {"gpu": 300, "cpu": 60}
-"""Seconds from SIGTERM to SIGKILL, by platform: enough to save a large checkpoint."""
-_SHUTDOWN_SECONDS = 10
-"""Of these, seconds that the launcher reserves to verify the save and write its termination message."""
+_COMPILE_CACHES = {
+    "TRITON_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/triton",
+    "TORCHINDUCTOR_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/inductor",
+}
+"""On the volume, so that a replaced pod compiles no kernel again; all runs of a volume share them."""
 _BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
 
 
@@ -71,6 +74,8 @@ def environment(
     if errors:
         raise InvalidRecipeError(errors)
     values: dict[str, str] = {"HOME": "/tmp"}
+    if resolved.profile.platform == "gpu":
+        values |= _COMPILE_CACHES
     if needs_single_connection(resolved, plan):
         values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     values |= resolved.env
@@ -80,7 +85,7 @@ def environment(
         ENV_PROGRESS_PORT: str(PROGRESS_PORT),
         ENV_MAX_RANK_RESTARTS: str(resolved.recovery.max_rank_restarts),
         ENV_RENDEZVOUS_TIMEOUT: str(resolved.recovery.rendezvous_timeout),
-        ENV_TERMINATION_GRACE: str(GRACE_SECONDS[resolved.profile.platform] - _SHUTDOWN_SECONDS),
+        ENV_TERMINATION_GRACE: str(grace_seconds(resolved, plan) - SHUTDOWN_SECONDS),
     }
     values |= _recovery_settings(resolved.recovery)
     if resolved.checkpoint.keep is not None:

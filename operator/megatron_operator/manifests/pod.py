@@ -9,7 +9,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import quantity
 from megatron_operator.manifests.affinity import affinity, tolerations
-from megatron_operator.manifests.env import GRACE_SECONDS
+from megatron_operator.manifests.grace import grace_seconds
 from megatron_operator.manifests.metadata import ROLE_TRAINER, Manifest, Owner
 from megatron_operator.manifests.storage import Storage
 
@@ -59,13 +59,17 @@ def shm_size(resolved: ResolvedRecipe, plan: Plan) -> str:
 def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
     """The container's `resources`: CPU and memory in proportion to its accelerators, /dev/shm as memory.
 
-    Request and limit of memory are equal, so that the pod is among the last to be evicted.
+    Requests equal limits, so that the pod is among the last to be evicted (QoS class Guaranteed).
     """
     profile, share = resolved.profile, _share(resolved, plan)
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if profile.resources.cpu is not None:
-        requests["cpu"] = quantity.cores(quantity.parse(profile.resources.cpu) * share)
+        cores = quantity.parse(profile.resources.cpu) * share
+        requests["cpu"] = quantity.cores(cores)
+        if profile.platform == "gpu" and cores >= 1:
+            # The kubelet's static CPU manager gives cores of their own to whole, equal amounts only.
+            requests["cpu"] = limits["cpu"] = quantity.cores(Fraction(int(cores)))
     shm = quantity.parse(shm_size(resolved, plan))
     if profile.resources.memory is not None:
         memory = quantity.memory(quantity.parse(profile.resources.memory) * share + shm)
@@ -76,7 +80,7 @@ def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
         limits[profile.resource_name] = str(plan.per_node)
     if whole_node(resolved, plan):
         limits |= profile.extra_resources
-    extended = {name: amount for name, amount in limits.items() if name != "memory"}
+    extended = {name: amount for name, amount in limits.items() if name not in ("cpu", "memory")}
     result: Manifest = {"requests": requests | extended}
     return result | {"limits": limits} if limits else result
 
@@ -94,7 +98,7 @@ def template(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
-        "terminationGracePeriodSeconds": GRACE_SECONDS[resolved.profile.platform],
+        "terminationGracePeriodSeconds": grace_seconds(resolved, plan),
         "containers": [
             {
                 "name": CONTAINER_NAME,

@@ -51,6 +51,40 @@ def test_the_trainer_may_use_nearly_the_whole_grace_period_to_save(run: Any, rec
     assert grace - 15 <= int(values["MEGATRON_TERMINATION_GRACE"]) < grace
 
 
+def test_a_larger_checkpoint_has_a_longer_grace_period(run: Any) -> None:
+    """A node's part at 1 GB/s, twice, and a minute."""
+    assert run("llama3-8b-64-gpus").pod()["spec"]["terminationGracePeriodSeconds"] == 300
+    large = run("llama3-70b-tp8-nvl72")
+    part = large.plan.parameters * 14 / large.plan.nodes / 1e9
+    grace = large.pod()["spec"]["terminationGracePeriodSeconds"]
+    assert max(300, 60 + 2 * part) <= grace <= max(300, 60 + 2 * part + 30)
+
+
+@pytest.mark.parametrize("recipe", ["llama3-8b-64-gpus", "tiny-gpt"])
+def test_a_stated_grace_period_is_kept(run: Any, recipe: str) -> None:
+    def change(spec: dict[str, Any]) -> None:
+        spec["recovery"] = {"terminationGracePeriodSeconds": 1200}
+
+    stated = run(recipe, change)
+    assert stated.pod()["spec"]["terminationGracePeriodSeconds"] == 1200
+    assert stated.env()["MEGATRON_TERMINATION_GRACE"] == "1190"
+
+
+@pytest.mark.parametrize("recipe", ["llama3-8b-64-gpus", "one-gpu"])
+def test_gpu_pods_can_have_cores_of_their_own(run: Any, recipe: str) -> None:
+    """What the static CPU manager asks for: QoS class Guaranteed and whole cores."""
+    resources = run(recipe).container()["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["cpu"].isdecimal()
+
+
+def test_compiled_kernels_outlive_a_pod(run: Any) -> None:
+    env = run("one-gpu").env()
+    assert env["TRITON_CACHE_DIR"].startswith("/checkpoints/")
+    assert env["TORCHINDUCTOR_CACHE_DIR"].startswith("/checkpoints/")
+    assert "TRITON_CACHE_DIR" not in run("tiny-gpt").env()
+
+
 def test_pods_that_share_a_tensor_parallel_group_require_one_nvlink_domain(run: Any) -> None:
     manifest = run("llama3-70b-tp8-nvl72").build().job["spec"]["pytorchReplicaSpecs"]
     for replica in ("Master", "Worker"):

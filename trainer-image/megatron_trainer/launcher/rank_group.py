@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.launcher.fork_server import ForkServer
+from megatron_trainer.launcher.shared_memory import remove_unused_segments
 from megatron_trainer.rendezvous.handler import GangRendezvous
 from megatron_trainer.telemetry.reporter import (
     FINISHED,
@@ -105,6 +106,7 @@ class RankGroup(SimpleElasticAgent):
         """Kill all ranks of this pod. Raises ForkServerLostError if one cannot be killed."""
         self._watchdog.stop()
         self._fork_server.stop()
+        remove_unused_segments()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait at most MONITOR_SECONDS for exits. A rank succeeds only with exit code FINISHED."""

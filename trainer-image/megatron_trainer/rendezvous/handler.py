@@ -106,7 +106,7 @@ class GangRendezvous(RendezvousHandler):
             if plan is not None:
                 self.plan = plan
                 self._started = self.generation
-                info = RendezvousStoreInfo(self.master_addr, plan.master_port)
+                info = RendezvousStoreInfo(_address(self.master_addr), plan.master_port)
                 return RendezvousInfo(None, self.node_rank, self.nodes, info)
 
     def _join(self, deadline: float) -> GenerationPlan | None:
@@ -271,3 +271,11 @@ class GangRendezvous(RendezvousHandler):
     def all_marked(self, what: str) -> bool:
         """Return whether all pods are marked `what` in this generation. Raises StoreLostError."""
         return self.store.reached(f"{what}/{self.generation}", self.nodes)
+
+
+def _address(name: str) -> str:
+    """The address of a host name, so that not every rank asks the cluster's DNS; the name if DNS fails."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return name

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import IO
 
 import pytest
@@ -246,6 +247,16 @@ def test_a_replaced_master_of_a_complete_run_does_not_wait_for_pods_that_have_co
 def test_pods_that_join_a_complete_run_read_the_verdict(port: int) -> None:
     done = Ending(ExitCode.OK, "iteration 20 of 20 was already done")
     assert Rendezvous(pod(port, 0, completed=lambda: done), pod(port, 1)).join() == {0: done, 1: done}
+
+
+def test_ranks_get_the_address_of_the_master_pod_and_not_its_name(port: int) -> None:
+    single = pod(port, 0, nodes=1)
+    assert ip_address(single.next_rendezvous().bootstrap_store_info.master_addr).is_loopback
+
+
+def test_ranks_get_the_name_while_it_does_not_resolve(port: int) -> None:
+    single = replace(pod(port, 0, nodes=1), master_addr="no-such-host.invalid")
+    assert single.next_rendezvous().bootstrap_store_info.master_addr == "no-such-host.invalid"
 
 
 def test_the_state_survives_serialization() -> None:
