@@ -20,6 +20,8 @@ _PATHS = {
     "Service": "/api/v1/{ns}/services",
     "PersistentVolumeClaim": "/api/v1/{ns}/persistentvolumeclaims",
     "ConfigMap": "/api/v1/{ns}/configmaps",
+    "Secret": "/api/v1/{ns}/secrets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/{ns}/networkpolicies",
     "Event": "/api/v1/{ns}/events",
     "ResourceQuota": "/api/v1/{ns}/resourcequotas",
     "ServiceAccount": "/api/v1/{ns}/serviceaccounts",

@@ -117,6 +117,31 @@ def test_the_operator_creates_no_pod_with_a_service_account_token(
     operator_account.create(training_job(namespace, "ours"))
 
 
+def secret(namespace: str, name: str, kind: str = "Opaque", **metadata: Any) -> Object:
+    """A Secret with the recipe's label unless `metadata` has others."""
+    identity = {"name": name, "namespace": namespace, "labels": {LABEL_RECIPE: "run"}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": identity | metadata, "type": kind}
+
+
+def test_the_operator_creates_secrets_of_recipes_and_cannot_read_any(
+    api: Api, operator_account: Api, namespace: str
+) -> None:
+    foreign = secret(namespace, "foreign", labels={"app": "other"})
+    wait_until("the policy", lambda: _is_refused(lambda: operator_account.create(foreign, dryRun="All")))
+    refused(lambda: operator_account.create(foreign), f"only objects with the label {LABEL_RECIPE}")
+    account = {"kubernetes.io/service-account.name": "default"}
+    token = secret(namespace, "token", "kubernetes.io/service-account-token", annotations=account)
+    refused(lambda: operator_account.create(token), "only Secrets of type Opaque")
+    operator_account.create(secret(namespace, "ours"))
+    for action in (
+        lambda: operator_account.find("Secret", namespace, "ours"),
+        lambda: operator_account.list("Secret", namespace),
+        lambda: operator_account.delete("Secret", namespace, "ours"),
+    ):
+        refused(action, "cannot")
+    api.delete("Secret", namespace, "ours")
+
+
 def test_others_are_not_restricted(api: Api, namespace: str) -> None:
     body = job(namespace, "theirs", {"app": "other"})
     del body["spec"]["template"]["spec"]["automountServiceAccountToken"]

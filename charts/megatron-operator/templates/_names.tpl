@@ -45,6 +45,10 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, create, patch]
+# The token of a gang; not to read any.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

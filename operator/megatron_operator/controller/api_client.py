@@ -50,6 +50,8 @@ PODS: Final = Resource("", "v1", "pods")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 EVENTS: Final = Resource("", "v1", "events")
+SECRETS: Final = Resource("", "v1", "secrets")
+"""Created, never read."""
 NODES: Final = Resource("", "v1", "nodes")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 

@@ -3,6 +3,9 @@
 Everything is created with POST and changed only where `lifecycle.children` judges it to be the recipe's own.
 """
 
+import secrets
+from typing import Final
+
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.reasons import Reason
@@ -12,6 +15,7 @@ from megatron_operator.controller.api_client import (
     CLAIMS,
     JOBS,
     PODS,
+    SECRETS,
     ApiClient,
     ApiError,
     Resource,
@@ -35,9 +39,12 @@ from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import abandoned_pods
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import pytorchjob
-from megatron_operator.manifests.metadata import ROLE_PREPARE
+from megatron_operator.manifests import gang_token, pytorchjob
+from megatron_operator.manifests.metadata import ROLE_PREPARE, Owner
 from megatron_operator.manifests.node_avoidance import avoiding
+
+TOKEN_BYTES: Final = 32
+"""Random bytes of the token of a run."""
 
 
 async def pods_of_role(api: ApiClient, status: StatusBuilder, role: str) -> list[Object]:
@@ -156,6 +163,15 @@ class Children:
         else:
             status.set_condition(Condition.PREPARED, False, obstacle.reason, obstacle.message)
 
+    async def _ensure_token(self, status: StatusBuilder) -> None:
+        """Create the Secret with the run's token. Where one of its name exists, it is the run's already.
+
+        Its name has the recipe's UID. The operator may not read Secrets, so it cannot check more.
+        """
+        namespace, name = status.key
+        token = secrets.token_hex(TOKEN_BYTES)
+        await self._create(SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
+
     async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | None:
         """Create the training job; None when the API server rejects it, and the condition has the reason.
 
@@ -166,6 +182,7 @@ class Children:
         """
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
         try:
+            await self._ensure_token(status)
             job = await self._create(JOBS, manifest)
         except ApiError as error:
             if error.not_found:

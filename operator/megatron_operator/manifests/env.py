@@ -4,6 +4,7 @@ import re
 
 from megatron_contract.environment import (
     CHECKPOINT_DIR,
+    ENV_GANG_TOKEN_FILE,
     ENV_HANG_TIMEOUT,
     ENV_KEEP_CHECKPOINTS,
     ENV_LOSS_ON_REPEAT,
@@ -17,6 +18,8 @@ from megatron_contract.environment import (
     ENV_REQUIRE_CHECKPOINT,
     ENV_RUN_ID,
     ENV_TERMINATION_GRACE,
+    GANG_TOKEN_DIR,
+    GANG_TOKEN_FILE,
     PROGRESS_PORT,
     SETTINGS,
 )
@@ -82,6 +85,7 @@ def environment(
     values |= {
         ENV_PLATFORM: resolved.profile.platform,
         ENV_RUN_ID: run_id,
+        ENV_GANG_TOKEN_FILE: f"{GANG_TOKEN_DIR}/{GANG_TOKEN_FILE}",
         ENV_PROGRESS_PORT: str(PROGRESS_PORT),
         ENV_MAX_RANK_RESTARTS: str(resolved.recovery.max_rank_restarts),
         ENV_RENDEZVOUS_TIMEOUT: str(resolved.recovery.rendezvous_timeout),

@@ -7,7 +7,7 @@ from megatron_contract.environment import CONTAINER_NAME, PROGRESS_PORT, PROGRES
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.manifests import quantity
+from megatron_operator.manifests import gang_token, quantity
 from megatron_operator.manifests.affinity import affinity, tolerations
 from megatron_operator.manifests.grace import grace_seconds
 from megatron_operator.manifests.metadata import ROLE_TRAINER, Manifest, Owner
@@ -111,10 +111,10 @@ def template(
                 "securityContext": CONTAINER_SECURITY,
                 # Without a message of the trainer, the end of its log shows why it ended.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": storage.mounts(),
+                "volumeMounts": [*storage.mounts(), gang_token.mount()],
             }
         ],
-        "volumes": storage.volumes(shm_size(resolved, plan)),
+        "volumes": [*storage.volumes(shm_size(resolved, plan)), gang_token.volume(owner)],
         "tolerations": tolerations(resolved),
     }
     placement = affinity(owner, resolved, plan)

@@ -19,6 +19,7 @@ from megatron_operator.controller.api_client import (
     NODES,
     PODS,
     RECIPES,
+    SECRETS,
     ApiError,
     Resource,
 )
@@ -63,10 +64,12 @@ class ApiInMemory:
         self._job: Object | None = None
         self.claims: dict[str, Object] = {}
         self.batch_jobs: dict[str, Object] = {}
+        self.secrets: dict[str, Object] = {}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
         self._respond()
+        assert resource is not SECRETS, "the operator may not read Secrets"
         if resource is RECIPES:
             return self.recipe
         if resource is JOBS:
@@ -173,8 +176,7 @@ class ApiInMemory:
             self.cluster.delete(pod)
 
     def _stored(self, resource: Resource) -> dict[str, Object]:
-        assert resource in (CLAIMS, BATCH_JOBS), resource
-        return self.claims if resource is CLAIMS else self.batch_jobs
+        return {CLAIMS: self.claims, BATCH_JOBS: self.batch_jobs, SECRETS: self.secrets}[resource]
 
     def _respond(self) -> None:
         self.clock.synchronize(formatdate(self.cluster.now, usegmt=True))

@@ -30,7 +30,9 @@ def test_pods_pass_pod_security_restricted(run: Any) -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] != 0
         assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-        assert all({"emptyDir", "persistentVolumeClaim"} & volume.keys() for volume in spec["volumes"])
+        assert all(
+            {"emptyDir", "persistentVolumeClaim", "secret"} & volume.keys() for volume in spec["volumes"]
+        )
         for container in spec["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -41,7 +43,8 @@ def test_trainers_have_no_api_token_and_cannot_write_data(run: Any) -> None:
     assert pod["spec"]["automountServiceAccountToken"] is False
     mounts = {mount["mountPath"]: mount for mount in pod["spec"]["containers"][0]["volumeMounts"]}
     assert mounts["/data"]["readOnly"] is True
-    assert mounts.keys() == {"/data", "/checkpoints", "/dev/shm", "/tmp"}
+    assert mounts["/run/megatron/gang"]["readOnly"] is True
+    assert mounts.keys() == {"/data", "/checkpoints", "/dev/shm", "/tmp", "/run/megatron/gang"}
 
 
 @pytest.mark.parametrize("recipe", ["llama3-8b-64-gpus", "tiny-gpt"])

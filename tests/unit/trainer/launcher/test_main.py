@@ -14,8 +14,9 @@ from megatron_trainer.launcher import main
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Restore the signal handler that `main` replaces."""
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore the signal handler that `main` replaces. Threads of other tests would make it end pytest."""
+    monkeypatch.setattr(main.threading, "active_count", lambda: 1)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,75 @@
+"""The operator gives each run a token that it never reads and never reports."""
+
+import json
+import logging
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from megatron_operator.controller.api_client import SECRETS, ApiError, Resource
+
+from tests.unit.controller.simulated_run import Run
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    run = Run()
+    yield run
+    run.operator.close()
+
+
+def mounted(run: Run) -> str:
+    """Name of the Secret that the job's pods mount."""
+    template = run.api.job()["spec"]["pytorchReplicaSpecs"]["Master"]["template"]  # type: ignore[index]
+    volumes = template["spec"]["volumes"]
+    return next(str(each["secret"]["secretName"]) for each in volumes if "secret" in each)
+
+
+def token(run: Run) -> str:
+    [secret] = run.api.secrets.values()
+    return b64decode(secret["data"]["token"]).decode()
+
+
+def test_the_secret_that_the_pods_mount_exists_and_has_a_random_token(run: Run) -> None:
+    run.until(run.trains)
+    assert list(run.api.secrets) == [mounted(run)]
+    assert len(bytes.fromhex(token(run))) == 32
+    other = Run()
+    other.until(other.trains)
+    other.operator.close()
+    assert token(other) != token(run)
+
+
+def test_the_token_stays_while_jobs_of_the_run_are_replaced(run: Run) -> None:
+    run.until(run.trains)
+    before = token(run)
+    job = run.api.job()
+    run.edit(env={"NCCL_DEBUG": "INFO"})
+    run.until(lambda: run.api.job() is not None and run.api.job() != job and run.trains())
+    assert token(run) == before
+
+
+def test_the_token_is_in_no_status_event_or_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    run.until(run.trains)
+    secret = next(iter(run.api.secrets.values()))["data"]["token"]
+    reported = json.dumps([run.api.recipe, run.api.posted, run.api.job()]) + caplog.text
+    assert token(run) not in reported
+    assert secret not in reported
+
+
+def test_a_refused_secret_is_reported_and_the_job_is_not_created(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = run.api.create
+
+    async def refuse(resource: Resource, body: Any) -> Any:
+        if resource is SECRETS:
+            raise ApiError(403, "Forbidden", "secrets is forbidden: exceeded quota")
+        return await create(resource, body)
+
+    monkeypatch.setattr(run.api, "create", refuse)
+    run.until(lambda: run.condition("Running").get("reason") == "JobRefused")
+    assert run.condition("Running")["message"] == "secrets is forbidden: exceeded quota"
+    assert run.api.job() is None
