@@ -1,27 +1,40 @@
-"""A node on which a run fails repeatedly."""
+"""A node whose hardware monitor reports a fault."""
 
 from testkit.faults.injections import FaultContext, InjectedFault, Injection, delete_pod, kill_rank
 from testkit.waiting import wait_until
 from testkit.watched_run import WatchedRun
 
-AVOID_AFTER_TWO = {"recovery": {"nodes": {"avoidAfter": 2}}}
+AVOIDING = {"recovery": {"nodes": {"avoidAfter": 2}}}
+FAULT = "GPUXIDErrors"
+"""A node condition of AKS' node-problem-detector."""
 
 
-def fail_twice_on_one_node(context: FaultContext[WatchedRun]) -> InjectedFault:
-    """Kill a rank twice on one node, then delete the pod unless the operator has already moved it."""
-    run, kill = context.run, kill_rank(1, 0)
-    fault = _inject_and_recover(context, kill)
-    bad = fault.node
-    _inject_and_recover(context, kill)
-    wait_until(
-        f"status.recovery.nodesAvoided to name {bad}",
-        lambda: run.recovery().get("nodesAvoided") == [bad],
-    )
-    run.settled()
-    if context.node_of(1) == bad:
-        _inject_and_recover(context, delete_pod(1))
-    assert context.node_of(1) != bad, f"{run.pod_name(1)} is on {bad} again, which is avoided"
+def kill_rank_on_faulty_node(context: FaultContext[WatchedRun]) -> InjectedFault:
+    """Kill a rank on a node that reports a fault, then delete its pod unless the operator has moved it."""
+    run, bad = context.run, context.node_of(1)
+    _set_condition(run, bad, "True")
+    try:
+        fault = _inject_and_recover(context, kill_rank(1, 0))
+        wait_until(
+            f"status.recovery.nodesAvoided to name {bad}",
+            lambda: run.recovery().get("nodesAvoided") == [bad],
+        )
+        run.settled()
+        if context.node_of(1) == bad:
+            _inject_and_recover(context, delete_pod(1))
+        assert context.node_of(1) != bad, f"{run.pod_name(1)} is on {bad} again, which is avoided"
+    finally:
+        _set_condition(run, bad, "False")
     return fault
+
+
+def _set_condition(run: WatchedRun, node: str, status: str) -> None:
+    """Set the condition as a monitor does; the kubelet keeps conditions that are not its own."""
+    moment = "2026-01-01T00:00:00Z"
+    fault = {"type": FAULT, "status": status, "lastHeartbeatTime": moment, "lastTransitionTime": moment}
+    known = run.api.get("Node", None, node)["status"]["conditions"]
+    conditions = [*(each for each in known if each["type"] != FAULT), fault]
+    run.api.patch("Node", None, node, {"status": {"conditions": conditions}}, "status")
 
 
 def _inject_and_recover(context: FaultContext[WatchedRun], inject: Injection) -> InjectedFault:

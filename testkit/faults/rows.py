@@ -309,12 +309,12 @@ LAYOUTS = (
         extended=True,
     ),
     Row(
-        "a rank is killed twice on one node, which is avoided",
-        bad_node.fail_twice_on_one_node,
+        "a rank is killed on a node that reports a fault of its GPUs, which is avoided",
+        bad_node.kill_rank_on_faulty_node,
         kinds("rank", "pod"),
         SIGKILL,
         reported=("pod", "node", "rank"),
-        spec=bad_node.AVOID_AFTER_TWO,
+        spec=bad_node.AVOIDING,
         extended=True,
     ),
 )

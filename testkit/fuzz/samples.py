@@ -55,7 +55,13 @@ def platform_seeds() -> list[Any]:
         "checkpoint": {"size": "1Ti"},
         "queue": "research",
         "namespaces": {"*": {"maxAccelerators": 64}, "default": {"acceleratorTypes": ["h100", "cpu"]}},
-        "badNodes": {"cordon": True},
+        "badNodes": {
+            "cordon": True,
+            "maxShare": 0.2,
+            "maxPerHour": 2,
+            "conditions": ["A=False"],
+            "taints": ["a/b"],
+        },
     }
     return [full, {}, {"accelerators": {"h100": profile}, "image": "trainer:1"}]
 

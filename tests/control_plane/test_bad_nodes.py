@@ -77,7 +77,7 @@ def test_a_node_is_avoided_at_its_first_hardware_failure_and_never_for_an_applic
 
 
 def test_the_next_operator_completes_the_avoidance(world: World, pool: Callable[[int], Pool]) -> None:
-    state = begin(world, pool(2), nodes={"avoidAfter": 1})
+    state = begin(world, pool(3), nodes={"avoidAfter": 1})
     bad = state.node_of("worker-0")
     assert state.node_of("master-0") != bad
     with killed_after_every_write(world) as kills:
@@ -90,20 +90,49 @@ def test_the_next_operator_completes_the_avoidance(world: World, pool: Callable[
 
 
 def test_a_bad_node_is_used_again_when_there_is_no_other(world: World, pool: Callable[[int], Pool]) -> None:
-    state = begin(world, pool(2), nodes={"avoidAfter": 1})
+    nodes = pool(3)
+    state = begin(world, nodes)
     bad = state.node_of("worker-0")
     fail_worker(world, state.uid_of("worker-0"), 1)
-
-    def waits(state: RunState) -> bool:
-        pod = state.pods.get("worker-0")
-        return pod is not None and avoided_nodes(pod) == [bad] and bool(state.recovery.get("waitingSince"))
-
-    world.wait_for("run", where=waits)
-    world.patch_status("run", recovery={"waitingSince": "2026-01-01T00:00:00Z"})
+    state = world.wait_for("run", pods=2, status={"recovery": {"nodesAvoided": [bad]}})
+    state = world.train("run", 52, checkpoint=50, generation=2, resumedFrom=50)
+    spare = state.node_of("worker-0")
+    assert spare != bad
+    nodes.cordon(spare)
+    fail_worker(world, state.uid_of("worker-0"), 2, evidence=None)
     state = world.wait_for("run", pods=2, where=lambda state: not state.recovery.get("nodesAvoided"))
     assert state.node_of("worker-0") == bad
     assert state.recovery.get("nodeFailures", {}) == {}
-    assert state.recovery["restarts"] == 1
+    world.wait_for_events("NodeReleased", contains="have room for 1 of 2 pods")
+
+
+def test_a_node_that_the_run_needs_is_not_avoided(world: World, pool: Callable[[int], Pool]) -> None:
+    state = begin(world, pool(2))
+    bad = state.node_of("worker-0")
+    fail_worker(world, state.uid_of("worker-0"), 1)
+    state = world.wait_for("run", pods=2, where=lambda state: "worker-0" in state.pods)
+    assert state.node_of("worker-0") == bad
+    assert state.recovery["nodeEvidence"][bad]["evidence"] == "DeviceMemory"
+    assert "nodesAvoided" not in state.recovery
+
+
+def test_a_node_whose_condition_shows_failed_hardware_is_avoided(
+    world: World, pool: Callable[[int], Pool]
+) -> None:
+    state = begin(world, pool(3))
+    bad = state.node_of("worker-0")
+    now = "2026-01-01T00:00:00Z"
+    condition = {
+        "type": "GPUXIDErrors",
+        "status": "True",
+        "lastTransitionTime": now,
+        "lastHeartbeatTime": now,
+    }
+    known = world.api.get("Node", None, bad)["status"].get("conditions") or []
+    world.api.patch("Node", None, bad, {"status": {"conditions": [*known, condition]}}, "status")
+    fail_worker(world, state.uid_of("worker-0"), 1, evidence=None)
+    state = world.wait_for("run", pods=2, status={"recovery": {"nodesAvoided": [bad]}})
+    assert state.recovery["nodeEvidence"][bad]["cause"] == "node condition GPUXIDErrors=True"
 
 
 @pytest.fixture
@@ -119,7 +148,7 @@ def cordoning(install: Callable[[str, Object], str], installed: str) -> Iterator
 def test_bad_nodes_are_cordoned_where_the_platform_requests_it(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
-    state = begin(world, pool(2), nodes={"avoidAfter": 1})
+    state = begin(world, pool(3))
     bad = state.node_of("worker-0")
     fail_worker(world, state.uid_of("worker-0"), 1)
     wait_until(f"{bad} to be cordoned", lambda: world.api.get("Node", None, bad)["spec"].get("unschedulable"))

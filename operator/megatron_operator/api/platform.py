@@ -1,6 +1,6 @@
 """The platform file: settings of a cluster that hold for every recipe (`platform.yaml` of a ConfigMap)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -79,11 +79,46 @@ class CheckpointDefaults(ApiModel):
     storage_class_name: Name | None = None
 
 
+NodeSign = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*(=(True|False|Unknown))?$", max_length=320)
+]
+NODE_CONDITIONS: Final = (
+    "GPUMissing",
+    "GPUXIDErrors",
+    "GpuDriverWatch",
+    "GpuInforomWatch",
+    "GpuMemWatch",
+    "GpuNvlinkWatch",
+    "GpuPcieWatch",
+    "GpuThermalWatch",
+    "SysLogsGPUFallenOff",
+    "SysLogsSXIDError",
+    "SysLogsXIDError",
+    "AcceleratedHardwareReady=False",
+)
+NODE_TAINTS: Final = (
+    "nvidia.com/gpu-nvlink-error",
+    "nvidia.com/gpu-xid-error",
+    "nvidia.com/syslog-xid-error",
+)
+
+
 class BadNodes(ApiModel):
-    """Handling of nodes that runs avoid."""
+    """Handling of nodes whose hardware fails, which runs avoid."""
 
     cordon: bool = False
     """Cordon them, so that no pods at all are scheduled there; requires permission to patch nodes."""
+    max_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Largest share of the nodes that match a run which it may avoid; one node is always allowed."""
+    max_per_hour: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Most nodes that a run begins to avoid within an hour."""
+    conditions: Annotated[list[NodeSign], Field(max_length=64)] = Field(
+        default_factory=lambda: list(NODE_CONDITIONS)
+    )
+    """Node conditions that show failed hardware, as `Type` (when True) or `Type=Status`. The default has
+    those of NVSentinel, AKS' node-problem-detector and EKS' node monitoring agent."""
+    taints: Annotated[list[NodeSign], Field(max_length=64)] = Field(default_factory=lambda: list(NODE_TAINTS))
+    """Keys of taints that show the same."""
 
 
 class PlatformConfig(ApiModel):
@@ -103,4 +138,4 @@ class PlatformConfig(ApiModel):
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
     """Limits by namespace; `*` applies to all others."""
     bad_nodes: BadNodes = BadNodes()
-    """Handling of nodes that runs avoid."""
+    """Handling of nodes whose hardware fails, which runs avoid."""

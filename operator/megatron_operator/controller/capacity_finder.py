@@ -9,9 +9,10 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import NODES, PODS, ApiClient
 from megatron_operator.controller.planning import Planning
-from megatron_operator.lifecycle.capacity import ClusterUsage, fitting_pods
+from megatron_operator.lifecycle.capacity import ClusterUsage, fitting_pods, places
 from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
+from megatron_operator.lifecycle.node_evidence import to_avoid
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.observation import Capacity, Elastic, ElasticCapacity, Limits
@@ -49,7 +50,8 @@ class CapacityFinder:
         waiting = recovery.waiting_since is not None
         resizable = limits.elastic is not None and (waiting or recovery.elastic is not None)
         releasable = waiting and bool(recovery.nodes_avoided)
-        if not (resizable or releasable):
+        bad = to_avoid(recovery, limits.avoid_after)
+        if not (resizable or releasable or bad):
             return Capacity()
         if not self._allowed:
             return await self._without_permission(status, snapshot, limits, waiting=waiting)
@@ -59,11 +61,14 @@ class CapacityFinder:
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fits = sum((await asyncio.to_thread(fitting_pods, cluster, template, own)).values())
         elastic = await self._elastic(status, snapshot, limits, fits) if resizable else None
-        if not releasable:
+        if not (releasable or bad):
             return Capacity(elastic)
         anywhere = _template(avoiding(snapshot.existing_job, ()))
+        room = await asyncio.to_thread(places, cluster, anywhere)
+        if not releasable:
+            return Capacity(elastic, places=room)
         usable = (await asyncio.to_thread(fitting_pods, cluster, anywhere, own)).keys()
-        return Capacity(elastic, frozenset(recovery.nodes_avoided) & usable)
+        return Capacity(elastic, frozenset(recovery.nodes_avoided) & usable, room)
 
     async def _without_permission(
         self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, *, waiting: bool

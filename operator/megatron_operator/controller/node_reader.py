@@ -13,6 +13,7 @@ from megatron_operator.lifecycle.node_state import (
     node_of,
     node_state,
     ready_condition,
+    with_signs,
 )
 from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 
@@ -34,12 +35,15 @@ class NodeReader:
         self._cache: dict[str, tuple[float, NodeStatus]] = {}
         self._bad_since: dict[str, float] = {}
 
-    async def of(self, pods: Iterable[Mapping[str, Any]], now: float) -> dict[str, NodeStatus]:
-        """Nodes of those pods that are being deleted; empty where nodes may not be read.
+    async def of(
+        self, pods: Iterable[Mapping[str, Any]], now: float, also: Iterable[str] = ()
+    ) -> dict[str, NodeStatus]:
+        """Nodes of those pods that are being deleted, and `also`; empty where nodes may not be read.
 
         `now` is in seconds since the epoch.
         """
         names = {name for pod in pods if is_deleting(pod) and (name := node_of(pod)) is not None}
+        names |= set(also)
         if not names or not self._allowed:
             return {}
         moment = time.monotonic()
@@ -55,11 +59,11 @@ class NodeReader:
         state = NodeState.GONE if node is None else node_state(node)
         if node is None or state is NodeState.READY:
             self._bad_since.pop(name, None)
-            return NodeStatus(state)
+            return NodeStatus(state) if node is None else with_signs(NodeStatus(state), node)
         # The operator's clock may have been set back, so the time since the first observation counts too.
         observed_for = moment - self._bad_since.setdefault(name, moment)
         changed = seconds(ready_condition(node).get("lastTransitionTime")) or now
-        return NodeStatus(state, min(changed, now - observed_for))
+        return with_signs(NodeStatus(state, min(changed, now - observed_for)), node)
 
     async def _read(self, names: list[str]) -> dict[str, Object]:
         """These nodes by name, as far as they exist."""

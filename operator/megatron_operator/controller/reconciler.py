@@ -12,6 +12,7 @@ from megatron_operator.controller.api_client import EXPECTED_ERRORS, JOBS, RECIP
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.planning import Planning, PlanPendingError
 from megatron_operator.controller.progress_poller import ProgressPoller
@@ -39,6 +40,7 @@ from megatron_operator.lifecycle.job_status import (
     set_starting,
     set_suspended,
 )
+from megatron_operator.lifecycle.node_health import judge_nodes
 from megatron_operator.lifecycle.object_metadata import content_hash, is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.progress_status import update_goodput
@@ -99,6 +101,7 @@ class Reconciler:
         self._capacity = capacity
         self._poller = poller
         self._events = EventPoster(api)
+        self._cordoner = Cordoner(api, config)
         self._refused: dict[RecipeKey, tuple[str, int, int]] = {}
         """UID and generation of refused specs, and the revision of the configuration that refused them."""
 
@@ -326,11 +329,12 @@ class Reconciler:
             return DONE
         if (unfinished := unfinished_actions(status, snapshot)) is not None:
             return unfinished
-        limits = recovery_limits(status)
+        limits, rules = recovery_limits(status), await self._cordoner.rules(status)
+        status.set(recovery=judge_nodes(status.recovery, snapshot.nodes, rules, status.now))
         capacity = await self._find_capacity(status, snapshot, limits)
-        decision = decide(observe(status, snapshot, limits, capacity))
+        decision = decide(observe(status, snapshot, limits, capacity, rules))
         if isinstance(decision, Avoid):
-            await self._cordon(status, decision.nodes)
+            await self._cordoner.cordon(status, decision.nodes, rules)
         result = apply_decision(status, snapshot, decision)
         if status.ended:
             self._poller.forget(status.key)
@@ -349,21 +353,6 @@ class Reconciler:
         except Exception as error:
             set_internal_error(status, error, running=True)
         return Capacity()
-
-    async def _cordon(self, status: StatusBuilder, nodes: tuple[str, ...]) -> None:
-        """Cordon bad nodes where the platform asks for it, before the status records them."""
-        try:
-            config = await self._config.read()
-        except InvalidRecipeError as error:
-            log.warning("%s: nodes %s not cordoned: %s", status.key, ", ".join(nodes), error)
-            return
-        for node in nodes if config.platform.bad_nodes.cordon else ():
-            try:
-                await self._api.cordon(node)
-            except ApiError as error:
-                if not error.not_found and not error.refused:
-                    raise
-                log.warning("%s: node %s not cordoned: %s", status.key, node, error)
 
     async def _write(self, status: StatusBuilder) -> bool:
         """Write the status; False when the recipe no longer exists."""

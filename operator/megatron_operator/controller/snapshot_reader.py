@@ -7,6 +7,7 @@ from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
+from megatron_operator.lifecycle.node_health import suspects
 from megatron_operator.lifecycle.object_metadata import Object, owned_by
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
 from megatron_operator.lifecycle.snapshot import RunSnapshot
@@ -64,7 +65,7 @@ class SnapshotReader:
             reading=self._poller.reading(key),
             silence=self._poller.silence(key),
             ends=dict(self._ends.get(key, {})),
-            nodes=await self._nodes.of(trainers, status.now),
+            nodes=await self._nodes.of(trainers, status.now, suspects(status.recovery)),
         )
         if snapshot.job_phase is JobPhase.ACTIVE and len(snapshot.pods) < snapshot.size:
             selector = f"involvedObject.uid={uid},type=Warning"

@@ -63,6 +63,11 @@ class ClusterUsage:
         return used
 
 
+def places(cluster: ClusterUsage, template: Object) -> dict[str, int]:
+    """As `fitting_pods`, as if nothing ran on the nodes."""
+    return fitting_pods(ClusterUsage(cluster.nodes), template, ())
+
+
 def fitting_pods(cluster: ClusterUsage, template: Object, own_uids: Collection[str]) -> dict[str, int]:
     """Node name -> number of pods made from `template` that fit, counting the run's own pods as free.
 

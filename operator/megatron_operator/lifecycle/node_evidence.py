@@ -83,6 +83,20 @@ def record_avoided(recovery: RecoveryStatus, nodes: Collection[str], now: float)
     return recovery.model_copy(update={"node_evidence": entries})
 
 
+def to_avoid(recovery: RecoveryStatus, avoid_after: int) -> tuple[str, ...]:
+    """Nodes with evidence enough to be avoided that are not avoided yet."""
+    if not avoid_after:
+        return ()
+    return tuple(
+        sorted(
+            name
+            for name, each in recovery.node_evidence.items()
+            if name not in recovery.nodes_avoided
+            and (is_conclusive(each) or recovery.node_failures.get(name, 0) >= avoid_after)
+        )
+    )
+
+
 def is_conclusive(evidence: NodeEvidence) -> bool:
     """Whether one such failure is enough to avoid the node."""
     return evidence.evidence != NODE_LOST and not evidence.shared

@@ -1,7 +1,7 @@
 """Whether a node's kubelet can still end the pods on it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -31,6 +31,23 @@ class NodeStatus:
     state: NodeState
     since: float = 0.0
     """When the node entered this state, seconds since the epoch."""
+    conditions: frozenset[str] = frozenset()
+    """Its conditions but Ready, as `Type=Status`."""
+    taints: frozenset[str] = frozenset()
+    """Keys of its taints."""
+
+
+def with_signs(status: NodeStatus, node: Mapping[str, Any]) -> NodeStatus:
+    """The status with what monitors of the node's hardware report in conditions and taints."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    taints = (node.get("spec") or {}).get("taints") or []
+    return replace(
+        status,
+        conditions=frozenset(
+            f"{c.get('type')}={c.get('status')}" for c in conditions if c.get("type") != "Ready"
+        ),
+        taints=frozenset(str(taint.get("key")) for taint in taints),
+    )
 
 
 def node_state(node: Mapping[str, Any]) -> NodeState:

@@ -76,6 +76,8 @@ class History:
     """Nodes with evidence of which one failure is enough, and that evidence."""
     avoided: frozenset[str] = frozenset()
     """Nodes that new pods avoid."""
+    cleared: frozenset[str] = frozenset()
+    """Avoided nodes against which there is no evidence any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,16 @@ class ElasticCapacity:
 
 
 @dataclass(frozen=True, slots=True)
+class AvoidanceLimits:
+    """How many nodes a run may begin to avoid."""
+
+    count: int
+    """By the platform's share of the pool and number in an hour."""
+    places: Mapping[str, int] | None = None
+    """Pods of the run that each ready and matching node has room for when it is empty; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """Accelerators that a run could have."""
 
@@ -142,6 +154,8 @@ class Capacity:
     """None: not known, or the run is not elastic."""
     releasable_nodes: frozenset[str] = frozenset()
     """Avoided nodes that are ready and have free accelerators for a pod of the run."""
+    places: Mapping[str, int] | None = None
+    """As in AvoidanceLimits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +179,5 @@ class Observation:
     """None: not known, or the run is not elastic."""
     releasable: frozenset[str] = frozenset()
     """Avoided nodes that are ready and have free accelerators for a pod of the run."""
+    avoidance: AvoidanceLimits | None = None
+    """None: no limit."""

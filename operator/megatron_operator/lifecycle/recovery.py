@@ -9,6 +9,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import RecoveryStatus
@@ -33,6 +34,7 @@ from megatron_operator.lifecycle.incidents import (
     resized_by_edit,
 )
 from megatron_operator.lifecycle.node_evidence import forget_evidence, is_conclusive, record_avoided
+from megatron_operator.lifecycle.node_health import avoidance_limits
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.observation import Capacity, Heartbeat, History, Limits, Observation
 from megatron_operator.lifecycle.pod_termination import ended_early, pod_end, short_name
@@ -66,8 +68,14 @@ def recovery_limits(status: StatusBuilder) -> Limits:
         return Limits.of(RecoverySpec())
 
 
-def observe(status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, capacity: Capacity) -> Observation:
-    """What the recovery policy decides on."""
+def observe(
+    status: StatusBuilder,
+    snapshot: RunSnapshot,
+    limits: Limits,
+    capacity: Capacity,
+    rules: BadNodes | None = None,
+) -> Observation:
+    """What the recovery policy decides on. `rules` are the platform's for bad nodes."""
     heartbeat = None
     if snapshot.reading is not None:
         report = snapshot.reading.report
@@ -99,6 +107,7 @@ def observe(status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, capaci
                 if is_conclusive(each)
             },
             avoided=frozenset(recovery.nodes_avoided),
+            cleared=frozenset(recovery.nodes_avoided) - recovery.node_evidence.keys(),
         ),
         limits=limits,
         ended=snapshot.job_phase is not JobPhase.ACTIVE,
@@ -106,6 +115,9 @@ def observe(status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, capaci
         waiting_since=seconds(recovery.waiting_since),
         capacity=capacity.elastic,
         releasable=capacity.releasable_nodes,
+        avoidance=avoidance_limits(
+            recovery, capacity.places, snapshot.size, rules or BadNodes(), snapshot.now
+        ),
     )
 
 

@@ -165,7 +165,7 @@ def _bad_nodes(observation: Observation) -> Avoid | None:
         for node, count in sorted(history.node_failures.items())
         if count >= allowed and node not in history.avoided and node not in bad
     }
-    bad = dict(list(bad.items())[: max(0, MAX_NODES - len(history.avoided))])
+    bad = _within_limits(bad, observation)
     if not bad:
         return None
     times = ", ".join(f"{node} {why}" for node, why in bad.items())
@@ -175,6 +175,40 @@ def _bad_nodes(observation: Observation) -> Avoid | None:
         if pod.node in bad and not pod.unreachable and not _trains(observation)
     )
     return Avoid(tuple(bad), moving, times)
+
+
+def _within_limits(bad: dict[str, str], observation: Observation) -> dict[str, str]:
+    """As many of these nodes as the run may avoid: never so many that it could not be placed."""
+    history, limits = observation.history, observation.avoidance
+    count = max(0, MAX_NODES - len(history.avoided))
+    if limits is None:
+        return dict(list(bad.items())[:count])
+    chosen: dict[str, str] = {}
+    left = _places_left(observation)
+    for node, why in bad.items():
+        needed = 0 if left is None or limits.places is None else limits.places.get(node, 0)
+        if len(chosen) == min(count, limits.count) or (needed and (left or 0) - needed < observation.size):
+            continue
+        chosen[node] = why
+        left = None if left is None else left - needed
+    return chosen
+
+
+def _places_left(observation: Observation) -> int | None:
+    """Pods of the run for which the nodes that it does not avoid have room when empty; None: not known."""
+    if observation.avoidance is None or observation.avoidance.places is None:
+        return None
+    places, avoided = observation.avoidance.places, observation.history.avoided
+    return sum(room for node, room in places.items() if node not in avoided)
+
+
+def _cleared_nodes(observation: Observation) -> ReleaseNodes | None:
+    """Avoided nodes against which there is no evidence any longer are released."""
+    if not observation.history.cleared:
+        return None
+    return ReleaseNodes(
+        tuple(sorted(observation.history.cleared)), "there is no evidence against it any longer"
+    )
 
 
 def _unreachable(observation: Observation) -> Decision | None:
@@ -191,8 +225,10 @@ def _without_capacity(observation: Observation) -> Decision | None:
     waited = observation.now - observation.waiting_since
     later: list[float] = []
     if observation.releasable:
+        nodes, room = tuple(sorted(observation.releasable)), _places_left(observation)
+        if room is not None and room < observation.size:
+            return ReleaseNodes(nodes, f"the other nodes have room for {room} of {observation.size} pods")
         if waited >= AVOIDED_PATIENCE:
-            nodes = tuple(sorted(observation.releasable))
             return ReleaseNodes(nodes, f"pods could not be scheduled elsewhere for {waited:.0f} s")
         later.append(AVOIDED_PATIENCE - waited)
     elastic, capacity = observation.limits.elastic, observation.capacity
@@ -290,6 +326,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _job_ended,
     _pods_deleting,
     _over_budget,
+    _cleared_nodes,
     _bad_nodes,
     _unreachable,
     _without_capacity,

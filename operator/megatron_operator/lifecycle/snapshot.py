@@ -41,7 +41,7 @@ class RunSnapshot:
     events: tuple[Object, ...] = ()
     """Warnings about the job."""
     nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
-    """Nodes with pods that are being deleted; empty where nodes may not be read."""
+    """Nodes with pods that are being deleted, and suspects; empty where nodes may not be read."""
 
     def with_job(self, job: Object) -> "RunSnapshot":
         """The same moment with the job that has just been created."""

@@ -230,6 +230,10 @@ class Walk(RuleBasedStateMachine):
                 assert seen.now - last >= RESIZE_INTERVAL, "resizes too often"
             case Avoid(nodes, names, _):
                 assert limits.avoid_after
+                places = seen.avoidance and seen.avoidance.places
+                if places is not None and set(nodes) & places.keys():
+                    left = [n for at, n in places.items() if at not in seen.history.avoided | set(nodes)]
+                    assert sum(left) >= seen.size, "avoids nodes that the run needs"
                 for node in nodes:
                     often = seen.history.node_failures[node] >= limits.avoid_after
                     assert often or node in seen.history.proven
@@ -237,8 +241,11 @@ class Walk(RuleBasedStateMachine):
                 trains = self.cluster.training and self.cluster.iteration > self.cluster.resumed_from
                 assert not (names and trains and self.operator.reachable), "moves pods that train"
             case ReleaseNodes():
-                assert seen.waiting_since is not None
-                assert seen.now - seen.waiting_since >= AVOIDED_PATIENCE
+                waited = seen.waiting_since is not None and seen.now - seen.waiting_since >= AVOIDED_PATIENCE
+                places, avoided = seen.avoidance and seen.avoidance.places, seen.history.avoided
+                room = None if places is None else sum(n for at, n in places.items() if at not in avoided)
+                needed = room is not None and room < seen.size
+                assert waited or needed or seen.history.cleared
 
     @invariant()
     def one_failure_costs_at_most_one_restart(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.lifecycle.observation import (
+    AvoidanceLimits,
     Elastic,
     ElasticCapacity,
     Heartbeat,
@@ -226,6 +227,48 @@ def test_a_node_with_evidence_of_failed_hardware_is_avoided_at_the_first_failure
         ("node-1",), (), "node-1 has DeviceMemory (ECC)"
     )
     assert isinstance(decide(replace(RESTARTING, history=proven, limits=LIMITS)), Wait), "disabled"
+
+
+BOTH = History("run", node_failures={"node-1": 2, "node-0": 2})
+
+
+@pytest.mark.parametrize(
+    ("limits", "nodes"),
+    [
+        (AvoidanceLimits(4, {"node-0": 1, "node-1": 1, "node-2": 1, "node-3": 1}), ("node-0", "node-1")),
+        (AvoidanceLimits(1, {"node-0": 1, "node-1": 1, "node-2": 1, "node-3": 1}), ("node-0",)),
+        (AvoidanceLimits(4, {"node-0": 1, "node-1": 1, "node-2": 1}), ("node-0",)),
+        (AvoidanceLimits(4, {"node-0": 3, "node-1": 1}), ("node-1",)),
+        (AvoidanceLimits(4, {"node-1": 1, "node-2": 1}), ("node-0",)),
+        (AvoidanceLimits(4), ("node-0", "node-1")),
+    ],
+    ids=["enough", "one now", "one spare", "the larger is needed", "a lost one takes no room", "unknown"],
+)
+def test_a_run_never_avoids_nodes_that_it_needs(limits: AvoidanceLimits, nodes: tuple[str, ...]) -> None:
+    decision = decide(replace(RESTARTING, history=BOTH, avoidance=limits))
+    assert isinstance(decision, Avoid)
+    assert decision.nodes == nodes
+
+
+def test_a_run_without_a_spare_node_avoids_none() -> None:
+    limits = AvoidanceLimits(4, {"node-0": 1, "node-1": 1})
+    assert isinstance(decide(replace(RESTARTING, history=BOTH, avoidance=limits)), Wait)
+
+
+def test_nodes_are_released_at_once_where_the_others_have_no_room() -> None:
+    limits = AvoidanceLimits(0, {"node-0": 1, "node-9": 1})
+    seen = waiting(5, releasable=frozenset({"node-9"}), history=replace(FAILING, node_failures={}))
+    avoiding = replace(seen.history, avoided=frozenset({"node-9"}))
+    assert decide(replace(seen, avoidance=limits, history=avoiding)) == ReleaseNodes(
+        ("node-9",), "the other nodes have room for 1 of 2 pods"
+    )
+
+
+def test_a_node_without_evidence_is_released() -> None:
+    history = History("run", avoided=frozenset({"node-1"}), cleared=frozenset({"node-1"}))
+    assert decide(replace(RESTARTING, history=history)) == ReleaseNodes(
+        ("node-1",), "there is no evidence against it any longer"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""What a node's conditions and taints show about its hardware, and how many nodes a run may avoid."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from megatron_operator.api.platform import BadNodes
+from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.incident_history import unrecovered
+from megatron_operator.lifecycle.node_evidence import (
+    NODE_CONDITION,
+    NODE_TAINT,
+    add_evidence,
+    forget_evidence,
+)
+from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
+from megatron_operator.lifecycle.observation import AvoidanceLimits
+
+HOUR: Final = 3600.0
+
+
+def suspects(recovery: RecoveryStatus) -> frozenset[str]:
+    """Nodes whose conditions and taints are to be read: only while the run is interrupted or waits."""
+    open_ = unrecovered(recovery)
+    if open_ is None and recovery.waiting_since is None:
+        return frozenset()
+    reported = {name for name, each in recovery.node_evidence.items() if _reported_by_node(each.evidence)}
+    return frozenset(reported | ({open_.node} if open_ is not None and open_.node else set()))
+
+
+def judge_nodes(
+    recovery: RecoveryStatus, nodes: Mapping[str, NodeStatus], rules: BadNodes, now: float
+) -> RecoveryStatus:
+    """Add evidence that the node of an interruption reports itself; forget it once the node is healthy.
+
+    `now` is in seconds since the epoch.
+    """
+    open_ = unrecovered(recovery)
+    for name, node in sorted(nodes.items()):
+        sign, known = hardware_sign(node, rules), recovery.node_evidence.get(name)
+        if sign is not None and open_ is not None and open_.node == name:
+            recovery = add_evidence(recovery, name, *sign, now)
+        elif sign is None and known is not None and _reported_by_node(known.evidence):
+            healthy = node.state is NodeState.READY
+            recovery = forget_evidence(recovery, name) if healthy else recovery
+    return recovery
+
+
+def hardware_sign(node: NodeStatus, rules: BadNodes) -> tuple[str, str] | None:
+    """Evidence and cause from the node's conditions and taints; None if they show nothing."""
+    signs = {sign if "=" in sign else f"{sign}=True" for sign in rules.conditions}
+    for found in sorted(node.conditions & signs):
+        return NODE_CONDITION, f"node condition {found}"
+    for found in sorted(node.taints & set(rules.taints)):
+        return NODE_TAINT, f"node taint {found}"
+    return None
+
+
+def avoidance_limits(
+    recovery: RecoveryStatus, places: Mapping[str, int] | None, size: int, rules: BadNodes, now: float
+) -> AvoidanceLimits:
+    """How many nodes the run may begin to avoid now.
+
+    `places`: pods of the run that each ready and matching node has room for when it is empty; None where
+    nodes may not be read, so that only the gang's own size is known.
+    """
+    avoided = len(recovery.nodes_avoided)
+    pool = size if places is None else len(set(places) | set(recovery.nodes_avoided))
+    recent = sum(
+        each.avoided_at is not None and now - (seconds(each.avoided_at) or 0.0) < HOUR
+        for each in recovery.node_evidence.values()
+    )
+    share = max(1, int(rules.max_share * pool)) - avoided
+    return AvoidanceLimits(max(0, min(share, rules.max_per_hour - recent)), places)
+
+
+def _reported_by_node(evidence: str) -> bool:
+    return evidence in (NODE_CONDITION, NODE_TAINT)
