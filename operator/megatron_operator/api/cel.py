@@ -5,6 +5,7 @@ the CEL text itself offline was measured with cel-python 0.5.0: it lacks Kuberne
 importing it and compiling the rules takes 0.5 s, nearly as long as `megatron validate` takes in all.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +110,12 @@ def at_most_one(*paths: str) -> Expression:
     return Expression(
         f"([{each}].sum() <= 1)", lambda f: sum(_lookup(f, path) is not None for path in paths) <= 1
     )
+
+
+def exactly_one(*paths: str) -> Expression:
+    """Whether one of the fields is set, and only one."""
+    any_set = functools.reduce(Expression.__or__, map(is_set, paths))
+    return any_set & at_most_one(*paths)
 
 
 @dataclass(frozen=True, slots=True)

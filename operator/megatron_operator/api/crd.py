@@ -69,8 +69,14 @@ def _schema() -> Schema:
     for rule in RULES:
         target = spec
         for name in rule.at.split(".")[1:]:
-            target = target["properties"][name]
-        validation = {"rule": rule.holds.cel, "fieldPath": f".{rule.field}"}
+            target = target["properties"][name.rstrip("{}[]")]
+            if name.endswith("{}"):
+                target = target["additionalProperties"]
+            elif name.endswith("[]"):
+                target = target["items"]
+        validation = {"rule": rule.holds.cel}
+        if rule.field:
+            validation["fieldPath"] = f".{rule.field}"
         if rule.message.values:
             validation["messageExpression"] = rule.text.cel
         else:

@@ -131,6 +131,8 @@ class PlatformConfig(ApiModel):
     image: Image | None = None
     """Trainer image of profiles that set none."""
     image_pull_secrets: list[str] = Field(default_factory=list)
+    service_accounts: Annotated[list[Name], Field(max_length=1024)] = Field(default_factory=list)
+    """Service accounts that recipes may name, each in the recipe's own namespace; default none."""
     checkpoint: CheckpointDefaults = CheckpointDefaults()
     data_storage_class_name: Name | None = None
     queue: Name | None = None

@@ -151,7 +151,7 @@ class Reason(StrEnum):
         "PodConfigError",
         "`Running=False`, `Prepared=False`",
         "The kubelet cannot create the container; the message is the kubelet's.",
-        "Correct the secret, ConfigMap or security setting that the message names.",
+        "Create or correct the Secret, ConfigMap or security setting that the message names.",
     )
     LEFT_EARLY = (
         "LeftEarly",

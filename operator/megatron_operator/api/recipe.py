@@ -19,6 +19,7 @@ from megatron_operator.api.bounds import (
     Weight,
 )
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
@@ -239,6 +240,12 @@ class MegatronRecipeSpec(ApiModel):
     """Names of secrets for pulling the image."""
     env: Annotated[dict[str, EnvValue], Field(max_length=256)] | None = None
     """Additional environment variables of trainer pods."""
+    env_value_from: Annotated[dict[str, EnvVarSource], Field(max_length=256)] | None = None
+    """Environment variables of trainer pods whose values are in Secrets, ConfigMaps or fields of the pod."""
+    env_from: Annotated[list[EnvFromSource], Field(max_length=32)] | None = None
+    """Secrets and ConfigMaps whose keys become variables of trainer pods; `env` overrides them."""
+    service_account_name: Annotated[Name, Field(min_length=1)] | None = None
+    """Service account of all pods, one that the platform allows; pods get no token of it."""
     suspend: bool = False
     """Release the accelerators and keep everything else; false resumes from the newest checkpoint."""
     megatron_args: MegatronArgs | None = None

@@ -42,12 +42,17 @@ def render() -> str:
     return "\n".join([*parts, _rules()])
 
 
+_INNER = {"items": "[]", "additionalProperties": "{}"}
+"""Where a schema has that of its items or values -> how a path names them."""
+
+
 def _sections(path: str, schema: Schema) -> Iterator[tuple[str, str, list[str]]]:
     """Path, description and table rows of an object, then those of the objects in it."""
     with_default = path.startswith("spec")
     rows, deeper = [], []
     for name, field in schema["properties"].items():
-        inner = field.get("items", field)
+        key = next((key for key in _INNER if key in field), None)
+        inner = field if key is None else field[key]
         required = " (required)" if with_default and name in schema.get("required", ()) else ""
         cells = [f"`{name}`{required}", _type(field)]
         if with_default:
@@ -56,7 +61,7 @@ def _sections(path: str, schema: Schema) -> Iterator[tuple[str, str, list[str]]]
         cells.append(field.get("description", "").replace("|", "\\|"))
         rows.append(f"| {' | '.join(cells)} |\n")
         if "properties" in inner:
-            deeper.append((f"{path}.{name}" + ("[]" if "items" in field else ""), inner))
+            deeper.append((f"{path}.{name}{'' if key is None else _INNER[key]}", inner))
     yield path, schema.get("description", ""), rows
     for each, inner in deeper:
         yield from _sections(each, inner)

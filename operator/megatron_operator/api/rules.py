@@ -6,12 +6,24 @@ the catalog, the platform or the planner are not here.
 
 from dataclasses import dataclass
 
-from megatron_operator.api.cel import Expression, Message, at_most_one, field, is_false, is_set, is_true
+from megatron_operator.api.cel import (
+    Expression,
+    Message,
+    at_most_one,
+    exactly_one,
+    field,
+    is_false,
+    is_set,
+    is_true,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`holds` must be true of the object at `at`; otherwise `field` below it is reported."""
+    """`holds` must be true of the object at `at`; otherwise `field` below it, or itself, is reported.
+
+    `at` ends with `{}` for each value of a map, with `[]` for each item of a list.
+    """
 
     at: str
     field: str
@@ -376,6 +388,23 @@ _DATA = (
     ),
 )
 
+_ENVIRONMENT = (
+    _rule(
+        "spec.envValueFrom{}",
+        "",
+        exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef"),
+        "has not exactly one source",
+        "set one of secretKeyRef, configMapKeyRef and fieldRef",
+    ),
+    _rule(
+        "spec.envFrom[]",
+        "",
+        exactly_one("secretRef", "configMapRef"),
+        "has not exactly one source",
+        "set either secretRef or configMapRef",
+    ),
+)
+
 RULES: tuple[Rule, ...] = (
     *_SPEC,
     *_ACCELERATOR,
@@ -385,4 +414,5 @@ RULES: tuple[Rule, ...] = (
     *_DATA,
     *_volume("spec.data.volume"),
     *_volume("spec.checkpoint.volume"),
+    *_ENVIRONMENT,
 )

@@ -59,12 +59,19 @@ _FORMS: Final = {
     "imagePullSecrets[]": NAME,
     "image": IMAGE,
     "env{}": ENV_NAME,
+    "envValueFrom{}": ENV_NAME,
+    "envValueFrom.*.secretKeyRef.name": NAME,
+    "envValueFrom.*.configMapKeyRef.name": NAME,
+    "envFrom[].secretRef.name": NAME,
+    "envFrom[].configMapRef.name": NAME,
+    "serviceAccountName": NAME,
 }
 """Field of a recipe -> form; `[]` are the items of a list, `{}` the keys of a map and `.*` its values."""
 LONGEST: Final = 4096
 """Characters of any other string: a path of the file system has no more."""
 LONGEST_VARIABLE: Final = 65_536
 """Characters of the value of an environment variable."""
+_FREE: Final = {"env", "envValueFrom", "megatronArgs", "nodeSelector", "accelerators", "namespaces"}
 _PATHS: Final = {
     "data.blend[].path",
     "data.tokenizer.tokenizerModel",
@@ -149,4 +156,4 @@ def _strings(value: object, path: str, kind: str) -> Iterator[tuple[str, str, st
 
 def _is_free(kind: str) -> bool:
     """Whether the keys of a map are the user's own."""
-    return kind.rsplit(".", 1)[-1] in {"env", "megatronArgs", "nodeSelector", "accelerators", "namespaces"}
+    return kind.rsplit(".", 1)[-1] in _FREE

@@ -2,7 +2,7 @@
 
 import difflib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from megatron_operator.api.bounds import LONGEST_TEXT
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
+from megatron_operator.api.pod_environment import KEY_PATTERN, PREFIX_PATTERN
 from megatron_operator.api.recipe import (
     DATASET_PATTERN,
     HANG_PATTERN,
@@ -81,12 +82,31 @@ def rule_errors(spec: Mapping[str, Any]) -> list[FieldError]:
     """Errors of the rules across fields; the schema must accept `spec`."""
     errors = []
     for rule in RULES:
-        target: Any = spec
-        for name in rule.at.split(".")[1:]:
-            target = target.get(name) if isinstance(target, Mapping) else None
-        if isinstance(target, Mapping) and not rule.holds.evaluate(target):
-            errors.append(FieldError(rule.path, rule.message.format(target), rule.fix))
+        for at, target in _targets(spec, "spec", rule.at.split(".")[1:]):
+            if not rule.holds.evaluate(target):
+                path = f"{at}.{rule.field}" if rule.field else at
+                errors.append(FieldError(path, rule.message.format(target), rule.fix))
     return errors
+
+
+def _targets(value: Any, at: str, names: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Path and value of each object that a rule's path names; none where a part of it is not set."""
+    if not isinstance(value, Mapping):
+        return
+    if not names:
+        yield at, value
+        return
+    name, rest = names[0].rstrip("{}[]"), names[1:]
+    inner, path = value.get(name), field_path(at, name)
+    if names[0].endswith("{}"):
+        children: Iterable[tuple[int | str, Any]] = inner.items() if isinstance(inner, Mapping) else ()
+    elif names[0].endswith("[]"):
+        children = enumerate(inner) if isinstance(inner, list) else ()
+    else:
+        yield from _targets(inner, path, rest)
+        return
+    for key, child in children:
+        yield from _targets(child, field_path(path, key), rest)
 
 
 def _distinct(errors: list[FieldError]) -> list[FieldError]:
@@ -108,6 +128,8 @@ _PATTERNS = {
     HANG_PATTERN: ("timeout", "use auto, off or seconds, for example 600s"),
     SPLIT_PATTERN: ("split", "use three shares, for example 99,1,0"),
     DATASET_PATTERN: ("name", "use letters, digits, dots, - and _"),
+    KEY_PATTERN: ("key", "use letters, digits, -, _ and ., as in the object"),
+    PREFIX_PATTERN: ("prefix", "use letters, digits, _, - and ., no digit first"),
     WINDOW_PATTERN: ("window", "use the keys before and after a query, for example 128,0"),
 }
 """Pattern of a field -> what the field holds, and how to write it."""

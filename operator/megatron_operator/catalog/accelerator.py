@@ -1,4 +1,4 @@
-"""Selects the platform's accelerator for a recipe and checks the limits of its namespace."""
+"""Selects the platform's accelerator for a recipe, and checks what the platform allows its namespace."""
 
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.hardware import canonical
@@ -66,3 +66,18 @@ def limit_errors(
             )
         )
     return errors
+
+
+def service_account_errors(name: str | None, platform: PlatformConfig) -> list[FieldError]:
+    """The error of a service account that the platform does not allow; none without one."""
+    allowed = platform.service_accounts
+    if name is None or name in allowed:
+        return []
+    instead = f"use one of: {', '.join(sorted(allowed))}" if allowed else "leave it out"
+    return [
+        FieldError(
+            "spec.serviceAccountName",
+            f"the platform does not allow {shown(name)}",
+            f"{instead}, or ask the platform's administrator to add it to serviceAccounts",
+        )
+    ]

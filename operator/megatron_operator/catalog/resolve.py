@@ -18,7 +18,7 @@ from megatron_operator.api.recipe import (
     VolumeSpec,
 )
 from megatron_operator.catalog import bridge_functions, cpu, data, schedule
-from megatron_operator.catalog.accelerator import limit_errors, select_accelerator
+from megatron_operator.catalog.accelerator import limit_errors, select_accelerator, service_account_errors
 from megatron_operator.catalog.catalog import LIST_COMMAND, Catalog
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings, merge_layers
@@ -64,6 +64,8 @@ def resolve_for_planning(
         raise InvalidRecipeError([*found.errors, picked])
     accelerator, profile = picked
     found.extend(limit_errors(spec.accelerator, accelerator, platform, namespace))
+    found.extend(service_account_errors(spec.service_account_name, platform))
+    found.extend(_repeated_variables(spec))
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
 
@@ -101,6 +103,9 @@ def resolve_for_planning(
         "image": spec.image or profile.image or platform.image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "env": profile.env | (spec.env or {}),
+        "envValueFrom": spec.env_value_from or {},
+        "envFrom": spec.env_from or [],
+        "serviceAccountName": spec.service_account_name,
         "origins": {path: found.origins[path] for path in sorted(found.origins)},
         "notes": found.notes,
     }
@@ -166,6 +171,14 @@ def _entry(spec: MegatronRecipeSpec, catalog: Catalog, found: Diagnostics) -> En
         found.extend(invalid.errors)
         return None
     return entry
+
+
+def _repeated_variables(spec: MegatronRecipeSpec) -> list[FieldError]:
+    repeated = sorted((spec.env or {}).keys() & (spec.env_value_from or {}).keys())
+    return [
+        FieldError(f"spec.envValueFrom.{name}", f"is set together with env.{name}", "keep one of the two")
+        for name in repeated
+    ]
 
 
 def _missing(merged: Mapping[str, Mapping[str, Any]], entry: Entry | None) -> list[FieldError]:

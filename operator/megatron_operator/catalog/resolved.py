@@ -5,6 +5,7 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile
+from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout
@@ -39,6 +40,10 @@ class ResolvedRecipe(ApiModel):
     image: str | None
     image_pull_secrets: list[str] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
+    env_value_from: dict[str, EnvVarSource] = Field(default_factory=dict)
+    env_from: list[EnvFromSource] = Field(default_factory=list)
+    service_account_name: str | None = None
+    """One of the platform's `serviceAccounts`; None for the namespace's default."""
     megatron_args: dict[str, str | int | float | bool | list[str | int | float]] = Field(default_factory=dict)
     origins: dict[str, str] = Field(default_factory=dict)
     """Path of a value -> where it came from (`recipe`, `catalog llama3-8b`, `platform`)."""

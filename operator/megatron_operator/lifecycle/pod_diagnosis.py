@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_operator.api.reasons import Reason
+from megatron_operator.lifecycle.missing_objects import missing_object
 from megatron_operator.lifecycle.object_metadata import condition, event_time
 from megatron_operator.lifecycle.pod_termination import short_name
 
@@ -35,6 +36,8 @@ def diagnose(
         for pod, state in waiting:
             if state.get("reason") in container_reasons:
                 detail = state.get("message") or state["reason"]
+                if reason is Reason.POD_CONFIG_ERROR:
+                    detail += missing_object(pod, detail)
                 return Diagnosis(reason, f"{short_name(pod, job_name)}: {state['reason']}: {detail}")
     unscheduled = [(pod, message) for pod in pods if (message := _unschedulable(pod))]
     if unscheduled:

@@ -4,6 +4,7 @@ import re
 
 from megatron_contract.environment import (
     CHECKPOINT_DIR,
+    DEFAULT_TERMINATION_LOG,
     ENV_GANG_TOKEN_FILE,
     ENV_HANG_TIMEOUT,
     ENV_KEEP_CHECKPOINTS,
@@ -18,6 +19,7 @@ from megatron_contract.environment import (
     ENV_REQUIRE_CHECKPOINT,
     ENV_RUN_ID,
     ENV_TERMINATION_GRACE,
+    ENV_TERMINATION_LOG,
     GANG_TOKEN_DIR,
     GANG_TOKEN_FILE,
     PROGRESS_PORT,
@@ -70,12 +72,8 @@ def environment(
 
     Raises InvalidRecipeError if the recipe sets a name that the operator reserves.
     """
-    errors = [
-        FieldError(f"spec.env.{name}", "is set by the operator", "leave it out")
-        for name in sorted(_RESERVED & resolved.env.keys())
-    ]
-    if errors:
-        raise InvalidRecipeError(errors)
+    sources = {name: source.wire() for name, source in resolved.env_value_from.items()}
+    _check_names(resolved)
     values: dict[str, str] = {"HOME": "/tmp"}
     if resolved.profile.platform == "gpu":
         values |= _COMPILE_CACHES
@@ -96,7 +94,29 @@ def environment(
         values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
     if require_checkpoint:
         values[ENV_REQUIRE_CHECKPOINT] = "1"
-    return [{"name": name, "value": value} for name, value in values.items()]
+    if resolved.env_from:
+        # Keys of a Secret are not known here: no key may become a setting that is not set above.
+        values = {**dict.fromkeys(SETTINGS, ""), ENV_TERMINATION_LOG: DEFAULT_TERMINATION_LOG} | values
+    entries: list[Manifest] = [
+        {"name": name, "value": value} for name, value in values.items() if name not in sources
+    ]
+    return [*entries, *({"name": name, "valueFrom": source} for name, source in sources.items())]
+
+
+def environment_objects(resolved: ResolvedRecipe) -> list[Manifest]:
+    """Entries of the container's `envFrom`. Variables of `env` override theirs."""
+    return [source.wire() for source in resolved.env_from]
+
+
+def _check_names(resolved: ResolvedRecipe) -> None:
+    """Raise InvalidRecipeError for names that the operator reserves."""
+    errors = [
+        FieldError(f"spec.{field}.{name}", "is set by the operator", "leave it out")
+        for field, values in (("env", resolved.env), ("envValueFrom", resolved.env_value_from))
+        for name in sorted(_RESERVED & values.keys())
+    ]
+    if errors:
+        raise InvalidRecipeError(errors)
 
 
 def _recovery_settings(recovery: RecoverySpec) -> dict[str, str]:

@@ -9,6 +9,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import gang_token, quantity
 from megatron_operator.manifests.affinity import affinity, tolerations
+from megatron_operator.manifests.env import environment_objects
 from megatron_operator.manifests.grace import grace_seconds
 from megatron_operator.manifests.metadata import ROLE_TRAINER, Manifest, Owner
 from megatron_operator.manifests.storage import Storage
@@ -44,6 +45,16 @@ def image(resolved: ResolvedRecipe) -> str:
 def literal(argument: str) -> str:
     """An argument that the kubelet passes on unchanged: `$(NAME)` would become a variable's value."""
     return argument.replace("$(", "$$(")
+
+
+def identity(resolved: ResolvedRecipe) -> Manifest:
+    """The pod's service account and its secrets for pulling the image. No pod gets a token of the account."""
+    spec: Manifest = {}
+    if resolved.service_account_name is not None:
+        spec["serviceAccountName"] = resolved.service_account_name
+    if resolved.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in resolved.image_pull_secrets]
+    return spec
 
 
 def whole_node(resolved: ResolvedRecipe, plan: Plan) -> bool:
@@ -109,22 +120,33 @@ def template(
                 "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PROGRESS_PORT}],
                 "resources": resources(resolved, plan),
                 "securityContext": CONTAINER_SECURITY,
-                # Without a message of the trainer, the end of its log shows why it ended.
-                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "terminationMessagePolicy": _message_policy(resolved),
                 "volumeMounts": [*storage.mounts(), gang_token.mount()],
             }
         ],
         "volumes": [*storage.volumes(shm_size(resolved, plan)), gang_token.volume(owner)],
         "tolerations": tolerations(resolved),
     }
+    if objects := environment_objects(resolved):
+        spec["containers"][0]["envFrom"] = objects
     placement = affinity(owner, resolved, plan)
     if placement:
         spec["affinity"] = placement
     if resolved.scheduling.priority_class_name is not None:
         spec["priorityClassName"] = resolved.scheduling.priority_class_name
-    if resolved.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in resolved.image_pull_secrets]
+    spec |= identity(resolved)
     return {"metadata": {"labels": owner.labels(ROLE_TRAINER)}, "spec": spec}
+
+
+def _message_policy(resolved: ResolvedRecipe) -> str:
+    """Without a message of the trainer, the end of its log shows why it ended.
+
+    Not where the log may have values of Secrets: the message enters the status.
+    """
+    has_secrets = any(source.secret_key_ref for source in resolved.env_value_from.values()) or any(
+        source.secret_ref for source in resolved.env_from
+    )
+    return "File" if has_secrets else "FallbackToLogsOnError"
 
 
 def _share(resolved: ResolvedRecipe, plan: Plan) -> Fraction:

@@ -6,7 +6,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_operator.api.recipe import PrepareSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner, with_hash
-from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, image, literal
+from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, identity, image, literal
 from megatron_operator.manifests.storage import Storage
 
 CONTAINER = "prepare"
@@ -70,8 +70,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | 
             {"name": "tmp", "emptyDir": {}},
         ],
     }
-    if resolved.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in resolved.image_pull_secrets]
+    spec |= identity(resolved)
     manifest: Manifest = {
         "apiVersion": "batch/v1",
         "kind": "Job",

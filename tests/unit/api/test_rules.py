@@ -33,13 +33,17 @@ def test_a_null_field_is_not_set_as_for_the_api_server() -> None:
 def test_every_rule_reports_a_field_of_the_schema(rule: Any) -> None:
     schema = spec_schema()
     for name in rule.path.split(".")[1:]:
-        schema = schema["properties"][name]
+        schema = schema["properties"][name.rstrip("{}[]")]
+        if name.endswith("}"):
+            schema = schema["additionalProperties"]
+        elif name.endswith("]"):
+            schema = schema["items"]
     assert schema["description"]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.path}: {rule.message.template}")
 def test_an_empty_object_breaks_only_the_rules_of_required_fields(rule: Any) -> None:
-    required = {"spec.recipe", "spec.data"}
+    required = {"spec.recipe", "spec.data", "spec.envValueFrom{}", "spec.envFrom[]"}
     assert rule.holds.evaluate({}) == (rule.path not in required)
 
 

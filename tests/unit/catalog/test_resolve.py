@@ -282,3 +282,24 @@ def test_gpu_kernels_of_the_catalog_are_replaced_on_a_cpu_with_a_note(resolve: R
     resolved = resolve(recipe="small-1", accelerator={"type": "laptop", "count": 2})
     assert resolved.model.moe_grouped_gemm is None
     assert any("moeGroupedGemm True of the catalog is left out" in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "fix"),
+    [
+        ([], "leave it out, or ask the platform's administrator to add it to serviceAccounts"),
+        (["b", "a"], "use one of: a, b, or ask the platform's administrator to add it to serviceAccounts"),
+    ],
+)
+def test_a_service_account_that_the_platform_does_not_allow_is_refused(
+    allowed: list[str], fix: str, refusal: Refusal, platform: PlatformConfig
+) -> None:
+    limited = PlatformConfig.model_validate(platform.wire() | {"serviceAccounts": allowed})
+    found = refusal(recipe="small-1", platform=limited, serviceAccountName="admin")
+    assert list(found.values()) == [f"spec.serviceAccountName: the platform does not allow 'admin'; {fix}"]
+
+
+def test_a_service_account_of_the_platforms_list_is_used(resolve: Resolve, platform: PlatformConfig) -> None:
+    limited = PlatformConfig.model_validate(platform.wire() | {"serviceAccounts": ["training"]})
+    found = resolve(recipe="small-1", platform=limited, serviceAccountName="training")
+    assert found.service_account_name == "training"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.pod_diagnosis import Diagnosis, diagnose
 
@@ -59,3 +60,52 @@ def test_the_newest_warning_explains_missing_pods() -> None:
 
 def test_a_container_that_is_being_created_is_no_problem() -> None:
     assert diagnose([pod("master-0", {"reason": "ContainerCreating"})], [], "run") is None
+
+
+def waiting_for(message: str) -> dict[str, Any]:
+    """A pod whose container needs a Secret and ConfigMaps, as the kubelet reports a missing one."""
+    body = pod("worker-0", {"reason": "CreateContainerConfigError", "message": message})
+    body["metadata"]["namespace"] = "research"
+    body["spec"] = {
+        "containers": [
+            {
+                "name": "pytorch",
+                "env": [
+                    {"name": "HOME", "value": "/tmp"},
+                    {
+                        "name": "WANDB_API_KEY",
+                        "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "api-key"}},
+                    },
+                    {"name": "WANDB_TEAM", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "team"}}},
+                ],
+                "envFrom": [{"configMapRef": {"name": "proxies"}}],
+            }
+        ]
+    }
+    return body
+
+
+@pytest.mark.parametrize(
+    ("message", "added"),
+    [
+        (
+            'secret "wandb" not found',
+            " (for spec.envValueFrom.WANDB_API_KEY, spec.envValueFrom.WANDB_TEAM); "
+            "create Secret wandb in namespace research, or correct the field",
+        ),
+        (
+            "couldn't find key api-key in Secret research/wandb",
+            " (for spec.envValueFrom.WANDB_API_KEY); "
+            "create key api-key of Secret wandb in namespace research, or correct the field",
+        ),
+        (
+            'configmap "proxies" not found',
+            " (for spec.envFrom); create ConfigMap proxies in namespace research, or correct the field",
+        ),
+        ('secret "of-somebody-else" not found', ""),
+        ("container has runAsNonRoot and image will run as root", ""),
+    ],
+)
+def test_a_missing_object_is_reported_with_the_field_that_needs_it(message: str, added: str) -> None:
+    expected = f"worker-0: CreateContainerConfigError: {message}{added}"
+    assert diagnose([waiting_for(message)], [], "run") == Diagnosis(Reason.POD_CONFIG_ERROR, expected)

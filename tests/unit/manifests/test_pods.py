@@ -4,9 +4,11 @@ import re
 from typing import Any
 
 import pytest
+from megatron_contract.environment import SETTINGS
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import Toleration
 from megatron_operator.manifests.pod import literal
+from megatron_trainer.settings import read
 
 
 def test_shm_is_part_of_the_memory_request_in_proportion_to_the_pod(run: Any) -> None:
@@ -202,6 +204,54 @@ def test_one_cuda_connection_where_megatron_asserts_it(
 def test_the_recipes_environment_overrides_the_profiles(run: Any) -> None:
     env = run("llama3-8b-64-gpus", lambda spec: spec.update(env={"NCCL_IB_HCA": "mlx5_0"})).env()
     assert (env["NCCL_IB_HCA"], env["NCCL_SOCKET_IFNAME"]) == ("mlx5_0", "eth0")
+
+
+def environment(run: Any, **spec: Any) -> dict[str, Any]:
+    return {
+        entry["name"]: entry for entry in run("secrets", lambda found: found.update(spec)).container()["env"]
+    }
+
+
+def test_a_variable_of_the_recipe_from_a_secret_replaces_that_of_the_profile(run: Any) -> None:
+    source = {"secretKeyRef": {"name": "net", "key": "hca"}}
+    made = run("llama3-8b-64-gpus", lambda spec: spec.update(envValueFrom={"NCCL_IB_HCA": source}))
+    entries = [entry for entry in made.container()["env"] if entry["name"] == "NCCL_IB_HCA"]
+    assert [entry.get("value") for entry in entries] == [None]
+    assert entries[0]["valueFrom"]["secretKeyRef"].items() >= source["secretKeyRef"].items()
+
+
+def test_no_key_of_a_secret_becomes_a_setting_of_the_trainer(run: Any) -> None:
+    """A variable of `env` overrides one of `envFrom`, whose names nobody knows before the pod starts."""
+    assert set(SETTINGS) <= environment(run).keys()
+    assert not set(SETTINGS) <= environment(run, envFrom=None).keys()
+
+
+def test_settings_that_are_empty_are_those_that_are_not_set(run: Any) -> None:
+    def settings(**spec: Any) -> Any:
+        return read({name: entry.get("value", "") for name, entry in environment(run, **spec).items()})
+
+    assert settings() == settings(envFrom=None)
+
+
+def test_the_log_of_a_pod_with_secrets_does_not_become_its_termination_message(run: Any) -> None:
+    no_secrets = {"envValueFrom": None, "envFrom": [{"configMapRef": {"name": "proxies"}}]}
+    secret_keys = {"envFrom": None}
+    for change, policy in ((no_secrets, "FallbackToLogsOnError"), (secret_keys, "File"), ({}, "File")):
+        made = run("secrets", lambda spec, change=change: spec.update(change))
+        assert made.container()["terminationMessagePolicy"] == policy
+
+
+def test_preparation_has_the_service_account_but_no_variables_of_the_recipe(run: Any) -> None:
+    pod = run("secrets").build().prepare_job["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "training"
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["containers"][0]["env"] == [{"name": "HOME", "value": "/tmp"}]
+    assert "envFrom" not in pod["containers"][0]
+
+
+def test_pods_with_a_service_account_have_no_token_of_it(run: Any) -> None:
+    spec = run("secrets").pod()["spec"]
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("training", False)
 
 
 def test_a_recipe_cannot_set_a_reserved_environment_name(run: Any) -> None:
