@@ -49,6 +49,11 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
+{{- if dig "networkPolicies" "enabled" false .Values.platform }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

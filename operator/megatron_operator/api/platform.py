@@ -121,6 +121,17 @@ class BadNodes(ApiModel):
     """Keys of taints that show the same."""
 
 
+class NetworkPolicies(ApiModel):
+    """A NetworkPolicy for the pods of each run. It needs a network plugin that enforces such policies."""
+
+    enabled: bool = False
+    """Create one with the job: only pods of the run, the operator and `metricsFrom` reach its pods."""
+    operator_namespace: Name = "megatron-system"
+    """Namespace of the operator, which reads the progress of runs; the chart sets it."""
+    metrics_from: Annotated[list[Name], Field(max_length=16)] = Field(default_factory=list)
+    """Namespaces whose pods may read port 8432 of training pods, such as that of Prometheus."""
+
+
 class PlatformConfig(ApiModel):
     """Settings of a cluster that recipes need not repeat."""
 
@@ -141,3 +152,5 @@ class PlatformConfig(ApiModel):
     """Limits by namespace; `*` applies to all others."""
     bad_nodes: BadNodes = BadNodes()
     """Handling of nodes whose hardware fails, which runs avoid."""
+    network_policies: NetworkPolicies = NetworkPolicies()
+    """NetworkPolicies of runs."""

@@ -93,8 +93,8 @@ class Reason(StrEnum):
     JOB_REFUSED = (
         "JobRefused",
         "`Running=False`",
-        "The API server rejected the PyTorchJob, or the Secret with its gang's token; the message is the "
-        "API server's.",
+        "The API server rejected the PyTorchJob, its NetworkPolicy or the Secret with its gang's token; "
+        "the message is the API server's.",
         "Correct the recipe, or the admission policy that rejects it.",
     )
     NAME_TAKEN = (

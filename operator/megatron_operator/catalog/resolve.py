@@ -102,6 +102,7 @@ def resolve_for_planning(
         "scheduling": _scheduling(spec.scheduling, profile, platform, found),
         "image": spec.image or profile.image or platform.image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
+        "networkPolicies": platform.network_policies,
         "env": profile.env | (spec.env or {}),
         "envValueFrom": spec.env_value_from or {},
         "envFrom": spec.env_from or [],

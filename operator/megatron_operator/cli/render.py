@@ -10,9 +10,10 @@ from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_opti
 @recipe_options
 @printing.output_option
 def command(options: RecipeOptions, output: str) -> None:
-    """Print the Kubernetes objects of a recipe: claims, preparation Job, PyTorchJob.
+    """Print the Kubernetes objects of a recipe: claims, preparation Job, NetworkPolicy, PyTorchJob.
 
-    They are what the operator applies, without the owner's UID, which only the cluster knows.
+    They are what the operator applies, without the owner's UID, which only the cluster knows, and without
+    the Secret with the gang's token, which the job refers to.
 
     \b
     megatron render -f recipe.yaml --platform platform.yaml

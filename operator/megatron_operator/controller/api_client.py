@@ -52,6 +52,7 @@ CONFIG_MAPS: Final = Resource("", "v1", "configmaps")
 EVENTS: Final = Resource("", "v1", "events")
 SECRETS: Final = Resource("", "v1", "secrets")
 """Created, never read."""
+NETWORK_POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies")
 NODES: Final = Resource("", "v1", "nodes")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 

@@ -14,6 +14,7 @@ from megatron_operator.controller.api_client import (
     BATCH_JOBS,
     CLAIMS,
     JOBS,
+    NETWORK_POLICIES,
     PODS,
     SECRETS,
     ApiClient,
@@ -28,13 +29,14 @@ from megatron_operator.lifecycle.children import (
     claim_obstacle,
     ending_claim,
     missing_claim,
+    policy_obstacle,
     preparation_obstacle,
     preparation_state,
     set_preparation_failed,
 )
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_prepared, set_starting
-from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import abandoned_pods
@@ -163,6 +165,21 @@ class Children:
         else:
             status.set_condition(Condition.PREPARED, False, obstacle.reason, obstacle.message)
 
+    async def _ensure_network_policy(self, status: StatusBuilder, desired: DesiredState) -> Obstacle | None:
+        """Create the run's NetworkPolicy where the platform wants one, or change it to what it should be."""
+        policy = desired.manifests.network_policy
+        if policy is None or await self._create(NETWORK_POLICIES, policy) is not None:
+            return None
+        existing = await self._api.get(NETWORK_POLICIES, status.key.namespace, policy["metadata"]["name"])
+        if existing is None:
+            return None
+        if (obstacle := policy_obstacle(status, existing)) is not None:
+            return obstacle
+        if content_hash(existing) != content_hash(policy):
+            changes = {"annotations": policy["metadata"]["annotations"]}
+            await self._api.merge(NETWORK_POLICIES, existing, {"metadata": changes, "spec": policy["spec"]})
+        return None
+
     async def _ensure_token(self, status: StatusBuilder) -> None:
         """Create the Secret with the run's token. Where one of its name exists, it is the run's already.
 
@@ -182,6 +199,9 @@ class Children:
         """
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
         try:
+            if (obstacle := await self._ensure_network_policy(status, desired)) is not None:
+                set_obstacle(status, obstacle, running=False)
+                return None
             await self._ensure_token(status)
             job = await self._create(JOBS, manifest)
         except ApiError as error:

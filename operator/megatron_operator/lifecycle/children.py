@@ -38,6 +38,11 @@ def preparation_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:
     return name_obstacle(status, "Job", job, DELETE_OR_RENAME)
 
 
+def policy_obstacle(status: StatusBuilder, policy: Object) -> Obstacle | None:
+    """Why a NetworkPolicy of the run's name cannot be used; None where it is the recipe's own."""
+    return name_obstacle(status, "NetworkPolicy", policy, DELETE_OR_RENAME)
+
+
 def preparation_state(job: Mapping[str, Any], digest: str, *, edited: bool) -> Preparation:
     """State of the recipe's own preparation; `digest` is the hash of the one that is needed.
 

@@ -7,6 +7,7 @@ from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.manifests import prepare, pytorchjob
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
+from megatron_operator.manifests.network_policy import network_policy
 from megatron_operator.manifests.pod import template
 from megatron_operator.manifests.storage import storage
 from megatron_operator.planner import PlannedRun, bridge
@@ -14,7 +15,7 @@ from megatron_operator.planner import PlannedRun, bridge
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """Objects to create for a recipe, in this order: claims, preparation Job, PyTorchJob."""
+    """Objects to create for a recipe, in this order: claims, preparation Job, NetworkPolicy, PyTorchJob."""
 
     claims: tuple[Manifest, ...]
     """Claims that the operator creates."""
@@ -23,6 +24,8 @@ class Manifests:
     checkpoint_claim: str
     """Name of the claim of the checkpoints, whoever created it."""
     prepare_job: Manifest | None
+    network_policy: Manifest | None
+    """None where the platform wants none."""
     job: Manifest
 
     @property
@@ -39,7 +42,8 @@ class Manifests:
 
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""
-        return [*self.claims, *([self.prepare_job] if self.prepare_job else []), self.job]
+        before = (*self.claims, self.prepare_job, self.network_policy)
+        return [*(each for each in before if each is not None), self.job]
 
 
 def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Manifests:
@@ -67,5 +71,6 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         expected_claims=claims.expected,
         checkpoint_claim=claims.checkpoint,
         prepare_job=prepare.job(owner, resolved, claims),
+        network_policy=network_policy(owner, resolved.network_policies),
         job=with_hash(job(require_checkpoint), digest(job(False))),
     )

@@ -31,6 +31,12 @@ CASES: dict[str, dict[str, Any]] = {
         "webhook": {"enabled": True, "certManager": {"enabled": True}, "failurePolicy": "Fail"},
         "watchNamespaces": ["research"],
     },
+    "network-policies": {
+        "networkPolicy": {"enabled": True, "metricsFrom": ["monitoring"]},
+        "metrics": {"enabled": True},
+        "webhook": {"enabled": True, "certManager": {"enabled": True}},
+        "platform": {"networkPolicies": {"enabled": True, "metricsFrom": ["monitoring"]}},
+    },
 }
 
 
@@ -85,6 +91,32 @@ def test_a_namespaced_operator_has_no_rights_outside_its_namespaces(render: Any)
         "teaching",
         "megatron-system",
     }
+
+
+def test_the_operators_network_policy_allows_every_port_that_its_pod_listens_on(render: Any) -> None:
+    objects = render(CASES["network-policies"])
+    deployment = of_kind(objects, "Deployment", "megatron-operator")["spec"]
+    policy = of_kind(objects, "NetworkPolicy", "megatron-operator")["spec"]
+    [container] = deployment["template"]["spec"]["containers"]
+    listens = {port["containerPort"] for port in container["ports"] if port["name"] != "health"}
+    assert listens == {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    labels = deployment["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_runs_admit_the_operator_of_the_releases_namespace(render: Any) -> None:
+    values = CASES["network-policies"]
+    config_map = of_kind(render(values, "training"), "ConfigMap", "megatron-platform")
+    platform = parse_platform(config_map["data"][PLATFORM_KEY], "the chart")
+    assert platform.network_policies.operator_namespace == "training"
+    assert platform.network_policies.metrics_from == ["monitoring"]
+
+
+def test_without_the_option_there_is_no_network_policy_and_no_right_to_create_one(render: Any) -> None:
+    objects = render({})
+    assert not [item for item in objects if item["kind"] == "NetworkPolicy"]
+    rules = of_kind(objects, "ClusterRole", "megatron-operator")["rules"]
+    assert not [rule for rule in rules if "networkpolicies" in rule["resources"]]
 
 
 def test_two_namespaced_releases_share_no_object_outside_their_namespaces(render: Any) -> None:
@@ -214,6 +246,9 @@ def test_the_operator_parses_the_platform_of_the_simulated_values(render: Any) -
         ({"platform": {"checkpoint": {"size": "2 TB"}}}, "/platform/checkpoint/size"),
         ({"catalog": {"own.json": ""}}, "own.json"),
         ({"metrics": {"port": 80}}, "/metrics/port"),
+        ({"networkPolicy": {"apiServer": {"ports": []}}}, "/networkPolicy/apiServer/ports"),
+        ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/networkPolicy/apiServer/cidrs/0"),
+        ({"platform": {"networkPolicies": {"enable": True}}}, "/platform/networkPolicies"),
         ({"webhook": {"failurePolicy": "Warn"}}, "/webhook/failurePolicy"),
         ({"webhook": {"certmanager": {}}}, "certmanager"),
     ],

@@ -33,7 +33,8 @@ def justified() -> dict[str, set[str]]:
 
 
 def test_every_right_of_the_chart_is_justified_on_the_page(render: Any) -> None:
-    assert granted(render(CORDON)) == justified()
+    options = {"platform": {**CORDON["platform"], "networkPolicies": {"enabled": True}}}
+    assert granted(render(options)) == justified()
 
 
 def test_a_namespaced_release_has_no_other_rights(render: Any) -> None:

@@ -16,6 +16,7 @@ from megatron_operator.controller.api_client import (
     CLAIMS,
     EVENTS,
     JOBS,
+    NETWORK_POLICIES,
     NODES,
     PODS,
     RECIPES,
@@ -65,6 +66,7 @@ class ApiInMemory:
         self.claims: dict[str, Object] = {}
         self.batch_jobs: dict[str, Object] = {}
         self.secrets: dict[str, Object] = {}
+        self.network_policies: dict[str, Object] = {}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
@@ -135,11 +137,11 @@ class ApiInMemory:
 
     async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
         self._write()
-        if resource is CLAIMS:
-            name = target["metadata"]["name"]
-            assert self.claims[name]["metadata"]["uid"] == target["metadata"]["uid"]
-            self.claims[name] = _merged(self.claims[name], changes)
-            return self.claims[name]
+        if resource in (CLAIMS, NETWORK_POLICIES):
+            stored, name = self._stored(resource), target["metadata"]["name"]
+            assert stored[name]["metadata"]["uid"] == target["metadata"]["uid"]
+            stored[name] = _merged(stored[name], changes)
+            return stored[name]
         assert resource is JOBS, resource
         if self._job is not None and self._job["metadata"]["uid"] == target["metadata"]["uid"]:
             self._job = _merged(self._job, changes)
@@ -176,7 +178,12 @@ class ApiInMemory:
             self.cluster.delete(pod)
 
     def _stored(self, resource: Resource) -> dict[str, Object]:
-        return {CLAIMS: self.claims, BATCH_JOBS: self.batch_jobs, SECRETS: self.secrets}[resource]
+        return {
+            CLAIMS: self.claims,
+            BATCH_JOBS: self.batch_jobs,
+            SECRETS: self.secrets,
+            NETWORK_POLICIES: self.network_policies,
+        }[resource]
 
     def _respond(self) -> None:
         self.clock.synchronize(formatdate(self.cluster.now, usegmt=True))

@@ -1,0 +1,71 @@
+"""The NetworkPolicy of a run is created before its job, and only the recipe's own is changed."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from megatron_operator import catalog
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.controller.api_client import JOBS, NETWORK_POLICIES, Resource
+from megatron_operator.lifecycle.desired import Config
+
+from tests.unit.controller import whole_operator
+from tests.unit.controller.api_in_memory import NAME
+from tests.unit.controller.simulated_run import Run
+
+POLICY = f"{NAME}-pods"
+
+
+def config(**options: Any) -> Config:
+    """A platform that wants NetworkPolicies, with these options."""
+    platform = {
+        "accelerators": {"h100-sxm": {}},
+        "image": "trainer",
+        "networkPolicies": {"enabled": True, **options},
+    }
+    return Config(PlatformConfig.model_validate(platform), catalog.load())
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setattr(whole_operator, "CONFIG", config())
+    run = Run()
+    yield run
+    run.operator.close()
+
+
+def test_the_policy_exists_before_the_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[Resource] = []
+    create = run.api.create
+
+    async def record(resource: Resource, body: Any) -> Any:
+        created.append(resource)
+        return await create(resource, body)
+
+    monkeypatch.setattr(run.api, "create", record)
+    run.until(run.trains)
+    assert created.index(NETWORK_POLICIES) < created.index(JOBS)
+
+
+def test_a_policy_of_somebody_else_is_reported_and_left_alone(run: Run) -> None:
+    foreign = {"metadata": {"name": POLICY, "uid": "theirs", "resourceVersion": "7"}, "spec": {}}
+    run.api.network_policies[POLICY] = deepcopy(foreign)
+    run.until(lambda: run.condition("Running").get("reason") == "NameTaken")
+    assert f"NetworkPolicy {POLICY} exists and is not this recipe's" in run.condition("Running")["message"]
+    assert run.api.network_policies[POLICY] == foreign
+    assert run.api.job() is None
+    del run.api.network_policies[POLICY]
+    run.until(run.trains)
+
+
+def test_the_next_job_has_the_policy_of_the_platform_as_it_is_then(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.until(run.trains)
+    before = deepcopy(run.api.network_policies[POLICY])
+    monkeypatch.setattr(whole_operator, "CONFIG", config(metricsFrom=["monitoring"]))
+    run.edit(env={"NCCL_DEBUG": "INFO"})
+    run.until(lambda: run.api.network_policies[POLICY]["spec"] != before["spec"])
+    peers = run.api.network_policies[POLICY]["spec"]["ingress"][1]["from"]
+    assert [peer["namespaceSelector"]["matchExpressions"][0]["values"] for peer in peers][1] == ["monitoring"]
