@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import Any
 
 from testkit.run_state import RunState
 from tests.control_plane.world import World
@@ -120,6 +121,12 @@ def test_pods_that_never_answered_are_not_restarted(world: World) -> None:
     assert state.recovery["restarts"] == 0
 
 
+def resume_without_cost(world: World) -> dict[str, Any]:
+    """Train on from what was saved at iteration 60: a restart that costs no budget. Returns its status."""
+    free = {"restarts": 1, "restartsSinceCheckpoint": 0}
+    return world.train("run", 61, checkpoint=60, generation=2, resumedFrom=60, recovery=free).recovery
+
+
 def test_a_drained_pod_moves_and_costs_no_budget(world: World) -> None:
     world.apply("run")
     before = world.train("run", 60, checkpoint=50)
@@ -130,14 +137,7 @@ def test_a_drained_pod_moves_and_costs_no_budget(world: World) -> None:
     }
     world.api.request("POST", world.api.path("Pod", world.namespace, "run-worker-0") + "/eviction", eviction)
     world.wait_for("run", without=[before.uid_of("worker-0")], conditions={"Recovering": "PodsReplaced"})
-    recovery = world.train(
-        "run",
-        61,
-        checkpoint=60,
-        generation=2,
-        resumedFrom=60,
-        recovery={"restarts": 1, "restartsSinceCheckpoint": 0},
-    ).recovery
+    recovery = resume_without_cost(world)
     assert "nodeFailures" not in recovery
 
 
@@ -147,14 +147,7 @@ def test_a_pod_that_saved_on_sigterm_costs_no_budget(world: World) -> None:
     words = {"reason": "Terminated", "message": "SIGTERM: saved", "checkpointIteration": 60}
     world.terminate("run-worker-0", 143, json.dumps(words))
     world.wait_for("run", pods=2, conditions={"Recovering": "PodsReplaced"})
-    recovery = world.train(
-        "run",
-        61,
-        checkpoint=60,
-        generation=2,
-        resumedFrom=60,
-        recovery={"restarts": 1, "restartsSinceCheckpoint": 0},
-    ).recovery
+    recovery = resume_without_cost(world)
     assert recovery["lastCause"] == "worker-0: SIGTERM: saved (exit code 143)"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.gang import Gang
+from tests.trainer.warm_process import WarmProcess
 
 
 @pytest.fixture(scope="session")
@@ -27,25 +28,33 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmProcess]:
+    """The process that forks launchers."""
+    process = WarmProcess()
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def gang(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
+def gang(tmp_path: Path, corpus: Path, warm: WarmProcess) -> Iterator[Gang]:
     """A run of two pods of two ranks."""
-    run = Gang(tmp_path, corpus, nodes=2)
+    run = Gang(tmp_path, corpus, nodes=2, warm=warm)
     yield run
     run.stop()
 
 
 @pytest.fixture
-def pod(tmp_path: Path, corpus: Path) -> Iterator[Gang]:
+def pod(tmp_path: Path, corpus: Path, warm: WarmProcess) -> Iterator[Gang]:
     """The same run in one pod of four ranks, with the same layout and losses."""
-    run = Gang(tmp_path, corpus, nodes=1)
+    run = Gang(tmp_path, corpus, nodes=1, warm=warm)
     yield run
     run.stop()
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Gang:
-    """A run without any failure: every other run must have its losses."""
+    """A run without any failure, started cold: every other run must have its losses."""
     run = Gang(tmp_path_factory.mktemp("undisturbed"), corpus, nodes=1)
     run.start()
     assert run.wait() == [0], run.log()[-3000:]

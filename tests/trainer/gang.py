@@ -1,5 +1,6 @@
 """Real Megatron on loopback: launchers as the training-operator starts them, four ranks, one or two pods."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.trainer.warm_process import LAUNCHER, WarmLauncher, WarmProcess
+
+Launcher = subprocess.Popen[bytes] | WarmLauncher
 
 DEADLINE_SECONDS = 300.0
 WORLD_SIZE = 4
@@ -49,16 +54,17 @@ def free_port() -> int:
 class Gang:
     """The launchers of one run, its checkpoint directory and its files there."""
 
-    def __init__(self, folder: Path, corpus: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, corpus: Path, nodes: int, warm: WarmProcess | None = None) -> None:
         self.folder, self.save = folder, folder / "checkpoints"
         self.nodes = nodes
         self.environment: dict[str, str] = {}
         self.flags = list(MODEL_FLAGS)
-        self._corpus = corpus
+        self._corpus, self._warm = corpus, warm
         self._store_port = free_port()
         self.progress_ports = [free_port() for _ in range(nodes)]
-        self.pods: dict[int, subprocess.Popen[bytes]] = {}
+        self.pods: dict[int, Launcher] = {}
         self._started: list[psutil.Process] = []
+        self._frozen: list[FrozenPod] = []
 
     def start(self, *nodes: int, extra: tuple[str, ...] = ()) -> None:
         """Start the launchers of `nodes`, all by default, with `extra` flags."""
@@ -86,13 +92,14 @@ class Gang:
                 *("--save", str(self.save)),
                 *extra,
             ]
-            with (self.folder / f"pod-{node}.log").open("ab") as log:
-                self.pods[node] = subprocess.Popen(
-                    [sys.executable, "-m", "megatron_trainer.launcher.main", *flags],
-                    env=environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
+            self.pods[node] = self._launch(flags, environment, self.folder / f"pod-{node}.log")
+
+    def _launch(self, flags: list[str], environment: dict[str, str], log: Path) -> Launcher:
+        if self._warm is not None:
+            return self._warm.start(flags, environment, log)
+        command = [sys.executable, "-m", LAUNCHER, *flags]
+        with log.open("ab") as output:
+            return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
     def inject(self, *faults: dict[str, Any]) -> None:
         """Inject faults, as inject/sitecustomize.py describes, into ranks that are started from now on."""
@@ -166,6 +173,21 @@ class Gang:
         self.pods[node].wait()
         self.start(node)
 
+    def freeze(self, node: int) -> "FrozenPod":
+        """Stop a pod by SIGSTOP, as when its machine is suspended. `start(node)` starts its replacement."""
+        frozen = FrozenPod(self.pods.pop(node))
+        self._frozen.append(frozen)
+        self.progress_ports[node] = free_port()
+        return frozen
+
+    def files(self) -> dict[str, tuple[int, int, int]]:
+        """Return inode, size and time of the last write of every file in the checkpoint directory."""
+        stats = {path: path.stat() for path in self.save.rglob("*") if path.is_file()}
+        return {
+            str(path.relative_to(self.save)): (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            for path, stat in stats.items()
+        }
+
     def termination(self, node: int) -> dict[str, Any]:
         return json.loads((self.folder / f"termination-{node}").read_text())  # type: ignore[no-any-return]
 
@@ -186,6 +208,53 @@ class Gang:
             if pod.poll() is None:
                 pod.send_signal(signal.SIGKILL)
                 pod.wait()
+        for frozen in self._frozen:
+            frozen.kill()
+
+
+def has_stopped(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_STOPPED)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, or would have if its parent were not frozen."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+class FrozenPod:
+    """The processes of a pod, stopped by SIGSTOP. They continue in the order that a test chooses."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        (self._fork_server,) = psutil.Process(launcher.pid).children()
+        self._ranks = self._fork_server.children()
+        launcher.send_signal(signal.SIGSTOP)
+        self._fork_server.suspend()
+        # The ranks and what they started: checkpoint writers.
+        self._below = self._fork_server.children(recursive=True)
+        for process in self._below:
+            process.suspend()
+
+    def resume_ranks(self) -> None:
+        """Continue the ranks and their checkpoint writers, and wait until the ranks have ended."""
+        for process in self._below:
+            # A rank that ends ends its writer too.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        until("the ranks to end", lambda: all(map(has_ended, self._ranks)) or None)
+
+    def resume_launcher(self) -> int:
+        """Continue the launcher and its fork server. Returns the launcher's exit code."""
+        self._fork_server.resume()
+        self.launcher.send_signal(signal.SIGCONT)
+        return self.launcher.wait(timeout=DEADLINE_SECONDS)
+
+    def kill(self) -> None:
+        for process in (*self._below, self._fork_server):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.launcher.kill()
+        self.launcher.wait()
 
 
 PHASES = ("lastStepAt", "detectedAt", "metAt", "loadedAt", "firstStepAt", "caughtUpAt")

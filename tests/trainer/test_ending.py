@@ -63,3 +63,17 @@ def test_the_ranks_restart_when_a_checkpoint_writer_dies(pod: Gang, undisturbed:
     assert pod.wait() == [0], pod.log()[-3000:]
     assert "the checkpoint writer was killed by signal 9" in pod.log()
     assert_same_training(pod, undisturbed)
+
+
+def test_a_run_completes_when_its_master_is_lost_after_its_worker_has_completed(
+    gang: Gang, undisturbed: Gang
+) -> None:
+    gang.environment["MEGATRON_RENDEZVOUS_TIMEOUT"] = "20"
+    gang.inject({"what": "die-at-end"})
+    gang.start()
+    assert gang.wait() == [-signal.SIGKILL, 0], gang.log()[-3000:]
+    gang.inject()
+    gang.start(0)
+    assert gang.pods[0].wait(timeout=300) == 0, gang.log()[-3000:]
+    assert gang.termination(0)["message"] == f"iteration {TRAIN_ITERS} of {TRAIN_ITERS} was already done"
+    assert_same_training(gang, undisturbed)

@@ -1,10 +1,14 @@
-"""Injects faults into a rank: Python imports this module at start if its folder is on PYTHONPATH.
+"""Injects faults into a rank or launcher: Python imports this module at start if its folder is on PYTHONPATH.
 
 TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forward pass of iteration `at` of
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
 `raise`, `loop` (endlessly, in Python), `leave` (exit code 0). A `slow-save` and a `slow-evaluation` take
 SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
 LATE_ITERATIONS more. `wrong-product` simulates a device whose memory flips a bit.
+
+In the save of checkpoint `at`, `freeze-save` stops a rank by SIGSTOP once all ranks know what each will
+write. `freeze-repair` stops a launcher that has found a checkpoint incomplete, before it sets it aside.
+`die-at-end` kills the Master pod's launcher by SIGKILL when all others have left the gang.
 """
 
 import importlib.abc
@@ -12,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -93,7 +98,39 @@ def disturb_writer(filesystem_async: Any) -> None:
                 time.sleep(0.05)
         return write(transforms, write_bucket=write_bucket, **options)
 
+    prepare = writer.prepare_write_data
+
+    def disturbed_preparation(self: Any, *args: Any) -> None:
+        prepare(self, *args)
+        if due("freeze-save", int(Path(self.checkpoint_dir).name.removeprefix("iter_"))):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     writer.write_preloaded_data = staticmethod(disturbed_write)
+    writer.prepare_write_data = disturbed_preparation
+
+
+def disturb_repair(selection: Any) -> None:
+    inner = selection.why_incomplete
+
+    def disturbed_check(*args: Any) -> str | None:
+        reason: str | None = inner(*args)
+        caller = sys._getframe(1).f_code.co_name
+        if reason is not None and caller == "choose" and due("freeze-repair"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return reason
+
+    selection.why_incomplete = disturbed_check
+
+
+def disturb_end(handler: Any) -> None:
+    leave = handler.GangRendezvous.leave
+
+    def disturbed_leave(gang: Any) -> None:
+        leave(gang)
+        if gang.node_rank == 0 and due("die-at-end"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    handler.GangRendezvous.leave = disturbed_leave
 
 
 class FaultyMemory:
@@ -119,7 +156,9 @@ def disturb_preflight(preflight: Any) -> None:
 
 DISTURB = {
     "megatron.core.dist_checkpointing.strategies.filesystem_async": disturb_writer,
+    "megatron_trainer.checkpoints.selection": disturb_repair,
     "megatron_trainer.health.preflight": disturb_preflight,
+    "megatron_trainer.rendezvous.handler": disturb_end,
     "megatron_trainer.worker.gpt": disturb_gpt,
     "megatron.training.training": disturb_checkpointing,
 }
@@ -141,6 +180,13 @@ class Finder(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = execute_and_disturb  # type: ignore[method-assign]
         return spec
+
+
+def disturb_imported() -> None:
+    """For a process that has been forked: disturb the modules that were imported before the fork."""
+    for name in list(DISTURB):
+        if name in sys.modules:
+            DISTURB.pop(name)(sys.modules[name])
 
 
 if FAULTS:

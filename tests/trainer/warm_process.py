@@ -1,0 +1,197 @@
+"""Launchers forked from a process that has imported torch and Megatron.
+
+These imports take longer than a test's training. A launcher and its fork server import the same modules, at
+no cost here. The run that all others are compared with starts cold, by `python -m`.
+"""
+
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from io import FileIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+LAUNCHER = "megatron_trainer.launcher.main"
+
+
+class WarmProcess:
+    """The process that forks launchers."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            bufsize=0,  # select() must see every message that is not read
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        self._codes: dict[int, int] = {}
+
+    def start(self, flags: list[str], environment: dict[str, str], log: Path) -> "WarmLauncher":
+        """Fork a launcher whose output is appended to `log`."""
+        assert self._process.stdin is not None
+        request = {"flags": flags, "environment": environment, "log": str(log)}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        while (pid := self._receive()) is None:
+            pass
+        return WarmLauncher(self, pid)
+
+    def exit_code(self, pid: int, wait_seconds: float | None = 0.0) -> int | None:
+        """Return a launcher's exit code, negative for a signal; None if it runs for `wait_seconds` more."""
+        deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
+        while pid not in self._codes:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            assert self._process.stdout is not None
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                return None
+            self._receive()
+        return self._codes[pid]
+
+    def _receive(self) -> int | None:
+        """Read a message. Returns the process id of a launcher that was started, None for the end of one."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the process that forks launchers has ended"
+        message: dict[str, int] = json.loads(line)
+        if "code" not in message:
+            return message["pid"]
+        self._codes[message["pid"]] = message["code"]
+        return None
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class WarmLauncher:
+    """A forked launcher with those methods of subprocess.Popen that tests use."""
+
+    def __init__(self, parent: WarmProcess, pid: int) -> None:
+        self._parent, self.pid = parent, pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self._parent.exit_code(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._parent.exit_code(self.pid, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(LAUNCHER, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def import_all() -> None:
+    """Import what launchers and their fork servers import, with the environment that they have then."""
+    warnings.simplefilter("ignore")
+    os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    from megatron_trainer.launcher.warm_up import warm_up
+
+    warm_up("cpu", ["HuggingFaceTokenizer"])
+    import megatron_trainer.health.hang_coordinator
+    import megatron_trainer.launcher.agent
+    import megatron_trainer.launcher.pod
+    import megatron_trainer.rendezvous.store  # noqa: F401
+    from megatron_trainer.platform import cpu
+
+    # Its fork server need not do it again.
+    cpu.install = lambda: None
+    gc.collect()
+    gc.freeze()
+
+
+def run_launcher(flags: list[str], environment: dict[str, str], log: str) -> NoReturn:
+    """In a forked process: do what `python -m` does after the imports."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for output in (1, 2):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), output)
+        os.closerange(3, 256)
+        os.environ.clear()
+        os.environ.update(environment)
+        tempfile.tempdir = None
+        if "TEST_FAULTS" in environment:
+            from tests.trainer.inject import sitecustomize
+
+            sitecustomize.disturb_imported()
+        sys.argv[1:] = flags
+        runpy.run_module(LAUNCHER, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve() -> None:
+    """Fork a launcher for each line of stdin, and report starts and ends, until the end of stdin."""
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    import_all()
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    requests = FileIO(0, closefd=False)
+
+    def reply(message: dict[str, Any]) -> None:
+        os.write(replies, json.dumps(message).encode() + b"\n")
+
+    while True:
+        ready, _, _ = select.select([requests.fileno(), woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            for pid, code in ended():
+                reply({"pid": pid, "code": code})
+        if requests.fileno() in ready:
+            line = requests.readline()
+            if not line:
+                return
+            pid = os.fork()
+            if pid == 0:
+                run_launcher(**json.loads(line))
+            reply({"pid": pid})
+
+
+def ended() -> list[tuple[int, int]]:
+    """The launchers that have ended since the last call, and their exit codes."""
+    found: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        found.append((pid, os.waitstatus_to_exitcode(status)))
+
+
+if __name__ == "__main__":
+    serve()
