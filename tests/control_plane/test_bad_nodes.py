@@ -116,20 +116,21 @@ def test_a_node_that_the_run_needs_is_not_avoided(world: World, pool: Callable[[
     assert "nodesAvoided" not in state.recovery
 
 
+def set_fault(world: World, node: str, status: str) -> None:
+    """Set a condition as a monitor of the node's hardware does."""
+    now = "2026-01-01T00:00:00Z"
+    fault = {"type": "GPUXIDErrors", "status": status, "lastTransitionTime": now, "lastHeartbeatTime": now}
+    known = world.api.get("Node", None, node)["status"].get("conditions") or []
+    conditions = [*(each for each in known if each["type"] != fault["type"]), fault]
+    world.api.patch("Node", None, node, {"status": {"conditions": conditions}}, "status")
+
+
 def test_a_node_whose_condition_shows_failed_hardware_is_avoided(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
     state = begin(world, pool(3))
     bad = state.node_of("worker-0")
-    now = "2026-01-01T00:00:00Z"
-    condition = {
-        "type": "GPUXIDErrors",
-        "status": "True",
-        "lastTransitionTime": now,
-        "lastHeartbeatTime": now,
-    }
-    known = world.api.get("Node", None, bad)["status"].get("conditions") or []
-    world.api.patch("Node", None, bad, {"status": {"conditions": [*known, condition]}}, "status")
+    set_fault(world, bad, "True")
     fail_worker(world, state.uid_of("worker-0"), 1, evidence=None)
     state = world.wait_for("run", pods=2, status={"recovery": {"nodesAvoided": [bad]}})
     assert state.recovery["nodeEvidence"][bad]["cause"] == "node condition GPUXIDErrors=True"
@@ -145,10 +146,17 @@ def cordoning(install: Callable[[str, Object], str], installed: str) -> Iterator
 
 
 @pytest.mark.usefixtures("cordoning")
-def test_bad_nodes_are_cordoned_where_the_platform_requests_it(
+def test_a_bad_node_is_cordoned_where_the_platform_requests_it_until_its_condition_is_gone(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
     state = begin(world, pool(3))
     bad = state.node_of("worker-0")
-    fail_worker(world, state.uid_of("worker-0"), 1)
-    wait_until(f"{bad} to be cordoned", lambda: world.api.get("Node", None, bad)["spec"].get("unschedulable"))
+    set_fault(world, bad, "True")
+    fail_worker(world, state.uid_of("worker-0"), 1, evidence=None)
+
+    def cordoned() -> bool:
+        return bool(world.api.get("Node", None, bad)["spec"].get("unschedulable"))
+
+    wait_until(f"{bad} to be cordoned", cordoned)
+    set_fault(world, bad, "False")
+    wait_until(f"{bad} to be uncordoned", lambda: not cordoned())

@@ -189,17 +189,12 @@ class ApiClient:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
-    async def cordon(self, node: str) -> None:
-        """Mark a node as unschedulable, unless it is; a conflict when it has changed since it was read."""
-        found = await self.find(NODES, None, fields=f"metadata.name={node}")
-        if not found:
-            raise ApiError(404, "NotFound", f"node {node} does not exist")
-        if (found[0].get("spec") or {}).get("unschedulable"):
-            return
-        metadata = found[0]["metadata"]
+    async def merge_node(self, node: Object, changes: Object) -> None:
+        """JSON merge patch of exactly this version of a node; a conflict when it has changed."""
+        metadata = node["metadata"]
         version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
-        body = {"metadata": version, "spec": {"unschedulable": True}}
-        path, query = f"{NODES.cluster_path()}/{node}", {"fieldManager": FIELD_MANAGER}
+        body = changes | {"metadata": changes.get("metadata", {}) | version}
+        path, query = f"{NODES.cluster_path()}/{metadata['name']}", {"fieldManager": FIELD_MANAGER}
         await self._request("PATCH", path, query, body, "application/merge-patch+json")
 
     async def delete(

@@ -1,22 +1,30 @@
-"""Cordons nodes whose hardware failed, where the platform asks for it."""
+"""Cordons nodes whose hardware failed, where the platform asks for it, and uncordons them."""
 
+import asyncio
 import logging
+from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes
-from megatron_operator.controller.api_client import ApiClient, ApiError
+from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.lifecycle.cordoning import cordon_patch, cordons_left, healed, uncordon_patch
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 log = logging.getLogger(__name__)
 
+INTERVAL: Final = 60.0
+"""Seconds between two checks of the nodes that are cordoned."""
+
 
 class Cordoner:
-    """Marks nodes as unschedulable."""
+    """Marks nodes as unschedulable and back."""
 
     def __init__(self, api: ApiClient, config: ConfigSource) -> None:
         self._api = api
         self._config = config
+        self._lock = asyncio.Lock()
 
     async def rules(self, status: StatusBuilder) -> BadNodes:
         """The platform's rules for bad nodes; the defaults, which cordon none, while the file is invalid."""
@@ -26,12 +34,62 @@ class Cordoner:
             log.warning("%s: the defaults of platform.badNodes apply: %s", status.key, error)
             return BadNodes()
 
-    async def cordon(self, status: StatusBuilder, nodes: tuple[str, ...], rules: BadNodes) -> None:
-        """Cordon nodes before the status records that the run avoids them."""
-        for node in nodes if rules.cordon else ():
+    async def cordon(self, status: StatusBuilder, nodes: tuple[str, ...], rules: BadNodes, pool: int) -> None:
+        """Cordon nodes before the status records that the run avoids them.
+
+        `pool` is the number of nodes that match the run. Beyond the platform's caps the run only avoids them.
+        """
+        if not rules.cordon:
+            return
+        async with self._lock:
+            for node in nodes:
+                try:
+                    await self._cordon(status, node, rules, pool)
+                except ApiError as error:
+                    if not error.not_found and not error.refused:
+                        raise
+                    log.warning("%s: node %s not cordoned: %s", status.key, node, error)
+
+    async def _cordon(self, status: StatusBuilder, name: str, rules: BadNodes, pool: int) -> None:
+        found = await self._api.find(NODES, None, fields=f"metadata.name={name}")
+        evidence = status.recovery.node_evidence.get(name)
+        if not found or evidence is None:
+            log.warning("%s: node %s not cordoned: it does not exist", status.key, name)
+            return
+        patch = cordon_patch(found[0], evidence, status.now)
+        if patch is None:
+            return
+        cordoned = await self._api.find(NODES, None, labels=LABEL_CORDONED_AT)
+        if cordons_left(cordoned, pool, rules, status.now) == 0:
+            log.warning(
+                "%s: node %s not cordoned: %d nodes are, and platform.badNodes allows no more now",
+                status.key,
+                name,
+                len(cordoned),
+            )
+            return
+        await self._api.merge_node(found[0], patch)
+        log.warning("%s: node %s cordoned: %s", status.key, name, evidence.cause)
+
+    async def uncordon_healed(self, now: float) -> None:
+        """Uncordon the nodes that the operator cordoned and that are healthy again. Raises ApiError.
+
+        `now` is in seconds since the epoch.
+        """
+        rules = (await self._config.read()).platform.bad_nodes
+        if not rules.cordon:
+            return
+        async with self._lock:
+            for node in await self._api.find(NODES, None, labels=LABEL_CORDONED_AT):
+                if (why := healed(node, rules, now)) is not None:
+                    await self._api.merge_node(node, uncordon_patch())
+                    log.warning("node %s uncordoned: %s", node["metadata"]["name"], why)
+
+    async def run(self) -> None:
+        """Uncordon healthy nodes for as long as the operator acts."""
+        while True:
+            await asyncio.sleep(INTERVAL)
             try:
-                await self._api.cordon(node)
-            except ApiError as error:
-                if not error.not_found and not error.refused:
-                    raise
-                log.warning("%s: node %s not cordoned: %s", status.key, node, error)
+                await self.uncordon_healed(self._api.clock.now())
+            except Exception as error:
+                log.warning("cannot check the cordoned nodes: %s", error or repr(error))

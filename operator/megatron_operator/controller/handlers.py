@@ -14,6 +14,7 @@ from megatron_operator.controller.api_client import RECIPES, ApiClient
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
+from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.plan_worker import PlanWorker
@@ -55,6 +56,7 @@ class Operator:
         self.snapshots = SnapshotReader(self.api, nodes, self.poller)
         self._workers = [PlanWorker()]
         planning = Planning(self.config, self._workers[0], lambda key: self.queue.add(key, 0))
+        cordoner = Cordoner(self.api, self.config)
         reconciler = Reconciler(
             self.api,
             self.config,
@@ -63,12 +65,14 @@ class Operator:
             Children(self.api, nodes),
             CapacityFinder(self.api, planning, allowed=settings.node_discovery),
             self.poller,
+            cordoner,
         )
         self.queue = WorkQueue(reconciler, settings.workers)
         self.queue.start()
         self._tasks = [
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._watch_config(), name="config"),
+            asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
             asyncio.create_task(measure_loop_lag(), name="loop-lag"),
         ]
         for task in self._tasks:

@@ -92,6 +92,7 @@ class Reconciler:
         children: Children,
         capacity: CapacityFinder,
         poller: ProgressPoller,
+        cordoner: Cordoner,
     ) -> None:
         self._api = api
         self._config = config
@@ -101,7 +102,7 @@ class Reconciler:
         self._capacity = capacity
         self._poller = poller
         self._events = EventPoster(api)
-        self._cordoner = Cordoner(api, config)
+        self._cordoner = cordoner
         self._refused: dict[RecipeKey, tuple[str, int, int]] = {}
         """UID and generation of refused specs, and the revision of the configuration that refused them."""
 
@@ -334,7 +335,8 @@ class Reconciler:
         capacity = await self._find_capacity(status, snapshot, limits)
         decision = decide(observe(status, snapshot, limits, capacity, rules))
         if isinstance(decision, Avoid):
-            await self._cordoner.cordon(status, decision.nodes, rules)
+            pool = len(capacity.places or ()) or snapshot.size
+            await self._cordoner.cordon(status, decision.nodes, rules, pool)
         result = apply_decision(status, snapshot, decision)
         if status.ended:
             self._poller.forget(status.key)

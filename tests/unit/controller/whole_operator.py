@@ -17,6 +17,7 @@ from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.controller import capacity_finder, node_reader, reconciler
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
+from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.snapshot_reader import SnapshotReader
@@ -175,7 +176,14 @@ class WholeOperator:
         planning: Any = self.planning or PlanningInProcess()
         capacity = CapacityFinder(api, planning, allowed=True)
         self._reconciler = Reconciler(
-            api, config, planning, self._snapshots, Children(api, nodes), capacity, poller
+            api,
+            config,
+            planning,
+            self._snapshots,
+            Children(api, nodes),
+            capacity,
+            poller,
+            Cordoner(api, config),
         )
 
     def close(self) -> None:

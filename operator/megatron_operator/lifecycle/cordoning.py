@@ -1,0 +1,103 @@
+"""Which nodes may be cordoned, and when one that the operator cordoned is uncordoned.
+
+The node itself records it: a label with the time, and an annotation with the evidence. So every replica and
+every run sees the same, and a node that somebody else cordoned is left alone.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from megatron_operator.api.labels import ANNOTATION_CORDONED_FOR, LABEL_CORDONED_AT
+from megatron_operator.api.platform import BadNodes
+from megatron_operator.api.status import NodeEvidence
+from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.node_evidence import NODE_CONDITION, NODE_LOST, NODE_TAINT
+from megatron_operator.lifecycle.node_health import HOUR, hardware_sign
+from megatron_operator.lifecycle.node_state import (
+    NodeState,
+    NodeStatus,
+    node_state,
+    ready_condition,
+    with_signs,
+)
+
+Object = Mapping[str, Any]
+SILENCE_FORGIVEN: Final = HOUR
+"""Seconds for which a node that was lost must be ready before it is uncordoned."""
+
+
+def cordon_patch(node: Object, evidence: NodeEvidence, now: float) -> dict[str, Any] | None:
+    """Merge patch that cordons a node; None where it is cordoned already. `now`: seconds since the epoch."""
+    if (node.get("spec") or {}).get("unschedulable"):
+        return None
+    record = {"evidence": evidence.evidence, "cause": evidence.cause, "bootID": _boot_id(node)}
+    return {
+        "metadata": {
+            "labels": {LABEL_CORDONED_AT: str(int(now))},
+            "annotations": {ANNOTATION_CORDONED_FOR: json.dumps(record)},
+        },
+        "spec": {"unschedulable": True},
+    }
+
+
+def uncordon_patch() -> dict[str, Any]:
+    """Merge patch that undoes `cordon_patch`."""
+    return {
+        "metadata": {
+            "labels": {LABEL_CORDONED_AT: None},
+            "annotations": {ANNOTATION_CORDONED_FOR: None},
+        },
+        "spec": {"unschedulable": None},
+    }
+
+
+def cordons_left(cordoned: Collection[Object], pool: int, rules: BadNodes, now: float) -> int:
+    """How many further nodes may be cordoned: a share of the `pool`, and so many in an hour.
+
+    `cordoned` are the nodes with the operator's label, `pool` is the number of nodes that match the run.
+    """
+    recent = sum(now - _cordoned_at(node) < HOUR for node in cordoned)
+    share = max(1, int(rules.max_share * pool))
+    return max(0, min(share - len(cordoned), rules.max_per_hour - recent))
+
+
+def healed(node: Object, rules: BadNodes, now: float) -> str | None:
+    """Why a node that the operator cordoned may be used again; None while it may not.
+
+    What a device reported is over once the node was restarted, which resets its devices: the first run there
+    finds out whether it holds.
+    """
+    if node_state(node) is not NodeState.READY:
+        return None
+    if hardware_sign(with_signs(NodeStatus(NodeState.READY), node), rules) is not None:
+        return None
+    record = _record(node)
+    match record.get("evidence"):
+        case value if value in (NODE_CONDITION, NODE_TAINT):
+            return "its condition or taint is gone"
+        case value if value == NODE_LOST:
+            since = seconds(ready_condition(node).get("lastTransitionTime"))
+            ready = since is not None and now - since >= SILENCE_FORGIVEN
+            return f"it has been ready for {SILENCE_FORGIVEN / 60:.0f} min" if ready else None
+        case _:
+            restarted = bool(_boot_id(node)) and record.get("bootID") not in (None, "", _boot_id(node))
+            return "it was restarted" if restarted else None
+
+
+def _record(node: Object) -> dict[str, Any]:
+    annotations = node["metadata"].get("annotations") or {}
+    try:
+        record = json.loads(annotations.get(ANNOTATION_CORDONED_FOR) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _cordoned_at(node: Object) -> float:
+    text = str((node["metadata"].get("labels") or {}).get(LABEL_CORDONED_AT))
+    return float(text) if text.isascii() and text.isdigit() else 0.0
+
+
+def _boot_id(node: Object) -> str:
+    return str(((node.get("status") or {}).get("nodeInfo") or {}).get("bootID") or "")

@@ -1,0 +1,118 @@
+"""The operator cordons within the platform's caps, and uncordons what it cordoned."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from megatron_operator.api.labels import LABEL_CORDONED_AT
+from megatron_operator.api.platform import BadNodes, PlatformConfig
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller.cordoner import Cordoner
+from megatron_operator.lifecycle.node_evidence import add_evidence
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+NOW = 1_800_000_000.0
+RULES = BadNodes(cordon=True, max_per_hour=2)
+
+
+class NodesInMemory:
+    """The API client's methods for nodes."""
+
+    def __init__(self, size: int) -> None:
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp(NOW)}
+        self.nodes: dict[str, Any] = {
+            f"node-{index}": {
+                "metadata": {"name": f"node-{index}", "labels": {}, "annotations": {}},
+                "spec": {},
+                "status": {"conditions": [ready], "nodeInfo": {"bootID": "first"}},
+            }
+            for index in range(size)
+        }
+
+    async def find(
+        self, _resource: object, _namespace: None, labels: str | None = None, fields: str | None = None
+    ) -> list[Any]:
+        name = (fields or "").removeprefix("metadata.name=")
+        return [
+            node
+            for node in self.nodes.values()
+            if (labels is None or labels in node["metadata"]["labels"])
+            and (fields is None or node["metadata"]["name"] == name)
+        ]
+
+    async def merge_node(self, node: Any, changes: Any) -> None:
+        for part in ("labels", "annotations"):
+            _merge(node["metadata"][part], changes["metadata"][part])
+        _merge(node["spec"], changes["spec"])
+
+    def cordoned(self) -> list[str]:
+        return [name for name, node in self.nodes.items() if node["spec"].get("unschedulable")]
+
+
+def _merge(target: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        target.pop(key, None)
+        if value is not None:
+            target[key] = value
+
+
+class Config:
+    async def read(self) -> Any:
+        class Read:
+            platform = PlatformConfig(bad_nodes=RULES)
+
+        return Read
+
+
+class World:
+    def __init__(self) -> None:
+        self.api = NodesInMemory(30)
+        api: Any = self.api
+        config: Any = Config()
+        self.cordoner = Cordoner(api, config)
+
+    def cordon(self, *names: str, rules: BadNodes = RULES, pool: int = 30) -> list[str]:
+        """Cordon nodes with evidence; returns all that are cordoned then."""
+        metadata = {"name": "run", "namespace": "default", "uid": "u", "generation": 1}
+        status = StatusBuilder.of({"metadata": metadata, "spec": {}}, NOW)
+        for index, name in enumerate(names):
+            cause = f"ECC {'x' * index}"
+            status.set(recovery=add_evidence(status.recovery, name, "DeviceMemory", cause, NOW))
+        asyncio.run(self.cordoner.cordon(status, names, rules, pool))
+        return self.api.cordoned()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_nodes_are_cordoned_only_where_the_platform_asks_for_it(world: World) -> None:
+    assert world.cordon("node-1", rules=BadNodes()) == []
+    assert world.cordon("node-1") == ["node-1"]
+    assert world.api.nodes["node-1"]["metadata"]["labels"] == {LABEL_CORDONED_AT: str(int(NOW))}
+
+
+def test_no_more_nodes_are_cordoned_than_the_caps_allow_whichever_run_asks(world: World) -> None:
+    assert world.cordon("node-1", "node-2", "node-3") == ["node-1", "node-2"]
+    assert world.cordon("node-4") == ["node-1", "node-2"]
+
+
+def test_one_node_of_a_small_pool_is_cordoned(world: World) -> None:
+    assert world.cordon("node-1", "node-2", pool=4) == ["node-1"]
+
+
+def test_a_node_that_is_gone_is_no_error(world: World) -> None:
+    assert world.cordon("node-99", "node-1") == ["node-1"]
+
+
+def test_a_node_that_was_restarted_is_uncordoned_and_one_of_somebody_else_stays(world: World) -> None:
+    world.api.nodes["node-7"]["spec"]["unschedulable"] = True
+    world.cordon("node-1", "node-7")
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 60))
+    assert world.api.cordoned() == ["node-1", "node-7"]
+    for node in world.api.nodes.values():
+        node["status"]["nodeInfo"]["bootID"] = "second"
+    asyncio.run(world.cordoner.uncordon_healed(NOW + 120))
+    assert world.api.cordoned() == ["node-7"]
+    assert world.api.nodes["node-1"]["metadata"]["labels"] == {}
