@@ -43,6 +43,7 @@ def test_flags_that_megatron_refuses_exit_64_with_its_message(pod: Gang) -> None
         "iteration": None,
         "checkpointIteration": None,
         "exitCode": 64,
+        "evidence": "",
     }
     assert "Traceback" not in pod.log()
 
