@@ -74,6 +74,10 @@ bench-recovery: setup ## Measure recovery beside plain PyTorchJob and torchrun; 
 bench-plain: setup ## Inject the fault table into a plain PyTorchJob and record the outcome; BENCH="--keep"
 	@$(PY) -m bench.plain_rows $(BENCH)
 
+.PHONY: bench-gang
+bench-gang: setup-trainer ## Measure the gang's store with launchers without ranks; BENCH="--launchers 512"
+	@$(PY) -m bench.gang $(BENCH)
+
 .PHONY: faults
 faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults
