@@ -24,8 +24,11 @@ from megatron_trainer.rendezvous.store_channel import (
 SHARED: Final = ("state", "plan", "progress", "run")
 """First parts of the keys that every pod has a copy of."""
 HANDSHAKE_SECONDS: Final = 5.0
-MAX_STRANGERS: Final = 256
-"""Connections at once that have not proven to know the token; for one more, the oldest ends."""
+MAX_STRANGERS: Final = 2048
+"""Connections at once that have not proven to know the token; for one more, the oldest ends. A large gang
+connects at once, so fewer would end its own."""
+STRANGERS_BYTES: Final = 4096
+"""Twice this is read ahead from a connection."""
 LONGEST_BACKLOG: Final = 32 << 20
 """Bytes that may wait for a pod that does not read; then its connection ends."""
 
@@ -103,7 +106,7 @@ class StoreServer:
         run.start()
 
     async def _run(self, listener: socket.socket) -> None:
-        server = await asyncio.start_server(self._serve, sock=listener, backlog=4096)
+        server = await asyncio.start_server(self._serve, sock=listener, backlog=4096, limit=STRANGERS_BYTES)
         await server.serve_forever()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

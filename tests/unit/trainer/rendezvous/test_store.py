@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.rendezvous import store as store_module
+from megatron_trainer.rendezvous import store_server
 from megatron_trainer.rendezvous.store import GangStore, StoreLostError
 from megatron_trainer.rendezvous.store_channel import NONCE_BYTES, PROOF_BYTES, Channel, ForgedMessageError
-from megatron_trainer.rendezvous.store_server import MAX_STRANGERS
 from megatron_trainer.termination import Ending
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -64,6 +64,13 @@ def test_a_pod_with_the_token_ends_the_run_for_all(port: int, host: GangStore) -
     assert host.state().verdict == verdict
 
 
+@pytest.mark.usefixtures("host")
+def test_a_message_much_longer_than_what_is_read_ahead_arrives(port: int) -> None:
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    member.set("stacks/1/0", "x" * 1_000_000)
+    assert member.get("stacks/1/0") == "x" * 1_000_000
+
+
 def test_bytes_of_no_protocol_do_not_disturb_the_store(port: int, host: GangStore) -> None:
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 48, b"\xff" * 4096):
         with socket.create_connection(("localhost", port)) as stranger:
@@ -72,8 +79,11 @@ def test_bytes_of_no_protocol_do_not_disturb_the_store(port: int, host: GangStor
     assert host.get("key") == "value"
 
 
-def test_strangers_that_stay_connected_keep_no_pod_out(port: int, host: GangStore) -> None:
-    strangers = [socket.create_connection(("localhost", port)) for _ in range(MAX_STRANGERS + 10)]
+def test_strangers_that_stay_connected_keep_no_pod_out(
+    port: int, host: GangStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_server, "MAX_STRANGERS", 16)
+    strangers = [socket.create_connection(("localhost", port)) for _ in range(20)]
     member = connect(GangStore("localhost", port, host=False, token=TOKEN))
     assert member.state().generation == host.state().generation == 1
     for stranger in strangers:
