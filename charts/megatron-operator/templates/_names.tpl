@@ -39,6 +39,15 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
+{{- range .Values.platform.accelerators }}
+{{- if .computeDomain }}
+# platform.accelerators.*.computeDomain: each run of several nodes has a ComputeDomain of NVIDIA's DRA driver.
+- apiGroups: [resource.nvidia.com]
+  resources: [computedomains]
+  verbs: [get, create]
+{{- break }}
+{{- end }}
+{{- end }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, delete]

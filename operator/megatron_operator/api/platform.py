@@ -7,6 +7,7 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import Accelerators, Name, PerNode, Seconds
 from megatron_operator.api.hardware import canonical
+from megatron_operator.api.pod_template import PodTemplateOverlay
 from megatron_operator.api.recipe import Image, LabelKey, Quantity
 
 
@@ -57,6 +58,10 @@ class AcceleratorProfile(ApiModel):
     """Size of /dev/shm, counted in the memory request."""
     image: Image | None = None
     """Trainer image; default the platform's."""
+    pod_template: PodTemplateOverlay = PodTemplateOverlay()
+    """What a fabric needs from the pods besides: annotations, volumes, devices, sidecars."""
+    compute_domain: bool = False
+    """Create a ComputeDomain of NVIDIA's DRA driver for each run of several nodes: IMEX channels of NVL72."""
 
     def known_as(self, name: str) -> str:
         """The accelerator's name in catalog and planner; `name` is the profile's."""

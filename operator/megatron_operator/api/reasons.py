@@ -90,6 +90,12 @@ class Reason(StrEnum):
         "The cluster has no PyTorchJob resource.",
         "Install the Kubeflow training-operator; the recipe then continues automatically.",
     )
+    COMPUTE_DOMAIN_MISSING = (
+        "ComputeDomainMissing",
+        "`Running=False`",
+        "The profile sets `computeDomain`, but the cluster has no ComputeDomain resource, or refused it.",
+        "Install NVIDIA's DRA driver for GPUs, or remove `computeDomain` from the profile.",
+    )
     JOB_REFUSED = (
         "JobRefused",
         "`Running=False`",

@@ -71,7 +71,15 @@ LONGEST: Final = 4096
 """Characters of any other string: a path of the file system has no more."""
 LONGEST_VARIABLE: Final = 65_536
 """Characters of the value of an environment variable."""
-_FREE: Final = {"env", "envValueFrom", "megatronArgs", "nodeSelector", "accelerators", "namespaces"}
+_FREE: Final = {
+    "env",
+    "envValueFrom",
+    "megatronArgs",
+    "nodeSelector",
+    "accelerators",
+    "namespaces",
+    "annotations",
+}
 _PATHS: Final = {
     "data.blend[].path",
     "data.tokenizer.tokenizerModel",
@@ -95,7 +103,7 @@ def recipe_text_errors(spec: Mapping[str, Any]) -> list[FieldError]:
 def character_errors(value: object, at: str) -> list[FieldError]:
     """Errors of strings and keys that are too long or have control characters.
 
-    Values of `env` may have several lines.
+    Values of `env` and annotations, and arguments of a sidecar, may have several lines.
     """
     return [e for path, kind, text in _strings(value, at, "") if (e := _character_error(path, kind, text))]
 
@@ -129,8 +137,9 @@ def _recipe_error(path: str, kind: str, text: str) -> FieldError | None:
 
 
 def _character_error(path: str, kind: str, text: str) -> FieldError | None:
-    in_environment = kind == "env.*" or kind.endswith(".env.*")
-    if (_NUL if in_environment else _UNPRINTABLE).search(text):
+    in_environment = kind == "env.*" or kind.endswith((".env.*", ".annotations.*"))
+    several_lines = in_environment or kind.endswith((".command[]", ".args[]"))
+    if (_NUL if several_lines else _UNPRINTABLE).search(text):
         return FieldError(path, f"{shown(text)} has a control character", "remove it")
     longest = LONGEST_VARIABLE if in_environment else LONGEST
     if len(text) > longest:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
+from megatron_operator.api.platform_validation import beyond_baseline
 from megatron_operator.api.recipe import (
     CheckpointSpec,
     DataSpec,
@@ -86,6 +87,11 @@ def resolve_for_planning(
         cpu.adapt_to_cpu(merged, found)
     if missing:
         raise InvalidRecipeError(found.errors)
+    if beyond := beyond_baseline(profile):
+        found.note(
+            f"pods of profile {accelerator} have {', '.join(beyond)}: "
+            "the namespace must allow the Pod Security level privileged"
+        )
     settings = merged | {
         "recipe": entry.name if entry else None,
         "engine": entry.engine if entry else "megatron",

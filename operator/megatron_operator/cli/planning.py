@@ -5,7 +5,8 @@ from typing import Any
 
 from megatron_operator import catalog
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.api.validation import parse, parse_recipe
+from megatron_operator.api.platform_validation import parse_platform
+from megatron_operator.api.validation import parse_recipe
 from megatron_operator.cli import documents
 from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.cli.inputs import RecipeOptions
@@ -44,4 +45,4 @@ def load_platform(file: Path | None) -> PlatformConfig:
     if file is None:
         return default_platform()
     content = documents.read_yaml(file)
-    return parse(PlatformConfig, {} if content is None else content, str(file))
+    return parse_platform({} if content is None else content, str(file))

@@ -16,7 +16,7 @@ from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from megatron_operator.controller.metrics import WRITES
 from megatron_operator.lifecycle.object_metadata import Object
-from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests import compute_domain, pytorchjob
 
 TIMEOUT: Final = 20.0
 """Seconds for one request; the work queue retries."""
@@ -45,6 +45,7 @@ class Resource:
 
 RECIPES: Final = Resource(GROUP, VERSION, PLURAL)
 JOBS: Final = Resource(pytorchjob.GROUP, pytorchjob.VERSION, pytorchjob.PLURAL)
+COMPUTE_DOMAINS: Final = Resource(compute_domain.GROUP, compute_domain.VERSION, compute_domain.PLURAL)
 BATCH_JOBS: Final = Resource("batch", "v1", "jobs")
 PODS: Final = Resource("", "v1", "pods")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")

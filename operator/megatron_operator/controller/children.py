@@ -13,6 +13,7 @@ from megatron_operator.controller.action_runner import force_delete
 from megatron_operator.controller.api_client import (
     BATCH_JOBS,
     CLAIMS,
+    COMPUTE_DOMAINS,
     JOBS,
     NETWORK_POLICIES,
     PODS,
@@ -27,6 +28,7 @@ from megatron_operator.lifecycle.children import (
     Preparation,
     claim_changes,
     claim_obstacle,
+    compute_domain_obstacle,
     ending_claim,
     missing_claim,
     policy_obstacle,
@@ -197,6 +199,8 @@ class Children:
 
         To be called once no pod of an earlier job is left: two gangs must not write one checkpoint.
         """
+        if not await self._ensure_compute_domain(status, desired):
+            return None
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
         try:
             if (obstacle := await self._ensure_network_policy(status, desired)) is not None:
@@ -219,3 +223,25 @@ class Children:
         if job is not None:
             set_starting(status, Reason.JOB_CREATED, "")
         return job
+
+    async def _ensure_compute_domain(self, status: StatusBuilder, desired: DesiredState) -> bool:
+        """Create the run's ComputeDomain; False while it cannot be used, and the condition has the reason."""
+        body = desired.manifests.compute_domain
+        if body is None:
+            return True
+        metadata = body["metadata"]
+        try:
+            existing = await self._api.get(COMPUTE_DOMAINS, metadata["namespace"], metadata["name"])
+            if existing is None and await self._create(COMPUTE_DOMAINS, body) is not None:
+                return True
+        except ApiError as error:
+            if not (error.refused or error.not_found):
+                raise
+            message = f"ComputeDomain {metadata['name']}: {error.message}"
+            set_blocked(status, Reason.COMPUTE_DOMAIN_MISSING, message, running=False)
+            return False
+        # Created by somebody else since it was looked up: the next reconcile judges it.
+        if existing is not None and (obstacle := compute_domain_obstacle(status, existing)) is not None:
+            set_obstacle(status, obstacle, running=False)
+            return False
+        return existing is not None

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from megatron_operator import catalog
-from megatron_operator.api import yaml_documents
+from megatron_operator.api import platform_validation, yaml_documents
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.api.validation import parse
 from megatron_operator.catalog.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
 from megatron_operator.controller.api_client import CONFIG_MAPS, ApiClient
@@ -30,7 +29,7 @@ def parse_platform(text: str, source: str) -> PlatformConfig:
     """Parse the platform file. Raises InvalidRecipeError with every field that is wrong."""
     try:
         content = yaml_documents.load(text)
-        return parse(PlatformConfig, {} if content is None else content, PLATFORM_KEY)
+        return platform_validation.parse_platform({} if content is None else content, PLATFORM_KEY)
     except yaml_documents.YamlError as error:
         raise InvalidRecipeError([FieldError(PLATFORM_KEY, str(error), f"correct it in {source}")]) from None
     except InvalidRecipeError as invalid:

@@ -11,7 +11,7 @@ from megatron_operator.lifecycle.object_metadata import Object, content_hash, is
 from megatron_operator.lifecycle.ownership import Obstacle, name_obstacle
 from megatron_operator.lifecycle.pod_termination import pod_end
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import Manifests, prepare, pytorchjob
+from megatron_operator.manifests import Manifests, compute_domain, prepare, pytorchjob
 
 CLAIM_KIND = "PersistentVolumeClaim"
 DELETE_OR_RENAME = "delete it, or rename the recipe"
@@ -31,6 +31,15 @@ class Preparation(StrEnum):
 def job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:
     """Why a PyTorchJob of the recipe's name cannot be followed; None where it is the recipe's own."""
     return name_obstacle(status, pytorchjob.KIND, job, DELETE_OR_RENAME)
+
+
+def compute_domain_obstacle(status: StatusBuilder, existing: Object) -> Obstacle | None:
+    """Why a ComputeDomain of the run's name cannot be used; None where it is the recipe's own."""
+    found = name_obstacle(status, compute_domain.KIND, existing, DELETE_OR_RENAME)
+    if found is None and is_deleting(existing):
+        message = f"{compute_domain.KIND} {existing['metadata']['name']} is being deleted"
+        return Obstacle(Reason.COMPUTE_DOMAIN_MISSING, message, LATER)
+    return found
 
 
 def preparation_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:

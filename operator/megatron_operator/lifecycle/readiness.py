@@ -19,6 +19,7 @@ NEEDS_A_USER: Final = frozenset(
         Reason.VOLUME_CLAIM_REFUSED,
         Reason.NAME_TAKEN,
         Reason.PYTORCHJOB_MISSING,
+        Reason.COMPUTE_DOMAIN_MISSING,
         Reason.JOB_REFUSED,
         Reason.PODS_NOT_CREATED,
         Reason.IMAGE_PULL_FAILED,

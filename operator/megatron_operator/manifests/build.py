@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
-from megatron_operator.manifests import prepare, pytorchjob
+from megatron_operator.manifests import compute_domain, prepare, pytorchjob
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.network_policy import network_policy
@@ -15,7 +15,10 @@ from megatron_operator.planner import PlannedRun, bridge
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """Objects to create for a recipe, in this order: claims, preparation Job, NetworkPolicy, PyTorchJob."""
+    """Objects to create for a recipe.
+
+    In this order: claims, preparation Job, NetworkPolicy, ComputeDomain, PyTorchJob.
+    """
 
     claims: tuple[Manifest, ...]
     """Claims that the operator creates."""
@@ -26,6 +29,8 @@ class Manifests:
     prepare_job: Manifest | None
     network_policy: Manifest | None
     """None where the platform wants none."""
+    compute_domain: Manifest | None
+    """ComputeDomain of the run, or None where the profile asks for none or the run has one node."""
     job: Manifest
 
     @property
@@ -42,7 +47,7 @@ class Manifests:
 
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""
-        before = (*self.claims, self.prepare_job, self.network_policy)
+        before = (*self.claims, self.prepare_job, self.network_policy, self.compute_domain)
         return [*(each for each in before if each is not None), self.job]
 
 
@@ -72,5 +77,6 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         checkpoint_claim=claims.checkpoint,
         prepare_job=prepare.job(owner, resolved, claims),
         network_policy=network_policy(owner, resolved.network_policies),
+        compute_domain=compute_domain.domain(owner, resolved, plan),
         job=with_hash(job(require_checkpoint), digest(job(False))),
     )

@@ -26,6 +26,7 @@ from megatron_contract.environment import (
     SETTINGS,
 )
 
+from megatron_operator.api import reserved_names
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import Plan
@@ -33,19 +34,6 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.grace import SHUTDOWN_SECONDS, grace_seconds
 from megatron_operator.manifests.metadata import Manifest
 
-_RESERVED = frozenset(
-    {
-        *SETTINGS,
-        # Set by the training-operator.
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "WORLD_SIZE",
-        "PET_NNODES",
-        "PET_NODE_RANK",
-        "PET_NPROC_PER_NODE",
-    }
-)
 _COMPILE_CACHES = {
     "TRITON_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/triton",
     "TORCHINDUCTOR_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/inductor",
@@ -113,7 +101,7 @@ def _check_names(resolved: ResolvedRecipe) -> None:
     errors = [
         FieldError(f"spec.{field}.{name}", "is set by the operator", "leave it out")
         for field, values in (("env", resolved.env), ("envValueFrom", resolved.env_value_from))
-        for name in sorted(_RESERVED & values.keys())
+        for name in sorted(reserved_names.ENVIRONMENT & values.keys())
     ]
     if errors:
         raise InvalidRecipeError(errors)

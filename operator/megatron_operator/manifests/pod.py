@@ -7,29 +7,13 @@ from megatron_contract.environment import CONTAINER_NAME, PROGRESS_PORT, PROGRES
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.manifests import gang_token, quantity
+from megatron_operator.manifests import compute_domain, gang_token, overlay, quantity
 from megatron_operator.manifests.affinity import affinity, tolerations
 from megatron_operator.manifests.env import environment_objects
 from megatron_operator.manifests.grace import grace_seconds
 from megatron_operator.manifests.metadata import ROLE_TRAINER, Manifest, Owner
+from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 from megatron_operator.manifests.storage import Storage
-
-USER_ID = 1000
-
-POD_SECURITY: Manifest = {
-    "runAsNonRoot": True,
-    "runAsUser": USER_ID,
-    "runAsGroup": USER_ID,
-    "fsGroup": USER_ID,
-    # Changing the group of every file of a large checkpoint volume at each start takes minutes.
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-CONTAINER_SECURITY: Manifest = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
 
 
 def image(resolved: ResolvedRecipe) -> str:
@@ -90,7 +74,7 @@ def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
     if profile.resource_name is not None:
         limits[profile.resource_name] = str(plan.per_node)
     if whole_node(resolved, plan):
-        limits |= profile.extra_resources
+        limits |= profile.extra_resources | profile.pod_template.resources
     extended = {name: amount for name, amount in limits.items() if name not in ("cpu", "memory")}
     result: Manifest = {"requests": requests | extended}
     return result | {"limits": limits} if limits else result
@@ -135,7 +119,11 @@ def template(
     if resolved.scheduling.priority_class_name is not None:
         spec["priorityClassName"] = resolved.scheduling.priority_class_name
     spec |= identity(resolved)
-    return {"metadata": {"labels": owner.labels(ROLE_TRAINER)}, "spec": spec}
+    pods: Manifest = {"metadata": {"labels": owner.labels(ROLE_TRAINER)}, "spec": spec}
+    overlay.apply(pods, resolved.profile.pod_template, whole_node=whole_node(resolved, plan))
+    if compute_domain.needed(resolved, plan):
+        compute_domain.claim_channel(pods, owner)
+    return pods
 
 
 def _message_policy(resolved: ResolvedRecipe) -> str:

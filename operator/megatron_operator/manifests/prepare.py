@@ -6,7 +6,8 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_operator.api.recipe import PrepareSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner, with_hash
-from megatron_operator.manifests.pod import CONTAINER_SECURITY, POD_SECURITY, identity, image, literal
+from megatron_operator.manifests.pod import identity, image, literal
+from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 from megatron_operator.manifests.storage import Storage
 
 CONTAINER = "prepare"

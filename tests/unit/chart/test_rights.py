@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "security.md"
 OPERATOR_ROLES = {"megatron-operator", "megatron-operator-platform"}
 CORDON = {"platform": {"badNodes": {"cordon": True}}}
+EVERYTHING = {"platform": {"badNodes": {"cordon": True}, "accelerators": {"gb200": {"computeDomain": True}}}}
 
 
 def granted(objects: list[dict[str, Any]]) -> dict[str, set[str]]:
@@ -33,7 +34,7 @@ def justified() -> dict[str, set[str]]:
 
 
 def test_every_right_of_the_chart_is_justified_on_the_page(render: Any) -> None:
-    options = {"platform": {**CORDON["platform"], "networkPolicies": {"enabled": True}}}
+    options = {"platform": {**EVERYTHING["platform"], "networkPolicies": {"enabled": True}}}
     assert granted(render(options)) == justified()
 
 

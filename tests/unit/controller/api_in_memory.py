@@ -14,6 +14,7 @@ from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import (
     BATCH_JOBS,
     CLAIMS,
+    COMPUTE_DOMAINS,
     EVENTS,
     JOBS,
     NETWORK_POLICIES,
@@ -67,6 +68,8 @@ class ApiInMemory:
         self.batch_jobs: dict[str, Object] = {}
         self.secrets: dict[str, Object] = {}
         self.network_policies: dict[str, Object] = {}
+        self.compute_domains: dict[str, Object] | None = {}
+        """None: the cluster does not know the resource."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
@@ -76,6 +79,8 @@ class ApiInMemory:
             return self.recipe
         if resource is JOBS:
             return self.job()
+        if resource is COMPUTE_DOMAINS and self.compute_domains is None:
+            return None
         return self._stored(resource).get(name)
 
     async def find(
@@ -178,6 +183,10 @@ class ApiInMemory:
             self.cluster.delete(pod)
 
     def _stored(self, resource: Resource) -> dict[str, Object]:
+        if resource is COMPUTE_DOMAINS:
+            if self.compute_domains is None:
+                raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            return self.compute_domains
         return {
             CLAIMS: self.claims,
             BATCH_JOBS: self.batch_jobs,

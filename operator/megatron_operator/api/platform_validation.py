@@ -1,0 +1,204 @@
+"""Validation of the platform file: its schema, and what `podTemplate` and `env` leave to the operator."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from megatron_operator.api import reserved_names
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
+from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
+from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
+from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL
+from megatron_operator.api.validation import parse
+
+_DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME_FIX: Final = "use at most 63 lower-case letters, digits and -"
+_SOURCES: Final = ("hostPath", "emptyDir", "configMap", "csi")
+_CLAIM_SOURCES: Final = ("resourceClaimName", "resourceClaimTemplateName")
+
+
+def parse_platform(content: Any, at: str) -> PlatformConfig:
+    """The platform file's content as a model; `at` is its path in messages.
+
+    Raises InvalidRecipeError with every error.
+    """
+    platform = parse(PlatformConfig, content, at)
+    errors = [
+        error
+        for name, profile in platform.accelerators.items()
+        for error in _profile_errors(profile, field_path(f"{at}.accelerators", name))
+    ]
+    if errors:
+        raise InvalidRecipeError(errors)
+    return platform
+
+
+def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:
+    for name in sorted(reserved_names.ENVIRONMENT & profile.env.keys()):
+        yield FieldError(
+            field_path(f"{at}.env", name), f"{shown(profile.env[name])} would be overwritten by the operator",
+            "leave it out",
+        )  # fmt: skip
+    overlay, at = profile.pod_template, f"{at}.podTemplate"
+    yield from _annotation_errors(overlay, at)
+    yield from _volume_errors(overlay, at)
+    volumes = {volume.name for volume in overlay.volumes}
+    yield from _mount_errors(overlay.volume_mounts, volumes, f"{at}.volumeMounts", reserved_names.MOUNT_PATHS)
+    yield from _device_errors(profile, at)
+    yield from _claim_errors(overlay, at)
+    yield from _sidecar_errors(overlay.sidecars, volumes, f"{at}.sidecars")
+    classes = {"runtimeClassName": overlay.runtime_class_name, "schedulerName": overlay.scheduler_name}
+    for key, value in classes.items():
+        if value is not None and not NAME.pattern.fullmatch(value):
+            yield FieldError(f"{at}.{key}", f"invalid name {shown(value)}", NAME.fix)
+
+
+def _annotation_errors(overlay: PodTemplateOverlay, at: str) -> Iterator[FieldError]:
+    for key in overlay.annotations:
+        field = field_path(f"{at}.annotations", key)
+        if not NODE_LABEL.pattern.fullmatch(key) or len(key) > NODE_LABEL.longest:
+            yield FieldError(
+                field, f"invalid annotation key {shown(key)}", "use for example example.com/network"
+            )
+        elif key.startswith(reserved_names.ANNOTATION_PREFIXES):
+            yield FieldError(field, f"{shown(key)} is set by the operator or by Kueue", "leave it out")
+
+
+def _volume_errors(overlay: PodTemplateOverlay, at: str) -> Iterator[FieldError]:
+    names = [volume.name for volume in overlay.volumes]
+    yield from _name_errors(names, f"{at}.volumes", reserved_names.VOLUMES, "volume")
+    for index, volume in enumerate(overlay.volumes):
+        field = f"{at}.volumes[{index}]"
+        yield from _source_errors(volume, _SOURCES, field)
+        path = volume.host_path.path if volume.host_path else None
+        if path is not None and not _is_absolute(path):
+            yield FieldError(
+                f"{field}.hostPath.path", f"invalid path {shown(path)}", "use an absolute path without .."
+            )
+
+
+def _mount_errors(
+    mounts: Sequence[OverlayMount], volumes: set[str], at: str, reserved: Sequence[str]
+) -> Iterator[FieldError]:
+    seen: set[PurePosixPath] = set()
+    for index, mount in enumerate(mounts):
+        field, path = f"{at}[{index}]", PurePosixPath(mount.mount_path)
+        if mount.name not in volumes:
+            known = ", ".join(sorted(volumes)) or "none"
+            yield FieldError(
+                f"{field}.name", f"no volume {shown(mount.name)} in podTemplate.volumes (there: {known})",
+                "add it there, or correct the name",
+            )  # fmt: skip
+        if not _is_absolute(mount.mount_path) or ":" in mount.mount_path:
+            yield FieldError(
+                f"{field}.mountPath",
+                f"invalid path {shown(mount.mount_path)}",
+                "use an absolute path without .. or :",
+            )
+            continue
+        if taken := next((each for each in reserved if _overlap(path, PurePosixPath(each))), None):
+            yield FieldError(
+                f"{field}.mountPath", f"{shown(mount.mount_path)} overlaps {taken} of the operator",
+                "mount it elsewhere",
+            )  # fmt: skip
+        elif path in seen:
+            yield FieldError(
+                f"{field}.mountPath", f"{shown(mount.mount_path)} is used twice", "use another path"
+            )
+        if mount.sub_path is not None and (_is_absolute(mount.sub_path) or ".." in mount.sub_path.split("/")):
+            yield FieldError(
+                f"{field}.subPath", f"invalid path {shown(mount.sub_path)}", "use a relative path without .."
+            )
+        seen.add(path)
+
+
+def _device_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:
+    for name in profile.pod_template.resources:
+        field = field_path(f"{at}.resources", name)
+        if name == profile.resource_name:
+            yield FieldError(field, f"{shown(name)} is the accelerator itself", "set perNode of the profile")
+        elif name in profile.extra_resources:
+            yield FieldError(field, f"{shown(name)} is in extraResources too", "set it in one place")
+        elif "/" not in name and not name.startswith("hugepages-"):
+            yield FieldError(
+                field, f"{shown(name)} is neither a device (domain/name) nor huge pages (hugepages-2Mi)",
+                "set cpu and memory below resources of the profile",
+            )  # fmt: skip
+
+
+def _claim_errors(overlay: PodTemplateOverlay, at: str) -> Iterator[FieldError]:
+    names = [claim.name for claim in overlay.resource_claims]
+    yield from _name_errors(names, f"{at}.resourceClaims", reserved_names.CLAIMS, "claim")
+    for index, claim in enumerate(overlay.resource_claims):
+        yield from _source_errors(claim, _CLAIM_SOURCES, f"{at}.resourceClaims[{index}]")
+
+
+def _sidecar_errors(sidecars: Sequence[Sidecar], volumes: set[str], at: str) -> Iterator[FieldError]:
+    names = [sidecar.name for sidecar in sidecars]
+    yield from _name_errors(names, at, reserved_names.CONTAINERS, "container")
+    taken = dict(reserved_names.PORTS)
+    for index, sidecar in enumerate(sidecars):
+        field = f"{at}[{index}]"
+        if not IMAGE.pattern.fullmatch(sidecar.image):
+            yield FieldError(f"{field}.image", f"invalid image {shown(sidecar.image)}", IMAGE.fix)
+        for port in sidecar.ports:
+            if port in taken:
+                yield FieldError(f"{field}.ports", f"{port} is used by {taken[port]}", "use another port")
+            taken[port] = f"sidecar {sidecar.name}"
+        yield from _mount_errors(sidecar.volume_mounts, volumes, f"{field}.volumeMounts", ())
+
+
+def _name_errors(names: Sequence[str], at: str, reserved: frozenset[str], kind: str) -> Iterator[FieldError]:
+    for index, name in enumerate(names):
+        field = f"{at}[{index}].name"
+        if not _DNS_LABEL.fullmatch(name):
+            yield FieldError(field, f"invalid {kind} name {shown(name)}", _NAME_FIX)
+        elif name in reserved:
+            yield FieldError(field, f"{shown(name)} is a {kind} of the operator", "use another name")
+        elif name in names[:index]:
+            yield FieldError(field, f"{shown(name)} is used twice", "use another name")
+
+
+def _source_errors(owner: ApiModel, sources: Sequence[str], at: str) -> Iterator[FieldError]:
+    found = [source for source in sources if source in owner.wire()]
+    if len(found) != 1:
+        message = f"has {len(found)} sources ({', '.join(found)})" if found else "has no source"
+        yield FieldError(at, message, f"set exactly one of {', '.join(sources)}")
+
+
+def _is_absolute(path: str) -> bool:
+    return path.startswith("/") and ".." not in path.split("/")
+
+
+def _overlap(path: PurePosixPath, other: PurePosixPath) -> bool:
+    """Whether one path is the other, or hides it, or is inside of it."""
+    return path == other or path in other.parents or other in path.parents
+
+
+def beyond_baseline(profile: AcceleratorProfile) -> list[str]:
+    """What the profile's pods have that the Pod Security levels `baseline` and `restricted` refuse."""
+    overlay = profile.pod_template
+    found = [f"capability {name}" for name in overlay.capabilities]
+    if overlay.host_network:
+        found.append("hostNetwork")
+    found += [f"hostPath volume {volume.name}" for volume in overlay.volumes if volume.host_path]
+    for sidecar in overlay.sidecars:
+        security = sidecar.security_context
+        if security is None:
+            continue
+        if security.privileged:
+            found.append(f"privileged sidecar {sidecar.name}")
+        elif security.capabilities and set(security.capabilities.add) - _BASELINE:
+            found.append(f"capabilities of sidecar {sidecar.name}")
+    return found
+
+
+_BASELINE: Final = frozenset(
+    {
+        "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE",
+        "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+    }
+)  # fmt: skip
+"""Capabilities that the level `baseline` lets a container add."""

@@ -1,0 +1,106 @@
+"""podTemplate of a profile: conflicts with the operator are refused with field, value and fix."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.platform_validation import beyond_baseline, parse_platform
+
+VOLUME = {"name": "gib", "hostPath": {"path": "/home/gib"}}
+
+
+def errors_of(**profile: Any) -> list[tuple[str, str, str]]:
+    """Field below the profile, message and fix of each error."""
+    with pytest.raises(InvalidRecipeError) as caught:
+        parse_platform({"accelerators": {"h100": profile}}, "platform.yaml")
+    prefix = "platform.yaml.accelerators.h100."
+    assert all(error.field.startswith(prefix) for error in caught.value.errors)
+    return [(error.field.removeprefix(prefix), error.message, error.fix) for error in caught.value.errors]
+
+
+def overlay_error(**overlay: Any) -> tuple[str, str, str]:
+    """The only error of a podTemplate, its field below podTemplate."""
+    [(field, message, fix)] = errors_of(podTemplate=overlay)
+    return field.removeprefix("podTemplate."), message, fix
+
+
+@pytest.mark.parametrize(
+    ("overlay", "field", "value"),
+    [
+        ({"volumes": [{"name": "shm", "emptyDir": {}}]}, "volumes[0].name", "'shm'"),
+        ({"volumes": [VOLUME, VOLUME]}, "volumes[1].name", "'gib'"),
+        ({"volumes": [{"name": "gib"}]}, "volumes[0]", "no source"),
+        ({"volumes": [VOLUME | {"emptyDir": {}}]}, "volumes[0]", "hostPath, emptyDir"),
+        ({"volumes": [{"name": "a", "hostPath": {"path": "../x"}}]}, "volumes[0].hostPath.path", "'../x'"),
+        ({"volumeMounts": [{"name": "gib", "mountPath": "/gib"}]}, "volumeMounts[0].name", "'gib'"),
+        ({"resources": {"nvidia.com/gpu": "8"}}, "resources.nvidia.com/gpu", "'nvidia.com/gpu'"),
+        ({"resources": {"cpu": "8"}}, "resources.cpu", "'cpu'"),
+        ({"resourceClaims": [{"name": "nic"}]}, "resourceClaims[0]", "no source"),
+        ({"sidecars": [{"name": "pytorch", "image": "a"}]}, "sidecars[0].name", "'pytorch'"),
+        ({"sidecars": [{"name": "rx", "image": "a", "ports": [8432]}]}, "sidecars[0].ports", "8432"),
+        ({"annotations": {"megatron.training/hash": "1"}}, "annotations.megatron.training/hash", "operator"),
+        ({"annotations": {"a b": "1"}}, "annotations['a b']", "'a b'"),
+        ({"runtimeClassName": "Nvidia!"}, "runtimeClassName", "'Nvidia!'"),
+        ({"capabilities": ["SYS_ADMIN"]}, "capabilities[0]", "'SYS_ADMIN'"),
+        ({"privileged": True}, "privileged", "unknown field"),
+    ],
+)
+def test_a_conflict_is_refused_with_field_value_and_fix(overlay: Any, field: str, value: str) -> None:
+    found, message, fix = overlay_error(**overlay)
+    assert found == field
+    assert value in message
+    assert fix
+
+
+@pytest.mark.parametrize("path", ["/checkpoints", "/data/x", "/dev/shm", "/dev", "/", "/tmp/a"])
+def test_a_mount_cannot_hide_or_enter_a_directory_of_the_operator(path: str) -> None:
+    found, message, fix = overlay_error(volumes=[VOLUME], volumeMounts=[{"name": "gib", "mountPath": path}])
+    assert found == "volumeMounts[0].mountPath"
+    assert repr(path) in message
+    assert fix == "mount it elsewhere"
+
+
+def test_a_sidecar_may_mount_where_the_operator_mounts_in_the_trainer() -> None:
+    sidecar = {"name": "rx", "image": "a", "volumeMounts": [{"name": "gib", "mountPath": "/tmp"}]}
+    parse_platform(
+        {"accelerators": {"h100": {"podTemplate": {"volumes": [VOLUME], "sidecars": [sidecar]}}}}, "p"
+    )
+
+
+def test_a_device_is_requested_in_one_place() -> None:
+    [(field, message, _)] = errors_of(
+        extraResources={"rdma/ib": "8"}, podTemplate={"resources": {"rdma/ib": "8"}}
+    )
+    assert field == "podTemplate.resources.rdma/ib"
+    assert "extraResources" in message
+
+
+def test_a_variable_that_the_operator_overwrites_is_refused_at_the_profile() -> None:
+    [(field, message, fix)] = errors_of(env={"MASTER_ADDR": "me"})
+    assert (field, fix) == ("env.MASTER_ADDR", "leave it out")
+    assert "'me'" in message
+
+
+def test_annotations_and_arguments_of_sidecars_may_have_several_lines() -> None:
+    overlay = {
+        "annotations": {"networking.gke.io/interfaces": "[\n]\n"},
+        "sidecars": [{"name": "rx", "image": "a", "args": ["set -e\nrun\n"]}],
+    }
+    platform = parse_platform({"accelerators": {"h100": {"podTemplate": overlay}}}, "p")
+    assert platform.accelerators["h100"].pod_template.sidecars[0].args == ["set -e\nrun\n"]
+
+
+def test_what_pod_security_baseline_refuses_is_listed() -> None:
+    overlay = {
+        "hostNetwork": True,
+        "capabilities": ["IPC_LOCK"],
+        "volumes": [VOLUME, {"name": "scratch", "emptyDir": {}}],
+        "sidecars": [
+            {"name": "net", "image": "a", "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}},
+            {"name": "plain", "image": "a", "securityContext": {"capabilities": {"add": ["CHOWN"]}}},
+        ],
+    }
+    platform = parse_platform({"accelerators": {"h100": {"podTemplate": overlay}}}, "p")
+    assert beyond_baseline(platform.accelerators["h100"]) == [
+        "capability IPC_LOCK", "hostNetwork", "hostPath volume gib", "capabilities of sidecar net",
+    ]  # fmt: skip
