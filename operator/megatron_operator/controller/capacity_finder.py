@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError
@@ -38,6 +39,7 @@ class CapacityFinder:
         self._lock = asyncio.Lock()
         self._read_at = -FRESH
         self._cluster = ClusterUsage()
+        self._absent: frozenset[str] = frozenset()
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
 
     def forget(self, key: RecipeKey) -> None:
@@ -55,7 +57,8 @@ class CapacityFinder:
             return Capacity()
         if not self._allowed:
             return await self._without_permission(status, snapshot, limits, waiting=waiting)
-        cluster = await self._read_cluster()
+        placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
+        cluster = await self._read_cluster(placed.union(bad))
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         template = _template(avoiding(snapshot.existing_job, recovery.nodes_avoided))
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
@@ -117,10 +120,11 @@ class CapacityFinder:
             self._fits[status.key] = question, answer
         return self._fits[status.key][1]
 
-    async def _read_cluster(self) -> ClusterUsage:
-        """All nodes, and what all pods use of them."""
+    async def _read_cluster(self, names: Collection[str]) -> ClusterUsage:
+        """All nodes, and what all pods use of them; read again where the cache lacks one of these nodes."""
         async with self._lock:
-            if time.monotonic() - self._read_at >= FRESH:
+            missing = self._cluster.missing(names) - self._absent
+            if missing or time.monotonic() - self._read_at >= FRESH:
                 cluster = ClusterUsage()
                 async for nodes in self._api.pages(NODES, None):
                     for node in nodes:
@@ -130,6 +134,7 @@ class CapacityFinder:
                     for pod in pods:
                         cluster.add_pod(pod)
                 self._cluster, self._read_at = cluster, time.monotonic()
+                self._absent = cluster.missing(names)
             return self._cluster
 
 

@@ -44,6 +44,10 @@ class ClusterUsage:
             }
         )
 
+    def missing(self, names: Collection[str]) -> frozenset[str]:
+        """Those of these names that no node has."""
+        return frozenset(names) - {node["metadata"]["name"] for node in self.nodes}
+
     def add_pod(self, pod: Object) -> None:
         """Add a pod, if it holds resources."""
         node_name = node_of(pod)

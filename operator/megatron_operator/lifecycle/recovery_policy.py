@@ -187,7 +187,7 @@ def _within_limits(bad: dict[str, str], observation: Observation) -> dict[str, s
     left = _places_left(observation)
     for node, why in bad.items():
         needed = 0 if left is None or limits.places is None else limits.places.get(node, 0)
-        if len(chosen) == min(count, limits.count) or (needed and (left or 0) - needed < observation.size):
+        if len(chosen) == min(count, limits.count) or (left is not None and left - needed < observation.size):
             continue
         chosen[node] = why
         left = None if left is None else left - needed

@@ -78,7 +78,7 @@ def test_twenty_thousand_foreign_pods_take_less_than_50_mib() -> None:
     async def read() -> ClusterUsage:
         async with server.connected() as api:
             planning: Any = None
-            return await CapacityFinder(api, planning, allowed=True)._read_cluster()
+            return await CapacityFinder(api, planning, allowed=True)._read_cluster(())
 
     tracemalloc.start()
     try:

@@ -417,3 +417,9 @@ def test_a_job_that_repeatedly_ends_early_fails() -> None:
     decision = decide(replace(HEALTHY, ended=True, early_exit=EXITED, history=spent))
     assert isinstance(decision, Fail)
     assert EXITED in decision.cause
+
+
+def test_a_lost_node_is_not_avoided_while_the_run_has_no_room_without_it() -> None:
+    limits = AvoidanceLimits(4, {"node-1": 1})
+    lost = History("run", node_failures={"node-0": 2})
+    assert isinstance(decide(replace(RESTARTING, history=lost, avoidance=limits)), Wait)
