@@ -12,7 +12,7 @@ def stacks(run: Gang) -> list[str]:
 
 
 def test_a_stopped_rank_is_named_and_all_ranks_restart(gang: Gang, undisturbed: Gang) -> None:
-    gang.environment["MEGATRON_HANG_TIMEOUT"] = "12"
+    gang.environment["MEGATRON_HANG_TIMEOUT"] = "40"
     gang.start()
     gang.await_iteration(SAVE_INTERVAL + 1)
     gang.await_checkpoint(SAVE_INTERVAL)

@@ -102,13 +102,13 @@ class HangCoordinator:
 
     def _report(self, key: str, folder: str, detected_at: float) -> FailureReport:
         answers = sorted(self._gang.store.children(key).items(), key=lambda answer: int(answer[0]))
-        ranks = [RankState(**brief) for _, text in answers for brief in json.loads(text)]
+        ranks = [RankState.from_brief(brief) for _, text in answers for brief in json.loads(text)]
         stalled = find_stalled_rank(ranks)
         stored_in = None if self._save is None else self._save / folder
         return FailureReport(
             FailureKind.HANG,
-            describe_hang(stalled, self._silent, stored_in),
-            0 if stalled is None else stalled.node_rank,
+            describe_hang(stalled, self._silent, stored_in, ranks),
+            None if stalled is None else stalled.node_rank,
             None if stalled is None else stalled.rank,
             detected_at=detected_at,
         )

@@ -1,21 +1,25 @@
-"""Collects the Python stacks of a pod's ranks while they hang.
+"""Collects the Python stacks of a pod's ranks while they hang, and the collectives that they wait for.
 
 A rank's faulthandler writes the stacks of all its threads on a signal. The handler is in C, so it runs while
 the main thread waits in a collective. A process that is stopped or uninterruptible does not answer; its state
 is in /proc.
 """
 
+import contextlib
 import faulthandler
+import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from megatron_trainer.health.collectives import Collectives, awaited_ranks, common_operation
 from megatron_trainer.telemetry.reporter import STACKS_ENV
 
 SIGNAL: int = signal.SIGRTMIN + 1
@@ -38,13 +42,23 @@ def register_stack_dump(rank: int) -> None:
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 
 
+def collectives_socket(folder: Path, rank: int) -> Path:
+    """Return the datagram socket that asks a rank for its collectives."""
+    return folder / f"collectives-{rank}.socket"
+
+
+def collectives_file(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank answers."""
+    return folder / f"collectives-{rank}.json"
+
+
 @dataclass(frozen=True)
 class RankState:
     """The state of one rank when it was inspected.
 
     `doing` is its last reported activity, `state` that of the process, `innermost` the innermost frame of its
     main thread ("" if unknown), `in_collective` whether that thread waits for other ranks, and `answered`
-    whether it wrote its stacks.
+    whether it wrote its stacks. `collectives` is None if it did not report them.
     """
 
     rank: int
@@ -57,10 +71,18 @@ class RankState:
     in_collective: bool
     answered: bool = True
     stacks: str = ""
+    collectives: Collectives | None = None
 
     def brief(self) -> dict[str, Any]:
         """Return all but the stacks as a JSON object, for the gang's store."""
-        return asdict(self) | {"stacks": ""}
+        known = None if self.collectives is None else self.collectives.to_json()
+        return asdict(replace(self, stacks="", collectives=None)) | {"collectives": known}
+
+    @classmethod
+    def from_brief(cls, brief: dict[str, Any]) -> "RankState":
+        """Read what `brief` returned."""
+        known = brief.get("collectives")
+        return cls(**brief | {"collectives": None if known is None else Collectives.from_json(known)})
 
     def text(self) -> str:
         """Format for the log: one line, then the stacks."""
@@ -91,8 +113,11 @@ def collect_stacks(
     `pids`: by global rank. `last_known`: iteration and activity by rank. `ask` sends the signal to all ranks.
     """
     states = {rank: process_state(pid) for rank, pid in pids.items()}
+    running = [rank for rank in pids if states[rank] == "running"]
     ask()
-    texts = _answers(folder, [rank for rank in pids if states[rank] == "running"])
+    asked = [rank for rank in running if _ask_for_collectives(folder, rank)]
+    texts = _answers(folder, running)
+    collectives = _reported_collectives(folder, asked)
     found = []
     for rank, pid in sorted(pids.items()):
         main_thread, _, stacks = texts.get(rank, "").partition("\n")
@@ -110,6 +135,7 @@ def collect_stacks(
                 in_collective=any(part in frame for frame in frames[:6] for part in _COLLECTIVE_FILES),
                 answered=bool(stacks),
                 stacks=main_thread_first(stacks, main_thread),
+                collectives=collectives.get(rank),
             )
         )
     return found
@@ -130,6 +156,32 @@ def _answers(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
         if before == texts and all(texts.get(rank, "").count("\n") > 1 for rank in ranks):
             break
     return texts
+
+
+def _ask_for_collectives(folder: Path, rank: int) -> bool:
+    """Ask a rank for its collectives; False if it does not listen."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+        requests.setblocking(False)
+        try:
+            collectives_file(folder, rank).unlink(missing_ok=True)
+            requests.sendto(b"dump", str(collectives_socket(folder, rank)))
+        except OSError:
+            return False
+    return True
+
+
+def _reported_collectives(folder: Path, ranks: Sequence[int]) -> dict[int, Collectives]:
+    """Read what the ranks answer within _ANSWER_SECONDS; a rank that holds Python's lock does not."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    reported: dict[int, Collectives] = {}
+    while len(reported) < len(ranks):
+        for rank in ranks:
+            with contextlib.suppress(FileNotFoundError):
+                reported[rank] = Collectives.from_json(json.loads(collectives_file(folder, rank).read_text()))
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    return reported
 
 
 def main_frames(stacks: str, main_thread: str) -> list[str]:
@@ -157,12 +209,17 @@ def main_thread_first(stacks: str, main_thread: str) -> str:
 def find_stalled_rank(states: Sequence[RankState]) -> RankState | None:
     """Return the rank that the others wait for, None if that is unknown.
 
-    That is a rank that cannot run, else one that is not in a collective while others are, and among several
-    the one with the fewest iterations.
+    That is a rank that cannot run, else one that has not enqueued a collective which others wait for. Without
+    the ranks' collectives it is one that is not in a collective while others are. Among several it is the one
+    with the fewest iterations.
     """
     unresponsive = [each for each in states if each.state != "running" or not each.answered]
     if unresponsive:
         return min(unresponsive, key=lambda each: (each.state == "running", each.iteration or 0, each.rank))
+    known = _collectives_of(states)
+    if any(each.waiting for each in known.values()):
+        missing = [each for each in states if each.rank in awaited_ranks(known)]
+        return min(missing, key=lambda each: (each.iteration or 0, each.rank), default=None)
     outside = [each for each in states if not each.in_collective]
     if not outside or len(outside) == len(states):
         fewest = min(states, key=lambda each: each.iteration or 0)
@@ -171,11 +228,26 @@ def find_stalled_rank(states: Sequence[RankState]) -> RankState | None:
     return min(outside, key=lambda each: (each.iteration or 0, each.rank))
 
 
-def describe_hang(rank: RankState | None, silent: float, folder: Path | None) -> str:
-    """Return the cause of a hang, for status and log. `silent`: seconds without an event of any rank."""
+def _collectives_of(states: Sequence[RankState]) -> dict[int, Collectives]:
+    return {each.rank: each.collectives for each in states if each.collectives is not None}
+
+
+def describe_hang(
+    rank: RankState | None, silent: float, folder: Path | None, states: Sequence[RankState] = ()
+) -> str:
+    """Return the cause of a hang, for status and log. `silent`: seconds without an event of any rank.
+
+    `states` are those of all ranks; they matter if the stalled rank is unknown.
+    """
     kept = f"; stacks of all ranks: {folder}" if folder else ""
     if rank is None:
-        return f"no rank has made progress for {silent:.0f} s, the stalled rank is unknown{kept}"
+        operation = common_operation(_collectives_of(states))
+        why = (
+            f"all ranks of a group are in {operation}, which a device or the network does not complete"
+            if operation
+            else "the stalled rank is unknown"
+        )
+        return f"no rank has made progress for {silent:.0f} s, {why}{kept}"
     where = f" in {rank.innermost}" if rank.innermost else ""
     how = "hangs" if rank.state == "running" else f"is {rank.state}"
     at = "" if rank.iteration is None else f" after iteration {rank.iteration}"

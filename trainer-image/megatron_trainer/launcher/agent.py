@@ -130,11 +130,15 @@ class GangAgent(RankGroup):
         return None
 
     def _follow_generation(self, state: State) -> _Restart:
-        """Restart for a generation that another pod started. If ranks of this pod hung, it uses a restart."""
+        """Restart for a generation that another pod started. If ranks of this pod hung, it uses a restart.
+
+        Node 0 uses one for a hang of which no rank is known.
+        """
         report = state.report
         if (
             report is not None
-            and (report.kind, report.node_rank) == (FailureKind.HANG, self._gang.node_rank)
+            and report.kind == FailureKind.HANG
+            and (report.node_rank or 0) == self._gang.node_rank
             and self._counted_hang != state.generation
         ):
             self._counted_hang = state.generation

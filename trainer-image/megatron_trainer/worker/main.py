@@ -27,6 +27,7 @@ from megatron_trainer.health.loss_spikes import LossSpikeDetector
 from megatron_trainer.telemetry.reporter import FINISHED, PREFLIGHT_ENV, RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import dataset_helpers, gpt, tracebacks
 from megatron_trainer.worker.arguments import model_config, parse, require_gpus
+from megatron_trainer.worker.collective_recorder import record_collectives
 from megatron_trainer.worker.failures import (
     FLAG_REJECTIONS,
     RankError,
@@ -118,6 +119,7 @@ def run_rank(argv: Sequence[str]) -> int:
     """
     reporter = Reporter()
     stacks.register_stack_dump(reporter.rank)
+    record_collectives(reporter.rank)
     try:
         _train(argv, reporter)
     except BaseException as error:
