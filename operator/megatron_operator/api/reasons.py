@@ -213,6 +213,13 @@ class Reason(StrEnum):
         "The run continues on more accelerators, with another layout.",
     )
     RECOVERED = "Recovered", "`Recovering=False`", "The run trains again; the message is the last cause."
+    NODE_NOT_CORDONED = (
+        "NodeNotCordoned",
+        "Event",
+        "`platform.badNodes.cordon` is set, but the operator may not cordon the node that the run avoids. A "
+        "release with `watchNamespaces` has no rights on nodes.",
+        "Cordon the node yourself; set `badNodes.cordon` to false, or remove `watchNamespaces`.",
+    )
     NODE_AVOIDED = (
         "NodeAvoided",
         "Event",

@@ -1,6 +1,7 @@
 """Reads the platform configuration and the user's catalog from their ConfigMaps."""
 
 import asyncio
+import logging
 import shutil
 import tempfile
 import time
@@ -18,6 +19,8 @@ from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.desired import Config
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests.metadata import digest
+
+log = logging.getLogger(__name__)
 
 PLATFORM_KEY: Final = "platform.yaml"
 FRESH: Final = 1.0
@@ -84,11 +87,21 @@ class ConfigSource:
             try:
                 # In a thread: a ConfigMap of a megabyte takes longer than the event loop may be blocked.
                 self._config = await asyncio.to_thread(self._parse, platform, recipes, nodes)
+                self._warn_without_rights(self._config.platform)
             except InvalidRecipeError as error:
                 self._config = error
             # Last: after an unexpected error the next read tries again.
             self._versions = versions
             self.revision += 1
+
+    def _warn_without_rights(self, platform: PlatformConfig) -> None:
+        """The chart refuses this at installation; the ConfigMap may be edited later."""
+        if platform.bad_nodes.cordon and self._settings.watch_namespaces:
+            log.warning(
+                "%s: badNodes.cordon is true, but a release with watchNamespaces has no rights on nodes: "
+                "runs avoid bad nodes, and none is cordoned",
+                PLATFORM_KEY,
+            )
 
     def _parse(self, platform: Object | None, recipes: Object | None, nodes: list[dict[str, str]]) -> Config:
         return Config(with_nodes(self._platform(platform), nodes), _catalog(recipes))

@@ -7,10 +7,16 @@ from typing import Final
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes
+from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.lifecycle.cordoning import cordon_patch, cordons_left, healed, uncordon_patch
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+WITHOUT_RIGHTS: Final = (
+    "set platform.badNodes.cordon to false, or use a release without watchNamespaces, which has rights on "
+    "nodes"
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +55,10 @@ class Cordoner:
                     if not error.not_found and not error.refused:
                         raise
                     log.warning("%s: node %s not cordoned: %s", status.key, node, error)
+                    if error.refused:
+                        problem = f"this run avoids node {node}, but it is not cordoned: {error.message}"
+                        text = f"{problem}; {WITHOUT_RIGHTS}"
+                        status.add_event(Reason.NODE_NOT_CORDONED, text, warning=True)
 
     async def _cordon(self, status: StatusBuilder, name: str, rules: BadNodes, pool: int) -> None:
         found = await self._api.find(NODES, None, fields=f"metadata.name={name}")
