@@ -28,7 +28,7 @@ MAY_IMPORT = {
 }
 """What each part of the operator may import beside itself and the contract."""
 
-TRAINER_SHARED = {"errors", "flags", "settings", "termination"}
+TRAINER_SHARED = {"errors", "flags", "settings", "termination", "volume_paths"}
 """Modules of the trainer that all its packages may import."""
 
 TRAINER_MAY_IMPORT = {
@@ -36,6 +36,7 @@ TRAINER_MAY_IMPORT = {
     "flags": {"errors"},
     "settings": {"errors"},
     "termination": set(),
+    "volume_paths": set(),
     "data": TRAINER_SHARED,
     "platform": TRAINER_SHARED,
     "telemetry": TRAINER_SHARED,

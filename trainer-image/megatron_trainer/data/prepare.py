@@ -24,6 +24,7 @@ from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.volume_paths import left_volume
 
 _BATCH = 256
 _PROGRESS_SECONDS = 5.0
@@ -134,7 +135,10 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
 
 
 def find_files(options: PrepareOptions) -> list[Path]:
-    """Return the files to read, sorted, without duplicates. Raises PreparationError if there are none."""
+    """Return the files to read, sorted, without duplicates.
+
+    Raises PreparationError if there are none, and for a link that leads out of the source's volume.
+    """
     if not options.source.is_dir():
         raise PreparationError(
             ExitCode.BAD_DATA, f"--source {options.source} is not a folder; mount the text there"
@@ -144,6 +148,9 @@ def find_files(options: PrepareOptions) -> list[Path]:
         raise PreparationError(
             ExitCode.BAD_DATA, f"no file under {options.source} matches {' or '.join(options.include)}"
         )
+    for path in (options.output_prefix, options.tokenizer_dir, *files):
+        if problem := left_volume(path):
+            raise PreparationError(ExitCode.BAD_DATA, problem)
     return files
 
 

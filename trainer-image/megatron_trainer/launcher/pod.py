@@ -27,6 +27,7 @@ from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.telemetry.status import Status
 from megatron_trainer.termination import Ending
+from megatron_trainer.volume_paths import left_volume
 
 if TYPE_CHECKING:
     # Imports torch.
@@ -103,6 +104,9 @@ class Pod:
             return None
         save = self._flags.save
         lease = None
+        for directory in (save, self._flags.fast):
+            if directory is not None and (problem := left_volume(directory)):
+                return Ending(ExitCode.USAGE, f"checkpoints: {problem}")
         if save is not None:
             lease = CheckpointLease(save, self._incarnation, self._settings.run_id)
             written_before = bool(read_holder(save))

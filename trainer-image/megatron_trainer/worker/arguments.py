@@ -14,6 +14,7 @@ from megatron.training.utils import get_blend_and_blend_per_split
 from megatron_contract.environment import ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
 
@@ -67,12 +68,11 @@ def _require_data(args: Any) -> None:
     prefixes = [prefix for part in [blend, *(per_split or [])] if part for prefix in part[0]]
     if not prefixes:
         raise RankError(ExitCode.BAD_DATA, "no data: set --data-path (or --mock-data for random tokens)")
-    missing = [
-        str(path)
-        for prefix in prefixes
-        for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx"))
-        if not path.is_file()
-    ]
+    files = [Path(f"{prefix}{suffix}") for prefix in prefixes for suffix in (".bin", ".idx")]
+    for path in files:
+        if problem := left_volume(path):
+            raise RankError(ExitCode.BAD_DATA, f"--data-path: {problem}")
+    missing = [str(path) for path in files if not path.is_file()]
     if missing:
         raise RankError(ExitCode.BAD_DATA, f"--data-path: not found: {', '.join(missing)}")
 

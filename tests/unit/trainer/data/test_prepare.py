@@ -2,12 +2,14 @@
 and reader."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import prepare, tokenizer
 from megatron_trainer.data.prepare import PreparationError
+from megatron_trainer.volume_paths import left_volume
 
 TEXTS = {
     "a.py": "def add(a, b):\n    return a + b\n" * 20,
@@ -50,6 +52,16 @@ def test_the_dataset_contains_the_documents_in_order_each_with_the_end_token(sou
     assert [loaded.decode(document[:-1]) for document in documents] == [TEXTS["a.py"], TEXTS["pkg/b.py"]]
     assert (result.documents, result.tokens) == (2, sum(len(document) for document in documents))
     assert result.data_path == str(source.parent / "data" / "code_text_document")
+
+
+def test_a_link_out_of_the_volume_is_not_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = source.parent / "token"
+    secret.write_text("secret")
+    (source / "pkg" / "c.py").symlink_to(secret)
+    monkeypatch.setattr(prepare, "left_volume", partial(left_volume, volumes=[source]))
+    with pytest.raises(PreparationError, match=r"c\.py links to .*/token, outside of its volume") as refused:
+        prepare.build(options(source))
+    assert refused.value.code == ExitCode.BAD_DATA
 
 
 def test_an_existing_result_is_returned(source: Path) -> None:
