@@ -7,7 +7,8 @@ TrainerError
 ├── LeaseLostError                                another launcher owns the checkpoint directory
 ├── RunEndedError                                 the pod's part in the run is over
 └── RankError                                     a rank ends, with an exit code
-    PreflightError, PeerFailedError, BadLossError, WrongCheckpointError, UnreadableCheckpointError
+    PreflightError, FaultyDeviceError, PeerFailedError, BadLossError, WrongCheckpointError,
+    UnreadableCheckpointError
 """
 
 

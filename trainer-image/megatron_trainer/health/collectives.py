@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Waiting:
-    """A collective that a rank has enqueued and that has not completed.
+    """A collective that a rank has enqueued and that is not known to have completed.
 
     `number` counts the collectives of the group; `ranks` are the group's global ranks; `operation` is for
     example `nccl:all_reduce`. `peer` is the other rank of a send or receive, which has no number.

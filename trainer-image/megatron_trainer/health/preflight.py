@@ -36,7 +36,7 @@ class PreflightError(TrainerError):
     """This rank's device or connection is faulty. The text names node and rank."""
 
 
-class FaultyDeviceError(PreflightError):
+class FaultyDeviceError(TrainerError):
     """This rank's device computed a wrong product, or none."""
 
 
@@ -47,8 +47,8 @@ class PeerFailedError(TrainerError):
 def run(store: Store, on_timeout: Callable[[TrainerError], None], limit: float = LIMIT_SECONDS) -> None:
     """Check this rank together with all others. Needs the default process group.
 
-    `limit` is in seconds; after it, `on_timeout` is called on a thread with a PreflightError or
-    PeerFailedError, and must end the process. Raises PreflightError or PeerFailedError.
+    `limit` is in seconds; after it, `on_timeout` is called on a thread with a PreflightError,
+    FaultyDeviceError or PeerFailedError, and must end the process. Raises the same.
     """
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     steps = _Steps(store, rank, world)

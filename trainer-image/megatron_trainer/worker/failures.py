@@ -86,7 +86,7 @@ def classify(error: BaseException) -> RankError:
         return hardware
     if isinstance(error, WrongCheckpointError):
         return RankError(ExitCode.INTERNAL, str(error))
-    if isinstance(error, PreflightError):
+    if isinstance(error, PreflightError | FaultyDeviceError):
         failure = RankError(ExitCode.WORKER_DIED, str(error))
         failure.preflight = True
         failure.evidence = Evidence.PREFLIGHT if isinstance(error, FaultyDeviceError) else None
