@@ -6,6 +6,7 @@ pod that waits for others is answered when the last of them is there, so that no
 
 import asyncio
 import contextlib
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -100,6 +101,7 @@ class StoreServer:
             "swap": self._swap,
         }
         listener = _listen(port)
+        _raise_file_limit()
         run = threading.Thread(
             target=lambda: asyncio.run(self._run(listener)), daemon=True, name="gang-store"
         )
@@ -187,6 +189,12 @@ class StoreServer:
         self._connections.discard(connection)
         for parent, waiting in self._waiting.items():
             self._waiting[parent] = [each for each in waiting if each[1] is not connection]
+
+
+def _raise_file_limit() -> None:
+    """Allow one connection per pod: container runtimes start processes with a soft limit of 1024 files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(port: int) -> socket.socket:

@@ -1,6 +1,8 @@
 """Who can use the gang's store, over real connections on loopback."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -183,3 +185,23 @@ def test_a_store_that_stops_responding_is_lost(port: int, monkeypatch: pytest.Mo
         member.set("key", "value")
     assert not member.connected
     assert member.lost_at is not None
+
+
+CROWD = """
+import resource, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 256))
+from megatron_trainer.rendezvous.store import GangStore
+port = int(sys.argv[1])
+stores = [GangStore("localhost", port, host=number == 0) for number in range(64)]
+for store in stores:
+    store.connect(time.monotonic() + 10, lambda: False)
+print(sum(store.state().generation for store in stores))
+"""
+
+
+def test_a_soft_limit_of_open_files_does_not_limit_the_gang(port: int) -> None:
+    """A process of its own: the limit holds for all that a process opens."""
+    crowd = subprocess.run(
+        [sys.executable, "-c", CROWD, str(port)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert crowd.stdout.strip() == "64", crowd.stderr[-2000:]
