@@ -1,4 +1,4 @@
-"""A small real tokenizer instead of the one that recipes expect on the data volume."""
+"""A small real tokenizer instead of those that recipes expect on the data volume or a hub."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ EOD = "<|endoftext|>"
 
 
 def write_tokenizers(directory: Path) -> dict[str, str]:
-    """Path in the pod -> local path."""
+    """Path in the pod, or name on the hub -> local path."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -18,4 +18,4 @@ def write_tokenizers(directory: Path) -> dict[str, str]:
     )
     folder = directory / "tokenizer"
     PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=EOD).save_pretrained(folder)
-    return {"/data/tokenizer": str(folder)}
+    return dict.fromkeys(("/data/tokenizer", "meta-llama/Meta-Llama-3-8B"), str(folder))
