@@ -84,9 +84,9 @@ class CheckpointDefaults(ApiModel):
     storage_class_name: Name | None = None
 
 
-NodeSign = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*(=(True|False|Unknown))?$", max_length=320)
-]
+SIGN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*(=(True|False|Unknown))?$"
+
+NodeSign = Annotated[str, Field(pattern=SIGN_PATTERN, max_length=320)]
 NODE_CONDITIONS: Final = (
     "GPUMissing",
     "GPUXIDErrors",

@@ -13,6 +13,7 @@ from megatron_operator.api.bounds import LONGEST_TEXT
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
+from megatron_operator.api.platform import SIGN_PATTERN
 from megatron_operator.api.pod_environment import KEY_PATTERN, PREFIX_PATTERN
 from megatron_operator.api.recipe import (
     DATASET_PATTERN,
@@ -130,6 +131,7 @@ _PATTERNS = {
     DATASET_PATTERN: ("name", "use letters, digits, dots, - and _"),
     KEY_PATTERN: ("key", "use letters, digits, -, _ and ., as in the object"),
     PREFIX_PATTERN: ("prefix", "use letters, digits, _, - and ., no digit first"),
+    SIGN_PATTERN: ("name", "use a node condition's type or a taint's key, with =True, =False or =Unknown"),
     WINDOW_PATTERN: ("window", "use the keys before and after a query, for example 128,0"),
 }
 """Pattern of a field -> what the field holds, and how to write it."""

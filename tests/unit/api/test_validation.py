@@ -1,10 +1,14 @@
 """Schema errors: the field, what is wrong, what to set instead."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from megatron_operator.api import validation
+from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse, parse_spec
 
 SMALLEST: dict[str, Any] = {"recipe": "llama3-8b", "accelerator": {"count": 8}, "data": {"mockData": True}}
@@ -91,6 +95,24 @@ def test_python_field_names_are_unknown_fields() -> None:
     assert messages(SMALLEST | {"megatron_args": {}}) == [
         "spec.megatron_args: unknown field; did you mean `megatronArgs`?"
     ]
+
+
+def patterns(schema: Any) -> Iterator[str]:
+    """Every `pattern` of a JSON schema."""
+    if isinstance(schema, dict):
+        if isinstance(pattern := schema.get("pattern"), str):
+            yield pattern
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from patterns(part)
+
+
+@pytest.mark.parametrize("model", [MegatronRecipeSpec, PlatformConfig])
+def test_every_pattern_has_words_for_what_it_accepts(model: type[ApiModel]) -> None:
+    found = set(patterns(model.model_json_schema()))
+    assert found
+    assert found <= validation._PATTERNS.keys()
 
 
 def test_errors_of_the_platform_file_have_the_same_form() -> None:
