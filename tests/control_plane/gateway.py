@@ -91,7 +91,7 @@ class Gateway:
                 if request.method in WRITES:
                     self.writes.append((request.method, request.path))
                     self.answers.append((request.method, request.path, answer.status))
-                    if self.after_write is not None:
+                    if self.after_write is not None and answer.ok:
                         await asyncio.to_thread(self.after_write)
                 kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
                 response = web.StreamResponse(status=answer.status, headers=kept)
