@@ -38,8 +38,9 @@ def test_every_golden_object_is_accepted_in_a_restricted_namespace(
         templates = pytorchjob.templates(body) if body["kind"] == "PyTorchJob" else []
         templates += [body["spec"]["template"]] if body["kind"] == "Job" else []
         for template in templates:
-            # Admission checks a pod when it is created; the priority class does not exist in this cluster.
-            spec = {k: v for k, v in template["spec"].items() if k != "priorityClassName"}
+            # Admission checks a pod when it is created; what these name does not exist in this cluster.
+            absent = ("priorityClassName", "serviceAccountName")
+            spec = {k: v for k, v in template["spec"].items() if k not in absent}
             metadata = {"name": "pod", "namespace": restricted, "labels": template["metadata"]["labels"]}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
             api.create(pod, dryRun="All", fieldValidation="Strict")
