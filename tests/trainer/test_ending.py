@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training
 
 
@@ -66,15 +68,26 @@ def test_the_ranks_restart_when_a_checkpoint_writer_dies(pod: Gang, undisturbed:
     assert_same_training(pod, undisturbed)
 
 
-def test_a_run_completes_when_its_master_is_lost_after_its_worker_has_completed(
+def test_a_store_lost_after_the_last_iteration_is_no_failure_of_any_pod(
     gang: Gang, undisturbed: Gang
 ) -> None:
-    gang.environment["MEGATRON_RENDEZVOUS_TIMEOUT"] = "20"
-    gang.inject({"what": "die-at-end"})
+    gang.inject({"what": "lose-store"})
     gang.start()
-    assert gang.wait() == [-signal.SIGKILL, 0], gang.log()[-3000:]
+    assert gang.wait() == [0, 0], gang.log()[-3000:]
+    assert "the store was lost after the last iteration" in (gang.folder / "pod-0.log").read_text()
+    assert_same_training(gang, undisturbed)
+
+
+@pytest.mark.parametrize("when", ["die-when-done", "die-at-end"])
+def test_a_run_completes_when_its_master_is_lost_after_the_last_iteration(
+    gang: Gang, undisturbed: Gang, when: str
+) -> None:
+    gang.environment["MEGATRON_RENDEZVOUS_TIMEOUT"] = "20"
+    gang.inject({"what": when})
+    gang.start()
+    assert gang.pods[0].wait(timeout=300) == -signal.SIGKILL, gang.log()[-3000:]
     gang.inject()
     gang.start(0)
-    assert gang.pods[0].wait(timeout=300) == 0, gang.log()[-3000:]
+    assert gang.wait() == [0, 0], gang.log()[-3000:]
     assert gang.termination(0)["message"] == f"iteration {TRAIN_ITERS} of {TRAIN_ITERS} was already done"
     assert_same_training(gang, undisturbed)

@@ -8,7 +8,8 @@ LATE_ITERATIONS more. `wrong-product` simulates a device whose memory flips a bi
 
 In the save of checkpoint `at`, `freeze-save` stops a rank by SIGSTOP once all ranks know what each will
 write. `freeze-repair` stops a launcher that has found a checkpoint incomplete, before it sets it aside.
-`die-at-end` kills the Master pod's launcher by SIGKILL when all others have left the gang.
+At the end of the run, `die-when-done` kills the Master pod's launcher by SIGKILL when its own ranks are done,
+`die-at-end` when all others have left the gang. `lose-store` then cuts its connection to its own store.
 """
 
 import importlib.abc
@@ -17,6 +18,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -123,14 +125,22 @@ def disturb_repair(selection: Any) -> None:
 
 
 def disturb_end(handler: Any) -> None:
-    leave = handler.GangRendezvous.leave
+    leave, mark = handler.GangRendezvous.leave, handler.GangRendezvous.mark
 
     def disturbed_leave(gang: Any) -> None:
         leave(gang)
         if gang.node_rank == 0 and due("die-at-end"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    handler.GangRendezvous.leave = disturbed_leave
+    def disturbed_mark(gang: Any, what: str) -> None:
+        mark(gang, what)
+        if gang.node_rank == 0 and what == "finished":
+            if due("die-when-done"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if due("lose-store"):
+                gang.store._connection._socket.shutdown(socket.SHUT_RDWR)
+
+    handler.GangRendezvous.leave, handler.GangRendezvous.mark = disturbed_leave, disturbed_mark
 
 
 class FaultyMemory:

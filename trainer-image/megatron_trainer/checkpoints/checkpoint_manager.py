@@ -22,6 +22,7 @@ from megatron_trainer.flags import Flags
 from megatron_trainer.health.retry_policy import plan_restart
 from megatron_trainer.rendezvous.state import GenerationPlan, RunEndedError, State
 from megatron_trainer.settings import Settings
+from megatron_trainer.telemetry.incidents import FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.status import Status, written_at
@@ -135,16 +136,15 @@ class CheckpointManager:
         self.fenced = error
         return RunEndedError(Ending(ExitCode.PEER_LOST, str(error)))
 
-    def completed(self) -> Ending | None:
-        """How a Master pod ends that finds the last iteration's checkpoint at its start; else None.
+    def completed(self, report: FailureReport | None) -> Ending | None:
+        """How a Master pod ends that finds the last iteration's checkpoint when it joins; else None.
 
-        The other pods may have completed and never join. A pending report may require a rollback.
+        The other pods may have completed and never join. `report`, of the generation, may require a rollback.
         """
         train_iters = self._flags.train_iters
         if self._lease is None or train_iters is None:
             return None
-        pending = None if self._journal is None else self._journal.pending
-        if pending is not None and (pending.failed_iteration or pending.unreadable):
+        if report is not None and (report.failed_iteration or report.unreadable):
             return None
         newest = self.newest() or 0
         if newest < train_iters:

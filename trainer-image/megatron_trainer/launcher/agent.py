@@ -269,6 +269,8 @@ class GangAgent(RankGroup):
         deadline = time.monotonic() + _FINISH_SECONDS
         try:
             while not self._gang.all_marked("finished"):
+                if self._must_exit_now():
+                    break
                 state = self._gang.poll()
                 self._telemetry_sync.sync()
                 self._raise_verdict(state)
@@ -279,10 +281,13 @@ class GangAgent(RankGroup):
                     self._gang.advance(FailureReport(FailureKind.POD, late))
                 time.sleep(MONITOR_SECONDS)
         except StoreLostError as error:
-            if self._gang.node_rank == 0:
-                raise
+            # No failure, on node 0 neither: what remains is the check of the last checkpoint.
             self._log(f"the store was lost after the last iteration: {error}")
         raise RunEndedError(Ending(ExitCode.OK, "all iterations are done"))
+
+    def _must_exit_now(self) -> bool:
+        """Whether SIGTERM was received twice, or once and the time for a save is over."""
+        return self._terminations > 1 or bool(self._save_deadline and time.monotonic() >= self._save_deadline)
 
     def _save_and_exit(self, result: RunResult) -> None:
         """After SIGTERM: let Megatron save, within the grace period.
@@ -295,8 +300,10 @@ class GangAgent(RankGroup):
             self._status.set(message="SIGTERM received", checkpoint_iteration=self._checkpoints.newest())
             self._gang.mark("leaving")
             self._fork_server.signal(signal.SIGTERM)
+        if result.state == WorkerState.SUCCEEDED:
+            self._finish()
         if result.state == WorkerState.HEALTHY:
-            if self._terminations == 1 and time.monotonic() < self._save_deadline:
+            if not self._must_exit_now():
                 return
             self._stop()
             why = "second SIGTERM" if self._terminations > 1 else f"not done within {self._grace:.0f} s"

@@ -39,8 +39,8 @@ class GangRendezvous(RendezvousHandler):
 
     `prepare` runs on node 0 only, when all pods have joined and no rank runs. It is given the gang's state
     and whether a pod has not started any rank yet, and may raise RunEndedError. `interruption` returns how
-    this pod must end while it waits, None if it need not. `completed` returns how the run ends if nothing was
-    left to do when this pod started; it is used on node 0 only. `timeout` is in seconds.
+    this pod must end while it waits, None if it need not. `completed` is given the report of the generation
+    and returns how the run ends if nothing is left to do; it is used on node 0 only. `timeout` is in seconds.
     """
 
     store: GangStore
@@ -52,7 +52,7 @@ class GangRendezvous(RendezvousHandler):
     prepare: Callable[[State, bool], GenerationPlan]
     interruption: Callable[[], Ending | None]
     log: Callable[[str], None]
-    completed: Callable[[], Ending | None] = lambda: None
+    completed: Callable[[FailureReport | None], Ending | None] = lambda _report: None
     generation: int = 0
     plan: GenerationPlan | None = None
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -121,8 +121,8 @@ class GangRendezvous(RendezvousHandler):
         self.log(
             f"generation {state.generation} ({state.why}): joined as node {self.node_rank} of {self.nodes}"
         )
-        if self.node_rank == 0 and not self._started and (ending := self.completed()):
-            # Pods that have completed do not join; those that join read the verdict.
+        if self.node_rank == 0 and (ending := self.completed(state.report)):
+            # Pods that have completed do not join, also not again; those that join read the verdict.
             self.end_run(ending)
             raise RunEndedError(ending)
         while True:

@@ -40,7 +40,7 @@ def pod(
     timeout: float = 60,
     prepare: Callable[[State, bool], GenerationPlan] = lambda _state, _new: GenerationPlan(20),
     interruption: Callable[[], Ending | None] = lambda: None,
-    completed: Callable[[], Ending | None] = lambda: None,
+    completed: Callable[[FailureReport | None], Ending | None] = lambda _report: None,
 ) -> GangRendezvous:
     return GangRendezvous(
         store=GangStore("localhost", port, host=node_rank == 0),
@@ -241,12 +241,35 @@ def test_node_0_can_end_the_run_while_it_chooses_the_checkpoint(port: int) -> No
 
 def test_a_replaced_master_of_a_complete_run_does_not_wait_for_pods_that_have_completed(port: int) -> None:
     done = Ending(ExitCode.OK, "iteration 20 of 20 was already done")
-    assert Rendezvous(pod(port, 0, timeout=5, completed=lambda: done)).join() == {0: done}
+    assert Rendezvous(pod(port, 0, timeout=5, completed=lambda _report: done)).join() == {0: done}
+
+
+def test_a_master_that_lost_its_store_at_the_end_does_not_wait_for_pods_that_have_completed(
+    port: int,
+) -> None:
+    done = Ending(ExitCode.OK, "iteration 20 of 20 was already done")
+    complete = threading.Event()
+    master = pod(port, 0, timeout=5, completed=lambda _report: done if complete.is_set() else None)
+    Rendezvous(master, pod(port, 1)).join()
+    complete.set()
+    master.store.disconnect()
+    assert Rendezvous(master).join() == {0: done}
+
+
+def test_a_generation_whose_report_asks_for_a_rollback_is_not_taken_for_a_complete_run(
+    met: list[GangRendezvous],
+) -> None:
+    bad_loss = replace(KILLED, failed_iteration=20)
+    met[1].advance(bad_loss)
+    reports: list[FailureReport | None] = []
+    again = replace(met[0], completed=reports.append)
+    assert Rendezvous(again, met[1]).join()[0] == again.plan
+    assert [report and report.failed_iteration for report in reports] == [20]
 
 
 def test_pods_that_join_a_complete_run_read_the_verdict(port: int) -> None:
     done = Ending(ExitCode.OK, "iteration 20 of 20 was already done")
-    assert Rendezvous(pod(port, 0, completed=lambda: done), pod(port, 1)).join() == {0: done, 1: done}
+    assert Rendezvous(pod(port, 0, completed=lambda _report: done), pod(port, 1)).join() == {0: done, 1: done}
 
 
 def test_ranks_get_the_address_of_the_master_pod_and_not_its_name(port: int) -> None:
