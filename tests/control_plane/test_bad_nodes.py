@@ -80,7 +80,13 @@ def test_the_next_operator_completes_the_avoidance(world: World, pool: Callable[
     state = begin(world, pool(3), nodes={"avoidAfter": 1})
     bad = state.node_of("worker-0")
     assert state.node_of("master-0") != bad
-    with killed_after_every_write(world) as kills:
+
+    def recorded() -> bool:
+        recipe = world.api.get("MegatronRecipe", world.namespace, "run")
+        return bad in recipe["status"].get("recovery", {}).get("nodeEvidence", {})
+
+    # The evidence is in the failed pod alone, which training-operator replaces at once.
+    with killed_after_every_write(world, once=recorded) as kills:
         fail_worker(world, state.uid_of("worker-0"), 1)
         world.wait_for("run", where=lambda state: state.job is not None and avoided_nodes(state.job) == [bad])
     assert kills[0] >= 2

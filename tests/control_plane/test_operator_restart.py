@@ -1,7 +1,7 @@
 """The operator forgets nothing whenever it is killed, and never repeats a write."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,8 +71,12 @@ def result(world: World, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def killed_after_every_write(world: World) -> Iterator[list[int]]:
+def killed_after_every_write(world: World, once: Callable[[], bool] = lambda: True) -> Iterator[list[int]]:
     """Every life of the operator ends after its first write; a supervisor starts the next one.
+
+    Args:
+        world: The world whose operator is killed.
+        once: Asked after each write; the killing begins when it is true.
 
     Yields a list of one number: how often it was killed.
     """
@@ -82,7 +86,7 @@ def killed_after_every_write(world: World) -> Iterator[list[int]]:
 
     def kill() -> None:
         with killing:
-            if not over.is_set():
+            if not over.is_set() and (kills[0] or once()):
                 kills[0] += 1
                 world.operator.kill()
 
