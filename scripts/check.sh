@@ -4,9 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/layers.sh
-python=.venv/bin/python
 
+# Beside the others: lint uses one core only.
+start_layer "megatron and trainer: every argument list against the real Megatron" bash -c run_tests_with_megatron
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "unit and refusals: no cluster" run_unit_tests
-# In one process: importing Megatron once per worker costs more than the second core saves.
-layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
+finish_layer

@@ -4,12 +4,19 @@
 layer_names=() layer_seconds=() layer_results=()
 background_name='' background_pid='' background_started=0 background_output=''
 
-run_unit_tests() { # those that fork the test process run by themselves: pytest-xdist's workers have several threads
+run_unit_tests() { # all but the trainer's
+    .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal tests/unit tests/refusals \
+        --ignore tests/unit/trainer
+}
+
+run_tests_with_megatron() { # in one process: every further one would import Megatron, 15 to 25 s of processor time
     local forks
+    # Those that fork the test process run by themselves: it must have one thread.
     forks=$(grep -rl --include='test_*.py' 'mark\.forks' tests/unit)
-    .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not forks" tests/unit tests/refusals &&
+    .venv/bin/python -m pytest -q -m "not forks" tests/unit/trainer tests/megatron &&
         .venv/bin/python -m pytest -q -m forks $forks
 }
+export -f run_tests_with_megatron
 
 record_layer() { # record_layer NAME SECONDS STATUS
     layer_names+=("$1")

@@ -12,7 +12,7 @@ layer "binaries of the local cluster (minutes the first time)" $python -m localc
 start_layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
 layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
-layer "megatron: every argument list against the real Megatron" $python -m pytest -q tests/megatron
+layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "fuzz: 2,000 texts with a fixed seed" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from megatron_trainer.platform import gpu
 
 pytest.importorskip("megatron.training", reason="make setup-trainer")
 
@@ -18,12 +19,11 @@ print(json.dumps(gpu.adapt(sys.argv[1:])))
 """
 
 
-def adapted(*argv: str, path: Path | None = None) -> tuple[list[str], list[str]]:
+def adapted_with(path: Path, *argv: str) -> tuple[list[str], list[str]]:
     """Return what `gpu.adapt` does in a new process, with `path` on PYTHONPATH."""
-    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, *argv],
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(path)},
         capture_output=True,
         text=True,
         check=True,
@@ -33,13 +33,13 @@ def adapted(*argv: str, path: Path | None = None) -> tuple[list[str], list[str]]
 
 
 def test_gradient_accumulation_is_not_fused_without_apex() -> None:
-    assert adapted("--bf16") == (["--bf16", FLAG], [FLAG])
+    assert gpu.adapt(["--bf16"]) == (["--bf16", FLAG], [FLAG])
 
 
 def test_the_flag_is_not_added_again() -> None:
-    assert adapted(FLAG) == ([FLAG], [])
+    assert gpu.adapt([FLAG]) == ([FLAG], [])
 
 
 def test_gradient_accumulation_is_fused_with_apex(tmp_path: Path) -> None:
     (tmp_path / "fused_weight_gradient_mlp_cuda.py").write_text("")
-    assert adapted("--bf16", path=tmp_path) == (["--bf16"], [])
+    assert adapted_with(tmp_path, "--bf16") == (["--bf16"], [])
