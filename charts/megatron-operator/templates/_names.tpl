@@ -58,11 +58,10 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
-{{- if dig "networkPolicies" "enabled" false .Values.platform }}
+# list and delete also without the option: policies of runs are removed once it is switched off.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch]
-{{- end }}
+  verbs: [{{ if dig "networkPolicies" "enabled" false .Values.platform }}get, create, patch, {{ end }}list, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

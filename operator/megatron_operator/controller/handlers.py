@@ -19,6 +19,7 @@ from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.plan_worker import PlanWorker
 from megatron_operator.controller.planning import Planning
+from megatron_operator.controller.policy_remover import PolicyRemover
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
@@ -57,6 +58,7 @@ class Operator:
         self._workers = [PlanWorker()]
         planning = Planning(self.config, self._workers[0], lambda key: self.queue.add(key, 0))
         cordoner = Cordoner(self.api, self.config)
+        policies = PolicyRemover(self.api, self.config, settings.watch_namespaces)
         reconciler = Reconciler(
             self.api,
             self.config,
@@ -73,6 +75,7 @@ class Operator:
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._watch_config(), name="config"),
             asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
+            asyncio.create_task(policies.run(), name="network-policies"),
             asyncio.create_task(measure_loop_lag(), name="loop-lag"),
         ]
         for task in self._tasks:

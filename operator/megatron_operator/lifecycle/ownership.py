@@ -8,7 +8,7 @@ from typing import Any
 from megatron_operator.api.labels import KIND, LABEL_RECIPE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.actions import LATER, SOON
-from megatron_operator.lifecycle.object_metadata import is_deleting, owned_by
+from megatron_operator.lifecycle.object_metadata import content_hash, is_deleting, owned_by
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 
@@ -42,6 +42,14 @@ def ownership(obj: Mapping[str, Any], status: StatusBuilder, *, retainable: bool
         if any((owner.get("kind"), owner.get("name")) == (KIND, status.key.name) for owner in owners):
             return Ownership.PREVIOUS
     return Ownership.FOREIGN
+
+
+def belongs_to_recipe(obj: Mapping[str, Any]) -> bool:
+    """Whether the operator made the object for a recipe, whichever that is: label and owner name the same."""
+    recipe = (obj["metadata"].get("labels") or {}).get(LABEL_RECIPE)
+    owners = obj["metadata"].get("ownerReferences") or []
+    owned = any((owner.get("kind"), owner.get("name")) == (KIND, recipe) for owner in owners)
+    return owned and content_hash(obj) is not None
 
 
 def name_obstacle(
