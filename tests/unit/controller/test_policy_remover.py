@@ -70,8 +70,8 @@ class World:
         config: Any = self.config
         self._remover = PolicyRemover(api, config, namespaces)
 
-    def look(self) -> list[str]:
-        """Let the operator look at the configuration; the policies that are left."""
+    def check(self) -> list[str]:
+        """Let the operator check the configuration; the policies that are left."""
         asyncio.run(self._remover.remove_unwanted())
         return self.api.names()
 
@@ -79,27 +79,27 @@ class World:
 def test_policies_of_runs_are_deleted_once_the_platform_wants_none() -> None:
     world = World()
     world.config.set(PlatformConfig(network_policies=ON))
-    assert world.look() == ["one-pods", "two-pods", "theirs-pods"]
+    assert world.check() == ["one-pods", "two-pods", "theirs-pods"]
     world.config.set(PlatformConfig())
-    assert world.look() == ["theirs-pods"], "one that no recipe owns is somebody's own"
+    assert world.check() == ["theirs-pods"], "one that no recipe owns is somebody's own"
 
 
 def test_only_the_namespaces_that_the_release_serves_are_touched() -> None:
-    assert World("a").look() == ["two-pods", "theirs-pods"]
+    assert World("a").check() == ["two-pods", "theirs-pods"]
 
 
 @pytest.mark.parametrize("platform", [None, PlatformConfig(network_policies=ON)])
 def test_policies_stay_while_they_are_wanted_or_the_file_is_invalid(platform: PlatformConfig | None) -> None:
     world = World()
     world.config.set(platform)
-    assert len(world.look()) == 3
+    assert len(world.check()) == 3
 
 
 def test_the_cluster_is_searched_once_for_each_change_of_the_configuration() -> None:
     world = World()
     for _ in range(3):
-        world.look()
+        world.check()
     assert world.api.lists == 1
     world.config.set(PlatformConfig())
-    world.look()
+    world.check()
     assert world.api.lists == 2
