@@ -4,9 +4,9 @@ Only such evidence is held against a node: an application that fails would fail 
 
 Sources: the texts of `cudaGetErrorString` (enum cudaError_t of the CUDA runtime API reference), of
 `ncclGetErrorString` and of torch.distributed's NCCLUtils.hpp, which torch quotes in its exceptions
-(`CUDA error: ...`, `NCCL error: ...`); the line `NVRM: Xid (PCI:...): <code>` of the driver, with the codes
-that NVIDIA's Xid catalog (https://docs.nvidia.com/deploy/xid-errors/) attributes to the device and not to the
-application.
+(`CUDA error: ...`, `NCCL error: ...`); the line `NVRM: Xid (PCI:...): <code>` of the driver, and what
+NVIDIA's Xid catalog for Ampere and newer GPUs (release 610, 172 codes,
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) names as a code's immediate action.
 """
 
 import re
@@ -73,20 +73,37 @@ _DEVICE: Final = (
     "nccl error",
 )
 _XID: Final = re.compile(r"NVRM: Xid \([^)]{0,64}\): (\d{1,4})")
-_XIDS: Final = {
+XIDS: Final = {
+    46: Evidence.DEVICE_XID,
     48: Evidence.DEVICE_MEMORY,
+    62: Evidence.DEVICE_XID,
     64: Evidence.DEVICE_MEMORY,
     74: Evidence.DEVICE_LINK,
     79: Evidence.DEVICE_LOST,
     94: Evidence.DEVICE_MEMORY,
     95: Evidence.DEVICE_MEMORY,
+    109: Evidence.DEVICE_XID,
+    110: Evidence.DEVICE_XID,
     119: Evidence.DEVICE_XID,
     120: Evidence.DEVICE_XID,
+    136: Evidence.DEVICE_LINK,
     140: Evidence.DEVICE_MEMORY,
+    143: Evidence.DEVICE_XID,
+    155: Evidence.DEVICE_LINK,
+    156: Evidence.DEVICE_XID,
+    158: Evidence.DEVICE_XID,
 }
-"""48 double-bit error, 64 a row could not be remapped, 74 NVLink, 79 off the bus, 94 and 95 contained and
-uncontained errors of memory, 119 and 120 the device's system processor, 140 unrecovered errors of memory.
-13, 31, 43, 45 and the like are an application's."""
+"""Xid -> evidence. These are the codes whose immediate action in the catalog is RESET_GPU or RESTART_BM: no
+program can use the device before that. Further 48 and 74, whose workflows end with a reset, and 94
+(RESTART_APP): memory that could not be corrected, which CUDA reports by the same text as 48 and 95, and after
+which the catalog advises a reset when convenient. Not here are the codes with RESTART_APP, IGNORE, an action
+for software or none: 8, 11, 13, 31, 32, 43, 45, 63, 69, 92, 121, 137, 167 to 172 and the like."""
+FATAL_LINK_XIDS: Final = frozenset(range(144, 151))
+"""NVLink of Blackwell (WORKFLOW_NVLINK5_ERR): evidence where the line calls the error fatal."""
+RECOVERY_XID: Final = 154
+"""The driver's own verdict on the device: evidence where the line asks for a reset or a reboot."""
+_FATAL: Final = re.compile(r"\bfatal\b", re.IGNORECASE)
+_RESET: Final = re.compile(r"\b(?:reset required|reboot required|drain and reset)\b[^(]*$", re.IGNORECASE)
 
 
 def classify_error(text: str) -> Classified:
@@ -110,5 +127,17 @@ def classify_error(text: str) -> Classified:
 
 def evidence_in_kernel_log(text: str) -> Evidence | None:
     """The evidence in lines of the kernel log: of the last Xid that is the device's own fault."""
-    found = (_XIDS.get(int(code)) for code in reversed(_XID.findall(text)))
+    found = (_evidence_in_line(line) for line in reversed(text.splitlines()))
     return next((evidence for evidence in found if evidence is not None), None)
+
+
+def _evidence_in_line(line: str) -> Evidence | None:
+    match = _XID.search(line)
+    if match is None:
+        return None
+    code, rest = int(match[1]), line[match.end() :].rstrip(" )")
+    if code in FATAL_LINK_XIDS:
+        return Evidence.DEVICE_LINK if _FATAL.search(rest) else None
+    if code == RECOVERY_XID:
+        return Evidence.DEVICE_XID if _RESET.search(rest) else None
+    return XIDS.get(code)

@@ -216,9 +216,18 @@ class Reason(StrEnum):
     NODE_NOT_CORDONED = (
         "NodeNotCordoned",
         "Event",
-        "`platform.badNodes.cordon` is set, but the operator may not cordon the node that the run avoids. A "
-        "release with `watchNamespaces` has no rights on nodes.",
-        "Cordon the node yourself; set `badNodes.cordon` to false, or remove `watchNamespaces`.",
+        "`platform.badNodes.cordon` is set, but the operator may not cordon the node that the run avoids: it "
+        "has no rights on nodes (a release with `watchNamespaces`), or a cap (`maxShare`, `maxPerHour`) is "
+        "reached.",
+        "Inspect the nodes; cordon this one yourself, or raise the cap. With `watchNamespaces` set "
+        "`badNodes.cordon` to false.",
+    )
+    NODE_NOT_AVOIDED = (
+        "NodeNotAvoided",
+        "Event",
+        "A node's hardware failed, but `platform.badNodes.maxShare` or `maxPerHour` is reached, or the other "
+        "nodes have no room: the run uses it all the same. `status.recovery.nodeEvidence` has the reason.",
+        "Inspect the nodes; cordon this one yourself, raise the cap, or add nodes.",
     )
     NODE_AVOIDED = (
         "NodeAvoided",

@@ -203,6 +203,8 @@ class NodeEvidence(ApiModel):
     """Other nodes had the same at the same time: it follows the run and is counted against no node."""
     avoided_at: str | None = None
     """Since when new pods avoid the node, RFC 3339."""
+    not_avoided: str | None = None
+    """Why the run uses the node all the same: a cap of the platform, or too few other nodes."""
 
 
 class RecoveryStatus(ApiModel):

@@ -10,7 +10,7 @@ from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.controller.config_source import ConfigSource
-from megatron_operator.lifecycle.cordoning import cordon_patch, cordons_left, healed, uncordon_patch
+from megatron_operator.lifecycle.cordoning import cordon_cap, cordon_patch, healed, uncordon_patch
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 WITHOUT_RIGHTS: Final = (
@@ -56,9 +56,7 @@ class Cordoner:
                         raise
                     log.warning("%s: node %s not cordoned: %s", status.key, node, error)
                     if error.refused:
-                        problem = f"this run avoids node {node}, but it is not cordoned: {error.message}"
-                        text = f"{problem}; {WITHOUT_RIGHTS}"
-                        status.add_event(Reason.NODE_NOT_CORDONED, text, warning=True)
+                        _add_not_cordoned(status, node, f"{error.message}; {WITHOUT_RIGHTS}")
 
     async def _cordon(self, status: StatusBuilder, name: str, rules: BadNodes, pool: int) -> None:
         found = await self._api.find(NODES, None, fields=f"metadata.name={name}")
@@ -70,13 +68,8 @@ class Cordoner:
         if patch is None:
             return
         cordoned = await self._api.find(NODES, None, labels=LABEL_CORDONED_AT)
-        if cordons_left(cordoned, pool, rules, status.now) == 0:
-            log.warning(
-                "%s: node %s not cordoned: %d nodes are, and platform.badNodes allows no more now",
-                status.key,
-                name,
-                len(cordoned),
-            )
+        if (reached := cordon_cap(cordoned, pool, rules, status.now)) is not None:
+            _add_not_cordoned(status, name, f"the operator has cordoned {len(cordoned)} and {reached}")
             return
         await self._api.merge_node(found[0], patch)
         log.warning("%s: node %s cordoned: %s", status.key, name, evidence.cause)
@@ -103,3 +96,9 @@ class Cordoner:
                 await self.uncordon_healed(self._api.clock.now())
             except Exception as error:
                 log.warning("cannot check the cordoned nodes: %s", error or repr(error))
+
+
+def _add_not_cordoned(status: StatusBuilder, node: str, why: str) -> None:
+    text = f"this run avoids node {node}, but it is not cordoned: {why}"
+    log.warning("%s: %s", status.key, text)
+    status.add_event(Reason.NODE_NOT_CORDONED, text, warning=True)

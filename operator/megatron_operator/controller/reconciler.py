@@ -53,6 +53,7 @@ from megatron_operator.lifecycle.recovery import (
     recheck_delay,
     record_edited_count,
     recovery_limits,
+    report_kept_nodes,
     unfinished_actions,
 )
 from megatron_operator.lifecycle.recovery_policy import Avoid, Wait, decide
@@ -333,7 +334,9 @@ class Reconciler:
         limits, rules = recovery_limits(status), await self._cordoner.rules(status)
         status.set(recovery=judge_nodes(status.recovery, snapshot.nodes, rules, status.now))
         capacity = await self._find_capacity(status, snapshot, limits)
-        decision = decide(observe(status, snapshot, limits, capacity, rules))
+        observation = observe(status, snapshot, limits, capacity, rules)
+        report_kept_nodes(status, observation)
+        decision = decide(observation)
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)

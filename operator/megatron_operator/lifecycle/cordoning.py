@@ -13,7 +13,7 @@ from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.status import NodeEvidence
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_evidence import NODE_CONDITION, NODE_LOST, NODE_TAINT
-from megatron_operator.lifecycle.node_health import HOUR, hardware_sign
+from megatron_operator.lifecycle.node_health import HOUR, cap, hardware_sign
 from megatron_operator.lifecycle.node_state import (
     NodeState,
     NodeStatus,
@@ -52,14 +52,16 @@ def uncordon_patch() -> dict[str, Any]:
     }
 
 
-def cordons_left(cordoned: Collection[Object], pool: int, rules: BadNodes, now: float) -> int:
-    """How many further nodes may be cordoned: a share of the `pool`, and so many in an hour.
+def cordon_cap(cordoned: Collection[Object], pool: int, rules: BadNodes, now: float) -> str | None:
+    """The setting of the platform by which no further node may be cordoned; None while one may.
 
     `cordoned` are the nodes with the operator's label, `pool` is the number of nodes that match the run.
     """
-    recent = sum(now - _cordoned_at(node) < HOUR for node in cordoned)
     share = max(1, int(rules.max_share * pool))
-    return max(0, min(share - len(cordoned), rules.max_per_hour - recent))
+    if len(cordoned) >= share:
+        return cap(rules, share, by_share=True)
+    recent = sum(now - _cordoned_at(node) < HOUR for node in cordoned)
+    return cap(rules, share, by_share=False) if recent >= rules.max_per_hour else None
 
 
 def healed(node: Object, rules: BadNodes, now: float) -> str | None:

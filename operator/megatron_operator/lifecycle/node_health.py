@@ -70,8 +70,18 @@ def avoidance_limits(
         each.avoided_at is not None and now - (seconds(each.avoided_at) or 0.0) < HOUR
         for each in recovery.node_evidence.values()
     )
-    share = max(1, int(rules.max_share * pool)) - avoided
-    return AvoidanceLimits(max(0, min(share, rules.max_per_hour - recent)), places)
+    share = max(1, int(rules.max_share * pool))
+    by_share = share - avoided <= rules.max_per_hour - recent
+    count = max(0, min(share - avoided, rules.max_per_hour - recent))
+    return AvoidanceLimits(count, places, cap(rules, share, by_share=by_share))
+
+
+def cap(rules: BadNodes, share: int, *, by_share: bool) -> str:
+    """The setting that allows no more: `share` nodes of the pool, or the number in an hour."""
+    if by_share:
+        nodes = "1 node" if share == 1 else f"{share} nodes"
+        return f"platform.badNodes.maxShare {rules.max_share:g} of the nodes allows {nodes}"
+    return f"platform.badNodes.maxPerHour allows {rules.max_per_hour} in an hour"
 
 
 def _reported_by_node(evidence: str) -> bool:

@@ -144,6 +144,8 @@ class AvoidanceLimits:
     """By the platform's share of the pool and number in an hour."""
     places: Mapping[str, int] | None = None
     """Pods of the run that each ready and matching node has room for when it is empty; None: not known."""
+    cap: str = "platform.badNodes allows no more"
+    """Which setting of the platform determines `count`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Final
 
 from megatron_operator.lifecycle.backoff import backoff
 from megatron_operator.lifecycle.hang_detection import answered_recently, hang_cause
+from megatron_operator.lifecycle.node_choice import choose_nodes, places_left
 from megatron_operator.lifecycle.observation import HEARTBEAT_TRAINING, Observation, PodPhase, PodView
-from megatron_operator.lifecycle.status_size import MAX_NODES
 
 UNREACHABLE_PATIENCE: Final = 30.0
 """Seconds that a node may be unreachable, after Kubernetes detected it (40 s or more), before its pods are
@@ -156,16 +156,7 @@ def _restart(observation: Observation, cause: str) -> Decision:
 
 def _bad_nodes(observation: Observation) -> Avoid | None:
     """Nodes with proven faults, and those lost `recovery.nodes.avoidAfter` times, are avoided from now on."""
-    allowed, history = observation.limits.avoid_after, observation.history
-    if not allowed:
-        return None
-    bad = {node: why for node, why in sorted(history.proven.items()) if node not in history.avoided}
-    bad |= {
-        node: f"failed {count} times (recovery.nodes.avoidAfter {allowed})"
-        for node, count in sorted(history.node_failures.items())
-        if count >= allowed and node not in history.avoided and node not in bad
-    }
-    bad = _within_limits(bad, observation)
+    bad = choose_nodes(observation).avoid
     if not bad:
         return None
     times = ", ".join(f"{node} {why}" for node, why in bad.items())
@@ -175,31 +166,6 @@ def _bad_nodes(observation: Observation) -> Avoid | None:
         if pod.node in bad and not pod.unreachable and not _trains(observation)
     )
     return Avoid(tuple(bad), moving, times)
-
-
-def _within_limits(bad: dict[str, str], observation: Observation) -> dict[str, str]:
-    """As many of these nodes as the run may avoid: never so many that it could not be placed."""
-    history, limits = observation.history, observation.avoidance
-    count = max(0, MAX_NODES - len(history.avoided))
-    if limits is None:
-        return dict(list(bad.items())[:count])
-    chosen: dict[str, str] = {}
-    left = _places_left(observation)
-    for node, why in bad.items():
-        needed = 0 if left is None or limits.places is None else limits.places.get(node, 0)
-        if len(chosen) == min(count, limits.count) or (left is not None and left - needed < observation.size):
-            continue
-        chosen[node] = why
-        left = None if left is None else left - needed
-    return chosen
-
-
-def _places_left(observation: Observation) -> int | None:
-    """Pods of the run for which the nodes that it does not avoid have room when empty; None: not known."""
-    if observation.avoidance is None or observation.avoidance.places is None:
-        return None
-    places, avoided = observation.avoidance.places, observation.history.avoided
-    return sum(room for node, room in places.items() if node not in avoided)
 
 
 def _cleared_nodes(observation: Observation) -> ReleaseNodes | None:
@@ -225,7 +191,7 @@ def _without_capacity(observation: Observation) -> Decision | None:
     waited = observation.now - observation.waiting_since
     later: list[float] = []
     if observation.releasable:
-        nodes, room = tuple(sorted(observation.releasable)), _places_left(observation)
+        nodes, room = tuple(sorted(observation.releasable)), places_left(observation)
         if room is not None and room < observation.size:
             return ReleaseNodes(nodes, f"the other nodes have room for {room} of {observation.size} pods")
         if waited >= AVOIDED_PATIENCE:

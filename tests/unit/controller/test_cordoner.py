@@ -70,6 +70,7 @@ class World:
         api: Any = self.api
         config: Any = Config()
         self.cordoner = Cordoner(api, config)
+        self.events: list[str] = []
 
     def cordon(self, *names: str, rules: BadNodes = RULES, pool: int = 30) -> list[str]:
         """Cordon nodes with evidence; returns all that are cordoned then."""
@@ -79,6 +80,7 @@ class World:
             cause = f"ECC {'x' * index}"
             status.set(recovery=add_evidence(status.recovery, name, "DeviceMemory", cause, NOW))
         asyncio.run(self.cordoner.cordon(status, names, rules, pool))
+        self.events += [f"{event.reason}: {event.message}" for event in status.events]
         return self.api.cordoned()
 
 
@@ -100,6 +102,16 @@ def test_no_more_nodes_are_cordoned_than_the_caps_allow_whichever_run_asks(world
 
 def test_one_node_of_a_small_pool_is_cordoned(world: World) -> None:
     assert world.cordon("node-1", "node-2", pool=4) == ["node-1"]
+
+
+def test_a_cap_that_keeps_a_node_from_being_cordoned_is_an_event(world: World) -> None:
+    world.cordon("node-1", "node-2", pool=4)
+    world.cordon("node-3", "node-4")
+    problem = "NodeNotCordoned: this run avoids node {}, but it is not cordoned: the operator has cordoned"
+    assert world.events == [
+        f"{problem.format('node-2')} 1 and platform.badNodes.maxShare 0.1 of the nodes allows 1 node",
+        f"{problem.format('node-4')} 2 and platform.badNodes.maxPerHour allows 2 in an hour",
+    ]
 
 
 def test_a_node_that_is_gone_is_no_error(world: World) -> None:

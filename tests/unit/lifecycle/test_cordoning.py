@@ -7,7 +7,7 @@ import pytest
 from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.status import NodeEvidence
 from megatron_operator.api.times import timestamp
-from megatron_operator.lifecycle.cordoning import cordon_patch, cordons_left, healed, uncordon_patch
+from megatron_operator.lifecycle.cordoning import cordon_cap, cordon_patch, healed, uncordon_patch
 
 NOW = 1_800_000_000.0
 RULES = BadNodes(cordon=True)
@@ -48,22 +48,26 @@ def test_uncordoning_removes_all_that_cordoning_set() -> None:
         assert set(undone["metadata"][part].values()) == {None}
 
 
+SHARE = "platform.badNodes.maxShare 0.1 of the nodes allows"
+PER_HOUR = "platform.badNodes.maxPerHour allows 4 in an hour"
+
+
 @pytest.mark.parametrize(
-    ("ages", "pool", "left"),
+    ("ages", "pool", "reached"),
     [
-        ([], 5, 1),
-        ([60], 5, 0),
-        ([60], 40, 3),
-        ([60, 70, 80], 100, 1),
-        ([60, 70, 80, 90], 100, 0),
-        ([4000] * 4, 100, 4),
-        ([4000] * 9, 100, 1),
-        ([4000] * 10, 100, 0),
+        ([], 5, None),
+        ([60], 5, f"{SHARE} 1 node"),
+        ([60], 40, None),
+        ([60, 70, 80], 100, None),
+        ([60, 70, 80, 90], 100, PER_HOUR),
+        ([4000] * 4, 100, None),
+        ([4000] * 9, 100, None),
+        ([4000] * 10, 100, f"{SHARE} 10 nodes"),
     ],
 )
-def test_cordons_are_limited_by_share_and_per_hour(ages: list[float], pool: int, left: int) -> None:
+def test_cordons_are_limited_by_share_and_per_hour(ages: list[float], pool: int, reached: str | None) -> None:
     nodes = [cordoned("DeviceMemory", at=NOW - age) for age in ages]
-    assert cordons_left(nodes, pool, RULES, NOW) == left
+    assert cordon_cap(nodes, pool, RULES, NOW) == reached
 
 
 def restarted(found: dict[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,16 @@ from megatron_operator.lifecycle.actions import (
     Result,
 )
 from megatron_operator.lifecycle.job_status import adopt_job
+from megatron_operator.lifecycle.node_evidence import add_evidence
 from megatron_operator.lifecycle.observation import Capacity
 from megatron_operator.lifecycle.pod_termination import PodEnd
-from megatron_operator.lifecycle.recovery import apply_decision, observe, recovery_limits, unfinished_actions
+from megatron_operator.lifecycle.recovery import (
+    apply_decision,
+    observe,
+    recovery_limits,
+    report_kept_nodes,
+    unfinished_actions,
+)
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     Fail,
@@ -189,3 +196,38 @@ def test_a_drained_pod_costs_no_budget_and_is_no_failure_of_the_node(placed: Any
     recovery = placed.status().recovery
     assert (recovery.restarts, recovery.restarts_since_checkpoint) == (1, 0)
     assert recovery.node_failures == {}
+
+
+def kept(run: Any, *nodes: str, places: dict[str, int]) -> tuple[list[str], dict[str, str | None]]:
+    """The Events, and why each node is not avoided, once these have evidence and nodes have room for pods."""
+    status = run.status()
+    for index, node in enumerate(nodes):
+        cause = f"ECC {'x' * index}"
+        status.set(recovery=add_evidence(status.recovery, node, "DeviceMemory", cause, run.now))
+    capacity = Capacity(places=places)
+    report_kept_nodes(status, observe(status, run.snapshot(), recovery_limits(status), capacity))
+    run.write(status)
+    evidence = status.recovery.node_evidence
+    events = [f"{event.reason}: {event.message}" for event in status.events]
+    return events, {node: each.not_avoided for node, each in evidence.items()}
+
+
+POOL = {f"node-{index}": 1 for index in range(5)}
+SHARE = "platform.badNodes.maxShare 0.1 of the nodes allows 1 node"
+
+
+def test_a_cap_that_keeps_a_bad_node_in_use_is_one_event_and_stands_in_the_status(placed: Any) -> None:
+    events, why = kept(placed, "node-0", "node-1", places=POOL)
+    assert events == [
+        "NodeNotAvoided: node-1 has DeviceMemory (ECC x), but the run does not avoid it: " + SHARE
+    ]
+    assert why == {"node-0": None, "node-1": SHARE}
+    assert kept(placed, places=POOL) == ([], why), "reported once"
+    apply(placed, Avoid(("node-0", "node-1"), (), "the cap was raised"))
+    assert kept(placed, places=POOL) == ([], {"node-0": None, "node-1": None})
+
+
+def test_a_bad_node_without_which_the_run_has_no_room_is_an_event(placed: Any) -> None:
+    events, why = kept(placed, "node-0", places={"node-0": 1, "node-1": 1})
+    assert len(events) == 1
+    assert why == {"node-0": "the other nodes have no room for all 2 pods"}
