@@ -28,7 +28,7 @@ if __name__ == "__main__":
     MegatronHooks(Reporter(), None, LossSpikeDetector(None, 1, None), lambda: None).install()
     dataset_helpers.skip_build()
     # Megatron's own writers are new interpreters, which start slower and lack the CPU replacements.
-    install(lambda _: os._exit(1))
+    install(flags, lambda _: os._exit(1), forked=True)
     pretrain(
         pretrain_cfg_container_from_args(args, gpt.model_config(args)),
         gpt.datasets,

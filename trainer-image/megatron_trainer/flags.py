@@ -1,7 +1,6 @@
 """The few Megatron flags that the launcher reads or adds. All others pass through unread."""
 
 import argparse
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ class Flags:
     train_iters: int | None
     ckpt_format: str
     fast: Path | None = None
+    async_strategy: str | None = None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load", type=Path)
     parser.add_argument("--train-iters", type=int)
     parser.add_argument("--ckpt-format", default="torch_dist")
+    parser.add_argument("--async-strategy")
     parser.add_argument("--non-persistent-ckpt-type")
     parser.add_argument("--non-persistent-global-ckpt-dir", type=Path)
     return parser
@@ -49,7 +50,8 @@ def read(argv: Sequence[str]) -> Flags:
         args, _ = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
         raise FlagError(f"Megatron refuses the flags: {error}") from error
-    return Flags(args.save, args.load, args.train_iters, args.ckpt_format, _non_persistent_dir(args))
+    fast = _non_persistent_dir(args)
+    return Flags(args.save, args.load, args.train_iters, args.ckpt_format, fast, args.async_strategy)
 
 
 def _non_persistent_dir(args: argparse.Namespace) -> Path | None:
@@ -86,9 +88,10 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         failing over the difference.
       --data-cache-path, beside the checkpoints: the data may be read-only, and all pods share the index.
       --use-persistent-ckpt-worker, with --async-save: Megatron drops --async-save without it.
-      --async-strategy mcore, with --async-save: Megatron's own writer, if NVRx is not installed.
+      --async-strategy mcore, with --async-save: Megatron's own writer. That of NVRx, its default, is not
+        watched here, and Megatron would wait for a dead one.
 
-    Raises FlagError as `read` does.
+    Raises FlagError as `read` does, and for another --async-strategy.
     """
     given = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
     flags = read(argv)
@@ -105,6 +108,11 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if "--async-save" in given:
         if "--use-persistent-ckpt-worker" not in given:
             added.append("--use-persistent-ckpt-worker")
-        if "--async-strategy" not in given and importlib.util.find_spec("nvidia_resiliency_ext") is None:
+        if flags.async_strategy is None:
             added += ["--async-strategy", "mcore"]
+        elif flags.async_strategy != "mcore":
+            raise FlagError(
+                f"--async-strategy {flags.async_strategy}: its writer is not watched, and a dead one would "
+                "stop the run; leave it out or set mcore"
+            )
     return [*argv, *added], added

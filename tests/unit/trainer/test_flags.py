@@ -34,7 +34,15 @@ def test_the_index_of_real_data_is_stored_beside_the_checkpoints() -> None:
 
 def test_async_save_gets_the_persistent_worker() -> None:
     _, added = flags.complete(["--async-save"])
-    assert "--use-persistent-ckpt-worker" in added
+    assert added[-3:] == ["--use-persistent-ckpt-worker", "--async-strategy", "mcore"]
+
+
+def test_a_writer_that_is_not_watched_is_refused() -> None:
+    assert (
+        flags.complete(["--async-save", "--async-strategy", "mcore"])[1][-1] == "--use-persistent-ckpt-worker"
+    )
+    with pytest.raises(flags.FlagError, match="--async-strategy nvrx: its writer is not watched"):
+        flags.complete(["--async-save", "--async-strategy", "nvrx"])
 
 
 def test_a_restart_loads_everything_from_the_save_directory() -> None:

@@ -1,20 +1,24 @@
-"""A rank's asynchronous checkpoint writers: given a snapshot, forked from the warm rank, and monitored.
+"""A rank's asynchronous checkpoint writer: how it starts, what it is given, and that it is watched.
 
 Megatron hands a writer the tensors of a checkpoint and continues when the writer has copied them from the GPU
 to the CPU. Tensors that are on the CPU already (all of them on the cpu platform, and by its code those of an
 optimizer offloaded from a GPU) it does not copy but shares, so that a late writer would save the state of a
 later step. Here they are copied too.
 
-Megatron starts them as fresh interpreters that import torch and Megatron again, which takes longer than the
-rank's own start and, on the cpu platform, lacks the stand-in for torch.cuda. Forked early, before CUDA and
-the process group exist, they cost next to nothing. Megatron does not detect that a writer died and waits for
-it forever; the thread here ends the rank instead.
+Megatron starts it as a fresh interpreter that imports torch and Megatron again, which takes longer than the
+rank's own start and, on the cpu platform, lacks the stand-in for torch.cuda. Forked before the rank uses CUDA
+it costs next to nothing. The writer uses CUDA itself, so from a rank that has used it, it is a fresh
+interpreter after all, started by the rank and not, as Megatron does, by a fork server that hides its end.
+
+Megatron does not detect that a writer died and waits for it forever; the thread here ends the rank instead.
 """
 
+import argparse
+import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
@@ -26,20 +30,43 @@ _POLL_SECONDS = 1.0
 _copy_from_gpu = filesystem_async.FileSystemWriterAsync.preload_tensors
 
 
-def install(on_death: Callable[[str], None]) -> None:
-    """Make Megatron give this rank's writers a snapshot, and fork them. Call it before training.
+def install(argv: Sequence[str], on_death: Callable[[str], None], forked: bool) -> None:
+    """Start this rank's writer if `argv` has --async-save, and watch it. Call it before the rank uses CUDA.
 
-    `on_death` is called on a thread with how a writer died. Writers are not forked if CUDA is initialised,
-    since it does not survive a fork.
+    `on_death` is called on a thread with how the writer died. `forked`: this process was forked from one that
+    had not used CUDA; in a new interpreter imports may have used it.
     """
     filesystem_async.FileSystemWriterAsync.preload_tensors = staticmethod(snapshot)
-    if torch.cuda.is_initialized() and torch.cuda.get_device_name() != "cpu":
-        return
+    # A process without CUDA, in which the writer leaves the names of what it wrote.
     filesystem_async.get_write_results_queue("fork")
     initialize.init_persistent_async_worker = lambda rank, _mode: (
-        training_async_utils.init_persistent_async_worker(rank, "fork")
+        training_async_utils.init_persistent_async_worker(rank, "fork" if _may_fork(forked) else "spawn")
     )
+    options = _options(argv)
+    if options.async_save and forked and not torch.cuda.is_initialized():
+        async_utils.PersistentAsyncCaller._get_process(
+            int(os.environ.get("RANK", "0")),
+            "fork",
+            options.async_ckpt_cpu_priority,
+            options.async_ckpt_io_priority,
+        )
     threading.Thread(target=_watch, args=(on_death,), daemon=True, name="checkpoint-writer").start()
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    """Read what Megatron's flags state of writers, with Megatron's defaults."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--async-save", action="store_true")
+    parser.add_argument("--async-ckpt-cpu-priority", type=int, default=10)
+    parser.add_argument("--async-ckpt-io-priority", type=int, default=3)
+    return parser.parse_known_args(list(argv))[0]
+
+
+def _may_fork(forked: bool) -> bool:
+    """Whether a child can use CUDA. On the cpu platform the stand-in is always initialised."""
+    if torch.cuda.is_initialized():
+        return bool(torch.cuda.get_device_name() == "cpu")
+    return forked
 
 
 def snapshot(buckets: list[WriteBucket], non_blocking: bool = True) -> list[WriteBucket]:
@@ -60,13 +87,22 @@ def _watch(on_death: Callable[[str], None]) -> None:
         process = async_utils.PersistentAsyncCaller._persistent_process
         if process is None or process.pid is None:
             continue
-        try:
-            # WNOWAIT does not reap: Megatron joins the process itself when it closes it.
-            exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            continue
-        if exited is None or (exited.si_code == os.CLD_EXITED and exited.si_status == 0):
-            continue
-        how = "exited with code" if exited.si_code == os.CLD_EXITED else "was killed by signal"
-        on_death(f"the checkpoint writer {how} {exited.si_status}")
-        return
+        code = _exit_code(process)
+        if code:
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            on_death(f"the checkpoint writer {how}")
+            return
+
+
+def _exit_code(process: multiprocessing.process.BaseProcess) -> int | None:
+    """Return the exit code of a child, negative for a signal, None while it runs."""
+    assert process.pid is not None
+    try:
+        # WNOWAIT does not reap: Megatron joins the process itself when it closes it.
+        exited = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        # Reaped: multiprocessing does it whenever it starts another process.
+        return process.exitcode
+    if exited is None:
+        return None
+    return exited.si_status if exited.si_code == os.CLD_EXITED else -exited.si_status

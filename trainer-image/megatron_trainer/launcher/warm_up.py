@@ -17,7 +17,7 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
 
         cpu.install()
         main = _import_worker(flags)
-        return Programs(rank=lambda: main.run_rank(flags), preflight=lambda: main.check(flags))
+        return Programs(rank=lambda: main.run_rank(flags, forked=True), preflight=lambda: main.check(flags))
     from megatron_trainer.platform import gpu
 
     with gpu.imports_without_cuda():
@@ -29,7 +29,7 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
         _log(f"ranks start cold, not forked: {reason}")
     command = [sys.executable, "-m", "megatron_trainer.worker.main"]
     return Programs(
-        rank=lambda: main.run_rank(flags),
+        rank=lambda: main.run_rank(flags, forked=True),
         preflight=lambda: main.check(flags),
         cold_rank=[*command, "rank", *flags] if reason else None,
         cold_preflight=[*command, "preflight", *flags] if reason else None,

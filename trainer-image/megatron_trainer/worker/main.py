@@ -39,8 +39,12 @@ from megatron_trainer.worker.failures import (
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
 
-def _train(argv: Sequence[str], reporter: Reporter) -> None:
+def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
     """Run Megatron's pretrain() with hooks. Raises RankError unless the last iteration is done."""
+    tracebacks.make_picklable()
+    async_checkpoint_writers.install(
+        argv, lambda how: _die(reporter, RankError(ExitCode.WORKER_DIED, how)), forked
+    )
     require_gpus()
     resume_from = os.environ.get(RESUME_ENV)
     args = parse(resume(argv) if resume_from else argv)
@@ -54,8 +58,6 @@ def _train(argv: Sequence[str], reporter: Reporter) -> None:
     )
     hooks.install()
     dataset_helpers.skip_build()
-    tracebacks.make_picklable()
-    async_checkpoint_writers.install(lambda how: _die(reporter, RankError(ExitCode.WORKER_DIED, how)))
     try:
         pretrain(
             pretrain_cfg_container_from_args(args, model_config(args)),
@@ -112,16 +114,17 @@ def check(argv: Sequence[str]) -> int:
     return int(ExitCode.OK)
 
 
-def run_rank(argv: Sequence[str]) -> int:
+def run_rank(argv: Sequence[str], forked: bool = False) -> int:
     """Train as the rank given by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    Returns the exit code: FINISHED, one of the contract, or Megatron's RESUME_ELSEWHERE.
+    `forked`: this process was forked from the fork server, which has not used CUDA. Returns the exit code:
+    FINISHED, one of the contract, or Megatron's RESUME_ELSEWHERE.
     """
     reporter = Reporter()
     stacks.register_stack_dump(reporter.rank)
     record_collectives(reporter.rank)
     try:
-        _train(argv, reporter)
+        _train(argv, reporter, forked)
     except BaseException as error:
         failure = classify(error)
         if failure.code in (ExitCode.WORKER_DIED, ExitCode.INTERNAL):
