@@ -51,15 +51,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _data_flags(corpus: Path) -> list[str]:
+    text, tokenizer = corpus / "text_text_document", corpus / "tokenizer"
+    return ["--data-path", str(text), "--tokenizer-model", str(tokenizer)]
+
+
 class Gang:
     """The launchers of one run, its checkpoint directory and its files there."""
 
-    def __init__(self, folder: Path, corpus: Path, nodes: int, warm: WarmProcess | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Path | None,
+        nodes: int,
+        warm: WarmProcess | None = None,
+        ranks: int = WORLD_SIZE,
+    ) -> None:
         self.folder, self.save = folder, folder / "checkpoints"
-        self.nodes = nodes
+        self.nodes, self.ranks_per_node = nodes, ranks // nodes
         self.environment: dict[str, str] = {}
         self.flags = list(MODEL_FLAGS)
-        self._corpus, self._warm = corpus, warm
+        self._data = _data_flags(corpus) if corpus is not None else ["--mock-data"]
+        self._warm = warm
         self._store_port = free_port()
         self.progress_ports = [free_port() for _ in range(nodes)]
         self.pods: dict[int, Launcher] = {}
@@ -79,15 +92,14 @@ class Gang:
                 "MASTER_PORT": str(self._store_port),
                 "PET_NNODES": str(self.nodes),
                 "PET_NODE_RANK": str(node),
-                "PET_NPROC_PER_NODE": str(WORLD_SIZE // self.nodes),
+                "PET_NPROC_PER_NODE": str(self.ranks_per_node),
                 "TMPDIR": str(self.folder),
                 "PYTHONWARNINGS": "ignore",
                 **self.environment,
             }
             flags = [
                 *self.flags,
-                *("--data-path", str(self._corpus / "text_text_document")),
-                *("--tokenizer-model", str(self._corpus / "tokenizer")),
+                *self._data,
                 *("--train-iters", str(TRAIN_ITERS)),
                 *("--save", str(self.save)),
                 *extra,

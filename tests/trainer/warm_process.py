@@ -5,6 +5,7 @@ no cost here. The run that all others are compared with starts cold, by `python 
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,11 +25,17 @@ LAUNCHER = "megatron_trainer.launcher.main"
 
 
 class WarmProcess:
-    """The process that forks launchers."""
+    """The process that forks launchers of `platform`.
 
-    def __init__(self) -> None:
+    `environment` is added to its own; it imports `modules` last.
+    """
+
+    def __init__(
+        self, platform: str = "cpu", environment: Mapping[str, str] | None = None, *modules: str
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, platform, *modules],
+            env=os.environ | (environment or {}),
             bufsize=0,  # select() must see every message that is not read
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -99,13 +107,13 @@ class WarmLauncher:
         self.send_signal(signal.SIGKILL)
 
 
-def import_all() -> None:
+def import_all(platform: str, *modules: str) -> None:
     """Import what launchers and their fork servers import, with the environment that they have then."""
     warnings.simplefilter("ignore")
     os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     from megatron_trainer.launcher.warm_up import warm_up
 
-    warm_up("cpu", ["HuggingFaceTokenizer"])
+    warm_up(platform, ["HuggingFaceTokenizer"] if platform == "cpu" else [])
     import megatron_trainer.health.hang_coordinator
     import megatron_trainer.launcher.agent
     import megatron_trainer.launcher.pod
@@ -114,6 +122,8 @@ def import_all() -> None:
 
     # Its fork server need not do it again.
     cpu.install = lambda: None
+    for module in modules:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
 
@@ -149,11 +159,11 @@ def run_launcher(flags: list[str], environment: dict[str, str], log: str) -> NoR
         os._exit(code)
 
 
-def serve() -> None:
+def serve(platform: str, *modules: str) -> None:
     """Fork a launcher for each line of stdin, and report starts and ends, until the end of stdin."""
     replies = os.dup(1)
     os.dup2(2, 1)
-    import_all()
+    import_all(platform, *modules)
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
@@ -194,4 +204,4 @@ def ended() -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(*sys.argv[1:])

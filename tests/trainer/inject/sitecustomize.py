@@ -10,6 +10,8 @@ In the save of checkpoint `at`, `freeze-save` stops a rank by SIGSTOP once all r
 write. `freeze-repair` stops a launcher that has found a checkpoint incomplete, before it sets it aside.
 At the end of the run, `die-when-done` kills the Master pod's launcher by SIGKILL when its own ranks are done,
 `die-at-end` when all others have left the gang. `lose-store` then cuts its connection to its own store.
+
+`device` sets fields of the state of the rank's simulated GPU to those of "state".
 """
 
 import importlib.abc
@@ -42,6 +44,14 @@ def due(what: str, iteration: int | None = None) -> bool:
     )
 
 
+def set_device_state(iteration: int) -> None:
+    for fault in FAULTS:
+        if fault["what"] == "device" and fault["at"] == iteration and due("device", iteration):
+            from tests.gpu.simulated.control import STATE_ENV, Devices
+
+            Devices(Path(os.environ[STATE_ENV])).set(int(os.environ["LOCAL_RANK"]), **fault["state"])
+
+
 def endless_loop() -> None:
     while True:
         pass
@@ -62,6 +72,7 @@ def disturb_gpt(gpt: Any) -> None:
         iteration = getattr(gpt.get_args(), "curr_iteration", -1) + 1
         if due("raise", iteration):
             raise RuntimeError("sample 7 cannot be read")
+        set_device_state(iteration)
         if due("loop", iteration):
             endless_loop()
         if due("leave", iteration):

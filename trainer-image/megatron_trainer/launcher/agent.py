@@ -15,6 +15,7 @@ from megatron_contract.exit_codes import ExitCode
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
+from megatron_trainer.health.device_errors import DeviceErrors
 from megatron_trainer.health.failure_classification import classify_exits, failure_report
 from megatron_trainer.health.hang_coordinator import HangCoordinator
 from megatron_trainer.health.kernel_log import KernelLog
@@ -81,6 +82,7 @@ class GangAgent(RankGroup):
         self._counted_hang = 0
         self._oom_kills = OomKillCounter()
         self._kernel_log = KernelLog()
+        self._device_errors = DeviceErrors()
 
     def terminate(self) -> None:
         """Handle SIGTERM: save and exit; the second time exit at once. Safe in a signal handler."""
@@ -206,7 +208,7 @@ class GangAgent(RankGroup):
         self._events.drain()
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
         ending = classify_exits(codes, self._status.failures(), self._oom_kills)
-        return self._kernel_log.explain(ending)
+        return self._device_errors.explain(self._kernel_log.explain(ending))
 
     def _classify_settled(self, result: RunResult) -> tuple[Ending, RunResult]:
         """Classify the exits; a lost peer may be a rank of this pod that exits a moment later."""

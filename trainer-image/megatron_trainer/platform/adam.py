@@ -66,7 +66,7 @@ class FusedAdamOnCpu(torch.optim.Optimizer):
                 [self.state[p]["exp_avg_sq"] for p in params],
                 [],
                 # torch's kernel increments the step itself.
-                [torch.tensor(float(group["step"] - 1)) for _ in params],
+                [torch.tensor(float(group["step"] - 1), device=p.device) for p in params],
                 fused=True,
                 amsgrad=False,
                 beta1=beta1,
