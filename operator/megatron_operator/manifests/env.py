@@ -1,9 +1,6 @@
 """Environment variables of trainer pods: contract with the trainer, Megatron, profile and recipe."""
 
-import re
-
 from megatron_contract.environment import (
-    CHECKPOINT_DIR,
     DEFAULT_TERMINATION_LOG,
     ENV_GANG_TOKEN_FILE,
     ENV_HANG_TIMEOUT,
@@ -31,26 +28,9 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests.gpu_environment import gpu_environment
 from megatron_operator.manifests.grace import SHUTDOWN_SECONDS, grace_seconds
 from megatron_operator.manifests.metadata import Manifest
-
-_COMPILE_CACHES = {
-    "TRITON_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/triton",
-    "TORCHINDUCTOR_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/inductor",
-}
-"""On the volume, so that a replaced pod compiles no kernel again; all runs of a volume share them."""
-_BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
-
-
-def needs_single_connection(resolved: ResolvedRecipe, plan: Plan) -> bool:
-    """Whether Megatron asserts CUDA_DEVICE_MAX_CONNECTIONS=1: TP or CP before Blackwell, never with FSDP."""
-    if resolved.profile.platform != "gpu":
-        return False
-    if any("fsdp" in flag and value for flag, value in resolved.megatron_args.items()):
-        return False
-    hardware = resolved.profile.known_as(resolved.accelerator_type).lower()
-    split = plan.tensor_model_parallel_size > 1 or plan.context_parallel_size > 1
-    return split and not _BLACKWELL_OR_LATER.match(hardware)
 
 
 def environment(
@@ -63,10 +43,7 @@ def environment(
     sources = {name: source.wire() for name, source in resolved.env_value_from.items()}
     _check_names(resolved)
     values: dict[str, str] = {"HOME": "/tmp"}
-    if resolved.profile.platform == "gpu":
-        values |= _COMPILE_CACHES
-    if needs_single_connection(resolved, plan):
-        values["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    values |= gpu_environment(resolved, plan)
     values |= resolved.env
     values |= {
         ENV_PLATFORM: resolved.profile.platform,

@@ -180,27 +180,6 @@ def test_the_node_selector_is_added_to_the_labels_of_the_profile(run: Any) -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("recipe", "change", "expected"),
-    [
-        ("llama3-8b-64-gpus", {"parallelism": {"tensorModelParallelSize": 2}}, "1"),
-        (
-            "llama3-8b-64-gpus",
-            {"parallelism": {"tensorModelParallelSize": 1, "contextParallelSize": 1}},
-            None,
-        ),
-        ("llama3.1-8b-queued", {}, None),
-        ("tiny-gpt", {}, None),
-    ],
-    ids=["tensor parallel on Hopper", "data parallel only", "Blackwell", "no GPU"],
-)
-def test_one_cuda_connection_where_megatron_asserts_it(
-    run: Any, recipe: str, change: dict[str, Any], expected: str | None
-) -> None:
-    env = run(recipe, lambda spec: spec.update(change)).env()
-    assert env.get("CUDA_DEVICE_MAX_CONNECTIONS") == expected
-
-
 def test_the_recipes_environment_overrides_the_profiles(run: Any) -> None:
     env = run("llama3-8b-64-gpus", lambda spec: spec.update(env={"NCCL_IB_HCA": "mlx5_0"})).env()
     assert (env["NCCL_IB_HCA"], env["NCCL_SOCKET_IFNAME"]) == ("mlx5_0", "eth0")

@@ -1,0 +1,71 @@
+"""Environment of trainer pods with GPUs that Megatron-Bridge's recipes of that hardware have.
+
+docs/planner.md lists each variable with its source. `env` of the profile and of the recipe override them.
+"""
+
+import re
+
+from megatron_contract.environment import CHECKPOINT_DIR
+
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate import hardware
+
+_COMPILE_CACHES = {
+    "TRITON_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/triton",
+    "TORCHINDUCTOR_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/inductor",
+}
+"""On the volume, so that a replaced pod compiles no kernel again; all runs of a volume share them."""
+_BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
+_BEFORE_HOPPER = ("ampere", "ada")
+_SM_MARGIN = "20"
+
+
+def gpu_environment(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
+    """Variables of one container by name; none on platform cpu."""
+    if resolved.profile.platform != "gpu":
+        return {}
+    values = dict(_COMPILE_CACHES)
+    connections = _connections(resolved, plan)
+    if connections is not None:
+        values["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
+    if not _shares_device_memory(resolved):
+        # Megatron refuses expandable segments with CUDA graphs unless NCCL leaves the graphs' buffers alone.
+        values |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}
+    if _architecture(resolved) is not None and plan.world_size > 1:
+        values |= {"NVTE_FWD_LAYERNORM_SM_MARGIN": _SM_MARGIN, "NVTE_BWD_LAYERNORM_SM_MARGIN": _SM_MARGIN}
+    return values
+
+
+def _architecture(resolved: ResolvedRecipe) -> str | None:
+    """`hopper` or `blackwell` (also for later ones); none for older and unknown hardware."""
+    name = resolved.profile.known_as(resolved.accelerator_type)
+    if _BLACKWELL_OR_LATER.match(name.lower()):
+        return "blackwell"
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    if accelerator is None or accelerator.architecture in _BEFORE_HOPPER:
+        return None
+    return accelerator.architecture
+
+
+def _connections(resolved: ResolvedRecipe, plan: Plan) -> str | None:
+    """Hardware queues: 1 where Megatron asserts it (TP or CP before Blackwell, not with FSDP), else 32.
+
+    32 is Megatron-Bridge's. None, the trainer's choice, where no recipe of Bridge has that hardware.
+    """
+    split = plan.tensor_model_parallel_size > 1 or plan.context_parallel_size > 1
+    architecture = _architecture(resolved)
+    fsdp = any("fsdp" in flag and value for flag, value in resolved.megatron_args.items())
+    if split and architecture != "blackwell" and not fsdp:
+        return "1"
+    return "32" if architecture is not None or fsdp else None
+
+
+def _shares_device_memory(resolved: ResolvedRecipe) -> bool:
+    """Whether another process or NCCL maps the allocator's memory, which expandable segments prevent.
+
+    Megatron's writer of asynchronous checkpoints receives tensors through CUDA IPC. With expandable segments
+    that needs pidfd_getfd, which a container without privileges may not call (pytorch/pytorch#165685).
+    """
+    args = resolved.megatron_args
+    return bool(resolved.checkpoint.async_save or args.get("use-nccl-ub"))

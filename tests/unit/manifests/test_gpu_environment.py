@@ -1,0 +1,79 @@
+"""Variables of GPU pods follow hardware, layout and checkpoints, as in Megatron-Bridge's recipes."""
+
+from typing import Any
+
+import pytest
+
+HOPPER, BLACKWELL, CPU = "llama3-8b-64-gpus", "llama3.1-8b-queued", "tiny-gpt"
+TENSOR = {"parallelism": {"tensorModelParallelSize": 2, "contextParallelSize": 1}}
+DATA_ONLY = {"parallelism": {"tensorModelParallelSize": 1, "contextParallelSize": 1}}
+MARGINS = ("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN")
+
+
+def environment(run: Any, recipe: str, **change: Any) -> dict[str, str]:
+    return dict(run(recipe, lambda spec: spec.update(change)).env())
+
+
+def on_hardware(run: Any, name: str, **change: Any) -> dict[str, str]:
+    """The environment of a run on a profile that has the planner's name of other hardware."""
+    planned = run(HOPPER, lambda spec: spec.update(change))
+    profile = planned.resolved.profile.model_copy(update={"hardware": name})
+    planned.resolved = planned.resolved.model_copy(update={"profile": profile})
+    return dict(planned.env())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "expected"),
+    [
+        (HOPPER, TENSOR, "1"),
+        (HOPPER, DATA_ONLY, "32"),
+        (BLACKWELL, {}, "32"),
+        (BLACKWELL, {"parallelism": {"tensorModelParallelSize": 2}}, "32"),
+        (CPU, {}, None),
+    ],
+    ids=["tensor parallel on Hopper", "data parallel on Hopper", "Blackwell", "TP on Blackwell", "no GPU"],
+)
+def test_one_cuda_connection_only_where_megatron_asserts_it(
+    run: Any, recipe: str, change: dict[str, Any], expected: str | None
+) -> None:
+    assert environment(run, recipe, **change).get("CUDA_DEVICE_MAX_CONNECTIONS") == expected
+
+
+def test_hardware_without_a_recipe_of_bridge_keeps_what_megatron_asserts(run: Any) -> None:
+    assert on_hardware(run, "a100-80", **TENSOR)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert on_hardware(run, "some-gpu", **TENSOR)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in on_hardware(run, "a100-80", **DATA_ONLY)
+
+
+def test_segments_expand_and_nccl_leaves_the_buffers_of_graphs_alone(run: Any) -> None:
+    env = environment(run, HOPPER, checkpoint={"asyncSave": False})
+    assert env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert env["NCCL_GRAPH_REGISTER"] == "0"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"checkpoint": {"asyncSave": True}}, {"megatronArgs": {"use-nccl-ub": True}}],
+    ids=["asynchronous writers", "user buffers of NCCL"],
+)
+def test_segments_do_not_expand_where_others_map_the_memory(run: Any, change: dict[str, Any]) -> None:
+    settings = {"checkpoint": {"asyncSave": False}} | change
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in environment(run, HOPPER, **settings)
+
+
+def test_norms_leave_multiprocessors_to_communication_on_hopper_and_later(run: Any) -> None:
+    for recipe in (HOPPER, BLACKWELL):
+        env = environment(run, recipe)
+        assert [env[name] for name in MARGINS] == ["20", "20"]
+    assert not set(MARGINS) & on_hardware(run, "a100-80").keys()
+    assert not set(MARGINS) & environment(run, "one-gpu").keys()
+
+
+def test_platform_cpu_has_no_variable_of_gpus(run: Any) -> None:
+    assert not {"PYTORCH_CUDA_ALLOC_CONF", *MARGINS} & environment(run, CPU).keys()
+
+
+def test_the_recipe_overrides_each_variable(run: Any) -> None:
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "", "CUDA_DEVICE_MAX_CONNECTIONS": "8", MARGINS[0]: "0"}
+    env = environment(run, HOPPER, env=own)
+    assert {name: env[name] for name in own} == own
