@@ -142,7 +142,7 @@ class GangRendezvous(RendezvousHandler):
                 self._master = self.incarnation
                 return GenerationPlan.loads(text)
             self._require_time(deadline, f"all {self.nodes} pods at generation {self.generation}")
-            time.sleep(_POLL_SECONDS)
+            self.store.wait(_POLL_SECONDS)
 
     def _prepare_plan(self, state: State, new: bool) -> GenerationPlan:
         try:
@@ -253,7 +253,7 @@ class GangRendezvous(RendezvousHandler):
             while self.node_rank == 0 and not self.store.reached("left", self.nodes):
                 if time.monotonic() >= deadline:
                     break
-                time.sleep(_POLL_SECONDS)
+                self.store.wait(_POLL_SECONDS)
         except StoreLostError as error:
             self.log(f"the store is lost: {error}")
 

@@ -19,6 +19,7 @@ from megatron_trainer.rendezvous.store_channel import (
     PROOF_BYTES,
     Channel,
     ForgedMessageError,
+    encode,
     message_length,
     new_nonce,
 )
@@ -64,7 +65,7 @@ class _Connection:
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
         self._socket.settimeout(OPERATION_TIMEOUT)
-        self._socket.sendall(self._channel.seal(message))
+        self._socket.sendall(self._channel.seal(encode(message)))
 
     def receive(self, deadline: float) -> dict[str, Any] | None:
         """Return the next message; None if there is none by `deadline` (monotonic seconds)."""
@@ -115,6 +116,7 @@ class GangStore:
         self._server: StoreServer | None = None
         self._connection: _Connection | None = None
         self._shared: dict[str, str] = {}
+        self._parsed: tuple[str, State] | None = None
         self._answers: dict[int, Any] = {}
         self._waits: dict[tuple[str, int], int] = {}
         self._requests = 0
@@ -247,7 +249,14 @@ class GangStore:
     def state(self) -> State:
         """Return the gang's state. Costs no operation: the store sends every change."""
         self._read_changes()
-        return State.loads(self._shared["state"])
+        text = self._shared["state"]
+        if self._parsed is None or self._parsed[0] != text:
+            self._parsed = text, State.loads(text)
+        return self._parsed[1]
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the store sends something, an answer or a change of a shared key, at most `seconds`."""
+        self._receive(time.monotonic() + seconds)
 
     def advance(self, generation: int, report: FailureReport) -> State:
         """Start the generation after `generation`, unless another pod has. Returns the state then.

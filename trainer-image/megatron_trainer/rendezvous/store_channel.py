@@ -52,9 +52,8 @@ class Channel:
         if not hmac.compare_digest(proof, self._expected):
             raise ForgedMessageError("it does not know the token of this run")
 
-    def seal(self, message: dict[str, Any]) -> bytes:
+    def seal(self, text: bytes) -> bytes:
         """Return a message as it is sent: length of the text, code, text."""
-        text = json.dumps(message, separators=(",", ":")).encode()
         code = _code(self._key, self._sends, str(self._sent).encode(), text)
         self._sent += 1
         return len(text).to_bytes(LENGTH_BYTES) + code + text
@@ -66,6 +65,11 @@ class Channel:
             raise ForgedMessageError("a message was changed on its way")
         self._received += 1
         return dict(json.loads(text))
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Return the text of a message, which is the same on all connections."""
+    return json.dumps(message, separators=(",", ":")).encode()
 
 
 def message_length(header: bytes) -> int:

@@ -18,6 +18,7 @@ from megatron_trainer.rendezvous.store_channel import (
     PROOF_BYTES,
     Channel,
     ForgedMessageError,
+    encode,
     message_length,
     new_nonce,
 )
@@ -72,14 +73,15 @@ class _Connection:
         self._channel = channel
         self._writer = writer
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, text: bytes) -> None:
+        """Send the text of a message."""
         transport = self._writer.transport
         if transport.is_closing():
             return
         if transport.get_write_buffer_size() > LONGEST_BACKLOG:
             transport.abort()
             return
-        self._writer.write(self._channel.seal(message))
+        self._writer.write(self._channel.seal(text))
 
 
 class StoreServer:
@@ -116,7 +118,7 @@ class StoreServer:
         try:
             channel = await self._meet(reader, writer)
             connection = _Connection(channel, writer)
-            connection.send({"values": self._values.shared()})
+            connection.send(encode({"values": self._values.shared()}))
             self._connections.add(connection)
             while True:
                 length = message_length(await reader.readexactly(LENGTH_BYTES))
@@ -154,7 +156,7 @@ class StoreServer:
             self._wait(connection, request["id"], request["parent"], request["count"])
             return
         value = self._operations[request["op"]](connection, request)
-        connection.send({"id": request["id"], "value": value})
+        connection.send(encode({"id": request["id"], "value": value}))
 
     def _set(self, values: dict[str, str]) -> None:
         for key, value in values.items():
@@ -162,8 +164,9 @@ class StoreServer:
             self._wake(key.rpartition("/")[0])
         shared = {key: value for key, value in values.items() if is_shared(key)}
         if shared:
+            text = encode({"values": shared})
             for connection in list(self._connections):
-                connection.send({"values": shared})
+                connection.send(text)
 
     def _swap(self, _: _Connection, request: dict[str, Any]) -> str:
         key, value = request["key"], request["value"]
@@ -183,7 +186,7 @@ class StoreServer:
         self._waiting[parent] = [each for each in waiting if each[0] > there]
         for count, connection, number in waiting:
             if count <= there:
-                connection.send({"id": number, "value": there})
+                connection.send(encode({"id": number, "value": there}))
 
     def _forget(self, connection: _Connection) -> None:
         self._connections.discard(connection)

@@ -34,6 +34,12 @@ _PRECEDENCE = (
 )
 
 
+LONGEST_CAUSE = 1000
+"""Characters of the causes of one interruption. A report that is full changes no more, so that the reports of
+2,048 pods are not sent to 2,048 pods each."""
+_MORE = "; and others"
+
+
 @dataclass(frozen=True)
 class FailureReport:
     """Why a launcher asks for a new generation.
@@ -75,7 +81,10 @@ class FailureReport:
 
 
 def merge_reports(first: FailureReport | None, second: FailureReport) -> FailureReport:
-    """Merge two reports of the same interruption: the earliest time, the causes of all direct reports."""
+    """Merge two reports of the same interruption: the earliest time, the causes of all direct reports.
+
+    Causes beyond LONGEST_CAUSE are left out.
+    """
     if first is None or first == second:
         return second
     primary, other = sorted(
@@ -83,7 +92,7 @@ def merge_reports(first: FailureReport | None, second: FailureReport) -> Failure
     )
     cause = primary.cause
     if not other.indirect and other.cause not in cause:
-        cause = first.cause if second.cause in first.cause else f"{first.cause}; {second.cause}"
+        cause = _add_cause(first.cause, second.cause)
     fallback = primary if other.indirect else other
     return replace(
         primary,
@@ -94,6 +103,13 @@ def merge_reports(first: FailureReport | None, second: FailureReport) -> Failure
         unreadable=primary.unreadable or fallback.unreadable,
         detected_at=min(first.detected_at, second.detected_at),
     )
+
+
+def _add_cause(known: str, other: str) -> str:
+    if other in known or known.endswith(_MORE):
+        return known
+    both = f"{known}; {other}"
+    return both if len(both) <= LONGEST_CAUSE else known + _MORE
 
 
 def new_incident(

@@ -13,7 +13,14 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.rendezvous import store as store_module
 from megatron_trainer.rendezvous import store_server
 from megatron_trainer.rendezvous.store import GangStore, StoreLostError
-from megatron_trainer.rendezvous.store_channel import NONCE_BYTES, PROOF_BYTES, Channel, ForgedMessageError
+from megatron_trainer.rendezvous.store_channel import (
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Channel,
+    ForgedMessageError,
+    encode,
+)
+from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.termination import Ending
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -129,13 +136,13 @@ def test_both_ends_read_what_the_other_sealed() -> None:
     store.check_proof(pod.proof)
     pod.check_proof(store.proof)
     for number in range(3):
-        assert store.unseal(*parts(pod.seal({"id": number}))) == {"id": number}
-        assert pod.unseal(*parts(store.seal({"value": number}))) == {"value": number}
+        assert store.unseal(*parts(pod.seal(encode({"id": number})))) == {"id": number}
+        assert pod.unseal(*parts(store.seal(encode({"value": number})))) == {"value": number}
 
 
 def test_a_message_that_was_changed_repeated_or_sent_back_is_refused() -> None:
     pod, store = channels()
-    code, text = parts(pod.seal({"id": 1}))
+    code, text = parts(pod.seal(encode({"id": 1})))
     with pytest.raises(ForgedMessageError):
         store.unseal(code, text.replace(b"1", b"2"))
     with pytest.raises(ForgedMessageError):
@@ -170,6 +177,32 @@ def test_reading_the_state_costs_no_operation(port: int) -> None:
     for _ in range(10):
         member.state()
         member.get("plan/1")
+    assert member.requests == before
+
+
+def test_pods_stop_adding_causes_to_a_report_that_is_full(port: int, host: GangStore) -> None:
+    """Else each of 2,048 pods would have a change sent to 2,048 pods."""
+    members = [connect(GangStore("localhost", port, host=False, token=TOKEN)) for _ in range(24)]
+    asked = []
+    for rank, member in enumerate(members):
+        before = member.requests
+        cause = f"rank {rank} failed: {'x' * 100}"
+        member.advance(1, FailureReport(FailureKind.RANK, cause, rank, detected_at=1000.0))
+        asked.append(member.requests - before)
+    assert asked[0] == 1
+    assert not any(asked[12:])
+    report = host.state().report
+    assert report is not None
+    assert report.cause.startswith("rank 0 failed")
+    assert report.cause.endswith("; and others")
+
+
+def test_a_pod_that_waits_has_what_the_store_sent(port: int, host: GangStore) -> None:
+    member = connect(GangStore("localhost", port, host=False, token=TOKEN))
+    host.advance(1, FailureReport(FailureKind.POD, "node 1 was replaced", 1))
+    before = member.requests
+    member.wait(60)
+    assert member._shared["state"] == host.state().dumps()
     assert member.requests == before
 
 

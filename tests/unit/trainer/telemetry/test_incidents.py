@@ -1,9 +1,10 @@
 """How the failure reports of several pods become one."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from megatron_trainer.telemetry.incidents import FailureKind, FailureReport, merge_reports
+from megatron_trainer.telemetry.incidents import LONGEST_CAUSE, FailureKind, FailureReport, merge_reports
 
 KILLED = FailureReport(FailureKind.RANK, "rank 3 was killed by SIGKILL", 1, 3, detected_at=20.0)
 LOST_A_PEER = FailureReport(FailureKind.POD, "rank 0: Connection closed by peer", detected_at=19.0)
@@ -28,6 +29,15 @@ def test_a_pod_that_ended_after_its_ranks_has_both_causes_in_order() -> None:
     assert (merged.kind, merged.node_rank, merged.rank) == (FailureKind.POD, 1, 3)
     assert merged.cause == "rank 3 was killed by SIGKILL; node 1 was replaced"
     assert merge_reports(merged, REPLACED) == merged
+
+
+def test_the_causes_of_many_pods_stay_short() -> None:
+    merged = KILLED
+    for rank in range(2048):
+        merged = merge_reports(merged, replace(KILLED, cause=f"rank {rank} met an error", node_rank=rank))
+    assert merged.cause.startswith("rank 3 was killed by SIGKILL; rank 0 met an error; ")
+    assert merged.cause.endswith("; and others")
+    assert len(merged.cause) < LONGEST_CAUSE + 20
 
 
 def test_a_report_survives_json() -> None:
