@@ -18,8 +18,8 @@ def test_parameters_match_the_real_model(megatron: Megatron, name: str) -> None:
     plan, real = case(name).plan, sizes(megatron, case(name).words)
     shape = model_shape(case(name).resolved.model, Diagnostics())
     assert shape is not None
-    padding = plan.parameters_padded - plan.parameters
-    assert plan.parameters_padded == real.total
+    padding = plan.parameters_padded - real.prediction - plan.parameters
+    assert plan.parameters_padded == real.total + real.prediction
     assert plan.active_parameters == real.active - padding
     assert mtp_parameters(shape).total * shape.mtp_layers == real.prediction
     assert mtp_parameters(shape).active * shape.mtp_layers == real.active_prediction

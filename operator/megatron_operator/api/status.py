@@ -73,7 +73,7 @@ class Plan(ApiModel):
     parameters: int | None = None
     """Exact and unpadded, as model cards count; none for a recipe of engine `bridge`."""
     parameters_padded: int | None = None
-    """Parameters with the vocabulary padded for this layout."""
+    """What is allocated and saved: the vocabulary padded for this layout, multi-token prediction included."""
     active_parameters: int | None = None
     """Parameters that one token uses (MoE)."""
     flops_per_token: int | None = None

@@ -27,8 +27,8 @@ def grace_seconds(resolved: ResolvedRecipe, plan: Plan) -> int:
     if (stated := resolved.recovery.termination_grace_period_seconds) is not None:
         return stated
     shortest = SHORTEST[resolved.profile.platform]
-    if resolved.profile.platform != "gpu" or plan.parameters is None:
+    if resolved.profile.platform != "gpu" or plan.parameters_padded is None:
         return shortest
-    part = plan.parameters * _BYTES_PER_PARAMETER / plan.nodes
+    part = plan.parameters_padded * _BYTES_PER_PARAMETER / plan.nodes
     needed = _CURRENT_STEP_SECONDS + 2 * part / _BYTES_PER_SECOND
     return max(shortest, min(LONGEST, 30 * math.ceil(needed / 30)))

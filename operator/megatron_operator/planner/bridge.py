@@ -19,7 +19,7 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.estimate.model_shape import model_shape
-from megatron_operator.planner.estimate.parameters import flops_per_token, parameters
+from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 
 SCRIPT: Final = "scripts/training/run_recipe.py"
 
@@ -121,7 +121,7 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         train_iters=iterations(t),
         train_samples=t.train_samples,
         parameters=parameters(shape, shape.vocab) if shape else None,
-        parameters_padded=parameters(shape, padded) if shape else None,
+        parameters_padded=allocated_parameters(shape, padded) if shape else None,
         active_parameters=parameters(shape, shape.vocab, active=True) if shape else None,
         flops_per_token=flops_per_token(shape, t.seq_length or 1, padded) if shape else None,
         notes=notes,

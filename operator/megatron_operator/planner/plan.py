@@ -23,7 +23,7 @@ from megatron_operator.planner.checks.precision import (
 )
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
-from megatron_operator.planner.estimate.parameters import flops_per_token, parameters
+from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.estimate.workload import execution, numerics
 from megatron_operator.planner.notes import planning_notes
 from megatron_operator.planner.retention import parallelism_of, same_layout
@@ -316,7 +316,7 @@ def _to_plan(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> 
         "train_iters": iterations(resolved.training),
         "train_samples": resolved.training.train_samples,
         "parameters": parameters(shape, shape.vocab),
-        "parameters_padded": parameters(shape, padded),
+        "parameters_padded": allocated_parameters(shape, padded),
         "active_parameters": parameters(shape, shape.vocab, active=True),
         "flops_per_token": flops_per_token(shape, problem.seq_length, padded),
         "memory_per_gpu": chosen.memory,

@@ -171,6 +171,13 @@ def test_unpadded_and_padded_parameters_are_separate(resolve: Any) -> None:
     assert p.parameters_padded == 1_315_819_520
 
 
+def test_layers_of_multi_token_prediction_are_allocated_and_are_not_of_the_model_card(resolve: Any) -> None:
+    """The padded number was also seen of the real model with Transformer Engine's layers."""
+    p = plan(resolve("deepseek-v3", 1024, accelerator="h100-sxm"))
+    assert p.parameters == 671_026_404_352
+    assert p.parameters_padded == 682_636_472_320
+
+
 def test_a_plan_round_trips_through_json(resolve: Any) -> None:
     p = plan(resolve("llama3-8b", 8))
     assert type(p).model_validate(p.wire()) == p

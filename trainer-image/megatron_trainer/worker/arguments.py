@@ -1,6 +1,7 @@
 """Parses and validates Megatron's flags, and checks what they need: tokenizer, data files, GPUs."""
 
 import argparse
+import ctypes
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,12 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.volume_paths import left_volume
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.failures import FLAG_REJECTIONS, RankError, describe, flags_refused
+
+_NO_DRIVER = (
+    "no NVIDIA driver in this container (libcuda.so.1 cannot be loaded): the pod must request GPUs "
+    "(resourceName of the profile), and its node needs NVIDIA's driver and container toolkit; where the "
+    "toolkit is not the node's default runtime, set podTemplate.runtimeClassName of the profile"
+)
 
 
 def _refuse(_parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -86,6 +93,8 @@ def require_gpus() -> None:
     if os.environ.get(ENV_PLATFORM) == "cpu":
         return
     visible, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if visible == 0 and not _has_driver():
+        raise RankError(ExitCode.WORKER_DIED, _NO_DRIVER)
     if visible < ranks:
         raise RankError(
             ExitCode.WORKER_DIED,
@@ -97,3 +106,12 @@ def require_gpus() -> None:
         everywhere = torch.cuda._is_in_bad_fork() or not torch.backends.cuda.is_built()
         code = ExitCode.INTERNAL if everywhere else ExitCode.WORKER_DIED
         raise RankError(code, f"CUDA cannot be initialised: {describe(error)}") from error
+
+
+def _has_driver() -> bool:
+    """Whether the container has the driver's library, which NVIDIA's container toolkit mounts."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -108,6 +108,14 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
 
+def allocated_parameters(shape: ModelShape, padded_vocab: int) -> int:
+    """Number of parameters that a run has in memory and in its checkpoints.
+
+    Other than `parameters` it includes multi-token-prediction layers, which share embedding and output.
+    """
+    return parameters(shape, padded_vocab) + shape.mtp_layers * mtp_parameters(shape).total
+
+
 @lru_cache(maxsize=64)
 def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> int:
     """Floating-point operations of one token, forward and backward, without the masked half of attention.
