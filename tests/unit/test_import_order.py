@@ -37,13 +37,13 @@ TRAINER_MAY_IMPORT = {
     "settings": {"errors"},
     "termination": set(),
     "volume_paths": set(),
-    "data": TRAINER_SHARED,
     "platform": TRAINER_SHARED,
     "telemetry": TRAINER_SHARED,
     "rendezvous": TRAINER_SHARED | {"telemetry"},
     "health": TRAINER_SHARED | {"telemetry", "rendezvous"},
     "checkpoints": TRAINER_SHARED | {"telemetry", "rendezvous", "health"},
     "worker": TRAINER_SHARED | {"telemetry", "health", "checkpoints"},
+    "data": TRAINER_SHARED | {"platform", "worker"},
     "launcher": TRAINER_SHARED | {"platform", "telemetry", "rendezvous", "health", "checkpoints", "worker"},
 }
 """What each part of the trainer may import beside itself and the contract."""

@@ -1,6 +1,6 @@
-"""The Job that builds tokenizer and dataset from text before the first start."""
+"""The Job that builds tokenizer, dataset and the index of its samples before the first start."""
 
-from megatron_contract.environment import DATA_DIR
+from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_operator.api.recipe import PrepareSpec
@@ -9,6 +9,7 @@ from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner, 
 from megatron_operator.manifests.pod import identity, image, literal
 from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
 from megatron_operator.manifests.storage import Storage
+from megatron_operator.planner.dataset_args import dataset_arguments
 
 CONTAINER = "prepare"
 RETRIES = 2
@@ -21,8 +22,8 @@ FINAL: Manifest = {
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
 
 
-def arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
-    """Command-line arguments of `megatron-prepare`."""
+def arguments(prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str]) -> list[str]:
+    """Command-line arguments of `megatron-prepare`; `megatron`: those of the run that its data depend on."""
     values = [
         "--source",
         prepare.source,
@@ -35,16 +36,45 @@ def arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
         "--tokenizer-vocab-size",
         str(prepare.tokenizer_vocab_size),
     ]
-    words = [literal(value) for value in values]
-    return [*words, "--append-eod"] if prepare.append_eod else words
+    if prepare.append_eod:
+        values.append("--append-eod")
+    if megatron:
+        values += ["--", *megatron]
+    return [literal(value) for value in values]
 
 
-def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:
-    """A batch Job without accelerators, or None if there is nothing to prepare."""
+def _can_mount_checkpoints(storage: Storage) -> bool:
+    """Whether the Job can write the index beside the checkpoints.
+
+    A new claim for one node is bound where its first pod runs, which may be far from the accelerators. If the
+    claim of the data is new too, that happens in any case.
+    """
+    new = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in storage.created}
+    one_node = new.get(storage.checkpoint, ["ReadWriteMany"]) != ["ReadWriteMany"]
+    return not one_node or storage.data in new
+
+
+def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list[str]) -> Manifest | None:
+    """A batch Job without accelerators, or None if there is nothing to prepare.
+
+    `megatron`: the arguments of the run. An edit of those that decide which samples it reads prepares again.
+    """
     prepare = resolved.data.prepare
     if prepare is None or storage.data is None:
         return None
     tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
+    index = dataset_arguments(megatron) if _can_mount_checkpoints(storage) else []
+    mounts: list[Manifest] = [
+        {"name": "data", "mountPath": DATA_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    volumes: list[Manifest] = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": storage.data}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    if index:
+        mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
+        volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": storage.checkpoint}})
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -55,21 +85,15 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | 
                 "name": CONTAINER,
                 "image": image(resolved),
                 "command": ["megatron-prepare"],
-                "args": arguments(prepare, tokenizer or f"{DATA_DIR}/tokenizer"),
+                "args": arguments(prepare, tokenizer or f"{DATA_DIR}/tokenizer", index),
                 "env": [{"name": "HOME", "value": "/tmp"}],
                 "resources": RESOURCES,
                 "securityContext": CONTAINER_SECURITY,
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": [
-                    {"name": "data", "mountPath": DATA_DIR},
-                    {"name": "tmp", "mountPath": "/tmp"},
-                ],
+                "volumeMounts": mounts,
             }
         ],
-        "volumes": [
-            {"name": "data", "persistentVolumeClaim": {"claimName": storage.data}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
+        "volumes": volumes,
     }
     spec |= identity(resolved)
     manifest: Manifest = {

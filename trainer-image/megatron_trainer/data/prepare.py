@@ -4,12 +4,14 @@
         --tokenizer-dir /data/tokenizer --tokenizer-vocab-size 4096 --append-eod
 
 Each file is one document; each line of a .jsonl file is one, under "text". Writes NAME_text_document.bin and
-.idx with Megatron's own builder, then NAME.prepared.json, which marks the result as finished.
+.idx with Megatron's own builder, then NAME.prepared.json, which marks the result as finished. With Megatron's
+flags of the run after `--`, the index of the run's samples is built too (dataset_index.py).
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +44,7 @@ class PreparationError(TrainerError):
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The command line. `include` are globs under `source`."""
+    """The command line. `include` are globs under `source`; without `megatron_flags` no index is built."""
 
     source: Path
     include: tuple[str, ...]
@@ -51,6 +53,7 @@ class PrepareOptions:
     tokenizer_vocab_size: int
     append_eod: bool
     workers: int
+    megatron_flags: tuple[str, ...] = ()
 
     @property
     def data(self) -> Path:
@@ -82,6 +85,7 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
     parser = argparse.ArgumentParser(
         prog="megatron-prepare",
         description="Build a corpus that Megatron trains on.",
+        epilog="After --: Megatron's flags for the data of a run, whose index is then built too.",
         allow_abbrev=False,
     )
     parser.add_argument("--source", type=Path, required=True, help="folder with the text files")
@@ -108,8 +112,9 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
         "--workers", type=int, default=os.cpu_count() or 1, help="tokenizer threads (default: all CPUs)"
     )
     parser.exit_on_error = False
+    own, megatron_flags = _split(argv)
     try:
-        args, unknown = parser.parse_known_args(list(argv))
+        args, unknown = parser.parse_known_args(own)
     except argparse.ArgumentError as error:
         raise PreparationError(ExitCode.USAGE, str(error)) from error
     if unknown:
@@ -131,7 +136,15 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
         args.tokenizer_vocab_size,
         args.append_eod,
         args.workers,
+        tuple(megatron_flags),
     )
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before `--` and those after it."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def find_files(options: PrepareOptions) -> list[Path]:
@@ -267,6 +280,22 @@ def build(options: PrepareOptions) -> PreparationResult:
     return result
 
 
+def build_index(options: PrepareOptions) -> str:
+    """Build the index of the run's samples in a process of its own. Returns a line that describes the end.
+
+    Its failure is not the preparation's: the run then builds the index itself, as without preparation, and
+    has the better error if the flags are wrong.
+    """
+    command = [sys.executable, "-m", "megatron_trainer.data.dataset_index", *options.megatron_flags]
+    started = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.splitlines()
+    text = lines[-1] if lines else f"the process ended with {done.returncode}"
+    if done.returncode == ExitCode.OK:
+        return f"{text}, built in {time.monotonic() - started:.1f} s"
+    return f"warning: no index of the samples, rank 0 will build it while the others wait: {text}"
+
+
 def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
     try:
         options = parse_options(argv)
@@ -276,6 +305,9 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
         result = find_result(options)
         what = "already exists" if result else "is built"
         result = result or build(options)
+        text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
+        if options.megatron_flags:
+            text = f"{text}; {build_index(options)}"
     except PreparationError as error:
         return error.code, str(error), None
     except PermissionError as error:
@@ -286,7 +318,6 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
         )
     except OSError as error:
         return ExitCode.WORKER_DIED, f"{error.strerror}: {error.filename}", None
-    text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
     return ExitCode.OK, text, result
 
 

@@ -150,7 +150,8 @@ def forward_step(
     return output, partial(compute_loss, batch["loss_mask"])
 
 
-def _dataset_config(args: Any) -> GPTDatasetConfig:
+def dataset_config(args: Any) -> GPTDatasetConfig:
+    """Return what Megatron's data sets need to know of its args. Raises OSError for a missing file."""
     blend, blend_per_split = get_blend_and_blend_per_split(args)
     sequences_per_dataset = None
     if args.per_dataset_sequences_path is not None:
@@ -194,7 +195,7 @@ def datasets(samples: list[int], vp_stage: int | None = None) -> Any:
         )
 
     kind = MockGPTDataset if args.mock_data else GPTDataset
-    return BlendedMegatronDatasetBuilder(kind, samples, builds_datasets, _dataset_config(args)).build()
+    return BlendedMegatronDatasetBuilder(kind, samples, builds_datasets, dataset_config(args)).build()
 
 
 datasets.is_distributed = True  # type: ignore[attr-defined]

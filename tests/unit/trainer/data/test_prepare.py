@@ -163,3 +163,18 @@ def test_without_a_matching_file_the_globs_are_named(source: Path) -> None:
     )
     with pytest.raises(PreparationError, match=r"matches \*\.rs or \*\.go"):
         prepare.find_files(requested)
+
+
+def test_words_after_two_dashes_are_flags_of_the_run_and_no_settings_of_the_corpus(source: Path) -> None:
+    requested = options(source, "--", "--seq-length", "64", "--workers", "9")
+    assert requested.megatron_flags == ("--seq-length", "64", "--workers", "9")
+    assert requested.settings() == options(source).settings()
+    assert options(source).megatron_flags == ()
+
+
+def test_a_corpus_is_ready_also_if_the_index_of_its_samples_cannot_be_built(source: Path) -> None:
+    line = prepare.build_index(options(source, "--", "--seq-length", "64"))
+    assert line == (
+        "warning: no index of the samples, rank 0 will build it while the others wait: --data-cache-path is "
+        "missing; set it as in the run's own flags"
+    )

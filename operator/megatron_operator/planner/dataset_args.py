@@ -1,0 +1,33 @@
+"""Which of Megatron's arguments decide what samples a run reads."""
+
+from typing import Final
+
+_FLAGS: Final = frozenset(
+    (
+        *("seq-length", "seed", "split", "data-path", "data-cache-path"),
+        *("train-iters", "train-samples", "global-batch-size", "step-batch-size-schedule"),
+        *("eval-iters", "eval-interval", "eval-global-batch-size", "start-eval-at-iter", "skip-train"),
+        *("full-validation", "multiple-validation-sets", "phase-transition-iterations"),
+        *("mid-level-dataset-surplus", "num-dataset-builder-threads", "per-dataset-sequences-path"),
+        *("vocab-file", "merge-file", "vocab-size", "chat-template", "special-tokens", "trust-remote-code"),
+        "metadata-path",
+    )
+)
+_TOKENIZER: Final = ("tokenizer-", "tiktoken-", "null-tokenizer-")
+
+
+def dataset_arguments(arguments: list[str]) -> list[str]:
+    """Those of Megatron's `arguments`, with their values, that its data sets and their index depend on.
+
+    From GPTDatasetConfig, build_tokenizer and get_train_valid_test_num_samples of megatron-core 0.19.2. The
+    layout is not among them: the same samples are read on any number of accelerators.
+    """
+    words: list[str] = []
+    taken = False
+    for word in arguments:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0]
+            taken = name in _FLAGS or name.startswith(_TOKENIZER)
+        if taken:
+            words.append(word)
+    return words

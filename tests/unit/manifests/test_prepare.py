@@ -1,0 +1,57 @@
+"""The Job that prepares the data: the index of the run's samples."""
+
+from typing import Any
+
+import pytest
+
+Spec = dict[str, Any]
+
+
+def index_arguments(job: dict[str, Any]) -> list[str]:
+    words: list[str] = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    return words[words.index("--") + 1 :] if "--" in words else []
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_the_job_gets_the_runs_own_arguments_of_its_data_and_the_volume_of_the_index(run: Any) -> None:
+    built = run("tiny-gpt").build()
+    own = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["args"]
+    words = index_arguments(built.prepare_job)
+    for flag in ("--seq-length", "--train-iters", "--global-batch-size", "--data-path", "--data-cache-path"):
+        assert value(words, flag) == value(own, flag)
+    assert "--num-layers" not in words
+    pod = built.prepare_job["spec"]["template"]["spec"]
+    claims = {
+        v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if v["name"] != "tmp"
+    }
+    assert claims == {"data": "tiny-gpt-data", "checkpoints": "tiny-gpt-checkpoints"}
+    assert value(words, "--data-cache-path").startswith("/checkpoints/")
+    assert {"name": "checkpoints", "mountPath": "/checkpoints"} in pod["containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        ({"trainIters": 300}, True),
+        ({"seed": 7}, True),
+        ({"weightDecay": 0.05}, False),
+    ],
+    ids=["length", "seed", "weight decay"],
+)
+def test_only_an_edit_that_changes_the_samples_prepares_again(run: Any, change: Spec, again: bool) -> None:
+    before = run("tiny-gpt").build().prepare_hash
+    after = run("tiny-gpt", lambda spec: spec.update(training=change)).build().prepare_hash
+    assert (after != before) is again
+
+
+def test_a_new_volume_of_one_node_is_not_bound_where_the_job_runs(run: Any) -> None:
+    def existing_data(spec: Spec) -> None:
+        spec["data"]["volume"] = {"claimName": "corpus"}
+        spec["checkpoint"]["volume"] = {"size": "1Gi", "accessMode": "ReadWriteOnce"}
+
+    job = run("tiny-gpt", existing_data).build().prepare_job
+    assert index_arguments(job) == []
+    assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["data", "tmp"]
