@@ -76,8 +76,8 @@ def test_every_pod_serves_progress_metrics_and_health(gang: Gang) -> None:
         assert progress["firstStartedAt"] < gang.records()[0]["time"]
 
 
-def test_a_model_in_fp32_continues_from_its_checkpoint_with_equal_losses(pod: Gang) -> None:
-    pod.flags.remove("--bf16")
+def test_a_model_in_bf16_continues_from_its_checkpoint_with_equal_losses(pod: Gang) -> None:
+    pod.flags.append("--bf16")
     pod.start()
     pod.await_iteration(KILL_AT)
     pod.await_checkpoint(SAVE_INTERVAL)
