@@ -7,6 +7,7 @@ noticed a failure that one reports, and one that fell silent.
 
 import multiprocessing
 import os
+import resource
 import socket
 import threading
 import time
@@ -100,6 +101,8 @@ class Launcher:
 
 def launchers(ranks: list[int], nodes: int, port: int, quiet: float, events: "Queue[Event]") -> None:
     """Run these launchers as threads to their end."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     threads = [
         threading.Thread(target=Launcher(rank, nodes, port, events).run, args=(quiet,), daemon=True)
         for rank in ranks

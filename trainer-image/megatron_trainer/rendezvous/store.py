@@ -5,6 +5,7 @@ report of what made that necessary, and the verdict that ends the run in all pod
 respond within OPERATION_TIMEOUT is lost. Imports no torch.
 """
 
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from megatron_trainer.termination import Ending
 
 OPERATION_TIMEOUT = 5.0
 _CONNECT_ATTEMPT = 2.0
+_LONGEST_HANDSHAKE = 16.0
 _RETRY_SECONDS = 0.3
 _CHUNK = 1 << 16
 
@@ -37,15 +39,20 @@ class StoreLostError(TrainerError):
     """The store on the Master pod cannot be reached or does not respond."""
 
 
+class _SlowStoreError(TimeoutError):
+    """The store accepted the connection and has not answered yet: a whole gang may be connecting."""
+
+
 class _Connection:
     """A connection to the store. Raises OSError, EOFError or ForgedMessageError when it is lost."""
 
-    def __init__(self, address: str, port: int, token: bytes) -> None:
+    def __init__(self, address: str, port: int, token: bytes, patience: float) -> None:
+        """`patience`: seconds for the store's answers once it has accepted the connection."""
         self._socket = socket.create_connection((address, port), _CONNECT_ATTEMPT)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._received = bytearray()
-            deadline = time.monotonic() + _CONNECT_ATTEMPT
+            deadline = time.monotonic() + patience
             theirs, ours = self._take(NONCE_BYTES, deadline), new_nonce()
             self._channel = Channel(token, theirs, ours, host=False)
             self._socket.sendall(ours + self._channel.proof)
@@ -81,7 +88,7 @@ class _Connection:
 
     def _take(self, size: int, deadline: float) -> bytes:
         if not self._fill(size, deadline):
-            raise TimeoutError(f"no response for {_CONNECT_ATTEMPT:.0f} s")
+            raise _SlowStoreError("no response in time to the connection")
         taken = bytes(self._received[:size])
         del self._received[:size]
         return taken
@@ -139,22 +146,26 @@ class GangStore:
         The Master pod may start minutes later and its name may not resolve yet. Raises StoreLostError.
         """
         problem = "not tried"
+        patience = _CONNECT_ATTEMPT
         while time.monotonic() < deadline and not stop():
             try:
-                self._open()
+                self._open(patience)
             except (OSError, EOFError, ForgedMessageError, StoreLostError) as error:
                 self.disconnect()
                 problem = str(error) or type(error).__name__
-                time.sleep(_RETRY_SECONDS)
+                if isinstance(error, _SlowStoreError):
+                    # An attempt that is given up costs the store as much as another.
+                    patience = min(patience * 2, _LONGEST_HANDSHAKE)
+                time.sleep(_RETRY_SECONDS * random.uniform(0.5, 1.5))
                 continue
             return
         raise StoreLostError(f"no store at {self._address}:{self._port}: {problem}")
 
-    def _open(self) -> None:
+    def _open(self, patience: float) -> None:
         if self._host and self._server is None:
             self._server = StoreServer(self._port, self._token, {"state": self._initial.dumps()})
         address = "localhost" if self._host else self._address
-        self._connection = _Connection(address, self._port, self._token)
+        self._connection = _Connection(address, self._port, self._token, patience)
         self._shared, self._answers, self._waits = {}, {}, {}
         deadline = time.monotonic() + OPERATION_TIMEOUT
         while "state" not in self._shared:

@@ -29,6 +29,11 @@ HANDSHAKE_SECONDS: Final = 5.0
 MAX_STRANGERS: Final = 2048
 """Connections at once that have not proven to know the token; for one more, the oldest ends. A large gang
 connects at once, so fewer would end its own."""
+BACKLOG: Final = 4096
+"""Connections that the kernel holds until they are accepted."""
+ACCEPTED_AT_ONCE: Final = 64
+"""Between two turns of the event loop: it must also end the connections that were given up meanwhile, or the
+process runs out of files."""
 STRANGERS_BYTES: Final = 4096
 """Twice this is read ahead from a connection."""
 LONGEST_BACKLOG: Final = 32 << 20
@@ -110,7 +115,11 @@ class StoreServer:
         run.start()
 
     async def _run(self, listener: socket.socket) -> None:
-        server = await asyncio.start_server(self._serve, sock=listener, backlog=4096, limit=STRANGERS_BYTES)
+        server = await asyncio.start_server(
+            self._serve, sock=listener, backlog=ACCEPTED_AT_ONCE, limit=STRANGERS_BYTES
+        )
+        # asyncio has one number for both: the kernel's queue is to hold a whole gang.
+        listener.listen(BACKLOG)
         await server.serve_forever()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,5 +213,7 @@ def _listen(port: int) -> socket.socket:
     """Listen on all addresses, those of IPv6 too where there are any."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
-    return socket.create_server(("", port), backlog=4096)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
+            )
+    return socket.create_server(("", port), backlog=BACKLOG)

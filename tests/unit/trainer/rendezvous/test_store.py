@@ -1,5 +1,6 @@
 """Who can use the gang's store, over real connections on loopback."""
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -218,6 +219,35 @@ def test_a_store_that_stops_responding_is_lost(port: int, monkeypatch: pytest.Mo
         member.set("key", "value")
     assert not member.connected
     assert member.lost_at is not None
+
+
+def test_a_store_that_is_slow_to_answer_is_given_more_time(
+    port: int, host: GangStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when 2,048 pods connect at once: who gives up and connects again only adds to the store's work."""
+    assert host.connected
+    monkeypatch.setattr(store_module, "_CONNECT_ATTEMPT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+
+        def relay() -> None:
+            while True:
+                pod, _ = slow.accept()
+                threading.Thread(target=answer, args=(pod,), daemon=True).start()
+
+        def answer(pod: socket.socket) -> None:
+            with contextlib.suppress(OSError), socket.create_connection(("localhost", port)) as store:
+                threading.Event().wait(0.5)
+                threading.Thread(target=copy, args=(pod, store), daemon=True).start()
+                copy(store, pod)
+
+        def copy(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    target.sendall(data)
+
+        threading.Thread(target=relay, daemon=True).start()
+        member = connect(GangStore("127.0.0.1", slow.getsockname()[1], host=False, token=TOKEN))
+        assert member.state().generation == 1
 
 
 CROWD = """
