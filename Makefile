@@ -78,6 +78,10 @@ bench-plain: setup ## Inject the fault table into a plain PyTorchJob and record 
 bench-gang: setup-trainer ## Measure the gang's store with launchers without ranks; BENCH="--launchers 512"
 	@$(PY) -m bench.gang $(BENCH)
 
+.PHONY: gpu-check
+gpu-check: setup-trainer ## Check the trainer on a GPU of this machine and write docs/hardware.md; without one exit code 2
+	@$(PY) -m tests.gpu.hardware.main $(CHECK)
+
 .PHONY: faults
 faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults

@@ -33,12 +33,6 @@ def checkpoints(run: Gang) -> list[str]:
             id="ECC error that NVML counts",
         ),
         pytest.param({"lost": 1}, "DeviceLost", "(NVML: device 0 is lost)", id="device off the bus"),
-        pytest.param(
-            {"xid": 94, "xid_count": 1, "error": CudaError.LAUNCH_FAILED},
-            "DeviceMemory",
-            "(NVML: Xid 94 of device 0)",
-            id="Xid that NVML reports",
-        ),
     ],
 )
 def test_the_pod_ends_with_evidence_and_keeps_its_checkpoint_after(

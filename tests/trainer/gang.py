@@ -170,7 +170,8 @@ class Gang:
     def ranks(self, node: int) -> list[psutil.Process]:
         """Return the rank processes of a pod: children of the fork server, the launcher's only child."""
         (fork_server,) = psutil.Process(self.pods[node].pid).children()
-        return fork_server.children()
+        ranks: list[psutil.Process] = fork_server.children()
+        return ranks
 
     def cut_off(self) -> None:
         """Make launchers started from now on share only the checkpoint directory with earlier ones."""

@@ -11,6 +11,7 @@ write. `freeze-repair` stops a launcher that has found a checkpoint incomplete, 
 At the end of the run, `die-when-done` kills the Master pod's launcher by SIGKILL when its own ranks are done,
 `die-at-end` when all others have left the gang. `lose-store` then cuts its connection to its own store.
 
+On a GPU, `wedge` launches a kernel that does not end in hours, `assert` one whose device-side assert fails.
 `device` sets fields of the state of the rank's simulated GPU to those of "state".
 """
 
@@ -52,6 +53,17 @@ def set_device_state(iteration: int) -> None:
             Devices(Path(os.environ[STATE_ENV])).set(int(os.environ["LOCAL_RANK"]), **fault["state"])
 
 
+def fail_on_device(iteration: int) -> None:
+    if due("wedge", iteration):
+        import torch
+
+        torch.cuda._sleep(1 << 60)
+    if due("assert", iteration):
+        import torch
+
+        torch.zeros(1, device="cuda")[torch.tensor([7], device="cuda")]
+
+
 def endless_loop() -> None:
     while True:
         pass
@@ -73,6 +85,7 @@ def disturb_gpt(gpt: Any) -> None:
         if due("raise", iteration):
             raise RuntimeError("sample 7 cannot be read")
         set_device_state(iteration)
+        fail_on_device(iteration)
         if due("loop", iteration):
             endless_loop()
         if due("leave", iteration):

@@ -1,0 +1,188 @@
+"""The checks of `make gpu-check`: the trainer with one rank on a GPU of this machine."""
+
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.gang import Gang, until
+
+_FLAGS = """
+    --num-layers 4 --hidden-size 1024 --num-attention-heads 16
+    --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 2
+    --global-batch-size 8 --lr 1e-4 --bf16 --tokenizer-type NullTokenizer
+    --vocab-size 32000 --split 99,1,0 --eval-interval 100000 --eval-iters 0 --log-interval 100
+    --position-embedding-type rope --rerun-mode disabled --use-distributed-optimizer
+"""
+DETERMINISTIC = ("--deterministic-mode", "--attention-backend", "unfused")
+_SAVE_INTERVAL = 10
+_ITERATIONS = 40
+_KILLED_AT = (13, 22, 34)
+_ACCOUNTING_ERROR = 0.01
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a check. `figures` are measured values with their units, by name."""
+
+    passed: bool
+    figures: dict[str, str] = field(default_factory=dict)
+
+
+class Runs:
+    """Makes runs below `folder`. `used_bytes` returns the memory in use on the GPU."""
+
+    def __init__(self, folder: Path, used_bytes: Callable[[], int]) -> None:
+        self.folder = folder
+        self.used_bytes = used_bytes
+        self._runs: list[Gang] = []
+        self._undisturbed: Gang | None = None
+
+    def new(self, name: str, *faults: dict[str, Any]) -> Gang:
+        """Return a run of one pod with one rank, not started. `faults`: of tests/trainer/inject."""
+        folder = self.folder / name
+        folder.mkdir()
+        run = Gang(folder, None, nodes=1, ranks=1)
+        run.flags = [*_FLAGS.split(), "--save-interval", str(_SAVE_INTERVAL)]
+        run.environment |= {"MEGATRON_PLATFORM": "gpu", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        if faults:
+            run.inject(*faults)
+        self._runs.append(run)
+        return run
+
+    def undisturbed(self) -> Gang:
+        """Return the run that others are compared with, done."""
+        if self._undisturbed is None:
+            self._undisturbed = self.new("undisturbed")
+            _finish(self._undisturbed, *DETERMINISTIC)
+        return self._undisturbed
+
+    def close(self) -> None:
+        """End what is still running."""
+        for run in self._runs:
+            run.stop()
+
+
+def _finish(run: Gang, *extra: str) -> int:
+    """Start a run and wait for its end. Returns its exit code."""
+    run.start(extra=("--train-iters", str(_ITERATIONS), *extra))
+    return run.wait()[0]
+
+
+def _losses(run: Gang) -> dict[int, set[float]]:
+    return {iteration: set(losses) for iteration, losses in run.losses().items()}
+
+
+def warm_start_and_first_step(runs: Runs) -> Result:
+    """The rank is forked from a parent without a CUDA context, and trains."""
+    started = time.time()
+    run = runs.undisturbed()
+    records = run.records()
+    forked = "ranks start cold" not in run.log()
+    return Result(
+        forked and len(records) == _ITERATIONS,
+        {
+            "ranks are forked": str(forked),
+            "start to first step": f"{records[0]['time'] - started:.1f} s",
+            "first step": f"{records[0]['stepSeconds']:.2f} s",
+            "median step": f"{statistics.median(r['stepSeconds'] for r in records) * 1e3:.1f} ms",
+        },
+    )
+
+
+def kill_and_restart(runs: Runs) -> Result:
+    """A killed rank frees its memory, and the repeated iterations have equal losses."""
+    expected = _losses(runs.undisturbed())
+    before = runs.used_bytes()
+    seconds, left = [], 0
+    run = runs.new("killed")
+    run.start(extra=("--train-iters", str(_ITERATIONS), *DETERMINISTIC))
+    for generation, iteration in enumerate(_KILLED_AT, start=1):
+        run.await_iteration(iteration, generation)
+        rank = run.ranks(0)[0]
+        killed = time.time()
+        rank.kill()
+        until("the rank to end", lambda rank=rank: not rank.is_running() or None)  # type: ignore[misc]
+        left = max(left, runs.used_bytes() - before)
+        run.await_iteration(1, generation + 1)
+        first = next(r for r in run.records() if r["generation"] == generation + 1)
+        seconds.append(first["time"] - killed)
+    ended = run.wait()
+    equal = _losses(run) == expected
+    return Result(
+        ended == [0] and equal,
+        {
+            "losses equal": str(equal),
+            "kill to next step": ", ".join(f"{each:.1f} s" for each in seconds),
+            "memory in use after a kill, most": f"{left / 2**20:.0f} MiB",
+        },
+    )
+
+
+def _recovered(run: Gang, runs: Runs) -> tuple[bool, dict[str, Any]]:
+    """Whether a run with one incident ended well with equal losses; and the incident."""
+    code = _finish(run, *DETERMINISTIC)
+    incidents = run.incidents()
+    good = code == 0 and len(incidents) == 1 and _losses(run) == _losses(runs.undisturbed())
+    return good and not run.survivors(), incidents[0] if incidents else {}
+
+
+def wedged_kernel(runs: Runs) -> Result:
+    """A kernel that never ends is a hang of its rank; the rank is killed and reaped."""
+    run = runs.new("wedged", {"what": "wedge", "at": _KILLED_AT[0], "generations": [1]})
+    run.environment["MEGATRON_HANG_TIMEOUT"] = "15"
+    recovered, incident = _recovered(run, runs)
+    named = (incident.get("kind"), incident.get("rank")) == ("hang", 0)
+    return Result(recovered and named, {"cause": str(incident.get("cause"))})
+
+
+def device_side_assert(runs: Runs) -> Result:
+    """A device-side assert is software: no evidence against the node, no older checkpoint."""
+    run = runs.new("assert", {"what": "assert", "at": _KILLED_AT[0], "generations": [1]})
+    recovered, incident = _recovered(run, runs)
+    software = run.termination(0)["evidence"] == "" and incident.get("resumedFrom") == _SAVE_INTERVAL
+    return Result(recovered and software, {"cause": str(incident.get("cause"))[:200]})
+
+
+def writer_killed(runs: Runs) -> Result:
+    """A killed writer of an asynchronous save costs a restart, not the run."""
+    run = runs.new("writer")
+    run.start(extra=("--train-iters", str(_ITERATIONS), "--async-save", *DETERMINISTIC))
+    run.await_iteration(_SAVE_INTERVAL - 5)
+    # Megatron runs the writer at a nice value 10 above the rank's.
+    nice = os.nice(0) + 10
+    writers = [child for child in run.ranks(0)[0].children() if child.nice() == nice]
+    for writer in writers:
+        writer.kill()
+    ended = run.wait()
+    noticed = re.search(r"the checkpoint writer[^\n]*", run.log())
+    equal = _losses(run) == _losses(runs.undisturbed())
+    return Result(
+        bool(writers) and noticed is not None and ended == [0] and equal,
+        {"noticed": noticed[0] if noticed else "no", "losses equal": str(equal)},
+    )
+
+
+def step_time_accounting(runs: Runs) -> Result:
+    """The seconds of the steps add up to the wall time between them, without saves."""
+    run = runs.new("accounting")
+    run.flags[run.flags.index("--save-interval") + 1] = "100000"
+    code = _finish(run)
+    steps = run.records()[_SAVE_INTERVAL:]
+    wall = steps[-1]["time"] - steps[0]["time"]
+    error = sum(step["stepSeconds"] for step in steps[1:]) / wall - 1
+    return Result(code == 0 and abs(error) <= _ACCOUNTING_ERROR, {"steps against wall time": f"{error:+.2%}"})
+
+
+CHECKS: dict[str, Callable[[Runs], Result]] = {
+    "warm start and first step": warm_start_and_first_step,
+    "kill and restart, three times": kill_and_restart,
+    "wedged kernel": wedged_kernel,
+    "device-side assert": device_side_assert,
+    "asynchronous writer killed": writer_killed,
+    "step-time accounting": step_time_accounting,
+}

@@ -1,0 +1,114 @@
+"""What the trainer does on a GPU: `make gpu-check` on a machine with at least one, without a cluster.
+
+Writes docs/hardware.md. Exit codes: 0 all checks passed, 1 one did not, 2 the machine lacks what they need.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.gpu.hardware.checks import CHECKS, Result, Runs
+
+PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"
+COMMAND = "make gpu-check"
+PACKAGES = ("torch", "megatron-core", "transformer-engine", "nvidia-nccl-cu13", "triton")
+LACKING = 2
+
+
+def missing() -> list[str]:
+    """Return what this machine lacks for the checks, each with the remedy."""
+    import pynvml
+
+    found = []
+    try:
+        pynvml.nvmlInit()
+        if pynvml.nvmlDeviceGetCount() < 1:
+            found.append("a GPU: NVML reports none")
+    except pynvml.NVMLError as error:
+        found.append(f"a GPU with its driver and NVML (libnvidia-ml.so.1): {error}")
+    if _version("transformer-engine") == "not installed":
+        found.append("Transformer Engine: install it with the versions of the GPU image")
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def machine() -> dict[str, str]:
+    """Return date, device, driver and versions."""
+    import pynvml
+
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return {
+        "Date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "Device": f"{pynvml.nvmlDeviceGetName(device)}, one of {pynvml.nvmlDeviceGetCount()}",
+        "Driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        **{package: _version(package) for package in PACKAGES},
+        "Command": f"`{COMMAND}`",
+    }
+
+
+def _used_bytes() -> int:
+    import pynvml
+
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+
+
+def page(facts: Mapping[str, str], results: Mapping[str, Result]) -> str:
+    """Return docs/hardware.md."""
+    lines = ["# Measured on hardware", "", f"Written by `{COMMAND}`.", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    lines += ["", "| Check | Result | Figures |", "|---|---|---|"]
+    for name, result in results.items():
+        figures = "; ".join(f"{key}: {value}" for key, value in result.figures.items()).replace("|", "/")
+        lines.append(f"| {name} | {'passed' if result.passed else '**failed**'} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def _check(name: str, runs: Runs) -> Result:
+    started = time.monotonic()
+    try:
+        result = CHECKS[name](runs)
+    except Exception as error:
+        traceback.print_exc()
+        result = Result(False, {"error": f"{type(error).__name__}: {error}"[:300]})
+    outcome = "passed" if result.passed else "FAILED"
+    print(f"{name}: {outcome} in {time.monotonic() - started:.0f} s {result.figures}", flush=True)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks and write the page. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", choices=CHECKS, action="append", help="run this check; writes no page")
+    arguments = parser.parse_args(argv)
+    if lacking := missing():
+        for each in lacking:
+            print(f"gpu-check: missing: {each}", file=sys.stderr)
+        return LACKING
+    facts = machine()
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(Path(folder), _used_bytes)
+        try:
+            results = {name: _check(name, runs) for name in arguments.only or CHECKS}
+        finally:
+            runs.close()
+    if not arguments.only:
+        PAGE.write_text(page(facts, results))
+    return 0 if all(result.passed for result in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
