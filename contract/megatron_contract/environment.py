@@ -32,6 +32,7 @@ ENV_PREFLIGHT: Final = "MEGATRON_PREFLIGHT"
 ENV_LOSS_SPIKE_FACTOR: Final = "MEGATRON_LOSS_SPIKE_FACTOR"
 ENV_LOSS_SPIKE_WINDOW: Final = "MEGATRON_LOSS_SPIKE_WINDOW"
 ENV_LOSS_ON_REPEAT: Final = "MEGATRON_LOSS_ON_REPEAT"
+ENV_SECRET_VARIABLES: Final = "MEGATRON_SECRET_VARIABLES"
 
 DEFAULT_PLATFORM: Final = "gpu"
 DEFAULT_RUN_ID: Final = "run"
@@ -64,5 +65,6 @@ SETTINGS: Final[dict[str, str]] = {
     ENV_LOSS_SPIKE_WINDOW: f"losses that the median is taken over (default {DEFAULT_LOSS_SPIKE_WINDOW})",
     ENV_LOSS_ON_REPEAT: "fail, or skip the iterations that failed, if an older checkpoint does not help "
     f"(default {DEFAULT_LOSS_ON_REPEAT})",
+    ENV_SECRET_VARIABLES: "variables whose values enter no message; * -NAME: all but these (default none)",
 }
 """Environment variable -> meaning, unit and default. The operator sets these; users cannot override them."""

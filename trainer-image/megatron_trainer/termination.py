@@ -7,18 +7,23 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
 
+from megatron_trainer.secret_values import scrub
+
 
 @dataclass(frozen=True)
 class Ending:
     """Why a pod ends. `rank` is the global rank that caused it, None if no rank did.
 
-    `evidence` is set if the hardware of this pod's node failed.
+    `evidence` is set if the hardware of this pod's node failed. The message has no values of Secrets.
     """
 
     code: ExitCode
     message: str
     rank: int | None = None
     evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", scrub(self.message))
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON object for the gang's store, without the evidence: that concerns one pod only."""

@@ -1,5 +1,7 @@
 """Environment variables of trainer pods: contract with the trainer, Megatron, profile and recipe."""
 
+from collections.abc import Mapping
+
 from megatron_contract.environment import (
     DEFAULT_TERMINATION_LOG,
     ENV_GANG_TOKEN_FILE,
@@ -15,6 +17,7 @@ from megatron_contract.environment import (
     ENV_RENDEZVOUS_TIMEOUT,
     ENV_REQUIRE_CHECKPOINT,
     ENV_RUN_ID,
+    ENV_SECRET_VARIABLES,
     ENV_TERMINATION_GRACE,
     ENV_TERMINATION_LOG,
     GANG_TOKEN_DIR,
@@ -62,10 +65,22 @@ def environment(
     if resolved.env_from:
         # Keys of a Secret are not known here: no key may become a setting that is not set above.
         values = {**dict.fromkeys(SETTINGS, ""), ENV_TERMINATION_LOG: DEFAULT_TERMINATION_LOG} | values
+    if secret := _secret_variables(resolved, values):
+        values[ENV_SECRET_VARIABLES] = secret
     entries: list[Manifest] = [
         {"name": name, "value": value} for name, value in values.items() if name not in sources
     ]
     return [*entries, *({"name": name, "valueFrom": source} for name, source in sources.items())]
+
+
+def _secret_variables(resolved: ResolvedRecipe, values: Mapping[str, str]) -> str:
+    """Names of the variables with values of Secrets, in the form that the trainer reads."""
+    secret = {name for name, source in resolved.env_value_from.items() if source.secret_key_ref}
+    if any(source.secret_ref for source in resolved.env_from):
+        # The keys of a whole Secret are not known here, but all others are.
+        known = (values.keys() | resolved.env_value_from.keys()) - secret - {ENV_SECRET_VARIABLES}
+        return " ".join(["*", *(f"-{name}" for name in sorted(known))])
+    return " ".join(sorted(secret))
 
 
 def environment_objects(resolved: ResolvedRecipe) -> list[Manifest]:

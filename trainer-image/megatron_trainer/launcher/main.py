@@ -20,6 +20,7 @@ from megatron_trainer import settings as pod_settings
 from megatron_trainer.flags import FlagError
 from megatron_trainer.flags import complete as complete_flags
 from megatron_trainer.platform import cpu
+from megatron_trainer.secret_values import name_secret_variables
 from megatron_trainer.settings import SettingError, Settings
 from megatron_trainer.termination import Ending, write
 
@@ -115,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     settings, iteration, checkpoint = None, None, None
     # PID 1 ignores SIGTERM without a handler: a pod deleted now would stay for its whole grace period.
     signal.signal(signal.SIGTERM, _stop_early)
+    name_secret_variables()
     try:
         settings = pod_settings.read()
         ending, iteration, checkpoint = _run_pod(words, settings)

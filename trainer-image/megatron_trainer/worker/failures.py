@@ -13,6 +13,7 @@ from megatron_trainer.checkpoints.load_errors import caused_by_content
 from megatron_trainer.checkpoints.volume import format_bytes, free_bytes
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.preflight import FaultyDeviceError, PeerFailedError, PreflightError
+from megatron_trainer.secret_values import scrub
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
 from megatron_trainer.worker.megatron_hooks import (
@@ -53,10 +54,10 @@ class RankError(TrainerError):
         self.unreadable: int | None = None
 
     def report(self) -> RankFailure:
-        """Return the report for the launcher, with the message cut to _MAX_MESSAGE_CHARACTERS."""
+        """Return the report for the launcher: without values of Secrets, cut to _MAX_MESSAGE_CHARACTERS."""
         return RankFailure(
             int(self.code),
-            str(self)[:_MAX_MESSAGE_CHARACTERS],
+            scrub(str(self))[:_MAX_MESSAGE_CHARACTERS],
             self.iteration,
             self.preflight,
             self.evidence or "",
@@ -66,7 +67,7 @@ class RankError(TrainerError):
 
 def describe(error: BaseException) -> str:
     """Return the text of an error, or the line that raised it: many of Megatron's asserts have no text."""
-    text = " ".join(str(error).split())
+    text = " ".join(scrub(str(error)).split())
     if text:
         return text
     frames = traceback.extract_tb(error.__traceback__)
