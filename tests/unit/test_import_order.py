@@ -28,14 +28,15 @@ MAY_IMPORT = {
 }
 """What each part of the operator may import beside itself and the contract."""
 
-TRAINER_SHARED = {"errors", "flags", "settings", "termination", "volume_paths"}
+TRAINER_SHARED = {"errors", "flags", "secret_values", "settings", "termination", "volume_paths"}
 """Modules of the trainer that all its packages may import."""
 
 TRAINER_MAY_IMPORT = {
     "errors": set(),
     "flags": {"errors"},
     "settings": {"errors"},
-    "termination": set(),
+    "secret_values": set(),
+    "termination": {"secret_values"},
     "volume_paths": set(),
     "platform": TRAINER_SHARED,
     "telemetry": TRAINER_SHARED,
