@@ -76,8 +76,35 @@ def test_every_pod_serves_progress_metrics_and_health(gang: Gang) -> None:
         assert progress["firstStartedAt"] < gang.records()[0]["time"]
 
 
-def test_a_model_in_bf16_continues_from_its_checkpoint_with_equal_losses(pod: Gang) -> None:
-    pod.flags.append("--bf16")
+def set_flags(run: Gang, flags: str) -> None:
+    """Give a run these flags, separated by spaces; of those given twice Megatron takes the last."""
+    run.flags += flags.split()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda run: set_flags(run, "--bf16"), id="BF16"),
+        pytest.param(
+            lambda run: set_flags(
+                run,
+                "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --num-experts 4 "
+                "--expert-model-parallel-size 2 --moe-token-dispatcher-type allgather --moe-router-topk 2",
+            ),
+            id="experts over 2 ranks, pipeline over 2",
+        ),
+        pytest.param(
+            lambda run: set_flags(
+                run,
+                "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 --num-layers 4 "
+                "--num-layers-per-virtual-pipeline-stage 1",
+            ),
+            id="pipeline over 2 ranks with 2 virtual stages each",
+        ),
+    ],
+)
+def test_a_killed_run_repeats_the_same_losses_with(change: Callable[[Gang], object], pod: Gang) -> None:
+    change(pod)
     pod.start()
     pod.await_iteration(KILL_AT)
     pod.await_checkpoint(SAVE_INTERVAL)
@@ -87,5 +114,6 @@ def test_a_model_in_bf16_continues_from_its_checkpoint_with_equal_losses(pod: Ga
     assert incident["resumedFrom"] == SAVE_INTERVAL
     losses = pod.losses()
     assert sorted(losses) == list(range(1, TRAIN_ITERS + 1))
+    assert len(losses[SAVE_INTERVAL + 1]) == 2, "the iterations after the checkpoint are repeated"
     different = {iteration: each for iteration, each in losses.items() if len(set(each)) > 1}
     assert not different, "every repeated iteration has the loss that it had before"
