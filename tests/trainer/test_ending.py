@@ -1,5 +1,7 @@
 """How pods end: exit codes and termination messages."""
 
+import os
+import shutil
 import signal
 
 import pytest
@@ -12,8 +14,15 @@ def test_sigterm_saves_and_exits_143_and_the_other_pod_waits_for_the_replacement
 ) -> None:
     gang.start()
     gang.await_iteration(3)
+    # A scan of all checkpoints stops here until somebody writes to it.
+    blocking = gang.save / "iter_9999999" / "metadata.json"
+    blocking.parent.mkdir()
+    os.mkfifo(blocking)
     gang.pods[1].send_signal(signal.SIGTERM)
     assert gang.pods[1].wait(timeout=300) == 143
+    # Node 0, which checks the new checkpoint, opens it.
+    blocking.open("w").close()
+    shutil.rmtree(blocking.parent)
     message = gang.termination(1)
     assert message["reason"] == "Terminated"
     saved = message["checkpointIteration"]

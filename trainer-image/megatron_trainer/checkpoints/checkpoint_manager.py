@@ -62,9 +62,26 @@ class CheckpointManager:
         self.fenced: LeaseLostError | None = None
 
     def newest(self) -> int | None:
-        """Return the iteration of the newest complete checkpoint."""
-        save = self._flags.save
-        return None if save is None else selection.newest_complete(save, self._flags.ckpt_format)
+        """Return the iteration of the newest complete checkpoint.
+
+        Node 0 checks all. Another pod takes what node 0 has reported if the tracker names that checkpoint,
+        or else checks the one that the tracker names.
+        """
+        save, ckpt_format = self._flags.save, self._flags.ckpt_format
+        if save is None:
+            return None
+        if self._lease is None and (text := selection.read_tracker(save) or "").isdecimal():
+            iteration = int(text)
+            if iteration == self._status.report.checkpoint_iteration:
+                return iteration
+            if selection.why_incomplete(selection.directory(save, iteration), ckpt_format) is None:
+                return iteration
+        return selection.newest_complete(save, ckpt_format)
+
+    def report_newest(self) -> None:
+        """On node 0: check and report the newest checkpoint now, so that no other pod need check it."""
+        if self._lease is not None:
+            self._report(self.newest())
 
     def prepare(self, state: State, new_pods: bool, latest: IterationRecord | None) -> GenerationPlan:
         """On node 0, while no rank runs: repair the directory and plan the generation.
@@ -74,6 +91,8 @@ class CheckpointManager:
         """
         journal, met_at = self._journal, time.time()
         assert journal is not None
+        if state.report is not None and state.report.unreadable is not None:
+            selection.forget_complete()
         start, skip = self._choose_start(state, journal)
         self._require_lease()
         journal.start_generation(state.generation, state.report, start, latest, met_at)
@@ -267,9 +286,21 @@ class CheckpointManager:
         self._status.set_checkpoint(iteration, written)
 
     def watch(self) -> None:
-        """Watch the directory on a daemon thread."""
-        if self._flags.save is not None:
+        """On node 0: watch the directory and its lease, each on a daemon thread.
+
+        Checking or deleting a large checkpoint must not delay the lease. Other pods get what node 0 found.
+        """
+        if self._lease is not None:
+            threading.Thread(target=self._watch_lease, args=(self._lease,), daemon=True, name="lease").start()
             threading.Thread(target=self._watch, daemon=True, name="checkpoints").start()
+
+    def _watch_lease(self, lease: CheckpointLease) -> None:
+        while self.fenced is None:
+            time.sleep(_WATCH_SECONDS)
+            try:
+                lease.check()
+            except LeaseLostError as error:
+                self.fenced = error
 
     def _watch(self) -> None:
         tracker: str | None = None
@@ -297,18 +328,12 @@ class CheckpointManager:
         self._status.warn("CheckpointVolumeLow", shortage)
 
     def _check_directory(self, reported: str | None) -> str | None:
-        """Check the lease; report a new complete checkpoint and delete old ones (node 0).
+        """Report a new complete checkpoint and delete old ones.
 
         `reported`: the tracker's text of the last reported checkpoint. Returns that of the last one now.
         """
         save, ckpt_format = self._flags.save, self._flags.ckpt_format
         assert save is not None
-        if self._lease is not None:
-            try:
-                self._lease.check()
-            except LeaseLostError as error:
-                self.fenced = error
-                return reported
         text = selection.read_tracker(save)
         newest = None if text is None or text == reported else self.newest()
         if newest is None or str(newest) != text:

@@ -15,11 +15,14 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from megatron_contract.wire import load_json
+
+from megatron_trainer.errors import TrainerError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 REASON_FILE = "why-set-aside.txt"
@@ -90,8 +93,56 @@ def why_incomplete(path: Path, ckpt_format: str = "torch_dist") -> str | None:
     """Return why a checkpoint directory is incomplete, None if it is complete.
 
     Complete means: metadata readable, every shard that it names present and of full length. The legacy format
-    `torch` has no metadata to compare with; there only empty files are detected.
+    `torch` has no metadata to compare with; there only empty files are detected. A complete checkpoint is
+    remembered until its directory or its metadata changes, or `forget_complete` is called.
     """
+    try:
+        _require_complete(path, ckpt_format, _identity(path))
+    except _IncompleteError as error:
+        return str(error)
+    return None
+
+
+class _IncompleteError(TrainerError):
+    """A checkpoint is incomplete. The text gives the reason."""
+
+
+def _identity(path: Path) -> tuple[tuple[int, ...] | None, ...]:
+    """What changes when a checkpoint is replaced: inode, size and times of its directory and metadata."""
+
+    def stat(file: Path) -> tuple[int, ...] | None:
+        try:
+            found = file.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    return stat(path), stat(path / "metadata.json"), stat(path / ".metadata")
+
+
+# An incomplete checkpoint is not remembered, since what is raised is not: its shards may still grow.
+@lru_cache(maxsize=64)
+def _require_complete(path: Path, ckpt_format: str, _identity: object) -> None:
+    if reason := _check(path, ckpt_format):
+        raise _IncompleteError(reason)
+
+
+def forget_complete() -> None:
+    """Check every checkpoint again: one that was complete could not be loaded."""
+    _require_complete.cache_clear()
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Return the bytes of each file in a directory, which is read once."""
+    sizes = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                sizes[entry.name] = entry.stat().st_size
+    return sizes
+
+
+def _check(path: Path, ckpt_format: str) -> str | None:
     if ckpt_format == "torch":
         files = list(path.glob("mp_rank_*/*.pt"))
         if not files:
@@ -113,10 +164,10 @@ def why_incomplete(path: Path, ckpt_format: str = "torch_dist") -> str | None:
         return ".metadata is missing: the save did not finish"
     except Exception as error:  # a truncated pickle may raise anything
         return f".metadata cannot be read: {type(error).__name__}: {error}"
+    sizes = _sizes(path)
     for name, length in sorted(lengths.items()):
-        try:
-            size = (path / name).stat().st_size
-        except FileNotFoundError:
+        size = sizes.get(name)
+        if size is None:
             return f"shard {name} is missing"
         if size < length:
             return f"shard {name} has {size} of {length} bytes"

@@ -267,9 +267,11 @@ class GangAgent(RankGroup):
 
     def _finish(self) -> _Restart | None:
         """All ranks of this pod are done. The pod exits when those of all pods are, node 0 last."""
-        self._gang.mark("finished")
+        self._checkpoints.report_newest()
         deadline = time.monotonic() + _FINISH_SECONDS
         try:
+            self._telemetry_sync.sync(at_once=True)
+            self._gang.mark("finished")
             while not self._gang.all_marked("finished"):
                 if self._must_exit_now():
                     break
@@ -282,6 +284,7 @@ class GangAgent(RankGroup):
                     late = f"not all pods finished within {_FINISH_SECONDS:.0f} s"
                     self._gang.advance(FailureReport(FailureKind.POD, late))
                 time.sleep(MONITOR_SECONDS)
+            self._telemetry_sync.sync(at_once=True)
         except StoreLostError as error:
             # No failure, on node 0 neither: what remains is the check of the last checkpoint.
             self._log(f"the store was lost after the last iteration: {error}")
@@ -299,7 +302,7 @@ class GangAgent(RankGroup):
         if not self._save_deadline:
             self._save_deadline = time.monotonic() + self._grace
             self._log(f"SIGTERM: waiting up to {self._grace:.0f} s for Megatron to save")
-            self._status.set(message="SIGTERM received", checkpoint_iteration=self._checkpoints.newest())
+            self._status.set(message="SIGTERM received")
             self._gang.mark("leaving")
             self._fork_server.signal(signal.SIGTERM)
         if result.state == WorkerState.SUCCEEDED:

@@ -1,6 +1,7 @@
 """Exchanges telemetry between the pods through the gang's store, so that every /progress describes the run.
 
-The pod with the rank that knows the loss shares the iterations; node 0 shares the summary of its run journal.
+The pod with the rank that knows the loss shares the iterations; node 0 shares the
+summary of its run journal and the newest checkpoint, which it alone checks.
 """
 
 import json
@@ -27,10 +28,10 @@ class TelemetrySync:
         self.latest: IterationRecord | None = None
         """The last iteration that was shared or received."""
 
-    def sync(self) -> None:
-        """Exchange telemetry, at most every _SYNC_SECONDS. Raises StoreLostError."""
+    def sync(self, at_once: bool = False) -> None:
+        """Exchange telemetry, unless `at_once` at most every _SYNC_SECONDS. Raises StoreLostError."""
         now = time.monotonic()
-        if now - self._synced_at < _SYNC_SECONDS:
+        if not at_once and now - self._synced_at < _SYNC_SECONDS:
             return
         self._synced_at = now
         if self._gang.node_rank == self._gang.nodes - 1:
@@ -62,7 +63,13 @@ class TelemetrySync:
         if loaded_at is not None:
             journal.record_loaded(self._gang.generation, loaded_at)
         journal.update(self.latest)
-        summary = replace(journal.summary(), warnings=self._status.report.warnings)
+        report = self._status.report
+        summary = replace(
+            journal.summary(),
+            warnings=report.warnings,
+            checkpoint_iteration=report.checkpoint_iteration,
+            checkpoint_time=report.checkpoint_time,
+        )
         self._status.set_run(summary)
         text = json.dumps(summary.to_json())
         if text != self._shared_summary:

@@ -36,6 +36,9 @@ class RunSummary(Message):
     """Unix seconds."""
     warnings: tuple[ReportedWarning, ...] | None = None
     """Those of node 0; None leaves a pod's own."""
+    checkpoint_iteration: int | None = None
+    """The newest complete checkpoint, which node 0 alone checks; None leaves what a pod knows."""
+    checkpoint_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

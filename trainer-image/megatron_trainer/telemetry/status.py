@@ -55,6 +55,12 @@ class Status:
                 first_started_at=run.first_started_at,
                 warnings=self._report.warnings if run.warnings is None else run.warnings,
             )
+            if run.checkpoint_iteration is not None:
+                self._report = replace(
+                    self._report,
+                    checkpoint_iteration=run.checkpoint_iteration,
+                    checkpoint_time=run.checkpoint_time,
+                )
 
     def warn(self, reason: str, message: str | None) -> None:
         """Set the warning of `reason`, or clear it with None."""

@@ -1,5 +1,8 @@
 """Where a generation starts, given persistent and non-persistent checkpoints and the retry policy."""
 
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,9 @@ from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.rendezvous.state import RunEndedError, State
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
-from megatron_trainer.telemetry.run_journal import RunJournal
+from megatron_trainer.telemetry.run_journal import RunJournal, RunSummary
 from megatron_trainer.telemetry.status import Status
+from megatron_trainer.termination import Ending
 
 from tests.unit.trainer.checkpoints.test_selection import write_checkpoint
 
@@ -148,3 +152,55 @@ def test_a_master_that_must_roll_back_the_last_iteration_is_not_done(run: Run) -
 def test_the_plan_names_the_lease_holder_and_has_no_preflight_by_default(run: Run) -> None:
     plan = run.checkpoints.prepare(State(2), True, None)
     assert (plan.owner, plan.preflight) == ("me", False)
+
+
+def test_the_lease_is_checked_while_a_checkpoint_is_deleted(run: Run) -> None:
+    deleting, go_on = threading.Event(), threading.Event()
+
+    def log(text: str) -> None:
+        if text.startswith("deleted checkpoint"):
+            deleting.set()
+            go_on.wait()
+
+    kept = settings.read({"MEGATRON_KEEP_CHECKPOINTS": "1"})
+    run_flags = flags.read(["--save", str(run.save)])
+    checkpoints = CheckpointManager(
+        kept, run_flags, Status(0, 100), run.journal, run.lease, lambda: False, log
+    )
+    checkpoints.watch()
+    try:
+        assert deleting.wait(60)
+        CheckpointLease(run.save, "another", "run").acquire()
+        deadline = time.monotonic() + 60
+        while checkpoints.fenced is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert checkpoints.fenced is not None
+    finally:
+        go_on.set()
+
+
+def other_pod(run: Run, status: Status) -> CheckpointManager:
+    """A pod other than node 0: without the lease and the journal."""
+    run_flags = flags.read(["--save", str(run.save), "--train-iters", "20"])
+    return CheckpointManager(settings.read({}), run_flags, status, None, None, lambda: False, print)
+
+
+def test_a_pod_other_than_node_0_reads_no_checkpoint_that_node_0_has_checked(run: Run) -> None:
+    status = Status(1, 20)
+    node_0 = Status(0, 20)
+    node_0.set_checkpoint(20, 0.0)
+    report = node_0.report
+    status.set_run(RunSummary((), 0.0, 0.0, None, report.checkpoint_iteration, report.checkpoint_time))
+    for path in run.save.glob("iter_*/*"):
+        path.unlink()
+        os.mkfifo(path)  # opening it would never return
+    ending = Ending(ExitCode.OK, "all iterations are done")
+    assert other_pod(run, status).verify(ending) == ending
+    assert status.report.checkpoint_iteration == 20
+
+
+def test_a_pod_other_than_node_0_checks_the_last_checkpoint_if_node_0_has_not_reported_it(run: Run) -> None:
+    ending = Ending(ExitCode.OK, "all iterations are done")
+    assert other_pod(run, Status(1, 20)).verify(ending) == ending
+    (run.save / "iter_0000020" / "__0_0.distcp").unlink()
+    assert other_pod(run, Status(1, 20)).verify(ending).code == ExitCode.WORKER_DIED

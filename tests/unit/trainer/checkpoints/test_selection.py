@@ -3,6 +3,7 @@
 import fcntl
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,3 +197,31 @@ def test_the_legacy_format_is_complete_if_no_file_is_empty(tmp_path: Path) -> No
     assert selection.newest_complete(tmp_path, "torch") is None
     (path / "model_optim_rng.pt").write_bytes(b"x")
     assert selection.newest_complete(tmp_path, "torch") == 10
+
+
+def test_a_complete_checkpoint_is_read_once(root: Path) -> None:
+    opened: list[str] = []
+    sys.addaudithook(
+        lambda event, details: opened.append(str(details[0])) if event in ("open", "os.scandir") else None
+    )
+    selection.newest_complete(root)
+    of_newest = [path for path in opened if "iter_0000030" in path]
+    assert sorted(of_newest) == sorted(
+        [
+            str(root / "iter_0000030"),
+            *(str(root / "iter_0000030" / n) for n in (".metadata", "metadata.json")),
+        ]
+    )
+    selection.choose(root)
+    selection.newest_complete_iterations(root, 1)
+    assert [path for path in opened if "iter_0000030" in path] == of_newest
+
+
+def test_a_checkpoint_that_is_replaced_or_could_not_be_loaded_is_checked_again(root: Path) -> None:
+    assert selection.newest_complete(root) == 30
+    (root / "iter_0000030" / "__0_0.distcp").unlink()
+    assert selection.newest_complete(root) == 20
+    shard = root / "iter_0000020" / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    selection.forget_complete()
+    assert selection.newest_complete(root) == 10
