@@ -38,6 +38,10 @@ cluster-down: ## Stop the local cluster; leaves no process, mount, cgroup, inter
 	@if [ -x $(PY) ]; then \
 	  for profile in full control-plane; do $(PY) -m localcluster down --profile $$profile; done; fi
 
+.PHONY: image-gpu
+image-gpu: setup ## Build the trainer's image for GPUs from the package registries, and measure it (root)
+	@$(PY) -m localcluster gpu-image
+
 .PHONY: lint
 lint: setup ## ruff and mypy --strict
 	@$(PY) -m ruff check .
@@ -105,5 +109,12 @@ lock: setup ## Recompile the pinned requirements
 	    -o requirements/$$name.txt requirements/$$name.in; done
 	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	  -o trainer-image/requirements-cpu.txt trainer-image/requirements-cpu.in
+	@$(PY) -m uv pip compile -q --universal --python-version 3.13 --generate-hashes --no-header \
+	  -c trainer-image/requirements-cpu.txt -o trainer-image/requirements-gpu.txt trainer-image/requirements-gpu.in
+	@$(PY) -m uv pip compile -q --no-deps --universal --python-version 3.13 --generate-hashes --no-header \
+	  -o trainer-image/requirements-te-build.txt trainer-image/requirements-te-build.in
+	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
+	  -c trainer-image/requirements-cpu.txt --overrides trainer-image/overrides-ngc.txt \
+	  -o trainer-image/requirements-ngc.txt trainer-image/requirements-ngc.in
 	@$(PY) -m uv pip compile -q --no-deps --universal --python-version 3.12 --generate-hashes --no-header \
 	  -o requirements/bridge.txt requirements/bridge.in

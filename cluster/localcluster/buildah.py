@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,19 +22,28 @@ class Buildah:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
 
+    @property
+    def _command(self) -> list[str | Path]:
+        storage = ("--root", self.paths.cache / "buildah", "--runroot", self.paths.cache / "buildah-run")
+        return ["buildah", "--storage-driver", "overlay", *storage]
+
     def _run(self, *args: str | Path, environment: Mapping[str, str] | None = None) -> str:
         # All mounts are in this namespace, so a build that is killed leaves none behind.
-        return run(
-            [
-                *("unshare", "--mount", "--propagation", "slave"),
-                "buildah",
-                *("--storage-driver", "overlay"),
-                *("--root", self.paths.cache / "buildah"),
-                *("--runroot", self.paths.cache / "buildah-run"),
-                *args,
-            ],
-            environment=environment,
-        )
+        unshare = ("unshare", "--mount", "--propagation", "slave")
+        return run([*unshare, *self._command, *args], environment=environment)
+
+    def run_in_root(self, name: str, script: str) -> str:
+        """Standard output of a bash script with the image's root file system, writable, in `$root`.
+
+        The script runs in mount and network namespaces of its own, as root. What it writes is discarded.
+        """
+        buildah = shlex.join(map(str, self._command))
+        text = f"""set -euo pipefail
+container=$({buildah} from --pull-never {shlex.quote(name)})
+trap '{buildah} rm "$container" > /dev/null' EXIT
+root=$({buildah} mount "$container")
+{script}"""
+        return run(["unshare", "--mount", "--net", "--propagation", "slave", "bash", "-c", text])
 
     def image_id(self, name: str) -> str | None:
         """The id of the image with this name; None when there is none."""

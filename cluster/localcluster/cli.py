@@ -1,4 +1,4 @@
-"""`python -m localcluster`: up, down, status, images, kubeconfig."""
+"""`python -m localcluster`: up, down, status, images, gpu-image, kubeconfig."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from localcluster import gpu_image
 from localcluster.cluster import Cluster
 from localcluster.errors import ClusterError, MissingRequirementsError
 from localcluster.paths import PROFILES
@@ -22,12 +23,15 @@ def parser() -> argparse.ArgumentParser:
         ("down", "stop the cluster and remove everything but caches"),
         ("binaries", "build the programs of one profile, by default of both"),
         ("images", "build the project's images, push changed ones and pull them on every node"),
+        ("gpu-image", "build the trainer's image for GPUs, measure it and start it without a driver"),
         ("status", "list the processes and whether they run"),
         ("kubeconfig", "print the path of the kubeconfig"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         if name == "images":
             command.add_argument("names", nargs="*", help="build only these")
+            continue
+        if name == "gpu-image":
             continue
         default = None if name == "binaries" else "full"
         command.add_argument("--profile", choices=PROFILES, default=default)
@@ -47,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
         cluster.down()
     elif options.command == "images":
         cluster.images(options.names)
+    elif options.command == "gpu-image":
+        print("\n".join(gpu_image.build(cluster.paths, cluster.console).lines()))
     elif options.command == "kubeconfig":
         print(cluster.kubeconfig)
     elif options.command == "status":

@@ -54,8 +54,8 @@ def _uv() -> Path | None:
     return Path(found) if found else None
 
 
-def _volumes(paths: Paths) -> dict[Path, str]:
-    """The host's uv and its download cache, so that torch is downloaded only once."""
+def build_volumes(paths: Paths) -> dict[Path, str]:
+    """What a build mounts: the package index, the host's uv and its cache, so that torch is loaded once."""
     volumes = {write_build_environment(paths): "/run/build-environment:ro"}
     if (uv := _uv()) is not None:
         cache = Path(run([uv, "cache", "dir"]).strip())
@@ -72,7 +72,7 @@ def build(paths: Paths, image: Image, buildah: Buildah, console: Console) -> Non
             paths.checkout / image.context,
             paths.checkout / image.dockerfile,
             arguments={"BASE": BASE_IMAGE},
-            volumes=_volumes(paths),
+            volumes=build_volumes(paths),
         )
 
 

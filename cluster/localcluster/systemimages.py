@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from localcluster.addresses import REGISTRY
@@ -20,6 +20,9 @@ from localcluster.paths import Paths
 SUITE = "trixie"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
 BASE_IMAGE = f"{REGISTRY}/debian-python:{SUITE}"
+COMPILER_PACKAGES = (*PACKAGES, "python3-dev", "g++")
+COMPILER_BASE_IMAGE = f"{REGISTRY}/debian-python-compiler:{SUITE}"
+"""The base of the GPU image: Triton and Transformer Engine compile C and C++ against Python's headers."""
 TRAINING_OPERATOR_IMAGE = f"{REGISTRY}/training-operator:v1.9.4"
 PROVISIONER_IMAGE = f"{REGISTRY}/local-path-provisioner:v0.0.30"
 PROGRAM_IMAGES = {
@@ -59,15 +62,15 @@ def machine_mirror() -> str:
     return found[0]
 
 
-def base_root(paths: Paths) -> Path:
-    """Folder with a minimal Debian with Python, created once by debootstrap. Raises ClusterError."""
-    path = paths.cache / f"debian-{SUITE}"
+def base_root(paths: Paths, packages: Sequence[str] = PACKAGES) -> Path:
+    """Folder with a minimal Debian with these packages, created once by debootstrap. Raises ClusterError."""
+    path = paths.cache / (f"debian-{SUITE}" + ("" if packages == PACKAGES else "-compiler"))
     if not path.exists():
         partial = path.with_suffix(".partial")
         if partial.exists():
             shutil.rmtree(partial)
         partial.parent.mkdir(parents=True, exist_ok=True)
-        include = ",".join(PACKAGES)
+        include = ",".join(packages)
         run(["debootstrap", "--variant=minbase", f"--include={include}", SUITE, partial, machine_mirror()])
         # Package downloads and lists are not needed in an image.
         for folder in ("var/cache/apt/archives", "var/lib/apt/lists"):
@@ -76,16 +79,22 @@ def base_root(paths: Paths) -> Path:
     return path
 
 
-def build_base(paths: Paths, buildah: Buildah, console: Console) -> None:
-    """Build the Debian base image, unless its inputs are unchanged. Raises ClusterError."""
-    input_hash = hashlib.sha256(repr((SUITE, PACKAGES, BASE_DOCKERFILE)).encode()).hexdigest()
-    if buildah.labels(BASE_IMAGE).get(INPUT_LABEL) == input_hash:
+def build_base(
+    paths: Paths,
+    buildah: Buildah,
+    console: Console,
+    image: str = BASE_IMAGE,
+    packages: Sequence[str] = PACKAGES,
+) -> None:
+    """Build a Debian base image, unless its inputs are unchanged. Raises ClusterError."""
+    input_hash = hashlib.sha256(repr((SUITE, packages, BASE_DOCKERFILE)).encode()).hexdigest()
+    if buildah.labels(image).get(INPUT_LABEL) == input_hash:
         return
-    with console.step(f"base image: Debian {SUITE} with {', '.join(PACKAGES)}"):
+    with console.step(f"base image: Debian {SUITE} with {', '.join(packages)}"):
         dockerfile = paths.cache / "Dockerfile.base"
-        root = base_root(paths)
+        root = base_root(paths, packages)
         dockerfile.write_text(BASE_DOCKERFILE)
-        buildah.build(BASE_IMAGE, root, dockerfile, labels={INPUT_LABEL: input_hash})
+        buildah.build(image, root, dockerfile, labels={INPUT_LABEL: input_hash})
 
 
 def build_programs(paths: Paths, buildah: Buildah, console: Console) -> None:

@@ -45,7 +45,9 @@ def test_chart_and_its_default_image_have_the_version() -> None:
     assert values["image"] == f"megatron-operator:{VERSION}"
 
 
-@pytest.mark.parametrize("dockerfile", ["operator/Dockerfile", "trainer-image/Dockerfile"])
+@pytest.mark.parametrize(
+    "dockerfile", ["operator/Dockerfile", "trainer-image/Dockerfile", "trainer-image/Dockerfile.gpu"]
+)
 def test_images_are_labelled_with_the_version_and_the_license(dockerfile: str) -> None:
     text = (ROOT / dockerfile).read_text()
     assert f"org.opencontainers.image.version={VERSION} " in text
