@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_same_training, until
 
 # Space for the data's index and about two and a half checkpoints of the tests' model.
-VOLUME_BYTES = 9 << 20
+VOLUME_BYTES = 11 << 20
 
 
 def mount(options: str, path: Path) -> None:
