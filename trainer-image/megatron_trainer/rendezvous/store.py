@@ -39,12 +39,15 @@ class StoreLostError(TrainerError):
     """The store on the Master pod cannot be reached or does not respond."""
 
 
-class _SlowStoreError(TimeoutError):
+class _SlowStoreError(TrainerError):
     """The store accepted the connection and has not answered yet: a whole gang may be connecting."""
 
 
 class _Connection:
-    """A connection to the store. Raises OSError, EOFError or ForgedMessageError when it is lost."""
+    """A connection to the store. Raises OSError, EOFError or ForgedMessageError when it is lost.
+
+    Creating one raises _SlowStoreError too.
+    """
 
     def __init__(self, address: str, port: int, token: bytes, patience: float) -> None:
         """`patience`: seconds for the store's answers once it has accepted the connection."""
@@ -150,7 +153,7 @@ class GangStore:
         while time.monotonic() < deadline and not stop():
             try:
                 self._open(patience)
-            except (OSError, EOFError, ForgedMessageError, StoreLostError) as error:
+            except (OSError, EOFError, ForgedMessageError, StoreLostError, _SlowStoreError) as error:
                 self.disconnect()
                 problem = str(error) or type(error).__name__
                 if isinstance(error, _SlowStoreError):
