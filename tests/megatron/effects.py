@@ -17,6 +17,8 @@ READ_BY_THE_LOOP = {
     "eval_interval": "when the loop evaluates",
     "exit_signal_handler": "saves at SIGTERM",
     "log_interval": "when the loop logs",
+    "manual_gc": "collects garbage between iterations",
+    "manual_gc_interval": "every so many iterations",
     "mock_data": "random tokens",
     "num_workers": "loader processes",
     "override_opt_param_scheduler": "at the load of a checkpoint",

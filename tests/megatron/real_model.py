@@ -38,6 +38,7 @@ _NEEDS_TRANSFORMER_ENGINE = {
     "--apply-layernorm-1p",
     "--moe-grouped-gemm",
     "--moe-permute-fusion",
+    "--moe-shared-expert-overlap",
     "--moe-token-dispatcher-type",
 }
 _PLAIN = [

@@ -140,7 +140,7 @@ class CheckpointSpec(ApiModel):
     keep: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of newest complete checkpoints to keep; default all."""
     async_save: bool | None = None
-    """Save asynchronously while training continues."""
+    """Save asynchronously while training continues; default above 64 GPUs."""
     local: LocalCheckpointSpec | None = None
     """A faster tier in front of the volume, for runs of one pod."""
     retain_on_delete: bool = True

@@ -84,7 +84,7 @@ class TrainingSpec(ApiModel):
     log_interval: Iterations | None = None
     """Iterations between two lines of Megatron's log."""
     bf16: bool | None = None
-    """BF16 parameters and activations."""
+    """BF16 parameters and activations; default on GPUs unless fp16 is set. False trains in FP32."""
     fp16: bool | None = None
     """FP16 parameters and activations."""
     fp8_format: Literal["hybrid", "e4m3"] | None = Field(default=None, alias="fp8Format")

@@ -28,6 +28,8 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 
 _DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
 _SAVE_INTERVAL: Final = 500
+_SYNCHRONOUS_UP_TO: Final = 64
+"""GPUs up to which a run waits for its checkpoints unless asyncSave is set."""
 _REQUIRED: Final = {
     "model": ("numLayers", "hiddenSize", "numAttentionHeads", "vocabSize"),
     "training": ("seqLength", "lr"),
@@ -85,6 +87,8 @@ def resolve_for_planning(
     schedule.scale_learning_rate(training, published.batch, found)
     if profile.platform == "cpu":
         cpu.adapt_to_cpu(merged, found)
+    else:
+        _complete_precision(training, found)
     if missing:
         raise InvalidRecipeError(found.errors)
     if beyond := beyond_baseline(profile):
@@ -103,7 +107,7 @@ def resolve_for_planning(
         "acceleratorCount": spec.accelerator.count,
         "perNode": spec.accelerator.per_node or profile.per_node,
         "data": _data_volume(merged["data"], platform, found),
-        "checkpoint": _checkpoint(spec.checkpoint, platform, found),
+        "checkpoint": _checkpoint(spec, profile, platform, found),
         "recovery": spec.recovery,
         "scheduling": _scheduling(spec.scheduling, profile, platform, found),
         "image": spec.image or profile.image or platform.image,
@@ -237,8 +241,23 @@ def _data_volume(merged: Settings, platform: PlatformConfig, found: Diagnostics)
     return spec.model_copy(update={"volume": volume})
 
 
-def _checkpoint(spec: CheckpointSpec, platform: PlatformConfig, found: Diagnostics) -> CheckpointSpec:
+def _complete_precision(training: dict[str, Any], found: Diagnostics) -> None:
+    """BF16 where neither recipe nor catalog states a precision, as in Megatron-Bridge's recipes."""
+    if training.get("fp16") or training.get("bf16") is not None:
+        return
+    training["bf16"] = True
+    found.origin("training.bf16", "default")
+    found.note("no precision is stated: BF16 (training.bf16: false trains in FP32)")
+
+
+def _checkpoint(
+    asked: MegatronRecipeSpec, profile: AcceleratorProfile, platform: PlatformConfig, found: Diagnostics
+) -> CheckpointSpec:
+    spec = asked.checkpoint
     defaults, volume = platform.checkpoint, spec.volume
+    if spec.async_save is None and profile.platform == "gpu" and asked.accelerator.count > _SYNCHRONOUS_UP_TO:
+        spec = spec.model_copy(update={"async_save": True})
+        found.origin("checkpoint.asyncSave", "default")
     if volume is None:
         volume = VolumeSpec(size=defaults.size, storage_class_name=defaults.storage_class_name)
         found.origin("checkpoint.volume", "platform")

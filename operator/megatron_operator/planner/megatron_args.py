@@ -14,6 +14,7 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
+from megatron_operator.planner.automatic_flags import automatic_flags, fuses_permutation
 from megatron_operator.planner.checks.ineffective_flags import without_ineffective_settings
 from megatron_operator.planner.checks.passthrough import flag_and_value, passthrough_arguments
 
@@ -78,6 +79,7 @@ def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[
         *_data(resolved, name),
         *_collective_timeout(resolved),
         *_platform(resolved),
+        *automatic_flags(resolved, plan),
     ]
     extra = passthrough_arguments(resolved.megatron_args)
     return words + extra
@@ -160,7 +162,7 @@ def _experts(resolved: ResolvedRecipe) -> list[str]:
     if not m.num_experts:
         return []
     return [
-        *_flags(m, _EXPERTS, moe_router_topk=2),
+        *_flags(m, _EXPERTS, moe_router_topk=2, moe_permute_fusion=fuses_permutation(resolved)),
         *_flag("moe_router_load_balancing_type", m.moe_router_load_balancing_type or "aux_loss"),
         *_flag("moe_aux_loss_coeff", m.moe_aux_loss_coeff if m.moe_aux_loss_coeff is not None else 0.0),
         *_flag("moe_token_dispatcher_type", m.moe_token_dispatcher_type or _dispatcher(resolved)),
