@@ -5,7 +5,7 @@ layer_names=() layer_seconds=() layer_results=()
 background_name='' background_pid='' background_started=0 background_output=''
 
 run_unit_tests() { # all but the trainer's
-    .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal tests/unit tests/refusals \
+    .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not forks" tests/unit tests/refusals \
         --ignore tests/unit/trainer
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.gang import free_port
+from tests.gpu.failed_pod import termination_of_failed_pod
 
 torch = pytest.importorskip("torch", reason="make setup-trainer")
 if not hasattr(torch._C, "_cuda_isInBadFork"):
@@ -121,19 +121,5 @@ def test_a_pod_whose_cuda_does_not_start_does_not_blame_the_flags(
     with_nvml: Mapping[str, str], tmp_path: Path
 ) -> None:
     """Megatron asks for the device while it validates these flags."""
-    termination = tmp_path / "termination"
-    pod = {
-        "MEGATRON_PROGRESS_PORT": str(free_port()),
-        "MEGATRON_TERMINATION_LOG": str(termination),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(free_port()),
-        "PET_NNODES": "1",
-        "PET_NODE_RANK": "0",
-        "PET_NPROC_PER_NODE": "2",
-        "TMPDIR": str(tmp_path),
-    }
-    launcher = [sys.executable, "-m", "megatron_trainer.launcher.main", *FLAGS.split()]
-    done = subprocess.run(launcher, env={**with_nvml, **pod}, capture_output=True, text=True, check=False)
-    message = json.loads(termination.read_text())
-    assert (message["reason"], done.returncode) == ("WorkerDied", 138), done.stderr[-3000:]
+    message = termination_of_failed_pod(FLAGS, 2, with_nvml, tmp_path)
     assert message["message"].startswith("CUDA cannot be initialised: Found no NVIDIA driver on your system")

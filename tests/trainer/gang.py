@@ -25,7 +25,7 @@ TRAIN_ITERS = 24
 SAVE_INTERVAL = 8
 
 # Tensor parallel 2 x data parallel 2, dropout at Megatron's default of 0.1. In fp32, since most CPUs have no
-# instructions for bf16, without which a matrix product takes torch 64 times as long.
+# instructions for bf16, without which torch's matrix products are far slower.
 MODEL_FLAGS = (
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
     "--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --lr-decay-iters 100 "
