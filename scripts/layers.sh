@@ -16,7 +16,7 @@ run_tests_with_megatron() { # in one process: every further one would import Meg
     .venv/bin/python -m pytest -q -m "not forks" tests/unit/trainer tests/megatron &&
         .venv/bin/python -m pytest -q -m forks $forks
 }
-export -f run_tests_with_megatron
+export -f run_unit_tests run_tests_with_megatron
 
 record_layer() { # record_layer NAME SECONDS STATUS
     layer_names+=("$1")

@@ -1,5 +1,6 @@
 """Converts between JSON and dataclasses: camelCase on the wire, types checked when a message is parsed."""
 
+import functools
 import json
 import math
 import types
@@ -29,6 +30,7 @@ def load_json(text: str | bytes) -> object:
     return value
 
 
+@functools.cache
 def camel_case(name: str) -> str:
     """`tokens_per_second` -> `tokensPerSecond`."""
     first, *rest = name.split("_")

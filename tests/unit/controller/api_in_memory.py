@@ -3,6 +3,7 @@
 It rejects writes of an operator that was killed.
 """
 
+import functools
 import json
 from collections.abc import AsyncIterator
 from copy import deepcopy
@@ -114,7 +115,7 @@ class ApiInMemory:
         require_no_map_emptied(self.recipe.get("status") or {}, body["status"])
         version = int(self.recipe["metadata"]["resourceVersion"]) + 1
         metadata = self.recipe["metadata"] | {"resourceVersion": str(version)}
-        self.recipe = self.recipe | {"metadata": metadata, "status": deepcopy(body["status"])}
+        self.recipe = self.recipe | {"metadata": metadata, "status": json.loads(json.dumps(body["status"]))}
         return self.recipe
 
     async def create(self, resource: Resource, body: Object) -> Object:
@@ -215,7 +216,7 @@ class ApiInMemory:
     def pod(self, pod: Pod) -> Object:
         """The pod as the API server returns it."""
         kind, index = ("master", 0) if pod.rank == 0 else ("worker", pod.rank - 1)
-        template = avoiding(_JOB, pod.avoids)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        template = _template(pod.avoids)
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(pod.bound_at)}
         if pod.node is None:
             scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -292,6 +293,12 @@ class ApiInMemory:
 _CONTAINER = {"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": str(PER_NODE)}}}
 _ALLOCATABLE = {"nvidia.com/gpu": str(PER_NODE), "cpu": "256", "memory": "4Ti", "pods": "110"}
 _JOB: Object = {"spec": {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {}}}}}}
+
+
+@functools.cache  # a walk reads a hundred thousand pods
+def _template(avoided: frozenset[str]) -> Object:
+    template: Object = avoiding(_JOB, avoided)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    return template
 
 
 def _merged(target: Any, changes: Any) -> Any:

@@ -92,8 +92,6 @@ def _build_all(flags: Sequence[str]) -> None:
 
 def main(flags: Sequence[str]) -> int:
     """Build the index. Returns an exit code of the contract, and prints one line that describes the end."""
-    from megatron_trainer.worker.failures import classify
-
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MEGATRON_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
     with contextlib.redirect_stdout(sys.stderr):
         try:
@@ -101,6 +99,8 @@ def main(flags: Sequence[str]) -> int:
         except (IndexFlagsError, cpu.UnsupportedError) as error:
             code, text = int(ExitCode.USAGE), str(error)
         except Exception as error:
+            from megatron_trainer.worker.failures import classify  # imports torch
+
             failure = classify(error)
             code, text = int(failure.code), str(failure)
     print(text.replace("\n", " "))
