@@ -38,6 +38,7 @@ _PATHS = {
     "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
     "ValidatingWebhookConfiguration": f"{_ADMISSION}/validatingwebhookconfigurations",
     "PersistentVolume": "/api/v1/persistentvolumes",
+    "PodGroup": "/apis/scheduling.x-k8s.io/v1alpha1/{ns}/podgroups",
     "Stage": "/apis/kwok.x-k8s.io/v1alpha1/stages",
 }
 

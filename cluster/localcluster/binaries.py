@@ -63,6 +63,7 @@ PROGRAMS: dict[str, Program] = {
             "github.com/kubeflow/training-operator/cmd/training-operator.v1",
         ),
         Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Program("scheduler-plugins", "scheduler-plugins", "."),
         _kubernetes("kubelet"),
         _kubernetes("kube-proxy"),
         Program("coredns", "coredns", "."),
@@ -85,8 +86,9 @@ CONTROL_PLANE = (
     "etcd",
     "training-operator",
     "kwok",
+    "scheduler-plugins",
 )
-FULL = tuple(name for name in PROGRAMS if name != "kwok")
+FULL = tuple(name for name in PROGRAMS if name not in ("kwok", "scheduler-plugins"))
 BY_PROFILE = {"control-plane": CONTROL_PLANE, "full": FULL}
 
 

@@ -13,6 +13,7 @@ from localcluster import (
     cgroups,
     disks,
     dns,
+    gangscheduler,
     images,
     kwok,
     leak_check,
@@ -302,6 +303,18 @@ class Cluster:
             yield
         finally:
             self.component_start(name)
+
+    @contextlib.contextmanager
+    def gang_scheduling(self, *, pod_groups: bool = True) -> Iterator[str]:
+        """Run a scheduler with Coscheduling for the duration of the block; yields its `schedulerName`.
+
+        Without `pod_groups` the training-operator does not know of it and creates no PodGroups.
+        """
+        if self.profile != "control-plane":
+            raise ClusterError("gang scheduling needs the profile control-plane")
+        scheduler = gangscheduler.GangScheduler(self._plane(), self.kubectl, self.binaries)
+        with scheduler.serving(self.console, pod_groups=pod_groups):
+            yield gangscheduler.SCHEDULER
 
     def _require_component(self, name: str) -> None:
         if name not in self.components():

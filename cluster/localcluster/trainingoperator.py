@@ -147,15 +147,15 @@ class HostTrainingOperator:
             f"--webhook-server-port={ports.training_operator_webhook}",
         ]
 
-    def start(self) -> None:
-        """Start the process and wait until its controllers run. Raises ClusterError."""
+    def start(self, *flags: str) -> None:
+        """Start the process, with further flags, and wait until its controllers run. Raises ClusterError."""
         self._place_certificates()
         environment = {
             "KUBECONFIG": str(self.plane.component_kubeconfig(NAME)),
             "MY_POD_NAMESPACE": NAMESPACE,
             "TMPDIR": str(self.temporary),
         }
-        self.plane.processes.start(NAME, self.argv(), environment)
+        self.plane.processes.start(NAME, [*self.argv(), *flags], environment)
         wait_until(self._ready, 60, "training-operator ready", lambda: self.plane.processes.running(NAME))
 
     def up(self, stock: Sequence[Object], console: Console) -> None:

@@ -137,6 +137,22 @@ class NetworkPolicies(ApiModel):
     """Namespaces whose pods may read port 8432 of training pods, such as that of Prometheus."""
 
 
+VOLCANO: Final = "volcano"
+
+
+class GangScheduling(ApiModel):
+    """Scheduling of all pods of a run or none, by PodGroups that the training-operator creates."""
+
+    scheduler: Annotated[Name, Field(min_length=1)]
+    """What the training-operator has as `--gang-scheduler-name`: `volcano`, or the name of a scheduler with
+    the plugin Coscheduling of scheduler-plugins. It becomes `schedulerName` of the pods."""
+    queue: Name | None = None
+    """Volcano queue of all runs; default Volcano's `default`."""
+    schedule_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
+    """Seconds that Coscheduling holds places for the pods of a gang that have none yet; default that of
+    the scheduler."""
+
+
 class PlatformConfig(ApiModel):
     """Settings of a cluster that recipes need not repeat."""
 
@@ -153,6 +169,8 @@ class PlatformConfig(ApiModel):
     data_storage_class_name: Name | None = None
     queue: Name | None = None
     """Kueue local queue of recipes that set none."""
+    gang_scheduling: GangScheduling | None = None
+    """Gang scheduling without Kueue; default none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)
     """Limits by namespace; `*` applies to all others."""
     bad_nodes: BadNodes = BadNodes()

@@ -8,7 +8,7 @@ from typing import Any, Final
 from megatron_operator.api import reserved_names
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
-from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
+from megatron_operator.api.platform import VOLCANO, AcceleratorProfile, PlatformConfig
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
 from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL
 from megatron_operator.api.validation import parse
@@ -30,9 +30,42 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
         for name, profile in platform.accelerators.items()
         for error in _profile_errors(profile, field_path(f"{at}.accelerators", name))
     ]
+    errors += _gang_scheduling_errors(platform, at)
     if errors:
         raise InvalidRecipeError(errors)
     return platform
+
+
+def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[FieldError]:
+    gangs, field = platform.gang_scheduling, f"{at}.gangScheduling"
+    if gangs is None:
+        return
+    if not NAME.pattern.fullmatch(gangs.scheduler):
+        yield FieldError(f"{field}.scheduler", f"invalid name {shown(gangs.scheduler)}", NAME.fix)
+    if platform.queue is not None:
+        yield FieldError(
+            f"{at}.queue", f"{shown(platform.queue)} is a queue of Kueue, and gangScheduling is set too",
+            "let Kueue or gangScheduling start gangs: leave one of the two out",
+        )  # fmt: skip
+    if gangs.scheduler == VOLCANO and gangs.schedule_timeout_seconds is not None:
+        yield FieldError(
+            f"{field}.scheduleTimeoutSeconds", f"{gangs.schedule_timeout_seconds} has no effect on {VOLCANO}",
+            "leave it out",
+        )  # fmt: skip
+    if gangs.scheduler != VOLCANO and gangs.queue is not None:
+        yield FieldError(
+            f"{field}.queue",
+            f"{shown(gangs.queue)}: {shown(gangs.scheduler)} has no queues, only {VOLCANO} has",
+            "leave it out",
+        )  # fmt: skip
+    for name, profile in platform.accelerators.items():
+        other = profile.pod_template.scheduler_name
+        if other not in (None, gangs.scheduler):
+            yield FieldError(
+                f"{field_path(f'{at}.accelerators', name)}.podTemplate.schedulerName",
+                f"{shown(other)} would not see the PodGroups of gangScheduling.scheduler {gangs.scheduler}",
+                "leave it out",
+            )
 
 
 def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:

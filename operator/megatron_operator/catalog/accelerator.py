@@ -81,3 +81,22 @@ def service_account_errors(name: str | None, platform: PlatformConfig) -> list[F
             f"{instead}, or ask the platform's administrator to add it to serviceAccounts",
         )
     ]
+
+
+def queue_errors(queue: str | None, platform: PlatformConfig) -> list[FieldError]:
+    """The error of a Kueue queue where the platform schedules gangs without Kueue; none without one.
+
+    Kueue holds the job back by quota and then expects its pods to start; a gang that another scheduler holds
+    back would keep the quota without running.
+    """
+    gangs = platform.gang_scheduling
+    if queue is None or gangs is None:
+        return []
+    return [
+        FieldError(
+            "spec.scheduling.queue",
+            f"{shown(queue)} is a queue of Kueue, but the platform's gangScheduling leaves gangs to "
+            f"{gangs.scheduler}",
+            "leave it out, or ask the platform's administrator",
+        )
+    ]

@@ -19,7 +19,12 @@ from megatron_operator.api.recipe import (
     VolumeSpec,
 )
 from megatron_operator.catalog import bridge_functions, cpu, data, schedule
-from megatron_operator.catalog.accelerator import limit_errors, select_accelerator, service_account_errors
+from megatron_operator.catalog.accelerator import (
+    limit_errors,
+    queue_errors,
+    select_accelerator,
+    service_account_errors,
+)
 from megatron_operator.catalog.catalog import LIST_COMMAND, Catalog
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings, merge_layers
@@ -68,6 +73,7 @@ def resolve_for_planning(
     accelerator, profile = picked
     found.extend(limit_errors(spec.accelerator, accelerator, platform, namespace))
     found.extend(service_account_errors(spec.service_account_name, platform))
+    found.extend(queue_errors(spec.scheduling.queue, platform))
     found.extend(_repeated_variables(spec))
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
@@ -113,6 +119,7 @@ def resolve_for_planning(
         "image": spec.image or profile.image or platform.image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "networkPolicies": platform.network_policies,
+        "gangScheduling": platform.gang_scheduling,
         "env": profile.env | (spec.env or {}),
         "envValueFrom": spec.env_value_from or {},
         "envFrom": spec.env_from or [],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
-from megatron_operator.manifests import compute_domain, prepare, pytorchjob
+from megatron_operator.manifests import compute_domain, gang_scheduling, prepare, pytorchjob
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.network_policy import network_policy
@@ -69,7 +69,10 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     def job(require: bool) -> Manifest:
         values = environment(resolved, plan, uid, require_checkpoint=require)
         pods = template(owner, resolved, plan, claims, run.arguments, values)
-        return pytorchjob.job(owner, plan, pods, queue, topology)
+        manifest = pytorchjob.job(owner, plan, pods, queue, topology)
+        priority = resolved.scheduling.priority_class_name
+        gang_scheduling.apply(manifest, resolved.gang_scheduling, plan, priority)
+        return manifest
 
     return Manifests(
         claims=claims.created,

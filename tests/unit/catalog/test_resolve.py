@@ -303,3 +303,21 @@ def test_a_service_account_of_the_platforms_list_is_used(resolve: Resolve, platf
     limited = PlatformConfig.model_validate(platform.wire() | {"serviceAccounts": ["training"]})
     found = resolve(recipe="small-1", platform=limited, serviceAccountName="training")
     assert found.service_account_name == "training"
+
+
+def test_a_queue_of_kueue_is_refused_where_the_platform_schedules_gangs(
+    refusal: Refusal, platform: PlatformConfig
+) -> None:
+    gangs = PlatformConfig.model_validate(platform.wire() | {"gangScheduling": {"scheduler": "gangs"}})
+    found = refusal(recipe="small-1", platform=gangs, scheduling={"queue": "research"})
+    assert list(found.values()) == [
+        "spec.scheduling.queue: 'research' is a queue of Kueue, but the platform's gangScheduling leaves "
+        "gangs to gangs; leave it out, or ask the platform's administrator"
+    ]
+
+
+def test_the_gang_scheduling_of_the_platform_holds_for_every_recipe(
+    resolve: Resolve, platform: PlatformConfig
+) -> None:
+    gangs = PlatformConfig.model_validate(platform.wire() | {"gangScheduling": {"scheduler": "gangs"}})
+    assert resolve(recipe="small-1", platform=gangs).gang_scheduling.scheduler == "gangs"
