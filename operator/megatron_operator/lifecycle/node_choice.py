@@ -1,10 +1,15 @@
 """Which bad nodes a run may avoid, and why it keeps using the others."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from megatron_operator.api.status import RecoveryStatus
-from megatron_operator.lifecycle.observation import Observation
 from megatron_operator.lifecycle.status_size import MAX_NODES
+
+if TYPE_CHECKING:
+    from megatron_operator.lifecycle.observation import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,10 @@ class NodeChoice:
 
 
 def choose_nodes(observation: Observation) -> NodeChoice:
-    """Nodes with proven faults, and those lost `recovery.nodes.avoidAfter` times, as the caps allow."""
+    """Nodes with proven faults, and those lost `recovery.nodes.avoidAfter` times, as the caps allow.
+
+    `Observation.node_choice` has the result.
+    """
     bad, history, limits = _bad_nodes(observation), observation.history, observation.avoidance
     choice, left = NodeChoice(), places_left(observation)
     for node, why in bad.items():

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from megatron_operator.api.recipe import RecoverySpec
+from megatron_operator.lifecycle.node_choice import NodeChoice, choose_nodes
 
 HEARTBEAT_TRAINING = "training"
 HEARTBEAT_RENDEZVOUS = frozenset({"starting", "rendezvous"})
@@ -160,7 +162,7 @@ class Capacity:
     """As in AvoidanceLimits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Observation:
     """A run's gang at one moment."""
 
@@ -183,3 +185,8 @@ class Observation:
     """Avoided nodes that are ready and have free accelerators for a pod of the run."""
     avoidance: AvoidanceLimits | None = None
     """None: no limit."""
+
+    @cached_property
+    def node_choice(self) -> NodeChoice:
+        """Which bad nodes to avoid and which to keep; the policy and the status read the same choice."""
+        return choose_nodes(self)

@@ -33,7 +33,7 @@ from megatron_operator.lifecycle.incidents import (
     resized,
     resized_by_edit,
 )
-from megatron_operator.lifecycle.node_choice import choose_nodes, record_kept
+from megatron_operator.lifecycle.node_choice import record_kept
 from megatron_operator.lifecycle.node_evidence import forget_evidence, is_conclusive, record_avoided
 from megatron_operator.lifecycle.node_health import avoidance_limits
 from megatron_operator.lifecycle.node_state import node_of
@@ -124,7 +124,7 @@ def observe(
 
 def report_kept_nodes(status: StatusBuilder, observation: Observation) -> None:
     """Record bad nodes that a cap or a lack of others keeps in use; an Event for each that is new."""
-    recovery, new = record_kept(status.recovery, choose_nodes(observation).keep)
+    recovery, new = record_kept(status.recovery, observation.node_choice.keep)
     status.set(recovery=recovery)
     for node, why in new.items():
         evidence = recovery.node_evidence[node]

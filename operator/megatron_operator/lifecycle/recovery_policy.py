@@ -6,7 +6,7 @@ from typing import Final
 
 from megatron_operator.lifecycle.backoff import backoff
 from megatron_operator.lifecycle.hang_detection import answered_recently, hang_cause
-from megatron_operator.lifecycle.node_choice import choose_nodes, places_left
+from megatron_operator.lifecycle.node_choice import places_left
 from megatron_operator.lifecycle.observation import HEARTBEAT_TRAINING, Observation, PodPhase, PodView
 
 UNREACHABLE_PATIENCE: Final = 30.0
@@ -156,7 +156,7 @@ def _restart(observation: Observation, cause: str) -> Decision:
 
 def _bad_nodes(observation: Observation) -> Avoid | None:
     """Nodes with proven faults, and those lost `recovery.nodes.avoidAfter` times, are avoided from now on."""
-    bad = choose_nodes(observation).avoid
+    bad = observation.node_choice.avoid
     if not bad:
         return None
     times = ", ".join(f"{node} {why}" for node, why in bad.items())

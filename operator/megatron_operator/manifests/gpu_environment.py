@@ -3,8 +3,6 @@
 docs/planner.md lists each variable with its source. `env` of the profile and of the recipe override them.
 """
 
-import re
-
 from megatron_contract.environment import CHECKPOINT_DIR
 
 from megatron_operator.api.status import Plan
@@ -16,8 +14,6 @@ _COMPILE_CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": f"{CHECKPOINT_DIR}/.compile-cache/inductor",
 }
 """On the volume, so that a replaced pod compiles no kernel again; all runs of a volume share them."""
-_BLACKWELL_OR_LATER = re.compile(r"g?[br][0-9]{3}")
-_BEFORE_HOPPER = ("ampere", "ada")
 _SM_MARGIN = "20"
 
 
@@ -32,20 +28,13 @@ def gpu_environment(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
     if not _shares_device_memory(resolved):
         # Megatron refuses expandable segments with CUDA graphs unless NCCL leaves the graphs' buffers alone.
         values |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}
-    if _architecture(resolved) is not None and plan.world_size > 1:
+    if _generation(resolved) is not None and plan.world_size > 1:
         values |= {"NVTE_FWD_LAYERNORM_SM_MARGIN": _SM_MARGIN, "NVTE_BWD_LAYERNORM_SM_MARGIN": _SM_MARGIN}
     return values
 
 
-def _architecture(resolved: ResolvedRecipe) -> str | None:
-    """`hopper` or `blackwell` (also for later ones); none for older and unknown hardware."""
-    name = resolved.profile.known_as(resolved.accelerator_type)
-    if _BLACKWELL_OR_LATER.match(name.lower()):
-        return "blackwell"
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
-    if accelerator is None or accelerator.architecture in _BEFORE_HOPPER:
-        return None
-    return accelerator.architecture
+def _generation(resolved: ResolvedRecipe) -> hardware.Generation | None:
+    return hardware.generation(resolved.accelerator_type, resolved.profile)
 
 
 def _connections(resolved: ResolvedRecipe, plan: Plan) -> str | None:
@@ -54,11 +43,11 @@ def _connections(resolved: ResolvedRecipe, plan: Plan) -> str | None:
     32 is Megatron-Bridge's. None, the trainer's choice, where no recipe of Bridge has that hardware.
     """
     split = plan.tensor_model_parallel_size > 1 or plan.context_parallel_size > 1
-    architecture = _architecture(resolved)
+    generation = _generation(resolved)
     fsdp = any("fsdp" in flag and value for flag, value in resolved.megatron_args.items())
-    if split and architecture != "blackwell" and not fsdp:
+    if split and generation is not hardware.Generation.BLACKWELL and not fsdp:
         return "1"
-    return "32" if architecture is not None or fsdp else None
+    return "32" if generation is not None or fsdp else None
 
 
 def _shares_device_memory(resolved: ResolvedRecipe) -> bool:

@@ -14,7 +14,6 @@ from megatron_operator.planner.estimate import hardware
 _MANUAL_GC_INTERVAL = 100
 """Iterations between two garbage collections, as in the common recipe of Megatron-Bridge."""
 _MANY_RANKS = 2048
-_RECIPES_OF_BRIDGE = ("hopper", "blackwell", "blackwell-ultra")
 
 Flag = tuple[str, str | None]
 """Name without dashes, and value; a switch has none."""
@@ -63,9 +62,8 @@ def _groups(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Flag]:
 
 def _experts(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Flag]:
     m, args = resolved.model, resolved.megatron_args
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
-    generation = None if accelerator is None else accelerator.architecture
-    if not m.num_experts or not fuses_permutation(resolved) or generation not in _RECIPES_OF_BRIDGE:
+    generation = hardware.generation(resolved.accelerator_type, resolved.profile)
+    if not m.num_experts or not fuses_permutation(resolved) or generation is None:
         return
     if m.moe_router_dtype != "fp64":
         yield "moe-router-fusion", None
@@ -74,5 +72,6 @@ def _experts(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Flag]:
     taken = args.get(EXPERT_OVERLAP) or "shared_experts" in (plan.recompute_modules or ())
     graphs = args.get("cuda-graph-impl", "none") != "none"
     gated_or_other = m.moe_shared_expert_gate or taken or graphs
-    if m.moe_shared_expert_intermediate_size and generation == "hopper" and exchanged and not gated_or_other:
+    hopper = generation is hardware.Generation.HOPPER
+    if m.moe_shared_expert_intermediate_size and hopper and exchanged and not gated_or_other:
         yield "moe-shared-expert-overlap", None

@@ -231,3 +231,23 @@ def test_a_bad_node_without_which_the_run_has_no_room_is_an_event(placed: Any) -
     events, why = kept(placed, "node-0", places={"node-0": 1, "node-1": 1})
     assert len(events) == 1
     assert why == {"node-0": "the other nodes have no room for all 2 pods"}
+
+
+class CountedPlaces(dict[str, int]):
+    """Places of a cluster, which count how often somebody goes through all of them."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return super().items()
+
+
+def test_bad_nodes_are_chosen_once_for_status_and_decision(placed: Any) -> None:
+    status, places = placed.status(), CountedPlaces(POOL)
+    status.set(recovery=add_evidence(status.recovery, "node-0", "DeviceMemory", "ECC", placed.now))
+    seen = observe(status, placed.snapshot(), recovery_limits(status), Capacity(places=places))
+    before = places.reads
+    report_kept_nodes(status, seen)
+    assert isinstance(decide(seen), Avoid)
+    assert places.reads == before + 1

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from megatron_operator.manifests.gpu_environment import gpu_environment
+from megatron_operator.planner.automatic_flags import automatic_flags
 
 HOPPER, BLACKWELL, CPU = "llama3-8b-64-gpus", "llama3.1-8b-queued", "tiny-gpt"
 TENSOR = {"parallelism": {"tensorModelParallelSize": 2, "contextParallelSize": 1}}
@@ -77,3 +79,16 @@ def test_the_recipe_overrides_each_variable(run: Any) -> None:
     own = {"PYTORCH_CUDA_ALLOC_CONF": "", "CUDA_DEVICE_MAX_CONNECTIONS": "8", MARGINS[0]: "0"}
     env = environment(run, HOPPER, env=own)
     assert {name: env[name] for name in own} == own
+
+
+def test_arguments_and_environment_know_the_same_generations(run: Any) -> None:
+    """Also for names that are not in the table."""
+    planned = run(HOPPER)
+    experts = planned.resolved.model.model_copy(update={"num_experts": 8})
+    for name, known in (("b200-custom", True), ("gr300", True), ("h200", True), ("some-gpu", False)):
+        profile = planned.resolved.profile.model_copy(update={"hardware": name})
+        update = {"profile": profile, "model": experts}
+        resolved = planned.resolved.model_copy(update=update)
+        flags = automatic_flags(resolved, planned.plan)
+        margins = set(MARGINS) <= gpu_environment(resolved, planned.plan).keys()
+        assert ("--moe-router-fusion" in flags, margins) == (known, known), name

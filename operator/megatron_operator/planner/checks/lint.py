@@ -139,11 +139,9 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             f"sequences of {length} on CP 1: activations are {share:.0%} of the memory; contextParallelSize "
             "2, 4 or 8 splits them"
         )
-    if (
-        model.num_experts
-        and resolved.megatron_args.get(EXPERT_OVERLAP)
-        and _architecture(resolved) == "hopper"
-    ):
+    generation = hardware.generation(resolved.accelerator_type, resolved.profile)
+    overlaps = model.num_experts and resolved.megatron_args.get(EXPERT_OVERLAP)
+    if overlaps and generation is hardware.Generation.HOPPER:
         notes.append(
             f"{EXPERT_OVERLAP} may cost more than it hides on Hopper, where most published presets leave it "
             "out: measure both"
@@ -191,11 +189,6 @@ def _across_nodes(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
             f"which pod affinity prefers ({LABEL_CLIQUE})"
         )
     return notes
-
-
-def _architecture(resolved: ResolvedRecipe) -> str | None:
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
-    return accelerator.architecture if accelerator else None
 
 
 def _has_fp8(resolved: ResolvedRecipe) -> bool:

@@ -1,9 +1,11 @@
 """Table of accelerators: memory, speed, links. Data and sources are in `data/accelerators.yaml`."""
 
+import re
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -73,6 +75,36 @@ def get(name: str) -> Accelerator | None:
 def of_profile(name: str, profile: AcceleratorProfile) -> Accelerator | None:
     """The accelerator behind a platform's profile of that name; none for `cpu` and unknown hardware."""
     return None if profile.platform == "cpu" else get(profile.known_as(name))
+
+
+class Generation(StrEnum):
+    """Generation of GPUs for which Megatron-Bridge has recipes."""
+
+    HOPPER = "hopper"
+    BLACKWELL = "blackwell"
+    """Also later ones, as long as nothing else is known of them."""
+
+
+_BLACKWELL_OR_LATER: Final = re.compile(r"g?[br][0-9]{3}")
+_GENERATIONS: Final = {
+    "hopper": Generation.HOPPER,
+    "blackwell": Generation.BLACKWELL,
+    "blackwell-ultra": Generation.BLACKWELL,
+}
+
+
+def generation(name: str, profile: AcceleratorProfile) -> Generation | None:
+    """The generation of the GPU behind a platform's profile of that name; None for older and other hardware.
+
+    Names that are not in the table count too: `b200-custom`, `gr300`.
+    """
+    accelerator = of_profile(name, profile)
+    if accelerator is not None:
+        return _GENERATIONS.get(accelerator.architecture)
+    known_as = profile.known_as(name).lower()
+    if profile.platform == "gpu" and _BLACKWELL_OR_LATER.match(known_as):
+        return Generation.BLACKWELL
+    return None
 
 
 def nvlink_ranks(accelerator: Accelerator | None, pod: int) -> int:
