@@ -24,8 +24,9 @@ def select_accelerator(
             f"is not set and the platform has no default (it has: {available})",
             "name one",
         )
-    if name not in profiles and canonical(name) in profiles:
-        name = canonical(name)
+    if name not in profiles:
+        lower = name.lower()
+        name = next((each for each in (lower, canonical(lower)) if each in profiles), name)
     if name not in profiles:
         source = "" if asked.type else " (the platform's default)"
         return FieldError(

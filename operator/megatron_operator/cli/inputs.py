@@ -26,6 +26,22 @@ class RecipeOptions:
     catalog: Path | None
 
 
+def single_option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option with one value; click by itself would take the last of several."""
+
+    def only(ctx: click.Context, param: click.Parameter, values: tuple[Any, ...]) -> Any:
+        if len(values) > 1:
+            raise click.BadParameter(f"is given {len(values)} times; give it once", ctx, param)
+        if not values and attributes.get("required"):
+            raise click.MissingParameter(ctx=ctx, param=param)
+        return values[0] if values else None
+
+    return click.option(*names, multiple=True, callback=only, **attributes)
+
+
+CATALOG_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
+
+
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of RecipeOptions to a command, and pass them to it as `options`."""
 
@@ -49,12 +65,12 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     path = click.Path(path_type=Path, allow_dash=True)
     for decorate in reversed(
         (
-            click.option("-f", "--file", type=path, help="Recipe file; - is standard input."),
-            click.option(
+            single_option("-f", "--file", type=path, help="Recipe file; - is standard input."),
+            single_option(
                 "--recipe", metavar="NAME", shell_complete=complete_recipe, help="A recipe of the catalog."
             ),
-            click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="Number of accelerators."),
-            click.option(
+            single_option("--gpus", type=click.IntRange(min=1), metavar="N", help="Number of accelerators."),
+            single_option(
                 "--accelerator",
                 metavar="TYPE",
                 shell_complete=complete_accelerator,
@@ -67,8 +83,8 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="PATH=VALUE",
                 help="Set a field below spec, for example training.globalBatchSize=512; repeatable.",
             ),
-            click.option("--platform", type=path, help="Platform file of the cluster."),
-            click.option("--catalog", type=path, help="Directory with additional recipes."),
+            single_option("--platform", type=path, help="Platform file of the cluster."),
+            single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes."),
         )
     ):
         wrapped = decorate(wrapped)

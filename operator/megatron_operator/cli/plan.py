@@ -10,7 +10,7 @@ from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options
 
 if TYPE_CHECKING:
-    from megatron_operator.planner import Alternative
+    from megatron_operator.planner import Alternative, PlannedRun
 
 _BAR = 40
 _PARTS = ("weights", "gradients", "optimizer", "activations", "other")
@@ -23,18 +23,29 @@ _COLORS = ("blue", "cyan", "green", "yellow", "magenta")
 def command(options: RecipeOptions, output: str) -> None:
     """Show the layout of a run on its accelerators, its memory, its speed, and why it was chosen.
 
+    Exits with 2 where the operator would refuse the recipe, after the plan if there is one.
+
     \b
     megatron plan --recipe llama3-8b --gpus 64 --accelerator h100-sxm
     megatron plan -f recipe.yaml --set parallelism.tensorModelParallelSize=4
     megatron plan --recipe llama3-70b --gpus 64 --accelerator h100-sxm -o json
     """
-    from megatron_operator.cli.planning import plan_with_alternatives
+    from megatron_operator.cli.planning import plan_with_alternatives, refusals
 
     planned, alternatives = plan_with_alternatives(options, load_recipe(options))
-    p = planned.plan
+    refused = refusals(planned)
     if output != "table":
-        printing.print_data(document(p, alternatives), output)
-        return
+        verdict = {"runnable": not refused, "errors": printing.error_documents(refused)}
+        printing.print_data(document(planned.plan, alternatives) | verdict, output)
+    else:
+        _print(planned, alternatives)
+        printing.print_errors(refused)
+    if refused:
+        raise click.exceptions.Exit(printing.EXIT_INVALID)
+
+
+def _print(planned: "PlannedRun", alternatives: "list[Alternative]") -> None:
+    p = planned.plan
     click.secho(f"{planned.name} on {p.world_size} x {planned.resolved.accelerator_type}", bold=True)
     for name, text in _lines(p):
         click.echo(f"  {name:<12}{text}")

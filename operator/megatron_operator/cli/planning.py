@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import click
+
 from megatron_operator import catalog
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, PlanningLimitError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.platform_validation import parse_platform
 from megatron_operator.api.validation import parse_recipe
@@ -18,7 +21,7 @@ def plan_recipe(options: RecipeOptions, resource: dict[str, Any]) -> PlannedRun:
     """Plan a MegatronRecipe object. Raises InvalidRecipeError with the errors that its status would have."""
     spec = parse_recipe(resource)
     name, namespace = _names(resource)
-    platform, library = load_platform(options.platform), catalog.load(options.catalog)
+    platform, library = load_platform(options.platform), load_catalog(options.catalog)
     with planning_limits():
         return admit(name, spec, platform, library, namespace)
 
@@ -29,9 +32,34 @@ def plan_with_alternatives(
     """Plan a MegatronRecipe object, and list the layouts that were not chosen. Raises InvalidRecipeError."""
     spec = parse_recipe(resource)
     name, namespace = _names(resource)
-    platform, library = load_platform(options.platform), catalog.load(options.catalog)
+    platform, library = load_platform(options.platform), load_catalog(options.catalog)
     with planning_limits():
         return admit_and_compare(name, spec, platform, library, namespace)
+
+
+def refusals(planned: PlannedRun) -> list[FieldError]:
+    """Why the operator would refuse a planned run, as in the status of the recipe; none where it starts.
+
+    Raises PlanningLimitError as planning does.
+    """
+    from megatron_operator import manifests
+
+    try:
+        with planning_limits():
+            manifests.build(planned, "")
+    except PlanningLimitError:
+        raise
+    except InvalidRecipeError as refused:
+        return refused.errors
+    return []
+
+
+def load_catalog(directory: Path | None) -> catalog.Catalog:
+    """The catalog with the recipes of a directory; what cannot be read there goes to standard error."""
+    library = catalog.load(directory)
+    for problem in library.problems:
+        click.echo(f"warning: {problem}", err=True)
+    return library
 
 
 def _names(resource: dict[str, Any]) -> tuple[str, str]:

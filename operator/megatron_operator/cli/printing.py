@@ -22,7 +22,8 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, output=output, **rest)
         except (InvalidRecipeError, CommandError) as error:
-            exit_with_errors(error.errors, output)
+            runnable = False if isinstance(error, InvalidRecipeError) else None
+            exit_with_errors(error.errors, output, runnable=runnable)
 
     return click.option(
         "-o",
@@ -53,16 +54,29 @@ def usage_error(error: click.UsageError) -> FieldError:
     return FieldError(where or "command line", error.format_message().rstrip("."), fix)
 
 
-def exit_with_errors(errors: Sequence[FieldError], output: str) -> None:
-    """Print the errors and exit with code 2 (raises click's Exit)."""
+def exit_with_errors(errors: Sequence[FieldError], output: str, *, runnable: bool | None = None) -> None:
+    """Print the errors and exit with code 2 (raises click's Exit).
+
+    `runnable` is part of the JSON unless it is None.
+    """
     if output == "json":
-        listed = [{"field": e.field, "message": e.message, "fix": e.fix} for e in errors]
-        click.echo(json.dumps({"errors": listed}, indent=2))
+        verdict = {} if runnable is None else {"runnable": runnable}
+        click.echo(json.dumps(verdict | {"errors": error_documents(errors)}, indent=2))
     else:
-        for error in errors:
-            where = click.style(error.field, fg="red", bold=True)
-            click.echo(f"{where}: {error.message}; {error.fix}", err=True)
+        print_errors(errors)
     raise click.exceptions.Exit(EXIT_INVALID)
+
+
+def print_errors(errors: Sequence[FieldError]) -> None:
+    """Print one line per error on standard error."""
+    for error in errors:
+        where = click.style(error.field, fg="red", bold=True)
+        click.echo(f"{where}: {error.message}; {error.fix}", err=True)
+
+
+def error_documents(errors: Sequence[FieldError]) -> list[dict[str, str]]:
+    """The errors for programs."""
+    return [{"field": e.field, "message": e.message, "fix": e.fix} for e in errors]
 
 
 def print_data(value: Any, output: str) -> None:

@@ -5,11 +5,9 @@ from pathlib import Path
 import click
 
 from megatron_operator.cli import printing
-from megatron_operator.cli.inputs import complete_recipe
+from megatron_operator.cli.inputs import CATALOG_DIRECTORY, complete_recipe, single_option
 
-_CATALOG = click.option(
-    "--catalog", type=click.Path(path_type=Path), help="Directory with additional recipes."
-)
+_CATALOG = single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
 
 
 @click.group("recipes", invoke_without_command=True)
@@ -36,9 +34,9 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
     megatron recipes list --family llama3
     megatron recipes list -o json | jq -r '.[] | select(.modes[] == "sft") | .name'
     """
-    from megatron_operator import catalog as library
+    from megatron_operator.cli.planning import load_catalog
 
-    entries = [e for e in library.load(catalog) if family is None or e.family == family]
+    entries = [e for e in load_catalog(catalog) if family is None or e.family == family]
     if output != "table":
         listed = [
             {
@@ -83,9 +81,9 @@ def show(name: str, catalog: Path | None, output: str) -> None:
     \b
     megatron recipes show llama3-8b
     """
-    from megatron_operator import catalog as library
+    from megatron_operator.cli.planning import load_catalog
 
-    entry = library.load(catalog).get(name)
+    entry = load_catalog(catalog).get(name)
     shown = entry.wire()
     if output == "json":
         printing.print_data(shown, "json")

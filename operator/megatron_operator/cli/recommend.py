@@ -7,23 +7,28 @@ import click
 
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.cli import printing
-from megatron_operator.cli.inputs import complete_accelerator, complete_recipe
+from megatron_operator.cli.inputs import (
+    CATALOG_DIRECTORY,
+    complete_accelerator,
+    complete_recipe,
+    single_option,
+)
 
 if TYPE_CHECKING:
     from megatron_operator.planner.recommend import Query, Recommendation
 
 
 @click.command("recommend")
-@click.option(
+@single_option(
     "--model",
     metavar="NAME",
     shell_complete=complete_recipe,
     help="A name, a family, a size (8b) or a kind (moe).",
 )
-@click.option(
+@single_option(
     "--gpus", type=click.IntRange(1, 1_000_000), metavar="N", required=True, help="Number of accelerators."
 )
-@click.option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
+@single_option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
 @click.option(
     "--mode",
     type=click.Choice(["pretrain", "sft", "lora"]),
@@ -31,14 +36,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Purpose.",
 )
-@click.option(
+@single_option(
     "--seq-length",
     type=click.IntRange(1, 100_000_000),
     metavar="N",
     help="Tokens per sample; default the recipe's.",
 )
-@click.option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
-@click.option("--catalog", type=click.Path(path_type=Path), help="Directory with additional recipes.")
+@single_option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
+@single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
 @printing.output_option
 def command(
     model: str | None,
@@ -58,13 +63,12 @@ def command(
     megatron recommend --model 8b --gpus 1 --mode lora
     megatron recommend --model moe --gpus 8
     """
-    from megatron_operator import catalog as library
     from megatron_operator.cli.limits import planning_limits
-    from megatron_operator.cli.planning import load_platform
+    from megatron_operator.cli.planning import load_catalog, load_platform
     from megatron_operator.planner.recommend import Query, recommend
 
     query = Query(model, gpus, accelerator, mode, seq_length)
-    found = recommend(query, load_platform(platform), library.load(catalog), planning_limits)
+    found = recommend(query, load_platform(platform), load_catalog(catalog), planning_limits)
     if output != "table":
         printing.print_data([_document(recommendation, query) for recommendation in found], output)
         return

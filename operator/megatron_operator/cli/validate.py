@@ -14,27 +14,31 @@ from megatron_operator.cli.inputs import RecipeOptions, load_recipes, recipe_opt
 def command(options: RecipeOptions, output: str) -> None:
     """Report every error of a recipe: schema, rules, catalog, layout, memory, Kubernetes objects.
 
+    Exits with 2 for a recipe that the operator would refuse, with the text of its status.
+
     \b
     megatron validate -f recipe.yaml
     megatron validate --recipe llama3-8b --gpus 12 --accelerator h100-sxm
     """
-    from megatron_operator import manifests
-    from megatron_operator.cli.planning import plan_recipe
+    from megatron_operator.cli.planning import plan_recipe, refusals
 
     errors: list[FieldError] = []
     valid = []
     for resource in load_recipes(options):
         try:
             planned = plan_recipe(options, resource)
-            if planned.resolved.engine == "megatron":
-                manifests.build(planned, "")
-            valid.append(planned)
         except InvalidRecipeError as error:
             errors += error.errors
+            continue
+        if refused := refusals(planned):
+            errors += refused
+        else:
+            valid.append(planned)
     if errors:
-        printing.exit_with_errors(errors, output)
+        printing.exit_with_errors(errors, output, runnable=False)
     if output != "table":
-        printing.print_data({"valid": [planned.name for planned in valid], "errors": []}, output)
+        names = [planned.name for planned in valid]
+        printing.print_data({"runnable": True, "valid": names, "errors": []}, output)
         return
     for planned in valid:
         p = planned.plan

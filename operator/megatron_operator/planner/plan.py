@@ -21,6 +21,7 @@ from megatron_operator.planner.checks.precision import (
     recompute_errors,
     training_errors,
 )
+from megatron_operator.planner.checks.tokenizer import tokenizer_errors
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
@@ -211,6 +212,7 @@ def _problem(
     found.extend(optimizer_errors(asked, distributed_optimizer))
     check_ineffective_settings(resolved, found)
     found.extend(passthrough_errors(resolved.megatron_args))
+    found.extend(tokenizer_errors(resolved))
     found.extend(lint_errors(resolved))
     batches = global_batches(resolved.training, found)
     if shape is None or resolved.training.seq_length is None or not batches:

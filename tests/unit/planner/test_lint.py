@@ -32,10 +32,6 @@ MOE: dict[str, Any] = {
             "only supports whole-iteration graphs; set full_iteration",
         ),
         ({"megatronArgs": {"optimizer-cpu-offload": True}}, "set training.usePrecisionAwareOptimizer: true"),
-        (
-            {"megatronArgs": {"cuda-graph-impl": "local", "sft": True}},
-            "CUDA graphs require inputs of one shape",
-        ),
         ({"parallelism": {"cpCommType": "a2a+p2p"}}, "set megatronArgs.hierarchical-context-parallel-sizes"),
         ({"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}, "the model has no experts"),
         (

@@ -29,7 +29,7 @@ def command_lines(command: click.Command, path: str) -> Iterator[str]:
         if isinstance(parameter, click.Option):
             flags = ", ".join([*parameter.opts, *parameter.secondary_opts])
             value = "" if parameter.is_flag else f" {value_type(parameter)}"
-            repeated = " ..." if parameter.multiple else ""
+            repeated = " ..." if parameter.multiple and parameter.callback is None else ""
             yield f"{path}  {flags}{value}{repeated}{' (required)' if parameter.required else ''}"
         else:
             yield f"{path}  <{parameter.name}>{' ...' if parameter.nargs == -1 else ''}"

@@ -40,14 +40,6 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set full_iteration, or recomputeGranularity selective",
             )
         )
-    if graphs != "none" and args.get("sft"):
-        errors.append(
-            FieldError(
-                _ARGS + "cuda-graph-impl",
-                f"{graphs} with packed sequences (sft): CUDA graphs require inputs of one shape",
-                "leave one of the two out",
-            )
-        )
     hierarchical = "hierarchical-context-parallel-sizes"
     if resolved.parallelism.cp_comm_type == "a2a+p2p" and hierarchical not in args:
         errors.append(

@@ -62,6 +62,19 @@ _IGNORED = {
     "dist-ckpt-format": "leave it out",
     "ckpt-fully-parallel-save": "leave it out",
 }
+_UNREAD = {
+    "loop": ("is read by nothing in Megatron's training loop", "leave it out"),
+    "rl": ("requires the package megatron.rl, which the trainer image does not have", "leave it out"),
+    "sft": (
+        "is read by Megatron's pretrain_gpt.py alone, which the trainer replaces",
+        "leave it out; recipes of mode sft (megatron recipes list) fine-tune",
+    ),
+    "straggler": (
+        "measures what Megatron's pretrain_gpt.py marks; the trainer replaces it and marks nothing",
+        "leave it out; status.progress has each pod's progress",
+    ),
+}
+"""Message and fix for each kind of `data/unread_flags.txt`."""
 
 
 def _typed_fields() -> Iterator[tuple[str, str]]:
@@ -93,6 +106,8 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
         elif flag in TYPED:
             errors.append(FieldError(field, f"is set by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
+        elif flag in _unread_flags():
+            errors.append(FieldError(field, *_UNREAD[_unread_flags()[flag]]))
         elif reason := _invalid(flag, value):
             errors.append(FieldError(field, *reason))
     return errors
@@ -118,7 +133,17 @@ def _misspelled_error(field: str, flag: str) -> FieldError:
 @cache
 def megatron_flags() -> dict[str, str]:
     """Every flag of the pinned Megatron release -> `switch`, `value` or `values`."""
-    text = resources.files("megatron_operator.planner").joinpath("data/megatron_flags.txt").read_text()
+    return _listed("megatron_flags.txt")
+
+
+@cache
+def _unread_flags() -> dict[str, str]:
+    """Flags that the parser accepts and the training loop does not read -> kind of the reason."""
+    return _listed("unread_flags.txt")
+
+
+def _listed(name: str) -> dict[str, str]:
+    text = resources.files("megatron_operator.planner").joinpath(f"data/{name}").read_text()
     return dict(line.split() for line in text.splitlines())
 
 

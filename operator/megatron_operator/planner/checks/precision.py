@@ -9,7 +9,7 @@ from megatron_operator.planner.estimate.model_shape import ModelShape
 
 def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
     """Errors for precisions that exclude each other or that the accelerator does not support."""
-    t, errors = resolved.training, []
+    t, errors = resolved.training, _block_scaling_errors(resolved, accelerator)
     if t.bf16 and t.fp16:
         errors.append(FieldError("spec.training.fp16", "is set together with bf16", "set one of the two"))
     if t.fp8_format is None:
@@ -52,6 +52,30 @@ def precision_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) 
             )
         )
     return errors
+
+
+def _block_scaling_errors(resolved: ResolvedRecipe, accelerator: Accelerator | None) -> list[FieldError]:
+    """Errors for formats that only tensor cores of Blackwell multiply: MXFP8 and 4 bits."""
+    if accelerator is None or accelerator.architecture.startswith("blackwell"):
+        return []
+    errors = []
+    if resolved.training.fp8_recipe == "mxfp8":
+        errors.append(
+            FieldError(
+                "spec.training.fp8Recipe",
+                f"mxfp8: {accelerator.name} does not support MXFP8 matrix products",
+                "set tensorwise or blockwise, or use Blackwell or later",
+            )
+        )
+    return errors + [
+        FieldError(
+            f"spec.megatronArgs.{flag}",
+            f"{value}: {accelerator.name} does not support FP4 matrix products",
+            "leave it out, or use Blackwell or later",
+        )
+        for flag, value in resolved.megatron_args.items()
+        if flag.startswith("fp4-") and value is not False
+    ]
 
 
 def cheap_modules(shape: ModelShape, resolved: ResolvedRecipe) -> tuple[str, ...]:

@@ -1,0 +1,126 @@
+"""The commands, the webhook and the operator give one verdict on a recipe, in the same words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from megatron_operator import catalog
+from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.cli.main import cli
+from megatron_operator.lifecycle.desired import Config
+from megatron_operator.lifecycle.review import review
+
+H100 = {"type": "h100-sxm", "count": 8}
+SPECS: dict[str, dict[str, Any]] = {
+    "engine that the operator does not start": {"recipe": "flux1-12b-sft", "accelerator": H100},
+    "reserved variable": {"recipe": "llama3-8b", "accelerator": H100, "env": {"RANK": "1"}},
+    "too little memory": {"recipe": "llama3-405b", "accelerator": H100},
+    "flag that nothing reads": {
+        "recipe": "llama3-8b",
+        "accelerator": H100,
+        "megatronArgs": {"fim-data": True},
+    },
+    "accepted": {"recipe": "llama3-8b", "accelerator": H100},
+}
+
+
+def megatron(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+def texts(document: dict[str, Any]) -> list[str]:
+    return [f"{error['field']}: {error['message']}; {error['fix']}" for error in document["errors"]]
+
+
+@pytest.fixture(params=SPECS.values(), ids=SPECS.keys())
+def resource(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {
+        "apiVersion": "megatron.training/v1alpha1",
+        "kind": "MegatronRecipe",
+        "metadata": {"name": "mine"},
+        "spec": request.param | {"data": {"mockData": True}},
+    }
+
+
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_a_command_has_the_words_of_the_webhook(
+    resource: dict[str, Any], command: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(resource))
+    config = Config(default_platform(), catalog.load())
+    body = resource | {"metadata": {"name": "mine", "namespace": "default"}}
+    refused = list(map(str, review({"object": body, "namespace": "default"}, config).errors))
+    as_json, as_text = megatron(command, "-f", str(file), "-o", "json"), megatron(command, "-f", str(file))
+    document = json.loads(as_json.stdout)
+    assert texts(document) == refused
+    assert document["runnable"] is (not refused)
+    assert as_text.stderr.splitlines() == refused
+    assert as_json.exit_code == as_text.exit_code == (2 if refused else 0)
+
+
+def test_a_plan_that_cannot_be_started_is_still_shown() -> None:
+    printed = megatron("plan", "--recipe", "flux1-12b-sft", "--gpus", "8", "--accelerator", "h100-sxm")
+    assert "layout      TP" in printed.stdout
+    assert "spec.recipe: flux1-12b-sft is run by Megatron-Bridge" in printed.stderr
+
+
+LLAMA = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "args", "render", "diff"])
+def test_a_second_recipe_is_not_taken_in_silence(command: str) -> None:
+    result = megatron(command, "-f", "one.yaml", "-f", "two.yaml")
+    assert result.exit_code == 2
+    assert "is given 2 times; give it once" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", *LLAMA),
+        ("recommend", "--gpus", "8"),
+        ("recipes", "list"),
+        ("recipes", "show", "llama3-8b"),
+    ],
+)
+def test_a_catalog_that_does_not_exist_is_an_error(words: tuple[str, ...]) -> None:
+    result = megatron(*words, "--catalog", "/nowhere/recipes")
+    assert result.exit_code == 2
+    assert "Directory '/nowhere/recipes' does not exist" in result.stderr
+
+
+def test_a_file_of_the_catalog_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("entries: [one]\n")
+    result = megatron("validate", *LLAMA, "--catalog", str(tmp_path))
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: mine.yaml: entries: ")
+
+
+@pytest.mark.parametrize("name", ["H100", "h100", "H100-SXM", "h100-sxm"])
+def test_an_accelerator_is_found_in_any_case(name: str) -> None:
+    result = megatron("validate", "--recipe", "llama3-8b", "--gpus", "8", "--accelerator", name)
+    assert "valid on 8 x h100-sxm" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.fp8Recipe=mxfp8", "mxfp8: h100-sxm does not support MXFP8 matrix products"),
+        ("megatronArgs.fp4-format=e2m1", "e2m1: h100-sxm does not support FP4 matrix products"),
+        ("megatronArgs.sft=true", "is read by Megatron's pretrain_gpt.py alone"),
+        ("megatronArgs.log-straggler=true", "measures what Megatron's pretrain_gpt.py marks"),
+        ("megatronArgs.perform-rl-step=true", "requires the package megatron.rl"),
+        ("megatronArgs.fim-data=true", "is read by nothing in Megatron's training loop"),
+        ("data.tokenizer.tokenizerType=HuggingfaceTokenizer", "did you mean HuggingFaceTokenizer?"),
+        ("data.tokenizer.tokenizerType=SFTTokenizer", "belongs to a program that the trainer does not run"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(setting: str, message: str) -> None:
+    precision = ("--set", "training.fp8Format=hybrid")
+    result = megatron("validate", *LLAMA, *precision, "--set", setting)
+    assert result.exit_code == 2
+    assert message in result.stderr
