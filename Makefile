@@ -54,6 +54,10 @@ crds: setup ## Regenerate the CRD and docs/recipe.md from the pydantic models
 	@cp crds/megatronrecipes.yaml charts/megatron-operator/files/
 	@$(PY) -m megatron_operator.api.reference docs/recipe.md docs/operations.md
 
+.PHONY: chart-page
+chart-page: setup ## Regenerate the chart's README.md from values.yaml
+	@$(PY) scripts/chart_page.py
+
 .PHONY: catalog-pages
 catalog-pages: setup ## Regenerate docs/catalog from the catalog's data
 	@$(PY) scripts/catalog_pages.py
