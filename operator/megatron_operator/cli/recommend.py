@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--model",
     metavar="NAME",
     shell_complete=complete_recipe,
-    help="A name, a family, a size (8b) or a kind (moe).",
+    help="A name (also of Hugging Face), a family, a size (8b) or a kind (moe).",
 )
 @single_option(
     "--gpus", type=click.IntRange(1, 1_000_000), metavar="N", required=True, help="Number of accelerators."
@@ -57,6 +57,8 @@ def command(
 ) -> None:
     """Find the recipe for a model, a mode and a number of GPUs, with reasons and runners-up.
 
+    Exits with 2 where the recipe does not fit, after printing what would.
+
     \b
     megatron recommend --model llama3 --gpus 64 --accelerator h100-sxm
     megatron recommend --model 8b --gpus 32 --seq-length 65536
@@ -71,10 +73,16 @@ def command(
     found = recommend(query, load_platform(platform), load_catalog(catalog), planning_limits)
     if output != "table":
         printing.print_data([_document(recommendation, query) for recommendation in found], output)
-        return
+    else:
+        _print(found, query)
+    if found[0].plan is None:
+        raise click.exceptions.Exit(printing.EXIT_INVALID)
+
+
+def _print(found: "list[Recommendation]", query: "Query") -> None:
     best, *others = found
     if best.plan is None:
-        click.secho(f"None fits. Nearest: {best.entry.name}", bold=True)
+        click.secho(f"{best.entry.name} does not fit on {query.gpus} GPUs", bold=True)
     else:
         click.secho(best.entry.name, bold=True)
         click.echo(f"  {best.entry.description}")
@@ -97,6 +105,8 @@ def _next_command(recommendation: "Recommendation", query: "Query") -> str:
         words += f" --set training.seqLength={query.seq_length}"
         if recommendation.entry.engine == "megatron":
             words += f" --set model.maxPositionEmbeddings={query.seq_length}"
+    if recommendation.batch is not None:
+        words += f" --set training.globalBatchSize={recommendation.batch}"
     return words
 
 
@@ -118,6 +128,7 @@ def _document(recommendation: "Recommendation", query: "Query") -> dict[str, Any
         "engine": recommendation.entry.engine,
         "parameters": recommendation.parameters,
         "runs": recommendation.plan is not None,
+        "runnable": recommendation.runnable,
         "published": recommendation.published,
         "reasons": list(recommendation.reasons),
         "plan": recommendation.plan.model_dump(by_alias=True, mode="json") if recommendation.plan else None,

@@ -58,8 +58,9 @@ def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
     stem = _SIZE.split(text, maxsplit=1)[0].rstrip("-")
     if stem and (_begins(entry.name, stem) or entry.family == stem) and factor <= MAX_FAMILY_SIZE_RATIO:
         return Match(2, distance, "size")
-    if factor <= (MAX_FAMILY_SIZE_RATIO if stem else MAX_SIZE_RATIO):
-        return Match(3, distance, "size")
+    # A family that the catalog does not have is no reason to offer another one.
+    if not stem and factor <= MAX_SIZE_RATIO:
+        return Match(3, 0.0 if _billions(entry.name) == asked else distance, "size")
     return None
 
 

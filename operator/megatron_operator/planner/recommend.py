@@ -1,5 +1,6 @@
 """Recommends recipes for a model, a mode and the available accelerators."""
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -8,9 +9,10 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec, MegatronRecipeSpec
 from megatron_operator.api.status import Plan
-from megatron_operator.catalog import Catalog, Entry, PublishedLayout
+from megatron_operator.catalog import Catalog, Entry, PublishedLayout, hugging_face
 from megatron_operator.catalog.accelerator import select_accelerator
 from megatron_operator.planner.admission import admit
+from megatron_operator.planner.durations import duration
 from megatron_operator.planner.matching import (
     Match,
     generation,
@@ -22,6 +24,8 @@ from megatron_operator.planner.matching import (
 
 MAX_RECOMMENDATIONS = 4
 """Recipes that are planned: the best and three others."""
+MAX_TRIED = 12
+"""Recipes that are planned as long as none of them fits."""
 LONG = 8192
 """Tokens of a sample above which a long-sequence variant is preferred to its base."""
 SAME_SIZE = 0.2
@@ -35,7 +39,10 @@ and for LoRA.
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to recommend for. `model` is a name, a family, a size such as 8b, or a kind such as moe."""
+    """What to recommend for.
+
+    `model` is a name, also that of Hugging Face, a family, a size such as 8b, or a kind such as moe.
+    """
 
     model: str | None
     gpus: int
@@ -55,6 +62,13 @@ class Recommendation:
     published: bool
     """Whether its layout for exactly these accelerators is published."""
     reasons: tuple[str, ...]
+    batch: int | None = None
+    """The global batch size, where the recipe's own does not suit the count."""
+
+    @property
+    def runnable(self) -> bool:
+        """Whether the operator can start it."""
+        return self.plan is not None and self.entry.engine == "megatron"
 
 
 Limits = Callable[[], AbstractContextManager[None]]
@@ -66,8 +80,8 @@ def recommend(
 ) -> list[Recommendation]:
     """Matching recipes, the best first. A recipe that exceeds `limits` is one that cannot run.
 
-    Matches by name precede those of similar size; recipes that can run those that cannot; published layouts
-    for these accelerators planned ones; larger models smaller ones.
+    A model that is named stays first, also if it cannot run. Otherwise: what the operator can start,
+    published layouts for these accelerators, larger models.
     Raises InvalidRecipeError when nothing in the catalog matches, or the platform lacks the accelerator.
     """
     picked = select_accelerator(AcceleratorSpec(type=query.accelerator, count=query.gpus), platform)
@@ -75,19 +89,27 @@ def recommend(
         raise InvalidRecipeError([FieldError("--accelerator", picked.message, picked.fix)])
     name, profile = picked
     hardware = profile.known_as(name)
-    candidates = list(_candidates(query, hardware, catalog))
+    asked = query.model
+    if asked is not None and "/" in asked:
+        query = replace(query, model=hugging_face.entry_of(asked) or asked.rpartition("/")[2].lower())
+    candidates = sorted(_candidates(query, hardware, catalog), key=lambda each: each.order)
     if not candidates:
-        raise InvalidRecipeError([_nothing(query, catalog)])
-    candidates.sort(key=lambda each: each.order)
-    found = [
-        _recommendation(query, candidate, platform, catalog, limits)
-        for candidate in candidates[:MAX_RECOMMENDATIONS]
-    ]
-    found.sort(key=lambda each: each.plan is None)
-    best, *others = found
-    if best.plan is None and (hint := _other_mode(query, hardware, catalog)):
-        best = replace(best, reasons=(*best.reasons, hint))
-    return [best, *others]
+        raise InvalidRecipeError([_nothing(replace(query, model=asked), catalog)])
+    found: list[tuple[_Candidate, Recommendation]] = []
+    for candidate in candidates[:MAX_TRIED]:
+        if len(found) >= MAX_RECOMMENDATIONS and any(made.plan for _, made in found):
+            break
+        found.append((candidate, _recommendation(query, candidate, platform, catalog, limits)))
+    found.sort(key=lambda each: (_identity(query, each[0]), not each[1].runnable, each[1].plan is None))
+    best, *others = [made for _, made in found]
+    if best.plan is None:
+        best = replace(best, reasons=(*best.reasons, *_what_would(query, best.entry, hardware, catalog)))
+    return [best, *others[: MAX_RECOMMENDATIONS - 1]]
+
+
+def _identity(query: Query, candidate: "_Candidate") -> int:
+    """0 for the model that is named and its variants, then its family, then models of similar size."""
+    return 0 if candidate.match.by == "kind" or query.model is None else max(candidate.match.rank - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +141,15 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
             rank,
             not is_language_model(entry) and (found.by != "kind" or query.model is None),
             found.factor,
-            not suits,
-            # Without a name, prefer what this operator can start.
-            query.model is None and entry.engine != "megatron",
             stretched,
-            not exact and found.by != "kind",
-            -(size or 0) if found.by == "kind" else 0,
+            not suits,
+            # A name decides by itself; otherwise prefer what this operator can start.
+            found.by != "name" and entry.engine != "megatron",
             not exact,
+            # A plain size is that of a dense model that people know.
+            found.by == "size" and bool(entry.model.num_experts),
+            found.by == "size" and not hugging_face.is_known(entry.name),
+            -(size or 0) if found.by == "kind" else 0,
             layout is None,
             entry.engine != "megatron",
             *generation(entry.name),
@@ -187,20 +211,43 @@ def _recommendation(
         if entry.engine == "megatron":
             longest = max(query.seq_length, entry.model.max_position_embeddings or 0)
             spec["model"] = {"maxPositionEmbeddings": longest}
+    batch = None
     try:
-        with limits():
-            found = admit(entry.name, MegatronRecipeSpec.model_validate(spec), platform, catalog).plan
+        found = _plan(entry.name, spec, platform, catalog, limits)
     except InvalidRecipeError as refused:
-        reasons = tuple(str(error) for error in refused.errors)
-        return Recommendation(entry, candidate.parameters, None, False, reasons)
-    published = not stretched and layout is not None and layout.count == query.gpus
-    reasons = tuple(_reasons(query, entry, found, layout, published))
-    return Recommendation(entry, candidate.parameters, found, published, reasons)
+        batch = _next_multiple(entry.training.global_batch_size, query.gpus)
+        try:
+            if any(error.field != "spec.training.globalBatchSize" for error in refused.errors):
+                raise
+            training = {"globalBatchSize": batch} | dict(spec.get("training") or {})  # type: ignore[call-overload]
+            found = _plan(entry.name, spec | {"training": training}, platform, catalog, limits)
+        except InvalidRecipeError:
+            reasons = tuple(str(error) for error in refused.errors)
+            return Recommendation(entry, candidate.parameters, None, False, reasons)
+    published = not stretched and layout is not None and layout.count == query.gpus and batch is None
+    reasons = tuple(_reasons(query, candidate, found, published, batch))
+    return Recommendation(entry, candidate.parameters, found, published, reasons, batch)
+
+
+def _plan(
+    name: str, spec: dict[str, object], platform: PlatformConfig, catalog: Catalog, limits: Limits
+) -> Plan:
+    with limits():
+        return admit(name, MegatronRecipeSpec.model_validate(spec), platform, catalog).plan
+
+
+def _next_multiple(batch: int | None, of: int) -> int:
+    return -(-(batch or 1) // of) * of
 
 
 def _reasons(
-    query: Query, entry: Entry, found: Plan, layout: PublishedLayout | None, published: bool
+    query: Query, candidate: _Candidate, found: Plan, published: bool, batch: int | None
 ) -> Iterator[str]:
+    entry, layout = candidate.entry, candidate.layout
+    if candidate.match.by == "size":
+        size = f"{(candidate.parameters or 0) / 1e9:.1f} billion parameters"
+        named = candidate.match.rank == 2 and candidate.match.factor > SAME_SIZE
+        yield f"the catalog has no {query.model}; closest of its family: {size}" if named else size
     if published:
         yield "its layout for these accelerators is published"
     elif layout is not None and layout.count != query.gpus:
@@ -211,11 +258,23 @@ def _reasons(
         yield f"context parallelism {found.context_parallel_size} splits the long sequence"
     if found.expert_model_parallel_size > 1:
         yield f"expert parallelism {found.expert_model_parallel_size} splits the experts"
+    if batch is not None:
+        own = entry.training.global_batch_size
+        yield f"globalBatchSize {batch}: its {own} cannot be divided over {found.data_parallel_size} ranks"
     if found.expected is not None and found.train_iters:
-        days = found.expected.step_seconds * found.train_iters / 86400
-        yield f"{days:,.1f} days for its tokens, as estimated"
+        seconds = found.expected.step_seconds * found.train_iters
+        yield f"{duration(seconds)} for its {found.train_iters:,} iterations, as estimated"
     if entry.engine != "megatron":
         yield "run by Megatron-Bridge, whose loop this operator does not start yet"
+
+
+def _what_would(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> Iterator[str]:
+    """What fits where the entry does not: a count that is published for it, another mode."""
+    counts = sorted({each.count for each in entry.layouts if hardware in each.accelerators})
+    if more := [count for count in counts if count > query.gpus]:
+        yield f"{more[0]} x {hardware} fits: that layout is published"
+    if hint := _other_mode(query, hardware, catalog):
+        yield hint
 
 
 def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
@@ -233,8 +292,11 @@ def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
 
 def _nothing(query: Query, catalog: Catalog) -> FieldError:
     of = f" like {query.model!r}" if query.model else ""
+    near = difflib.get_close_matches((query.model or "").rpartition("/")[2].lower(), catalog.names(), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
     return FieldError(
         "--model" if query.model else "--mode",
         f"the catalog has no {query.mode} recipe{of}",
-        f"name one of its {len(catalog)} recipes (megatron recipes list), a family, or a size such as 8b",
+        f"{hint}name one of its {len(catalog)} recipes (megatron recipes list), a family, or a size such as"
+        " 8b",
     )

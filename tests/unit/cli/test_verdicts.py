@@ -124,3 +124,19 @@ def test_what_would_be_ignored_is_refused(setting: str, message: str) -> None:
     result = megatron("validate", *LLAMA, *precision, "--set", setting)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_recommend_exits_with_2_where_the_model_does_not_fit_and_prints_what_would() -> None:
+    words = ("recommend", "--model", "deepseek-ai/DeepSeek-V3", "--gpus", "64", "--accelerator", "h100-sxm")
+    as_text, as_json = megatron(*words), megatron(*words, "-o", "json")
+    assert (as_text.exit_code, as_json.exit_code) == (2, 2)
+    assert as_text.stdout.startswith("deepseek-v3 does not fit on 64 GPUs\n")
+    assert "256 x h100-sxm fits: that layout is published" in as_text.stdout
+    assert json.loads(as_json.stdout)[0]["runnable"] is False
+
+
+def test_recommend_and_plan_agree_on_a_raised_batch() -> None:
+    words = ("--model", "llama3-8b", "--gpus", "32", "--mode", "lora", "-o", "json")
+    [best, *_] = json.loads(megatron("recommend", *words).stdout)
+    assert best["next"].endswith("--set training.globalBatchSize=32")
+    assert megatron(*best["next"].split()[1:]).exit_code == 0

@@ -1,9 +1,12 @@
 """Recommendations: the requested name, else the closest recipe that can run."""
 
+from functools import cache
+
 import pytest
 from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.catalog.hugging_face import NAMES
 from megatron_operator.planner.matching import is_language_model
 from megatron_operator.planner.recommend import Query, Recommendation, recommend
 
@@ -12,6 +15,10 @@ PLATFORM = PlatformConfig.model_validate(
 )
 
 
+LIBRARY = catalog.load()
+
+
+@cache
 def choices(
     model: str | None,
     gpus: int,
@@ -19,7 +26,7 @@ def choices(
     mode: str = "pretrain",
     seq: int | None = None,
 ) -> list[Recommendation]:
-    return recommend(Query(model, gpus, accelerator, mode, seq), PLATFORM, catalog.load())
+    return recommend(Query(model, gpus, accelerator, mode, seq), PLATFORM, LIBRARY)
 
 
 def test_the_requested_name_is_first() -> None:
@@ -47,33 +54,131 @@ def test_a_recipe_that_cannot_run_has_the_reason() -> None:
     assert "even the most memory-efficient layout" in large.reasons[0]
 
 
+QUICK_REFERENCE = [
+    # What is wanted, as in Megatron-Bridge's recipe index: model, GPUs, mode, tokens of a sample, recipe.
+    ("try it for the first time", "llama3.2-1b", 2, "pretrain", None, "llama3.2-1b"),
+    ("fine-tune a 7-8B model", "8b", 2, "sft", None, "llama3-8b-sft"),
+    ("fine-tune a 7-8B model", "8b", 8, "sft", None, "llama3-8b-sft"),
+    ("fine-tune a 7-8B model", "7b", 4, "sft", None, "qwen2-7b-sft"),
+    ("LoRA on 1 GPU", "8b", 1, "lora", None, "llama3-8b-lora"),
+    ("pretrain a dense 70B", "70b", 32, "pretrain", None, "llama3-70b"),
+    ("pretrain a dense 70B", "70b", 64, "pretrain", None, "llama3-70b"),
+    ("train a small MoE", "moe", 8, "pretrain", None, "qwen3-30b-a3b"),
+    ("train a large MoE (235B+)", "qwen3-235b", 256, "pretrain", None, "qwen3-235b-a22b"),
+    ("train a large MoE (235B+)", "qwen3-235b", 512, "pretrain", None, "qwen3-235b-a22b"),
+    ("long-context training", "llama3-8b", 16, "pretrain", 131072, "llama3-8b-128k"),
+    ("VLM fine-tuning", "qwen3-vl-8b", 4, "sft", None, "qwen3-vl-8b-sft"),
+    ("VLM fine-tuning", "qwen3-vl-8b", 8, "sft", None, "qwen3-vl-8b-sft"),
+    ("diffusion training", "diffusion", 8, "pretrain", None, "wan2.1-1.3b"),
+]
+DECISION_TREE = [
+    ("a recipe for size and mode: use it", "llama3-8b", 8, "pretrain", None, "llama3-8b"),
+    ("no exact match: the closest size", "llama3-20b", 8, "pretrain", None, "llama3-8b"),
+    ("SFT", "llama3-70b", 32, "sft", None, "llama3-70b-sft"),
+    ("PEFT has the lowest requirement", "llama3-8b", 1, "lora", None, "llama3-8b-lora"),
+    ("1 GPU: only PEFT", None, 1, "lora", None, "nemotron-h-8b-lora"),
+    ("8 GPUs: 8B to 16B, small MoE", None, 8, "pretrain", None, "qwen3-30b-a3b"),
+    ("16 to 64 GPUs: 70B dense, medium MoE", None, 32, "pretrain", None, "qwen2-72b"),
+    ("128+ GPUs: 405B+, large MoE", None, 256, "pretrain", None, "deepseek-v3"),
+    ("128+ GPUs: 405B+, large MoE", "deepseek", 256, "pretrain", None, "deepseek-v3"),
+    ("128+ GPUs: 405B+, large MoE", "kimi", 512, "pretrain", None, "kimi-k2"),
+    ("above 8K: the variant for it", "llama3-8b", 4, "pretrain", 16384, "llama3-8b-16k"),
+    ("above 8K: the variant for it", "llama3-8b", 8, "pretrain", 65536, "llama3-8b-64k"),
+    ("above 8K: the nearest variant", "llama3-8b", 16, "pretrain", 100_000, "llama3-8b-128k"),
+    ("up to 8K: the default", "llama3-8b", 8, "pretrain", 4096, "llama3-8b"),
+]
+INDEX = [
+    # Its tables: the smallest number of GPUs of each row.
+    ("Llama", "llama3.2-1b", 2, "pretrain", None, "llama3.2-1b"),
+    ("Llama", "llama3-8b", 2, "pretrain", 8192, "llama3-8b"),
+    ("Llama", "llama3-70b", 32, "pretrain", 8192, "llama3-70b"),
+    ("Llama", "llama3-70b", 64, "pretrain", 16384, "llama3-70b-16k"),
+    ("Llama", "llama3-70b", 128, "pretrain", 65536, "llama3-70b-64k"),
+    ("Llama", "llama3.1-405b", 128, "pretrain", 8192, "llama3.1-405b"),
+    ("Llama", "llama3-8b", 2, "sft", None, "llama3-8b-sft"),
+    ("Llama", "llama3-70b", 16, "sft", None, "llama3-70b-sft"),
+    # The index has 64 for it, where full fine-tuning needs 110 GiB of each GPU; its function is for 128.
+    ("Llama", "llama3.1-405b", 128, "sft", None, "llama3.1-405b-sft"),
+    ("Llama", "llama3-70b", 8, "lora", None, "llama3-70b-lora"),
+    ("Llama", "llama3.1-405b", 32, "lora", None, "llama3.1-405b-lora"),
+    ("Qwen3 MoE", "qwen3-30b-a3b", 8, "pretrain", None, "qwen3-30b-a3b"),
+    ("Qwen3 MoE", "qwen3-30b-a3b", 8, "sft", None, "qwen3-30b-a3b-sft"),
+    ("Qwen3 MoE", "qwen3-235b-a22b", 256, "sft", None, "qwen3-235b-a22b-sft"),
+    ("DeepSeek", "deepseek-v2-lite", 8, "pretrain", None, "deepseek-v2-lite"),
+    ("DeepSeek", "deepseek-v2", 128, "pretrain", None, "deepseek-v2"),
+    ("DeepSeek", "deepseek-v3", 256, "pretrain", None, "deepseek-v3"),
+    ("GLM-4.5", "glm4.5-355b", 256, "pretrain", None, "glm4.5-355b"),
+    ("GLM-4.5", "glm4.5-air", 32, "sft", None, "glm4.5-air-sft"),
+    ("others", "nemotron4-15b", 8, "pretrain", None, "nemotron4-15b"),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "gpus", "seq", "best"),
+    ("want", "model", "gpus", "mode", "seq", "best"), [*QUICK_REFERENCE, *DECISION_TREE, *INDEX]
+)
+def test_every_row_of_the_recipe_index_finds_its_recipe(
+    want: str, model: str | None, gpus: int, mode: str, seq: int | None, best: str
+) -> None:
+    found = choices(model, gpus, mode=mode, seq=seq)
+    assert found[0].entry.name == best, want
+    assert found[0].plan is not None, found[0].reasons
+    assert found[0].plan.world_size == gpus
+    assert all(recommendation.reasons for recommendation in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "mode", "best"),
     [
-        # The quick reference of Megatron-Bridge's recipe index.
-        (None, 2, None, "llama3.2-3b"),
-        ("70b", 32, None, "llama3-70b"),
-        ("70b", 64, None, "llama3-70b"),
-        ("moe", 8, None, "qwen3-30b-a3b"),
-        ("235b", 256, None, "qwen3-235b-a22b"),
-        ("llama3-8b", 16, 16384, "llama3-8b-16k"),
-        ("llama3-8b", 32, 65536, "llama3-8b-64k"),
-        ("llama3-8b", 64, 131072, "llama3-8b-128k"),
-        # Its decision tree.
-        ("Llama3-8B", 8, None, "llama3-8b"),
-        ("llama3-20b", 8, None, "llama3-8b"),
-        ("llama3-8b", 8, 4096, "llama3-8b"),
-        ("deepseek", 256, None, "deepseek-v3"),
-        ("kimi", 512, None, "kimi-k2"),
+        ("Qwen/Qwen2.5-7B", 8, "pretrain", "qwen2.5-7b"),
+        ("qwen/qwen2.5-7b-instruct", 8, "sft", "qwen2.5-7b-sft"),
+        ("mistralai/Mixtral-8x7B-v0.1", 64, "pretrain", "mixtral-8x7b"),
+        ("Qwen/Qwen3-8B-Base", 8, "pretrain", "qwen3-8b"),
+        ("meta-llama/Llama-3.1-8B", 8, "pretrain", "llama3.1-8b"),
+        ("deepseek-ai/DeepSeek-V3", 1024, "pretrain", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3", 64, "pretrain", "deepseek-v3"),
+        ("7b", 8, "pretrain", "llama2-7b"),
+        ("llama3-8b", 32, "lora", "llama3-8b-lora"),
+        ("mine/llama3-8b", 8, "pretrain", "llama3-8b"),
+        ("qwen3-next-80b-a3b", 64, "pretrain", "qwen3-next-80b-a3b"),
     ],
 )
-def test_every_row_of_the_quick_reference_finds_its_recipe(
-    model: str | None, gpus: int, seq: int | None, best: str
-) -> None:
-    found = choices(model, gpus, seq=seq)
-    assert found[0].entry.name == best
-    assert found[0].plan is not None
-    assert all(recommendation.reasons for recommendation in found)
+def test_a_model_that_is_named_is_never_replaced(model: str, gpus: int, mode: str, best: str) -> None:
+    assert choices(model, gpus, mode=mode)[0].entry.name == best
+
+
+@pytest.mark.parametrize("model", ["tiiuae/falcon-7b", "falcon-7b", "Qwen/Qwen9-7B"])
+def test_a_model_that_the_catalog_lacks_is_not_replaced_by_one_of_its_size(model: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=f"no pretrain recipe like '{model}'"):
+        choices(model, 8)
+
+
+def test_every_name_of_hugging_face_belongs_to_an_entry() -> None:
+    names = LIBRARY.names()
+    missing = [entry for entry in NAMES.values() if not any(name.startswith(entry) for name in names)]
+    assert missing == []
+
+
+def test_the_closest_size_of_a_family_is_named_as_such() -> None:
+    assert choices("llama3-20b", 8)[0].reasons[0] == (
+        "the catalog has no llama3-20b; closest of its family: 8.0 billion parameters"
+    )
+
+
+def test_a_batch_that_cannot_be_divided_is_raised_and_stated() -> None:
+    best = choices("llama3-8b", 32, mode="lora")[0]
+    assert best.batch == 32
+    assert "globalBatchSize 32: its 8 cannot be divided over 32 ranks" in best.reasons
+
+
+def test_where_nothing_fits_the_reasons_end_with_what_would() -> None:
+    best = choices("deepseek-v3", 64)[0]
+    assert best.plan is None
+    assert best.reasons[-1] == "256 x h100-sxm fits: that layout is published"
+
+
+def test_what_the_operator_starts_precedes_what_it_does_not() -> None:
+    runnable = [each.runnable for each in choices("7b", 8)]
+    assert runnable == sorted(runnable, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -87,35 +192,6 @@ def test_without_a_model_the_size_suits_the_accelerators(
     size = best.parameters or 0
     assert best.plan is not None
     assert least <= size <= (most_with_experts if best.entry.model.num_experts else most)
-
-
-@pytest.mark.parametrize(
-    ("model", "gpus", "mode", "best"),
-    [
-        # The quick reference: a 7-8B on 2 to 8, LoRA on 1, MoE small and large, a VLM on 4 to 8, diffusion.
-        ("8b", 2, "sft", "llama3-8b-sft"),
-        ("8b", 8, "sft", "llama3-8b-sft"),
-        ("7b", 4, "sft", "qwen2-7b-sft"),
-        ("8b", 1, "lora", "llama3-8b-lora"),
-        ("moe", 8, "sft", "qwen3-30b-a3b-sft"),
-        ("qwen3-235b", 256, "sft", "qwen3-235b-a22b-sft"),
-        ("qwen3-vl-8b", 4, "sft", "qwen3-vl-8b-sft"),
-        ("diffusion", 8, "sft", "wan2.1-1.3b-sft"),
-        # The index of recipes, by model and mode.
-        ("llama3-70b", 32, "sft", "llama3-70b-sft"),
-        ("llama3-70b", 8, "lora", "llama3-70b-lora"),
-        ("llama3.1-405b", 32, "lora", "llama3.1-405b-lora"),
-        ("qwen3-30b-a3b", 8, "lora", "qwen3-30b-a3b-lora"),
-        ("glm4.5-air", 32, "sft", "glm4.5-air-sft"),
-    ],
-)
-def test_fine_tuning_finds_its_recipe(model: str, gpus: int, mode: str, best: str) -> None:
-    found = choices(model, gpus, mode=mode)
-    assert found[0].entry.name == best
-    assert found[0].plan is not None
-    assert found[0].plan.world_size == gpus
-    assert mode in found[0].entry.modes
-    assert any("Megatron-Bridge" in reason for reason in found[0].reasons)
 
 
 @pytest.mark.parametrize(("gpus", "mode"), [(1, "lora"), (2, "sft"), (8, "sft"), (8, "lora"), (64, "sft")])

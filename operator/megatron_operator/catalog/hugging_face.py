@@ -1,0 +1,94 @@
+"""Names of models on Hugging Face, and the entries that train them."""
+
+import re
+from typing import Final
+
+_NAMES: Final = {
+    "deepseek-v2": "deepseek-ai/DeepSeek-V2",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3 deepseek-ai/DeepSeek-V3-0324 deepseek-ai/DeepSeek-R1",
+    "exaone4-1.2b": "LGAI-EXAONE/EXAONE-4.0-1.2B",
+    "gemma2-2b": "google/gemma-2-2b",
+    "gemma2-9b": "google/gemma-2-9b",
+    "gemma2-27b": "google/gemma-2-27b",
+    "gemma3-1b": "google/gemma-3-1b",
+    "gemma3-vl-4b": "google/gemma-3-4b",
+    "gemma3-vl-12b": "google/gemma-3-12b",
+    "gemma3-vl-27b": "google/gemma-3-27b",
+    "glm4.5-355b": "zai-org/GLM-4.5",
+    "glm4.5-air": "zai-org/GLM-4.5-Air",
+    "glm4.5v-106b": "zai-org/GLM-4.5V",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "kimi-k2": "moonshotai/Kimi-K2",
+    "llama2-7b": "meta-llama/Llama-2-7b meta-llama/Llama-2-7b-hf",
+    "llama2-13b": "meta-llama/Llama-2-13b meta-llama/Llama-2-13b-hf",
+    "llama2-70b": "meta-llama/Llama-2-70b meta-llama/Llama-2-70b-hf",
+    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
+    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
+    "llama3.1-8b": "meta-llama/Llama-3.1-8B meta-llama/Meta-Llama-3.1-8B",
+    "llama3.1-70b": "meta-llama/Llama-3.1-70B meta-llama/Meta-Llama-3.1-70B",
+    "llama3.1-405b": "meta-llama/Llama-3.1-405B meta-llama/Meta-Llama-3.1-405B",
+    "llama3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama3.2-3b": "meta-llama/Llama-3.2-3B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.3",
+    "mistral-7b-v0.1": "mistralai/Mistral-7B-v0.1",
+    "mistral-nemo-12b": "mistralai/Mistral-Nemo-Base-2407 mistralai/Mistral-Nemo-Instruct-2407",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "mixtral-8x22b": "mistralai/Mixtral-8x22B-v0.1",
+    "moonlight-16b-a3b": "moonshotai/Moonlight-16B-A3B",
+    "nemotron-h-4b": "nvidia/Nemotron-H-4B",
+    "nemotron-h-8b": "nvidia/Nemotron-H-8B",
+    "nemotron-h-47b": "nvidia/Nemotron-H-47B",
+    "nemotron-h-56b": "nvidia/Nemotron-H-56B",
+    "nemotron-nano2-9b": "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+    "nemotron-nano2-12b": "nvidia/NVIDIA-Nemotron-Nano-12B-v2",
+    "nemotron4-340b": "nvidia/Nemotron-4-340B",
+    "olmoe-7b": "allenai/OLMoE-1B-7B-0924",
+    "qwen1.5-moe-a2.7b": "Qwen/Qwen1.5-MoE-A2.7B",
+    "qwen2-0.5b": "Qwen/Qwen2-0.5B",
+    "qwen2-1.5b": "Qwen/Qwen2-1.5B",
+    "qwen2-7b": "Qwen/Qwen2-7B",
+    "qwen2-72b": "Qwen/Qwen2-72B",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
+    "qwen2.5-32b": "Qwen/Qwen2.5-32B",
+    "qwen2.5-72b": "Qwen/Qwen2.5-72B",
+    "qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B",
+    "qwen2.5-vl-7b": "Qwen/Qwen2.5-VL-7B",
+    "qwen2.5-vl-32b": "Qwen/Qwen2.5-VL-32B",
+    "qwen2.5-vl-72b": "Qwen/Qwen2.5-VL-72B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-14b": "Qwen/Qwen3-14B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "qwen3-next-80b-a3b": "Qwen/Qwen3-Next-80B-A3B",
+    "qwen3-vl-8b": "Qwen/Qwen3-VL-8B",
+    "qwen3-vl-30b-a3b": "Qwen/Qwen3-VL-30B-A3B",
+    "qwen3-vl-235b-a22b": "Qwen/Qwen3-VL-235B-A22B",
+}
+"""Entry, or what the names of its variants (`-sft`, `-lora`) begin with -> names on Hugging Face."""
+
+NAMES: Final = {name.lower(): entry for entry, names in _NAMES.items() for name in names.split()}
+"""Name on Hugging Face, in lower case -> entry."""
+
+_VARIANT: Final = re.compile(r"-(base|instruct|chat|it|pt|thinking)(?=$|-)")
+"""Trained further, or not yet: the shape is that of the model without this word."""
+
+
+def entry_of(name: str) -> str | None:
+    """The entry that trains a model of Hugging Face, in any case; None for one that is not in the table."""
+    lower = name.lower()
+    return NAMES.get(lower) or NAMES.get(_VARIANT.sub("", lower))
+
+
+def is_known(entry: str) -> bool:
+    """Whether an entry, or a variant such as `-sft`, trains a model of the table."""
+    return any(entry == name or entry.startswith(f"{name}-") for name in _NAMES)
