@@ -94,8 +94,11 @@ class PrepareSpec(ApiModel):
     """Glob below `source`."""
     name: Annotated[Name, Field(pattern=DATASET_PATTERN)] = "corpus"
     """The dataset becomes `<name>_text_document` on the data volume."""
-    tokenizer_vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 32000
-    """Size of the byte-level BPE that is trained when the data volume has no tokenizer yet."""
+    tokenizer_vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] | None = None
+    """Size of the byte-level BPE that is trained at /data/tokenizer if there is none; default 32,000.
+
+    Only without `data.tokenizer`: a tokenizer that is named is used, never replaced.
+    """
     append_eod: bool = True
     """End every document with the end-of-document token."""
 

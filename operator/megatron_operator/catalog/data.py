@@ -6,8 +6,11 @@ from typing import Any, Final
 from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import shown
 
 DEFAULT_SPLIT: Final = "99,1,0"
+DEFAULT_VOCABULARY: Final = 32_000
+"""Entries of a tokenizer that `data.prepare` trains."""
 PREPARED_TOKENIZER: Final = {
     "tokenizerType": "HuggingFaceTokenizer",
     "tokenizerModel": f"{DATA_DIR}/tokenizer",
@@ -28,6 +31,7 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
             origins["data.blend"] = "data.prepare"
         if _is_overridden("data.tokenizer", origin, origins):
             data["tokenizer"] = dict(PREPARED_TOKENIZER)
+            data["prepare"] = prepare = {"tokenizerVocabSize": DEFAULT_VOCABULARY} | prepare
             origins["data.tokenizer"] = "data.prepare"
             if _is_overridden("model.vocabSize", origin, origins):
                 before, after = model.get("vocabSize"), prepare["tokenizerVocabSize"]
@@ -37,6 +41,8 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
                     found.note(
                         f"vocabSize {before:,} becomes {after:,}: from the tokenizer that data.prepare trains"
                     )
+        else:
+            _check_tokenizer_to_prepare(data["tokenizer"], prepare, found)
     if data.get("mockData") and _is_overridden("data.tokenizer", origins["data.mockData"], origins):
         data["tokenizer"] = {"tokenizerType": "NullTokenizer"}
         origins["data.tokenizer"] = "data.mockData"
@@ -54,6 +60,24 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
 def _is_overridden(path: str, origin: str, origins: Mapping[str, str]) -> bool:
     """Whether the layer of `origin` does not set `path` itself."""
     return origins.get(path) != origin
+
+
+def _check_tokenizer_to_prepare(
+    tokenizer: Mapping[str, Any], prepare: Mapping[str, Any], found: Diagnostics
+) -> None:
+    """Add an error for a tokenizer that the preparation cannot use, as it would train with another one."""
+    field, other = "spec.data.tokenizer.", "or leave data.tokenizer out to have one trained"
+    kind, model = tokenizer.get("tokenizerType"), tokenizer.get("tokenizerModel")
+    if kind not in (None, PREPARED_TOKENIZER["tokenizerType"]):
+        fix = f"set HuggingFaceTokenizer with a directory that has tokenizer.json, {other}"
+        found.error(f"{field}tokenizerType", f"{kind}: data.prepare does not tokenize with it", fix)
+    elif model is None or not model.startswith("/"):
+        message = "is not set" if model is None else f"{shown(model)} is not a path in the pod"
+        fix = f"copy the tokenizer to the data volume and name its directory below {DATA_DIR}, {other}"
+        found.error(f"{field}tokenizerModel", f"{message}, and data.prepare asks no model hub", fix)
+    if prepare.get("tokenizerVocabSize") is not None:
+        message = "has no effect with data.tokenizer: that tokenizer is used"
+        found.error("spec.data.prepare.tokenizerVocabSize", message, "leave one of the two out")
 
 
 def _check(data: Mapping[str, Any], found: Diagnostics) -> None:

@@ -58,7 +58,7 @@ def checkpoint_contract(
     fixed[OPTIMIZER] = training.get("optimizer") or "adam"
     if resolved.data.tokenizer is not None:
         fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}
-    if resolved.data.prepare is not None:
+    if resolved.data.prepare is not None and resolved.data.prepare.tokenizer_vocab_size is not None:
         fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}
     fixed[RESHARDABLE] = (

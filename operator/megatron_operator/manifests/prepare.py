@@ -33,9 +33,9 @@ def arguments(prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str]) -> 
         f"{DATA_DIR}/{prepare.name}",
         "--tokenizer-dir",
         tokenizer_dir,
-        "--tokenizer-vocab-size",
-        str(prepare.tokenizer_vocab_size),
     ]
+    if prepare.tokenizer_vocab_size is not None:
+        values += ["--tokenizer-vocab-size", str(prepare.tokenizer_vocab_size)]
     if prepare.append_eod:
         values.append("--append-eod")
     if megatron:

@@ -233,6 +233,21 @@ def test_a_vocabulary_of_the_recipe_is_kept_with_prepared_text(resolve: Resolve)
     assert resolve(recipe="small-1", data=data, model={"vocabSize": 5000}).model.vocab_size == 5000
 
 
+def test_a_vocabulary_without_size_is_trained_with_32000_entries(resolve: Resolve) -> None:
+    resolved = resolve(recipe="small-1", data={"volume": {"size": "1Gi"}, "prepare": {"source": "/text"}})
+    assert resolved.data.prepare is not None
+    assert (resolved.data.prepare.tokenizer_vocab_size, resolved.model.vocab_size) == (32_000, 32_000)
+
+
+def test_a_tokenizer_that_is_named_is_used_to_prepare(resolve: Resolve) -> None:
+    named = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/llama"}
+    data = {"volume": {"size": "1Gi"}, "prepare": {"source": "/text"}, "tokenizer": named}
+    resolved = resolve(recipe="small-1", data=data)
+    assert resolved.data.prepare is not None
+    assert resolved.data.prepare.tokenizer_vocab_size is None, "none is trained"
+    assert resolved.model.vocab_size == 1000
+
+
 def test_mock_data_needs_no_tokenizer(resolve: Resolve) -> None:
     tokenizer = resolve(recipe="small-1").data.tokenizer
     assert tokenizer is not None

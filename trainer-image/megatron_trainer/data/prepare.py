@@ -44,13 +44,16 @@ class PreparationError(TrainerError):
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """The command line. `include` are globs under `source`; without `megatron_flags` no index is built."""
+    """The command line. `include` are globs under `source`; without `megatron_flags` no index is built.
+
+    Without `tokenizer_vocab_size` none is trained: `tokenizer_dir` must have one.
+    """
 
     source: Path
     include: tuple[str, ...]
     output_prefix: Path
     tokenizer_dir: Path
-    tokenizer_vocab_size: int
+    tokenizer_vocab_size: int | None
     append_eod: bool
     workers: int
     megatron_flags: tuple[str, ...] = ()
@@ -67,13 +70,15 @@ class PrepareOptions:
 
     def settings(self) -> dict[str, object]:
         """Return the options that the result depends on."""
-        return {
+        settings: dict[str, object] = {
             "source": str(self.source),
             "include": list(self.include),
             "tokenizerDir": str(self.tokenizer_dir),
-            "tokenizerVocabSize": self.tokenizer_vocab_size,
             "appendEod": self.append_eod,
         }
+        if self.tokenizer_vocab_size is not None:
+            settings["tokenizerVocabSize"] = self.tokenizer_vocab_size
+        return settings
 
 
 def _log(text: str) -> None:
@@ -97,13 +102,12 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
         "--tokenizer-dir",
         type=Path,
         required=True,
-        help="directory of a tokenizer; one is trained there if it is empty",
+        help="directory of the tokenizer, with tokenizer.json",
     )
     parser.add_argument(
         "--tokenizer-vocab-size",
         type=int,
-        default=32768,
-        help="vocabulary size of a trained tokenizer (default 32768)",
+        help="train a tokenizer of this many entries if the directory has none; without it that is an error",
     )
     parser.add_argument(
         "--append-eod", action="store_true", help="append the end-of-text token to each document"
@@ -121,7 +125,7 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
         raise PreparationError(
             ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}; see megatron-prepare --help"
         )
-    if args.tokenizer_vocab_size < MIN_VOCABULARY:
+    if args.tokenizer_vocab_size is not None and args.tokenizer_vocab_size < MIN_VOCABULARY:
         raise PreparationError(
             ExitCode.USAGE,
             f"--tokenizer-vocab-size is {args.tokenizer_vocab_size}; set at least {MIN_VOCABULARY}",
@@ -206,7 +210,9 @@ def find_result(options: PrepareOptions) -> PreparationResult | None:
         path = Path(str(options.data) + suffix)
         if not path.is_file() or path.stat().st_size != length:
             return None
-    if marker["settings"] != options.settings():
+    # Earlier releases wrote a size also beside a tokenizer that was named, where it has no effect.
+    kept = {name: marker["settings"].get(name) for name in options.settings()}
+    if kept != options.settings():
         raise PreparationError(
             ExitCode.USAGE,
             f"{options.marker} was built with {json.dumps(marker['settings'])}, requested is "
@@ -220,6 +226,12 @@ def _tokenizer(options: PrepareOptions, files: Sequence[Path]) -> Any:
 
     try:
         if not tokenizer.exists(options.tokenizer_dir):
+            if options.tokenizer_vocab_size is None:
+                raise PreparationError(
+                    ExitCode.BAD_DATA,
+                    f"{options.tokenizer_dir} has no tokenizer.json; copy the tokenizer there, in the fast "
+                    "format of transformers, or have one trained: leave out data.tokenizer of the recipe",
+                )
             started = time.monotonic()
             _log(f"training a byte-level BPE of {options.tokenizer_vocab_size} entries on {len(files)} files")
             tokenizer.train(read_documents(files), options.tokenizer_vocab_size, options.tokenizer_dir)

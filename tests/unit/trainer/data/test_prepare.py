@@ -2,6 +2,7 @@
 and reader."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -100,6 +101,19 @@ def test_a_tokenizer_of_another_format_is_not_overwritten(source: Path) -> None:
     with pytest.raises(PreparationError, match=r"has tokenizer\.model but no tokenizer\.json") as refusal:
         prepare.build(requested)
     assert refusal.value.code == ExitCode.BAD_DATA
+
+
+def test_a_tokenizer_that_is_named_and_missing_is_not_replaced_by_a_trained_one(source: Path) -> None:
+    requested = replace(options(source), tokenizer_vocab_size=None)
+    with pytest.raises(PreparationError, match=r"data/tokenizer has no tokenizer\.json; copy") as refusal:
+        prepare.build(requested)
+    assert refusal.value.code == ExitCode.BAD_DATA
+    assert not requested.tokenizer_dir.exists()
+
+
+def test_a_result_with_a_named_tokenizer_is_found_also_if_it_was_made_with_a_size(source: Path) -> None:
+    made = prepare.build(options(source))
+    assert prepare.find_result(replace(options(source), tokenizer_vocab_size=None)) == made
 
 
 def test_each_json_line_is_a_document(source: Path) -> None:
