@@ -3,6 +3,7 @@
 import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from megatron_operator.api.bounds import LONGEST_TEXT
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
+from megatron_operator.api.other_names import fix_for_name, fix_for_value, plain
 from megatron_operator.api.platform import SIGN_PATTERN
 from megatron_operator.api.pod_environment import KEY_PATTERN, PREFIX_PATTERN
 from megatron_operator.api.recipe import (
@@ -156,6 +158,13 @@ def _number(limit: float) -> str:
 
 
 def _translate(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError:
+    """The error in words of the API, with the fix for what other releases took there."""
+    found = _in_words(model, error, at)
+    fix = fix_for_value(str(error["loc"][-1]), error["type"]) if error["loc"] else None
+    return replace(found, fix=fix) if fix and model is MegatronRecipeSpec else found
+
+
+def _in_words(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError:
     location: list[int | str] = []
     for part in error["loc"]:
         if _is_union_branch(part):
@@ -212,11 +221,27 @@ def _is_union_branch(part: int | str) -> bool:
 
 def _suggestion(model: type[ApiModel], location: list[int | str]) -> str:
     names = _fields_at(model, [part for part in location[:-1] if isinstance(part, str)])
-    if close := difflib.get_close_matches(str(location[-1]), names, n=1):
+    unknown = str(location[-1])
+    spelled = {plain(name): name for name in names}
+    if plain(unknown) in spelled:
+        return f"did you mean `{spelled[plain(unknown)]}`?"
+    if model is not MegatronRecipeSpec:
+        close = difflib.get_close_matches(unknown, names, n=1)
+        return f"did you mean `{close[0]}`?" if close else "leave it out"
+    if fix := fix_for_name(unknown) or _elsewhere(unknown):
+        return fix
+    if close := difflib.get_close_matches(unknown, names, n=1):
         return f"did you mean `{close[0]}`?"
-    if model is MegatronRecipeSpec:
-        return "leave it out; other Megatron flags go below spec.megatronArgs"
-    return "leave it out"
+    return "leave it out; other Megatron flags go below spec.megatronArgs"
+
+
+def _elsewhere(name: str) -> str | None:
+    """The fix for a field of another section, or of a section that is written at the top."""
+    for section in MegatronRecipeSpec.model_fields.values():
+        for leaf in _fields_of(section.annotation, []):
+            if plain(leaf) == plain(name):
+                return f"set spec.{section.alias}.{leaf}"
+    return None
 
 
 def _fields_at(model: type[ApiModel], location: list[str]) -> list[str]:

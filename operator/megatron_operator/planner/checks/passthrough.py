@@ -8,6 +8,7 @@ from importlib import resources
 
 from megatron_operator.api.errors import FieldError, field_path, shown
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.other_names import fix_for_name
 from megatron_operator.api.text_checks import NEGATIVE_NUMBER
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
@@ -168,6 +169,8 @@ def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
 
 
 def _unknown(flag: str) -> tuple[str, str]:
+    if today := fix_for_name(flag):
+        return "unknown flag of Megatron", today
     near = difflib.get_close_matches(flag, megatron_flags(), n=1)
     return "unknown flag of Megatron", f"set {near[0]}" if near else "leave it out"
 

@@ -1,0 +1,105 @@
+"""Names that settings have elsewhere: older Megatron, Megatron-Bridge, NeMo, Hugging Face, PyTorch."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+_STAGES = "parallelism.numVirtualStagesPerPipelineRank"
+_TODAY: Final = {
+    _STAGES: "virtualPipelineModelParallelSize virtualPipelineParallelSize virtualPipelineSize vpp vp",
+    f"{_STAGES}: layers of a stage divided by the layers of a virtual stage": (
+        "numLayersPerVirtualPipelineStage layersPerVirtualStage"
+    ),
+    "parallelism.tensorModelParallelSize": "tensorParallelSize tensorParallel tpSize tp",
+    "parallelism.pipelineModelParallelSize": "pipelineParallelSize pipelineParallel ppSize pp",
+    "parallelism.contextParallelSize": "contextModelParallelSize contextParallel cpSize cp",
+    "parallelism.expertModelParallelSize": "expertParallelSize expertParallel epSize ep",
+    "parallelism.useDistributedOptimizer": "distributedOptimizer zeroStage zero useZero",
+    "parallelism.overlapGradReduce": "dpCommOverlap overlapGradientReduction",
+    "parallelism.ddpBucketSize": "dpCommOverlapBucketSize bucketSize gradReduceBucketSize",
+    "parallelism.recomputeGranularity": (
+        "recomputeActivations checkpointActivations activationCheckpointing activationsCheckpointGranularity"
+        " gradientCheckpointing"
+    ),
+    "parallelism.tpCommOverlap": "ubTpCommOverlap tensorParallelCommOverlap",
+    "training.lr": "learningRate maxLr baseLr",
+    "training.minLr": "minLearningRate minimumLr",
+    "training.lrWarmupIters": "warmupSteps warmupIters lrWarmupSteps numWarmupSteps",
+    "training.lrDecayStyle": "lrScheduler lrSchedulerType scheduler",
+    "training.trainIters": "maxSteps trainSteps totalSteps numSteps maxIters iterations",
+    "training.trainSamples": "numSamples totalSamples",
+    "training.trainTokens": "numTokens totalTokens maxTokens",
+    "training.globalBatchSize": "batchSize trainBatchSize gbs",
+    "training.microBatchSize": "perDeviceTrainBatchSize perGpuBatchSize mbs",
+    "training.stepBatchSizeSchedule": "rampupBatchSize batchSizeRampup rampUpBatchSize",
+    "training.seqLength": "sequenceLength maxSeqLength maxSeqLen seqLen contextLength",
+    "training.clipGrad": "gradClip gradientClipping maxGradNorm gradientClipVal",
+    "training.fp8Format: hybrid": "fp8Hybrid",
+    "training.fp8Format": "fp8 fp8Mode enableFp8",
+    "training.bf16: true": "precision mixedPrecision dtype useBf16",
+    "training.attentionBackend: flash": "useFlashAttn flashAttention useFlashAttention",
+    "training.usePrecisionAwareOptimizer: true and megatronArgs.optimizer-cpu-offload: true": (
+        "cpuOffloadOptimizer optimizerCpuOffload offloadOptimizer"
+    ),
+    "model.numLayers": "numHiddenLayers layers",
+    "model.ffnHiddenSize": "intermediateSize ffnSize",
+    "model.numAttentionHeads": "numHeads attentionHeads",
+    "model.numQueryGroups": "numKeyValueHeads numKvHeads kvHeads groupQueryAttention",
+    "model.kvChannels": "headDim",
+    "model.rotaryBase": "ropeTheta rotaryEmbeddingBase",
+    "model.normEpsilon": "rmsNormEps layernormEpsilon layerNormEps",
+    "model.numExperts": "numLocalExperts numMoeExperts moeNumExperts",
+    "model.moeRouterTopk": "numExpertsPerTok moeTopk topk",
+    "model.positionEmbeddingType: rope": "useRotaryPositionEmbeddings",
+    "accelerator.count": "gpus numGpus gpuCount worldSize",
+    "accelerator.type": "gpuType gpu acceleratorType",
+    "accelerator.perNode": "gpusPerNode nprocPerNode devices",
+    "data.blend": "dataPath dataPrefix datasets",
+    "data.tokenizer.tokenizerModel": "tokenizerPath tokenizerName",
+    "checkpoint.saveInterval": "checkpointInterval saveSteps saveEvery",
+    "recovery.hangTimeout": "ncclTimeout distributedTimeout distributedTimeoutMinutes",
+}
+"""Today's setting below `spec` -> its other names."""
+_NOT_NEEDED: Final = {
+    "leave it out: a rank that hangs is found by recovery.hangTimeout": (
+        "enableStragglerDetection logStraggler stragglerDetection"
+    ),
+    "leave it out: these models are the only ones": "useMcoreModels useMcore",
+}
+
+_VALUES: Final[Mapping[tuple[str, str], str]] = {
+    ("blend", "list_type"): "write a list, for example [{path: web_text_document, weight: 0.7}]",
+    ("stepBatchSizeSchedule", "string_type"): (
+        "write tokens:batch pairs in one string, for example 0:384 200B:768 400B:1152"
+    ),
+    ("numQueryGroups", "greater_than_equal"): (
+        "leave it out: then each attention head has keys and values of its own"
+    ),
+    ("fp8Format", "literal_error"): "set hybrid or e4m3; leave it out for BF16",
+}
+"""Field and type of a pydantic error -> how to write the value; older releases took other values."""
+
+
+def plain(name: str) -> str:
+    """A name without case, dashes and underscores."""
+    return re.sub(r"[-_]", "", name).lower()
+
+
+_FIXES: Final = {
+    plain(name): fix
+    for fix, names in (
+        *((f"set spec.{today}", names) for today, names in _TODAY.items()),
+        *_NOT_NEEDED.items(),
+    )
+    for name in names.split()
+}
+
+
+def fix_for_name(name: str) -> str | None:
+    """What to set instead of a setting of another release or program; None for a name that none has."""
+    return _FIXES.get(plain(name))
+
+
+def fix_for_value(field: str, kind: str) -> str | None:
+    """How to write the value of a field with an error of pydantic's type `kind`; None for the usual fix."""
+    return _VALUES.get((field, kind))

@@ -1,0 +1,93 @@
+"""Names and values of other releases and programs are answered with today's."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api import other_names
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.api.validation import parse_spec
+
+
+def errors(section: str, name: str, value: Any) -> list[str]:
+    spec = {"recipe": "llama3-8b", "accelerator": {"count": 8}, "data": {"mockData": True}}
+    spec[section] = {**spec.get(section, {}), name: value} if section else value  # type: ignore[dict-item]
+    with pytest.raises(InvalidRecipeError) as refused:
+        parse_spec(spec)
+    return [str(error).removeprefix(f"spec.{section}.{name}: ") for error in refused.value.errors]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "fix"),
+    [
+        (
+            "parallelism",
+            "numLayersPerVirtualPipelineStage",
+            "set spec.parallelism.numVirtualStagesPerPipelineRank: layers of a stage divided by the layers of"
+            " a virtual stage",
+        ),
+        (
+            "training",
+            "cpuOffloadOptimizer",
+            "set spec.training.usePrecisionAwareOptimizer: true and megatronArgs.optimizer-cpu-offload: true",
+        ),
+        ("parallelism", "dpCommOverlapBucketSize", "set spec.parallelism.ddpBucketSize"),
+        (
+            "training",
+            "enableStragglerDetection",
+            "leave it out: a rank that hangs is found by recovery.hangTimeout",
+        ),
+        ("training", "learningRate", "set spec.training.lr"),
+        ("training", "fp8Hybrid", "set spec.training.fp8Format: hybrid"),
+        ("training", "rampup_batch_size", "set spec.training.stepBatchSizeSchedule"),
+        ("model", "num_key_value_heads", "set spec.model.numQueryGroups"),
+        ("training", "tensorModelParallelSize", "set spec.parallelism.tensorModelParallelSize"),
+        ("training", "seq_length", "did you mean `seqLength`?"),
+        ("training", "globalbatchsize", "did you mean `globalBatchSize`?"),
+        ("data", "tokenizr", "did you mean `tokenizer`?"),
+        ("recovery", "hangTimeot", "did you mean `hangTimeout`?"),
+        ("training", "colour", "leave it out; other Megatron flags go below spec.megatronArgs"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_todays_name(section: str, name: str, fix: str) -> None:
+    assert errors(section, name, 1) == [f"unknown field; {fix}"]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "text"),
+    [
+        ("model", "numQueryGroups", 0, "0 is below 1; leave it out: then each attention head has keys"),
+        ("data", "blend", "0.7 web 0.3 code", "is not a list; write a list, for example [{path: web"),
+        (
+            "training",
+            "stepBatchSizeSchedule",
+            [16, 16, 1000],
+            "is not a string; write tokens:batch pairs in one string, for example 0:384",
+        ),
+        ("training", "fp8Format", "fp8", "unsupported value 'fp8'; set hybrid or e4m3"),
+    ],
+)
+def test_a_value_of_another_release_is_answered_with_how_to_write_it(
+    section: str, name: str, value: Any, text: str
+) -> None:
+    assert [text in error for error in errors(section, name, value)] == [True]
+
+
+def fields_of(section: str) -> set[str]:
+    annotation = MegatronRecipeSpec.model_fields[section].annotation
+    models = (annotation, *getattr(annotation, "__args__", ()))
+    return {str(info.alias) for each in models for info in getattr(each, "model_fields", {}).values()}
+
+
+def test_no_other_name_is_the_name_of_a_field() -> None:
+    names = {
+        other_names.plain(leaf) for section in MegatronRecipeSpec.model_fields for leaf in fields_of(section)
+    }
+    assert len(names) > 100
+    assert not names & other_names._FIXES.keys()
+
+
+@pytest.mark.parametrize("today", other_names._TODAY)
+def test_every_answer_names_a_field(today: str) -> None:
+    section, name = today.split(":")[0].split(".")[:2]
+    assert name in fields_of(section)
