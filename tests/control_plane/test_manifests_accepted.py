@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
+from localcluster.trainingoperator import INIT_CONTAINER
 from megatron_operator.manifests import pytorchjob
 
-from testkit.api_server import Api
+from testkit.api_server import Api, Object
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "manifests"
 FILES = sorted(path.name for path in GOLDEN.glob("*.yaml"))
@@ -25,6 +26,14 @@ def restricted(api: Api) -> Any:
     api.delete("Namespace", None, "cp-restricted")
 
 
+def pod_of(template: Object, namespace: str) -> Object:
+    """A pod to create, which admission checks then, without the names of what this cluster does not have."""
+    absent = ("priorityClassName", "serviceAccountName")
+    spec = {k: v for k, v in template["spec"].items() if k not in absent}
+    metadata = {"name": "pod", "namespace": namespace, "labels": template["metadata"]["labels"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("file", FILES)
 def test_every_golden_object_is_accepted_in_a_restricted_namespace(
@@ -38,9 +47,16 @@ def test_every_golden_object_is_accepted_in_a_restricted_namespace(
         templates = pytorchjob.templates(body) if body["kind"] == "PyTorchJob" else []
         templates += [body["spec"]["template"]] if body["kind"] == "Job" else []
         for template in templates:
-            # Admission checks a pod when it is created; what these name does not exist in this cluster.
-            absent = ("priorityClassName", "serviceAccountName")
-            spec = {k: v for k, v in template["spec"].items() if k not in absent}
-            metadata = {"name": "pod", "namespace": restricted, "labels": template["metadata"]["labels"]}
-            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-            api.create(pod, dryRun="All", fieldValidation="Strict")
+            api.create(pod_of(template, restricted), dryRun="All", fieldValidation="Strict")
+
+
+def test_a_worker_on_gpus_is_guaranteed_also_with_the_init_container(api: Api, restricted: str) -> None:
+    """By the API server's own rules; the training-operator adds the init container to workers."""
+    documents = yaml.safe_load_all((GOLDEN / "llama3-8b-64-gpus.yaml").read_text())
+    [job] = [body for body in documents if body["kind"] == "PyTorchJob"]
+    text = INIT_CONTAINER.read_text()
+    for variable in ("InitContainerImage", "MaxTries", "MasterAddr"):
+        text = text.replace("{{." + variable + "}}", "name")
+    pod = pod_of(pytorchjob.templates(job)[-1], restricted)
+    pod["spec"]["initContainers"] = yaml.safe_load(text)
+    assert api.create(pod, dryRun="All")["status"]["qosClass"] == "Guaranteed"

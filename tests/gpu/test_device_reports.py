@@ -8,6 +8,7 @@ import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_trainer.health.device_errors import DeviceErrors
+from megatron_trainer.platform.gpu import bus_ids
 from megatron_trainer.termination import Ending
 
 from tests.gpu.simulated import build
@@ -81,3 +82,9 @@ def test_a_lost_peer_is_not_explained_by_the_own_devices(devices: Devices) -> No
 def test_without_an_nvml_nothing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMULATED_GPUS", "0")
     assert DeviceErrors().explain(DIED) == DIED
+
+
+def test_devices_are_named_by_their_place_on_the_pci_bus_and_lost_ones_are_not(devices: Devices) -> None:
+    assert bus_ids(2) == ["00000000:1A:00.0", "00000000:1B:00.0"]
+    devices.set(1, lost=1)
+    assert bus_ids(3) == ["00000000:1A:00.0", None, None]

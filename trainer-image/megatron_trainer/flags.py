@@ -24,6 +24,8 @@ class Flags:
     ckpt_format: str
     fast: Path | None = None
     async_strategy: str | None = None
+    num_workers: int = 2
+    """The data loader's processes of one rank; Megatron's own default."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train-iters", type=int)
     parser.add_argument("--ckpt-format", default="torch_dist")
     parser.add_argument("--async-strategy")
+    parser.add_argument("--num-workers", type=int, default=Flags.num_workers)
     parser.add_argument("--non-persistent-ckpt-type")
     parser.add_argument("--non-persistent-global-ckpt-dir", type=Path)
     return parser
@@ -51,7 +54,15 @@ def read(argv: Sequence[str]) -> Flags:
     except argparse.ArgumentError as error:
         raise FlagError(f"Megatron refuses the flags: {error}") from error
     fast = _non_persistent_dir(args)
-    return Flags(args.save, args.load, args.train_iters, args.ckpt_format, fast, args.async_strategy)
+    return Flags(
+        args.save,
+        args.load,
+        args.train_iters,
+        args.ckpt_format,
+        fast,
+        args.async_strategy,
+        args.num_workers,
+    )
 
 
 def _non_persistent_dir(args: argparse.Namespace) -> Path | None:

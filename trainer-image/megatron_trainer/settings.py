@@ -41,6 +41,7 @@ class Settings:
     hang_timeout: str | float
     """auto, off, or seconds."""
     preflight: bool
+    bind_cpus: bool
     loss_spike_factor: float | None
     loss_spike_window: int
     """Iterations."""
@@ -148,6 +149,7 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         termination_log=Path(env.get(pod.ENV_TERMINATION_LOG, pod.DEFAULT_TERMINATION_LOG)),
         hang_timeout=_read_hang_timeout(env),
         preflight=env.get(pod.ENV_PREFLIGHT) == "1",
+        bind_cpus=env.get(pod.ENV_BIND_CPUS) != "0",
         loss_spike_factor=_read_spike_factor(env),
         loss_spike_window=_read_integer(env, pod.ENV_LOSS_SPIKE_WINDOW, pod.DEFAULT_LOSS_SPIKE_WINDOW, 3),
         loss_on_repeat=_read_on_repeat(env),

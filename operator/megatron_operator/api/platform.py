@@ -60,6 +60,8 @@ class AcceleratorProfile(ApiModel):
     """Trainer image; default the platform's."""
     pod_template: PodTemplateOverlay = PodTemplateOverlay()
     """What a fabric needs from the pods besides: annotations, volumes, devices, sidecars."""
+    bind_cpus: bool = True
+    """Bind ranks to the cores of their GPU's NUMA node, where the node shows them; false leaves it out."""
     compute_domain: bool = False
     """Create a ComputeDomain of NVIDIA's DRA driver for each run of several nodes: IMEX channels of NVL72."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from megatron_contract.environment import (
     DEFAULT_TERMINATION_LOG,
+    ENV_BIND_CPUS,
     ENV_GANG_TOKEN_FILE,
     ENV_HANG_TIMEOUT,
     ENV_KEEP_CHECKPOINTS,
@@ -58,6 +59,8 @@ def environment(
         ENV_TERMINATION_GRACE: str(grace_seconds(resolved, plan) - SHUTDOWN_SECONDS),
     }
     values |= _recovery_settings(resolved.recovery)
+    if not resolved.profile.bind_cpus:
+        values[ENV_BIND_CPUS] = "0"
     if resolved.checkpoint.keep is not None:
         values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
     if require_checkpoint:

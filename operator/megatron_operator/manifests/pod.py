@@ -54,7 +54,8 @@ def shm_size(resolved: ResolvedRecipe, plan: Plan) -> str:
 def resources(resolved: ResolvedRecipe, plan: Plan) -> Manifest:
     """The container's `resources`: CPU and memory in proportion to its accelerators, /dev/shm as memory.
 
-    Requests equal limits, so that the pod is among the last to be evicted (QoS class Guaranteed).
+    Requests equal limits, so that the pod is among the last to be evicted (QoS class Guaranteed, if all its
+    other containers comply: docs/platform.md).
     """
     profile, share = resolved.profile, _share(resolved, plan)
     requests: dict[str, str] = {}

@@ -44,6 +44,17 @@ int nvmlDeviceGetUUID(void *device, char *text, unsigned length) {
     return OK;
 }
 
+// nvmlPciInfo_t: the legacy name, domain, bus, device, IDs, and the name with eight digits of the domain.
+struct pci_info { char legacy[16]; unsigned domain, bus, device, id, subsystem; char name[32]; };
+
+int nvmlDeviceGetPciInfo_v3(void *device, struct pci_info *info) {
+    REQUIRE(device);
+    memset(info, 0, sizeof *info);
+    info->bus = 0x1a + index_of(device);
+    snprintf(info->name, sizeof info->name, "00000000:%02X:00.0", info->bus);
+    return OK;
+}
+
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
     REQUIRE(device);
     *major = 9;

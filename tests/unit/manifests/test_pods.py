@@ -83,6 +83,15 @@ def test_gpu_pods_can_have_cores_of_their_own(run: Any, recipe: str) -> None:
     assert resources["limits"]["cpu"].isdecimal()
 
 
+def test_the_platform_can_leave_ranks_on_all_cores(run: Any) -> None:
+    each = run("llama3-8b-64-gpus")
+    assert "MEGATRON_BIND_CPUS" not in each.env()
+    profile = each.resolved.profile.model_copy(update={"bind_cpus": False})
+    each.resolved = each.resolved.model_copy(update={"profile": profile})
+    assert read({"MEGATRON_PLATFORM": "gpu"}).bind_cpus is True
+    assert read(each.env() | {"PET_NNODES": "1"}).bind_cpus is False
+
+
 def test_compiled_kernels_outlive_a_pod(run: Any) -> None:
     env = run("one-gpu").env()
     assert env["TRITON_CACHE_DIR"].startswith("/checkpoints/")

@@ -7,7 +7,7 @@ rank died first, or hung, uses one of its restarts; a failure that would recur e
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -43,7 +43,10 @@ _FINISH_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class PodServices:
-    """What the agent works with. `termination_grace`: seconds from SIGTERM for the last save."""
+    """What the agent works with.
+
+    `termination_grace`: seconds from SIGTERM for the last save. `cpus`: cores of local ranks.
+    """
 
     gang: GangRendezvous
     fork_server: ForkServer
@@ -54,6 +57,7 @@ class PodServices:
     hangs: HangCoordinator
     checkpoints: CheckpointManager
     termination_grace: float
+    cpus: Mapping[int, str]
     log: Callable[[str], None]
 
 
@@ -69,7 +73,14 @@ class GangAgent(RankGroup):
     """Runs this pod's ranks until the run ends. `run()` raises RunEndedError with the reason."""
 
     def __init__(self, spec: WorkerSpec, services: PodServices) -> None:
-        super().__init__(spec, services.gang, services.fork_server, services.status, services.watchdog)
+        super().__init__(
+            spec,
+            services.gang,
+            services.fork_server,
+            services.status,
+            services.watchdog,
+            services.cpus,
+        )
         self._events = services.events
         self._telemetry_sync = services.telemetry_sync
         self._hangs = services.hangs

@@ -26,6 +26,8 @@ from typing import Any, NoReturn
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.launcher.cpu_binding import parse_cpus
+from megatron_trainer.telemetry.reporter import CPUS_ENV
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -214,6 +216,7 @@ class _Server:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             os.environ.update(environment)
+            _bind(environment.get(CPUS_ENV, ""))
             command = programs.cold_preflight if key == PREFLIGHT else programs.cold_rank
             if command:
                 os.execv(command[0], command)
@@ -255,6 +258,14 @@ class _Server:
     def _reply(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._control.send(json.dumps(message).encode())
+
+
+def _bind(cpus: str) -> None:
+    """Keep this process, and what it starts, on these cores."""
+    if cpus:
+        # A core may have been taken from the pod meanwhile.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, parse_cpus(cpus))
 
 
 def _kill_group(leader: int) -> None:

@@ -16,6 +16,7 @@ from megatron_trainer.flags import read as read_flags
 from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
 from megatron_trainer.health.stacks import RankState, collect_stacks
 from megatron_trainer.health.watchdog import Watchdog
+from megatron_trainer.launcher import cpu_binding
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError
 from megatron_trainer.launcher.warm_up import warm_up
 from megatron_trainer.rendezvous.state import RunEndedError, State
@@ -215,6 +216,7 @@ class Pod:
             hangs=HangCoordinator(gang, self._watchdog, self._flags.save, self._collect_stacks, self._log),
             checkpoints=self._checkpoints,
             termination_grace=settings.termination_grace,
+            cpus=self._bind_ranks(),
             log=self._log,
         )
         self._agent = GangAgent(spec, services)
@@ -231,6 +233,19 @@ class Pod:
             gang.advance(FailureReport(FailureKind.RANK, ending.message, settings.node_rank))
             return ending
         raise AssertionError("the agent ends by raising RunEndedError")
+
+    def _bind_ranks(self) -> dict[int, str]:
+        """Choose the cores of the local ranks, once: the devices of a pod do not change."""
+        settings = self._settings
+        if settings.platform != "gpu" or not settings.bind_cpus:
+            return {}
+        from megatron_trainer.platform.gpu import bus_ids
+
+        binding = cpu_binding.choose(
+            bus_ids(settings.ranks_per_node), self._flags.num_workers, os.sched_getaffinity(0)
+        )
+        self._log(f"ranks: {binding.describe()}")
+        return binding.cpus
 
     def _new_rendezvous(self) -> "GangRendezvous":
         from megatron_trainer.rendezvous.handler import GangRendezvous

@@ -2,6 +2,7 @@
 fork server."""
 
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -19,6 +20,7 @@ from megatron_trainer.launcher.fork_server import ForkServer
 from megatron_trainer.launcher.shared_memory import remove_unused_segments
 from megatron_trainer.rendezvous.handler import GangRendezvous
 from megatron_trainer.telemetry.reporter import (
+    CPUS_ENV,
     FINISHED,
     GENERATION_ENV,
     LEASE_ENV,
@@ -41,12 +43,15 @@ class RankGroup(SimpleElasticAgent):
         fork_server: ForkServer,
         status: Status,
         watchdog: Watchdog,
+        cpus: Mapping[int, str],
     ) -> None:
+        """`cpus`: cores of local ranks, as `cpu_binding` has them."""
         super().__init__(spec)
         self._gang = gang
         self._fork_server = fork_server
         self._status = status
         self._watchdog = watchdog
+        self._cpus = cpus
         self._checkpoint_at_start: int | None = None
 
     def _assign_worker_ranks(
@@ -94,6 +99,7 @@ class RankGroup(SimpleElasticAgent):
                     SKIP_ENV: " ".join(map(str, plan.skip)),
                     LEASE_ENV: plan.owner,
                     PREFLIGHT_ENV: "1" if plan.preflight else "",
+                    CPUS_ENV: self._cpus.get(worker.local_rank, ""),
                 }
                 for worker in worker_group.workers
             }

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 NVML_CHECK_ENV = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _PROBE_SECONDS = 60.0
+_NVML_SECONDS = 5.0
 _MAX_REASON_BYTES = 500
 
 
@@ -84,6 +86,29 @@ def _properties(device: Any) -> SimpleNamespace | None:
         )
     except (pynvml.NVMLError, RuntimeError, ModuleNotFoundError):
         return None
+
+
+def bus_ids(count: int) -> list[str | None]:
+    """Return the places on the PCI bus of the first `count` devices that torch sees, None where unknown.
+
+    Asked in a thread, which is left alone if the driver does not answer. Imports torch.
+    """
+    found: list[str | None] = [None] * count
+
+    def ask() -> None:
+        import pynvml
+        import torch
+
+        for device in range(count):
+            # Without NVML, or for a lost device, nothing is known.
+            with contextlib.suppress(pynvml.NVMLError, RuntimeError, ModuleNotFoundError):
+                handle = torch.cuda._get_pynvml_handler(device)
+                found[device] = str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+
+    thread = threading.Thread(target=ask, name="nvml", daemon=True)
+    thread.start()
+    thread.join(_NVML_SECONDS)
+    return list(found)
 
 
 def explain_cold_start() -> str | None:
