@@ -13,6 +13,7 @@ from megatron_operator.cli import printing
 _COMMANDS = {
     "recipes": "List the recipes of the catalog, or show one.",
     "recommend": "Find the recipe for a model, a mode and a number of GPUs.",
+    "init": "Write a commented recipe to start from.",
     "plan": "Show the layout of a run, its memory and speed, and why it was chosen.",
     "validate": "Report every error of a recipe.",
     "args": "Print Megatron's command line.",

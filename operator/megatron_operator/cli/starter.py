@@ -1,0 +1,228 @@
+"""The text of a first recipe: chosen as the catalog publishes it, planned, and explained line by line.
+
+A line that begins with `#name:` is a setting that can be switched on by removing the `#`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_operator.api.errors import FieldError, InvalidRecipeError, PlanningLimitError
+from megatron_operator.api.labels import API_VERSION, KIND
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import AcceleratorSpec
+from megatron_operator.api.validation import parse_recipe
+from megatron_operator.catalog import Catalog, Entry, PublishedLayout
+from megatron_operator.catalog.accelerator import select_accelerator
+from megatron_operator.cli import printing
+from megatron_operator.cli.errors import CommandError
+from megatron_operator.cli.limits import planning_limits
+from megatron_operator.cli.planning import refusals
+from megatron_operator.planner import PlannedRun, admit
+from megatron_operator.planner.recommend import Query, recommend
+
+KEEP = 3
+"""Checkpoints that the recipe keeps."""
+_DOUBLINGS = 11
+"""Counts that are tried where none is published: one node to 1,024."""
+_BYTES_PER_PARAMETER = 14
+"""Of a checkpoint: BF16 weights, FP32 master weights, and Adam's two moments in FP32."""
+_SAVE_SECONDS = 1800.0
+"""Time between two checkpoints."""
+_LAYOUT = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
+_HYPERPARAMETERS = ("seq_length", "global_batch_size", "lr", "train_iters", "train_samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to start with, as on the command line; None lets the catalog or the platform decide."""
+
+    model: str | None
+    gpus: int | None
+    accelerator: str | None
+    mode: str | None
+
+
+def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str:
+    """A commented recipe that is admitted on this platform.
+
+    Raises InvalidRecipeError if the operator would refuse it, CommandError if no recipe can be chosen.
+    """
+    name, entry = _recipe(request, platform, catalog)
+    accelerator, counts = _accelerators(request, entry, catalog.function(name), platform)
+    failed: list[FieldError] = []
+    for count in counts:
+        body = _resource(name, entry.name, accelerator, count)
+        try:
+            with planning_limits():
+                planned = admit(entry.name, parse_recipe(body), platform, catalog, "default")
+        except PlanningLimitError:
+            raise
+        except InvalidRecipeError as invalid:
+            failed = failed or invalid.errors
+            continue
+        if refused := refusals(planned):
+            raise InvalidRecipeError(refused)
+        return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned))
+    raise InvalidRecipeError(failed)
+
+
+def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tuple[str, Entry]:
+    """Value of `spec.recipe` and its entry: the named one, or the recommended one."""
+    unknown: InvalidRecipeError | None = None
+    if request.model is not None:
+        try:
+            entry = catalog.get(request.model)
+        except InvalidRecipeError as error:
+            unknown = error
+        else:
+            if request.mode is None or request.mode in entry.modes:
+                return (request.model if catalog.function(request.model) else entry.name), entry
+    if request.gpus is None:
+        if unknown is not None:
+            raise unknown
+        what = "no MODEL is named" if request.model is None else f"{request.model} is not for {request.mode}"
+        raise CommandError(
+            "--gpus", f"is not given, and {what}", "give --gpus N to have a recipe recommended"
+        )
+    query = Query(request.model, request.gpus, request.accelerator, request.mode or "pretrain", None)
+    best = recommend(query, platform, catalog, planning_limits)[0]
+    if best.plan is None:
+        raise CommandError(
+            request.model or "megatron init",
+            f"nothing fits; nearest: {best.entry.name}: {best.reasons[0]}",
+            "see megatron recommend",
+        )
+    return best.entry.name, best.entry
+
+
+def _accelerators(
+    request: Request, entry: Entry, function: PublishedLayout | None, platform: PlatformConfig
+) -> tuple[str, list[int]]:
+    """The profile of the platform, and the counts to try in order: published ones, then one node and more."""
+    layouts = [function] if function else entry.layouts
+    asked = request.accelerator
+    if asked is None:
+        published = {each for layout in layouts for each in layout.accelerators}
+        fitting = [
+            name for name, profile in platform.accelerators.items() if profile.known_as(name) in published
+        ]
+        if fitting and platform.default_accelerator not in fitting:
+            asked = fitting[0]
+    picked = select_accelerator(AcceleratorSpec(type=asked, count=request.gpus or 1), platform)
+    if isinstance(picked, FieldError):
+        raise InvalidRecipeError([FieldError("--accelerator", picked.message, picked.fix)])
+    name, profile = picked
+    if request.gpus is not None:
+        return name, [request.gpus]
+    hardware = profile.known_as(name)
+    counts = sorted({layout.count for layout in layouts if hardware in layout.accelerators})
+    return name, [*counts, *(profile.per_node * 2**k for k in range(_DOUBLINGS))]
+
+
+def _resource(recipe: str, name: str, accelerator: str, count: int) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name},
+        "spec": {
+            "recipe": recipe,
+            "accelerator": {"type": accelerator, "count": count},
+            "data": {"mockData": True},
+        },
+    }
+
+
+def _lines(recipe: str, entry: Entry, accelerator: str, planned: PlannedRun) -> Iterator[str]:
+    count = planned.plan.world_size
+    yield f"# {entry.description}, on {count} x {accelerator}. From `megatron init`."
+    yield "#   megatron validate -f FILE    every error, as the operator would report it"
+    yield "#   megatron plan -f FILE        layout, memory and speed"
+    yield "#   kubectl apply -f FILE        start; then `megatron status NAME --watch`"
+    yield "#   megatron explain FIELD       what a field means, for example spec.checkpoint"
+    yield "# Settings behind a # are switched on by removing it."
+    yield f"apiVersion: {API_VERSION}"
+    yield f"kind: {KIND}"
+    yield "metadata:"
+    yield f"  name: {entry.name}"
+    yield "spec:"
+    yield f"  # Model, hyperparameters and published layouts: megatron recipes show {entry.name}"
+    yield f"  recipe: {recipe}"
+    yield "  accelerator:"
+    yield f"    type: {accelerator}"
+    pods = f"{planned.plan.nodes} pod{'s' if planned.plan.nodes > 1 else ''} of {planned.plan.per_node}"
+    yield f"    count: {count}  # of the whole run, in {pods}"
+    yield from _data(entry)
+    yield from _checkpoint(planned)
+    yield from _overrides(planned)
+
+
+def _data(entry: Entry) -> Iterator[str]:
+    tokenizer = entry.data.tokenizer
+    kind = (tokenizer and tokenizer.tokenizer_type) or "HuggingFaceTokenizer"
+    model = (tokenizer and tokenizer.tokenizer_model) or "/data/tokenizer"
+    yield "  data:"
+    yield "    # Random tokens, for a first trial. For your data remove this line and switch on the others."
+    yield "    mockData: true"
+    yield "    # An existing claim, mounted at /data:"
+    yield "    #volume: {claimName: corpus}"
+    yield f"    #tokenizer: {{tokenizerType: {kind}, tokenizerModel: {model}}}"
+    yield "    # Prefixes of .bin and .idx files in it, with their shares of the mix:"
+    yield "    #blend: [{path: corpus_text_document, weight: 1.0}]"
+
+
+def _checkpoint(planned: PlannedRun) -> Iterator[str]:
+    plan = planned.plan
+    step = plan.expected.step_seconds if plan.expected else None
+    yield "  checkpoint:"
+    if step is None:
+        yield f"    saveInterval: {_at_most(500, plan.train_iters)}  # iterations"
+    else:
+        interval = _at_most(_rounded(_SAVE_SECONDS / step), plan.train_iters)
+        yield f"    saveInterval: {interval}  # iterations; about {interval * step / 60:.0f} minutes"
+    yield f"    keep: {KEEP}"
+    if plan.parameters is not None:
+        size = math.ceil(plan.parameters * _BYTES_PER_PARAMETER * (KEEP + 1) / 2**30 / 10) * 10
+        each = printing.format_bytes(plan.parameters * _BYTES_PER_PARAMETER)
+        yield f"    # For {KEEP} checkpoints and the one being written, of about {each} each."
+        yield "    # The storage class is the platform's default; another one: storageClassName."
+        yield f"    volume: {{size: {size}Gi}}"
+
+
+def _at_most(interval: int, train_iters: int | None) -> int:
+    return interval if train_iters is None else max(1, min(interval, train_iters // 10))
+
+
+def _rounded(value: float) -> int:
+    """The largest of 1, 2, 5, 10, 20, ... up to `value`."""
+    power = 10 ** math.floor(math.log10(max(value, 1.0)))
+    return int(power * next(step for step in (5, 2, 1) if step * power <= max(value, 1.0)))
+
+
+def _overrides(planned: PlannedRun) -> Iterator[str]:
+    training = planned.resolved.training
+    yield "  # Hyperparameters of the catalog; a value that is set here replaces it."
+    yield "  #training:"
+    for name in _HYPERPARAMETERS:
+        value = getattr(training, name)
+        if value is not None:
+            yield f"  #  {_field(name)}: {value!r}"
+    yield "  # The layout that `megatron plan` chose; a size that is set here is kept."
+    yield "  #parallelism:"
+    for name in _LAYOUT:
+        size = getattr(planned.plan, name)
+        if size > 1 or name != "expert_model_parallel_size":
+            yield f"  #  {_field(name)}: {size}"
+    yield "  # Check every pod's accelerators and network before the first step."
+    yield "  #recovery: {preflight: true}"
+
+
+def _field(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
