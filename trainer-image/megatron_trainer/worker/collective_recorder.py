@@ -20,14 +20,24 @@ from megatron_trainer.health.collectives import Collectives, Waiting
 from megatron_trainer.health.stacks import collectives_file, collectives_socket
 from megatron_trainer.telemetry.reporter import STACKS_ENV
 
-_BUFFER_ENV = "TORCH_FR_BUFFER_SIZE"
+# torch's recorder reads the first that is set; its NCCL backend decides by the second alone whether to dump
+# (ProcessGroupNCCL.hpp of torch 2.11).
+_BUFFER_ENVS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _BUFFER_ENTRIES = "2000"
+# The NCCL backend's own dump, when a collective times out: whether, and where, with the rank appended. Any of
+# the names of the place may be set by the user.
+_DUMP_ENV = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+_DUMP_FILE_ENVS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_DUMP_FOLDER = "flight-recorder"
 _PEER = re.compile(r"(\d+)(<-|->)(\d+)")
 
 
-def record_collectives(rank: int) -> None:
-    """Turn torch's flight recorder on and answer requests from now on. Before process groups are created."""
-    os.environ.setdefault(_BUFFER_ENV, _BUFFER_ENTRIES)
+def record_collectives(rank: int, save: Path | None) -> None:
+    """Turn torch's flight recorder on and answer requests from now on. Before process groups are created.
+
+    `save`: the directory of the checkpoints, None without one.
+    """
+    _configure(save)
     folder = os.environ.get(STACKS_ENV)
     if not folder:
         return
@@ -37,6 +47,24 @@ def record_collectives(rank: int) -> None:
     requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     requests.bind(str(address))
     threading.Thread(target=_serve, args=(requests, answer), daemon=True, name="collectives").start()
+
+
+def _configure(save: Path | None) -> None:
+    """Set what torch reads when process groups are created; the user's own values are kept.
+
+    By default torch would dump below HOME, which is lost with the pod.
+    """
+    environ = os.environ
+    entries = next((environ[name] for name in _BUFFER_ENVS if environ.get(name)), _BUFFER_ENTRIES)
+    environ.update(dict.fromkeys(_BUFFER_ENVS, entries))
+    environ.setdefault(_DUMP_ENV, "1")
+    if save is None or any(environ.get(name) for name in _DUMP_FILE_ENVS):
+        return
+    environ[_DUMP_FILE_ENVS[0]] = str(save / _DUMP_FOLDER / "rank-")
+    if environ.get("LOCAL_RANK", "0") == "0":
+        # torch creates no folder. Without it there is no dump, which is no reason not to train.
+        with contextlib.suppress(OSError):
+            (save / _DUMP_FOLDER).mkdir(parents=True, exist_ok=True)
 
 
 def _serve(requests: socket.socket, answer: Path) -> None:

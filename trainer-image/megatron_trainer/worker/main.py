@@ -21,6 +21,7 @@ from megatron_contract.environment import PROGRESS_FILE
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints import async_checkpoint_writers
+from megatron_trainer.flags import read as read_flags
 from megatron_trainer.flags import resume
 from megatron_trainer.health import preflight, stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
@@ -122,7 +123,7 @@ def run_rank(argv: Sequence[str], forked: bool = False) -> int:
     """
     reporter = Reporter()
     stacks.register_stack_dump(reporter.rank)
-    record_collectives(reporter.rank)
+    record_collectives(reporter.rank, read_flags(argv).save)
     try:
         _train(argv, reporter, forked)
     except BaseException as error:

@@ -101,7 +101,7 @@ from megatron_trainer.worker.collective_recorder import record_collectives
 
 rank = int(sys.argv[1])
 register_stack_dump(rank)
-record_collectives(rank)
+record_collectives(rank, None)
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=3)
 pair = dist.new_group([1, 2])
 tensor = torch.ones(1)
