@@ -69,6 +69,7 @@ golden: setup-trainer ## Regenerate golden files and public surfaces; review the
 .PHONY: bench-planner
 bench-planner: setup ## Compare the planner's step times with published ones
 	@$(PY) -m bench.planner
+	@$(PY) -m bench.planned
 
 .PHONY: bench-goodput
 bench-goodput: setup ## Simulate the goodput of 16,384 GPUs through 466 interruptions

@@ -1,0 +1,37 @@
+"""The error of the planner as its user sees it."""
+
+from bench import planned
+from bench.planned import Seen, summary
+from bench.published import document
+
+
+def seen(speed: float | None, model: str = "llama3-8b") -> Seen:
+    return Seen("f", model, "fp8", "b200", 100.0, speed, "")
+
+
+def test_errors_are_grouped_and_a_refusal_counts_in_full() -> None:
+    lines = summary([seen(110.0), seen(80.0), seen(None, "kimi-k2")])
+    assert lines[0].split() == ["all", "layouts", "3", "mean", "43.3%", "bias", "-36.7%", "worst", "-100.0%"]
+    assert any(line.split()[:2] == ["model", "kimi-k2"] for line in lines)
+    assert any(line.split()[:3] == ["hardware", "b200", "3"] for line in lines)
+
+
+def test_a_measurement_finds_the_function_with_its_layout() -> None:
+    [entry] = [
+        each
+        for each in document()["measurements"]
+        if (each["model"], each["accelerator"], each["precision"])
+        == ("qwen3-235b-a22b", "gb200-nvl72", "mxfp8")
+    ]
+    found = planned.function_of(entry)
+    assert found is not None
+    assert found.function == "qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config"
+    assert planned.function_of(entry | {"vp": 2}) is None
+
+
+def test_a_layout_is_asked_for_as_a_user_would() -> None:
+    function = planned._library().function("llama3_8b_pretrain_8gpu_b200_fp8cs_config")
+    assert function is not None
+    run = planned.planned(function)
+    assert run.plan.world_size == 8
+    assert run.plan.expected is not None
