@@ -58,7 +58,8 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="megatron-operator", message="%(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Turn a named recipe into a Megatron Core training run.
 
     \b
@@ -67,6 +68,8 @@ def cli() -> None:
     megatron validate -f recipe.yaml
     megatron render -f recipe.yaml | kubectl diff -f -
     """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        ctx.color = False
 
 
 def main() -> None:

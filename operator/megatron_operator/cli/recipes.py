@@ -5,7 +5,12 @@ from pathlib import Path
 import click
 
 from megatron_operator.cli import printing
-from megatron_operator.cli.inputs import CATALOG_DIRECTORY, complete_recipe, single_option
+from megatron_operator.cli.inputs import (
+    CATALOG_DIRECTORY,
+    complete_accelerator,
+    complete_recipe,
+    single_option,
+)
 
 _CATALOG = single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
 
@@ -24,19 +29,48 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command("list")
-@click.option("--family", help="Only recipes of this family.")
+@single_option("--family", metavar="NAME", help="Only recipes of this family.")
+@single_option("--mode", type=click.Choice(["pretrain", "sft", "lora"]), help="Only recipes of this purpose.")
+@single_option("--engine", type=click.Choice(["megatron", "bridge"]), help="Only recipes of this engine.")
+@single_option(
+    "--gpus", type=click.IntRange(min=1), metavar="N", help="Only those published for N accelerators."
+)
+@single_option(
+    "--accelerator",
+    metavar="TYPE",
+    shell_complete=complete_accelerator,
+    help="Only those published for this accelerator.",
+)
+@single_option("--search", metavar="WORDS", help="Only those with these words in name or description.")
 @_CATALOG
 @printing.output_option
-def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
-    """List all recipes.
+def list_recipes(
+    family: str | None,
+    mode: str | None,
+    engine: str | None,
+    gpus: int | None,
+    accelerator: str | None,
+    search: str | None,
+    catalog: Path | None,
+    output: str,
+) -> None:
+    """List recipes, all of them without filters; exits with 2 where none passes the filters.
+
+    The table fits the terminal. In a pipe, each recipe is one line.
 
     \b
-    megatron recipes list --family llama3
+    megatron recipes list --family llama3 --engine megatron
+    megatron recipes list --mode pretrain --gpus 64 --accelerator h100-sxm
+    megatron recipes list --search "moe 30b"
     megatron recipes list -o json | jq -r '.[] | select(.modes[] == "sft") | .name'
     """
     from megatron_operator.cli.planning import load_catalog
+    from megatron_operator.cli.recipe_filters import filters, matching
+    from megatron_operator.cli.tables import Column, print_fitting
 
-    entries = [e for e in load_catalog(catalog) if family is None or e.family == family]
+    everything = list(load_catalog(catalog))
+    chosen = filters(everything, family, mode, engine, gpus, accelerator, search)
+    entries = matching(everything, chosen)
     if output != "table":
         listed = [
             {
@@ -63,12 +97,20 @@ def list_recipes(family: str | None, catalog: Path | None, output: str) -> None:
             e.family,
             e.engine,
             ",".join(e.modes),
-            ", ".join(list(dict.fromkeys(x.title for x in e.layouts))[:3]),
+            ", ".join(list(dict.fromkeys(x.title for x in e.layouts))[:1]),
             e.description,
         )
         for e in entries
     ]
-    printing.print_table(("name", "family", "engine", "modes", "published layouts", "description"), rows)
+    columns = (
+        Column("name"),
+        Column("family", optional=True),
+        Column("engine"),
+        Column("modes"),
+        Column("published layout", optional=True),
+        Column("description"),
+    )
+    print_fitting(columns, rows, enough=26)
 
 
 @command.command("show")

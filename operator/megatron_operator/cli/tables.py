@@ -1,0 +1,69 @@
+"""Tables that fit the terminal: the last column is wrapped, optional ones are left out where it is narrow."""
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+_LEAST_WRAPPED = 24
+"""Width below which the last column is not wrapped further: the lines become longer than the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table."""
+
+    title: str
+    optional: bool = False
+    """Left out, the first such column first, where the last column would get less than `enough`."""
+
+
+def output_width() -> int | None:
+    """Columns of the output: $COLUMNS, then the terminal; None for a pipe, whose lines are not broken."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def format_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None, enough: int = _LEAST_WRAPPED
+) -> list[str]:
+    """Lines of a table, the header first. With a `width` no line is longer, if the other columns leave
+    the last one 24 characters.
+    """
+    kept = list(range(len(columns)))
+    widths = [max(len(row[i]) for row in [[c.title for c in columns], *rows]) for i in kept]
+
+    def rest() -> int:
+        return (width or 0) - sum(widths[i] + 2 for i in kept[:-1])
+
+    for i in [i for i in kept[:-1] if columns[i].optional]:
+        if width is not None and rest() < enough:
+            kept.remove(i)
+    last = None if width is None else max(_LEAST_WRAPPED, rest())
+    lines = []
+    for row in [[column.title.upper() for column in columns], *rows]:
+        head = "  ".join(row[i].ljust(widths[i]) for i in kept[:-1])
+        parts = (
+            [row[kept[-1]]]
+            if last is None
+            else textwrap.wrap(row[kept[-1]], last, break_on_hyphens=False) or [""]
+        )
+        indent = " " * len(head)
+        lines += [f"{indent if n else head}  {part}".rstrip() for n, part in enumerate(parts)]
+    return lines
+
+
+def print_fitting(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], enough: int = _LEAST_WRAPPED
+) -> None:
+    """Print a table that fits the output, the header in bold."""
+    header, *lines = format_table(columns, rows, output_width(), enough)
+    click.secho(header, bold=True)
+    for line in lines:
+        click.echo(line)
