@@ -109,6 +109,24 @@ def test_imports_that_ask_for_a_device_are_answered_by_nvml(with_nvml: Mapping[s
     assert "Found no NVIDIA driver" in later
 
 
+USED = """
+import json
+import torch
+from megatron_trainer.platform import gpu
+
+torch.cuda.init()
+print(json.dumps(gpu.explain_cold_start()))
+"""
+
+
+def test_ranks_start_cold_in_a_process_that_has_used_a_device(
+    simulated_cuda: Mapping[str, str], without_nvml: Mapping[str, str]
+) -> None:
+    """CUDA refuses its children."""
+    reason, _ = run(USED, {**without_nvml, **simulated_cuda, "OPENBLAS_NUM_THREADS": "1"})
+    assert reason.startswith("Cannot re-initialize CUDA in forked subprocess")
+
+
 FUSION = "--no-gradient-accumulation-fusion"
 FLAGS = """
     --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64

@@ -1,8 +1,12 @@
 """The trainer's gpu path from warm start to exit, on simulated GPUs. Their kernels compute nothing."""
 
+import signal
 from collections.abc import Callable
 
 from tests.trainer.gang import Gang
+
+# A save is complete at iterations 4, 8, ...
+SAVE_INTERVAL = 4
 
 
 def iterations(run: Gang) -> list[int]:
@@ -16,3 +20,56 @@ def test_a_rank_is_forked_trains_two_steps_and_exits(gpu_run: Callable[..., Gang
     assert iterations(run) == [1, 2]
     assert run.termination(0)["reason"] == "Completed"
     assert "ranks start cold" not in run.log()
+
+
+def test_two_ranks_resume_in_other_layouts(gpu_run: Callable[..., Gang]) -> None:
+    """Tensor parallel, then pipeline parallel, then data parallel, each from the checkpoint before."""
+    run = gpu_run(ranks=2)
+    # As for an elastic run.
+    run.flags.append("--dist-ckpt-optim-fully-reshardable")
+    layouts = (
+        ("--tensor-model-parallel-size", "2"),
+        ("--pipeline-model-parallel-size", "2"),
+        (),
+    )
+    for done, layout in enumerate(layouts):
+        last = (done + 1) * SAVE_INTERVAL
+        run.start(extra=("--train-iters", str(last), *layout))
+        assert run.wait() == [0], run.log()[-3000:]
+        assert iterations(run) == list(range(1, last + 1))
+        assert (run.save / f"iter_{last:07}").is_dir()
+
+
+def test_all_ranks_restart_from_the_checkpoint_when_one_is_killed(gpu_run: Callable[..., Gang]) -> None:
+    run = gpu_run(ranks=2)
+    run.start(extra=("--train-iters", "16"))
+    run.await_checkpoint(SAVE_INTERVAL)
+    run.kill_rank(0)
+    assert run.wait() == [0], run.log()[-3000:]
+    (incident,) = run.incidents()
+    assert incident["cause"] == "rank 0 was killed by SIGKILL"
+    assert incident["resumedFrom"] >= SAVE_INTERVAL
+    assert run.survivors() == []
+
+
+def test_a_rank_with_a_wedged_kernel_is_found_and_killed(gpu_run: Callable[..., Gang]) -> None:
+    run = gpu_run()
+    run.environment["MEGATRON_HANG_TIMEOUT"] = "10"
+    run.inject({"what": "device", "at": SAVE_INTERVAL + 2, "generations": [1], "state": {"wedged": 1}})
+    run.start(extra=("--train-iters", "8"))
+    run.await_iteration(SAVE_INTERVAL + 1)
+    assert run.wait() == [0], run.log()[-3000:]
+    (incident,) = run.incidents()
+    assert (incident["kind"], incident["rank"], incident["resumedFrom"]) == ("hang", 0, SAVE_INTERVAL)
+    assert run.survivors() == []
+
+
+def test_sigterm_saves_and_exits_143(gpu_run: Callable[..., Gang]) -> None:
+    run = gpu_run()
+    run.start(extra=("--train-iters", "100000", "--save-interval", "100000"))
+    run.await_iteration(2)
+    run.pods[0].send_signal(signal.SIGTERM)
+    assert run.wait() == [143], run.log()[-3000:]
+    saved = run.termination(0)["checkpointIteration"]
+    assert saved >= 2
+    assert (run.save / f"iter_{saved:07}").is_dir()
