@@ -54,7 +54,7 @@ def _sections(path: str, schema: Schema) -> Iterator[tuple[str, str, list[str]]]
         key = next((key for key in _INNER if key in field), None)
         inner = field if key is None else field[key]
         required = " (required)" if with_default and name in schema.get("required", ()) else ""
-        cells = [f"`{name}`{required}", _type(field)]
+        cells = [f"`{name}`{required}", type_text(field)]
         if with_default:
             default = field.get("default")
             cells.append("" if default in (None, {}) else f"`{str(default).lower()}`")
@@ -67,14 +67,15 @@ def _sections(path: str, schema: Schema) -> Iterator[tuple[str, str, list[str]]]
         yield from _sections(each, inner)
 
 
-def _type(field: Schema) -> str:
+def type_text(field: Schema) -> str:
+    """The type of a field as Markdown: choices are code."""
     if "enum" in field:
         return ", ".join(f"`{choice}`" for choice in field["enum"])
     match field.get("type"):
         case "array":
-            return f"list of {_type(field['items'])}"
+            return f"list of {type_text(field['items'])}"
         case "object" if "additionalProperties" in field:
-            return f"map to {_type(field['additionalProperties'])}"
+            return f"map to {type_text(field['additionalProperties'])}"
         case "object":
             return "object"
         case "string":

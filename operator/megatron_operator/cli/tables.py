@@ -67,3 +67,12 @@ def print_fitting(
     click.secho(header, bold=True)
     for line in lines:
         click.echo(line)
+
+
+def print_wrapped(text: str, indent: int = 0) -> None:
+    """Print a paragraph that fits the output; in a pipe, as one line."""
+    width = output_width()
+    margin = " " * indent
+    lines = [text] if width is None else textwrap.wrap(text, max(_LEAST_WRAPPED, width - indent))
+    for line in lines:
+        click.echo(f"{margin}{line}")
