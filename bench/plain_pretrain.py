@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
     flags, _ = cpu.adapt(sys.argv[1:])
     args = parse(flags)
-    MegatronHooks(Reporter(), None, LossSpikeDetector(None, 1, None), lambda: None).install()
+    MegatronHooks(Reporter(), None, LossSpikeDetector(None, 1, None)).install()
     dataset_helpers.skip_build()
     # Megatron's own writers are new interpreters, which start slower and lack the CPU replacements.
     install(flags, lambda _: os._exit(1), forked=True)

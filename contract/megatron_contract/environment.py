@@ -30,6 +30,7 @@ ENV_TERMINATION_LOG: Final = "MEGATRON_TERMINATION_LOG"
 ENV_HANG_TIMEOUT: Final = "MEGATRON_HANG_TIMEOUT"
 ENV_PREFLIGHT: Final = "MEGATRON_PREFLIGHT"
 ENV_BIND_CPUS: Final = "MEGATRON_BIND_CPUS"
+ENV_NODE_NAME: Final = "MEGATRON_NODE_NAME"
 ENV_LOSS_SPIKE_FACTOR: Final = "MEGATRON_LOSS_SPIKE_FACTOR"
 ENV_LOSS_SPIKE_WINDOW: Final = "MEGATRON_LOSS_SPIKE_WINDOW"
 ENV_LOSS_ON_REPEAT: Final = "MEGATRON_LOSS_ON_REPEAT"
@@ -61,8 +62,9 @@ SETTINGS: Final[dict[str, str]] = {
     ENV_TERMINATION_LOG: f"file for the termination message (default {DEFAULT_TERMINATION_LOG})",
     ENV_HANG_TIMEOUT: "auto (3 step times and 75 s), off, or seconds without a step "
     f"(default {DEFAULT_HANG_TIMEOUT})",
-    ENV_PREFLIGHT: "1: check devices and connections before the first ranks load anything",
     ENV_BIND_CPUS: "0: leave ranks on all cores (default: on those of their GPU's NUMA node)",
+    ENV_PREFLIGHT: "1: check the devices of each new pod and the connections between nodes first",
+    ENV_NODE_NAME: "name of the cluster's node, for messages of the preflight (default the host's name)",
     ENV_LOSS_SPIKE_FACTOR: "fail on a loss above this multiple of the median (default off)",
     ENV_LOSS_SPIKE_WINDOW: f"losses that the median is taken over (default {DEFAULT_LOSS_SPIKE_WINDOW})",
     ENV_LOSS_ON_REPEAT: "fail, or skip the iterations that failed, if an older checkpoint does not help "

@@ -7,8 +7,7 @@ TrainerError
 ├── LeaseLostError                                another launcher owns the checkpoint directory
 ├── RunEndedError                                 the pod's part in the run is over
 └── RankError                                     a rank ends, with an exit code
-    PreflightError, FaultyDeviceError, PeerFailedError, BadLossError, WrongCheckpointError,
-    UnreadableCheckpointError
+    BadLossError, WrongCheckpointError, UnreadableCheckpointError, FaultError
 """
 
 

@@ -194,7 +194,7 @@ class RecoverySpec(ApiModel):
     termination_grace_period_seconds: Grace | None = None
     """Seconds from SIGTERM to SIGKILL for a last checkpoint; default by its size, at least 300 on GPUs."""
     preflight: bool = False
-    """Check every pod with a matrix product and a collective before its first step; takes seconds."""
+    """Check the devices of each new pod, and pairs of nodes, before any rank starts; takes seconds."""
     loss: LossSpec = LossSpec()
     """Handling of abnormal losses."""
     nodes: NodesSpec = NodesSpec()

@@ -12,6 +12,7 @@ from megatron_contract.environment import (
     ENV_LOSS_SPIKE_FACTOR,
     ENV_LOSS_SPIKE_WINDOW,
     ENV_MAX_RANK_RESTARTS,
+    ENV_NODE_NAME,
     ENV_PLATFORM,
     ENV_PREFLIGHT,
     ENV_PROGRESS_PORT,
@@ -46,6 +47,8 @@ def environment(
     """
     sources = {name: source.wire() for name, source in resolved.env_value_from.items()}
     _check_names(resolved)
+    if resolved.recovery.preflight:
+        sources[ENV_NODE_NAME] = {"fieldRef": {"fieldPath": "spec.nodeName"}}
     values: dict[str, str] = {"HOME": "/tmp"}
     values |= gpu_environment(resolved, plan)
     values |= resolved.env

@@ -4,7 +4,10 @@ TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forw
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
 `raise`, `loop` (endlessly, in Python), `leave` (exit code 0). A `slow-save` and a `slow-evaluation` take
 SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
-LATE_ITERATIONS more. `wrong-product` simulates a device whose memory flips a bit.
+LATE_ITERATIONS more. In the preflight `wrong-product` simulates a device whose memory flips a bit,
+`slow-product` one that computes 100 times slower than it does, `deaf` a network interface through which no
+other node answers, `wrong-sum` one that changes what it sends, and `freeze-exchange` stops the process that
+exchanges data with other nodes.
 
 In the save of checkpoint `at`, `freeze-save` stops a rank by SIGSTOP once all ranks know what each will
 write. `freeze-repair` stops a launcher that has found a checkpoint incomplete, before it sets it aside.
@@ -184,14 +187,35 @@ class FaultyMemory:
         return product
 
 
-def disturb_preflight(preflight: Any) -> None:
-    preflight.torch = FaultyMemory(preflight.torch)
+def disturb_device_check(device_check: Any) -> None:
+    device_check.torch = FaultyMemory(device_check.torch)
+    timed = device_check._timed
+
+    def disturbed_time(operation: Any) -> Any:
+        result, seconds = timed(operation)
+        return result, seconds * (100 if due("slow-product") else 1)
+
+    device_check._timed = disturbed_time
+
+
+def disturb_pair_check(pair_check: Any) -> None:
+    exchange = pair_check.exchange
+
+    def disturbed_exchange(key: str, place: int, tensor: Any, limit: float) -> None:
+        if due("freeze-exchange"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if due("wrong-sum"):
+            tensor[0] += 1
+        exchange(f"unheard/{key}" if due("deaf") else key, place, tensor, limit)
+
+    pair_check.exchange = disturbed_exchange
 
 
 DISTURB = {
     "megatron.core.dist_checkpointing.strategies.filesystem_async": disturb_writer,
     "megatron_trainer.checkpoints.selection": disturb_repair,
-    "megatron_trainer.health.preflight": disturb_preflight,
+    "megatron_trainer.health.device_check": disturb_device_check,
+    "megatron_trainer.health.pair_check": disturb_pair_check,
     "megatron_trainer.rendezvous.handler": disturb_end,
     "megatron_trainer.worker.gpt": disturb_gpt,
     "megatron.training.training": disturb_checkpointing,

@@ -123,7 +123,12 @@ def test_other_pods_prefer_one_nvlink_domain(run: Any) -> None:
 
 
 def test_settings_of_the_trainer_are_passed_only_if_they_differ_from_its_defaults(run: Any) -> None:
-    usual = {"MEGATRON_HANG_TIMEOUT", "MEGATRON_PREFLIGHT", "MEGATRON_LOSS_ON_REPEAT"}
+    usual = {
+        "MEGATRON_HANG_TIMEOUT",
+        "MEGATRON_PREFLIGHT",
+        "MEGATRON_NODE_NAME",
+        "MEGATRON_LOSS_ON_REPEAT",
+    }
     assert not usual & run("tiny-gpt").env().keys()
 
     def watch(spec: dict[str, Any]) -> None:
@@ -133,9 +138,12 @@ def test_settings_of_the_trainer_are_passed_only_if_they_differ_from_its_default
             "loss": {"spikeFactor": 2.5, "onRepeat": "skip"},
         }
 
-    env = run("tiny-gpt", watch).env()
+    container = run("tiny-gpt", watch).pod()["spec"]["containers"][0]
+    env = {each["name"]: each.get("value") for each in container["env"]}
     assert env["MEGATRON_HANG_TIMEOUT"] == "90"
     assert env["MEGATRON_PREFLIGHT"] == "1"
+    (place,) = (each for each in container["env"] if each["name"] == "MEGATRON_NODE_NAME")
+    assert place["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert (env["MEGATRON_LOSS_SPIKE_FACTOR"], env["MEGATRON_LOSS_SPIKE_WINDOW"]) == ("2.5", "50")
     assert env["MEGATRON_LOSS_ON_REPEAT"] == "skip"
 

@@ -9,10 +9,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from megatron_contract.exit_codes import ExitCode
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.health.device_errors import DeviceErrors
@@ -22,6 +22,7 @@ from megatron_trainer.health.kernel_log import KernelLog
 from megatron_trainer.health.oom_kills import OomKillCounter
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.launcher.fork_server import ForkServer, ForkServerLostError
+from megatron_trainer.launcher.preflight import GangPreflight
 from megatron_trainer.launcher.rank_group import MONITOR_SECONDS, RankGroup
 from megatron_trainer.rendezvous.handler import GangRendezvous
 from megatron_trainer.rendezvous.state import RunEndedError, State
@@ -56,6 +57,7 @@ class PodServices:
     telemetry_sync: TelemetrySync
     hangs: HangCoordinator
     checkpoints: CheckpointManager
+    preflight: GangPreflight
     termination_grace: float
     cpus: Mapping[int, str]
     log: Callable[[str], None]
@@ -85,6 +87,7 @@ class GangAgent(RankGroup):
         self._telemetry_sync = services.telemetry_sync
         self._hangs = services.hangs
         self._checkpoints = services.checkpoints
+        self._preflight = services.preflight
         self._grace = services.termination_grace
         self._log = services.log
         self._restarts = 0
@@ -124,6 +127,23 @@ class GangAgent(RankGroup):
                 if restart.report is not None:
                     self._gang.advance(restart.report)
                 self._restart_workers(group)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start the ranks, after the preflight where the plan asks for it. None if the generation is over."""
+        assert self._gang.plan is not None
+        if self._gang.plan.preflight and not self._passes_preflight():
+            return {}
+        return super()._start_workers(worker_group)
+
+    def _passes_preflight(self) -> bool:
+        """Check all nodes. False if another is at fault, so that the generation is over."""
+        try:
+            ending = self._preflight.run(self._gang)
+            if ending is not None:
+                self._end_pod(ending, FailureReport(FailureKind.POD, ending.message, self._gang.node_rank))
+            return self._gang.poll().generation == self._gang.generation
+        except StoreLostError:
+            return False
 
     def _check_gang(self) -> _Restart | None:
         """Exchange state with the other pods. Returns why the ranks must be restarted, None otherwise."""
@@ -173,9 +193,6 @@ class GangAgent(RankGroup):
         if ending.code == ExitCode.PEER_LOST:
             return self._await_peer_report(ending, report)
         if any(failure.exitcode == RESUME_ELSEWHERE for failure in result.failures.values()):
-            self._end_pod(ending, report)
-        failure = self._status.failures().get(ending.rank or 0)
-        if failure is not None and failure.preflight:
             self._end_pod(ending, report)
         if self._generation_is_over():
             return _Restart(f"{ending.message}, in an earlier generation")

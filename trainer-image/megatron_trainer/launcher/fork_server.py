@@ -37,6 +37,9 @@ _CLOSE_POLL_SECONDS = 0.02
 
 # Key of the child that checks the flags, before any pod waits for another.
 PREFLIGHT = -1
+# Keys of the children of the preflight: those that check devices, and pairs of nodes, from a local rank down.
+FIRST_DEVICE_CHECK = -2
+FIRST_PAIR_CHECK = -2000
 
 
 def _prctl(option: int, value: int) -> None:
@@ -56,6 +59,20 @@ class Programs:
     preflight: Callable[[], int]
     cold_rank: list[str] | None = None
     cold_preflight: list[str] | None = None
+    device_check: Callable[[], int] | None = None
+    pair_check: Callable[[], int] | None = None
+    cold_device_check: list[str] | None = None
+    cold_pair_check: list[str] | None = None
+
+    def of(self, key: int) -> tuple[Callable[[], int] | None, list[str] | None]:
+        """The program of a child and the command to execute instead, if there is one."""
+        if key >= 0:
+            return self.rank, self.cold_rank
+        if key == PREFLIGHT:
+            return self.preflight, self.cold_preflight
+        if key > FIRST_PAIR_CHECK:
+            return self.device_check, self.cold_device_check
+        return self.pair_check, self.cold_pair_check
 
 
 class ForkServerLostError(TrainerError):
@@ -77,7 +94,7 @@ class ForkServer:
         self._pids: dict[int, int] = {}
 
     def start(self, environments: dict[int, dict[str, str]]) -> dict[int, int]:
-        """Fork one child per key (local rank, or PREFLIGHT) with its environment.
+        """Fork one child per key (local rank, PREFLIGHT, or of a check) with its environment.
 
         Returns process ids by key.
         """
@@ -217,10 +234,11 @@ class _Server:
                 signal.signal(number, signal.SIG_DFL)
             os.environ.update(environment)
             _bind(environment.get(CPUS_ENV, ""))
-            command = programs.cold_preflight if key == PREFLIGHT else programs.cold_rank
+            program, command = programs.of(key)
             if command:
                 os.execv(command[0], command)
-            code = programs.preflight() if key == PREFLIGHT else programs.rank()
+            assert program is not None, f"no program for {key}"
+            code = program()
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:

@@ -18,6 +18,7 @@ from megatron_trainer.health.stacks import RankState, collect_stacks
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.launcher import cpu_binding
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError
+from megatron_trainer.launcher.preflight import DeviceChecks, GangPreflight
 from megatron_trainer.launcher.warm_up import warm_up
 from megatron_trainer.rendezvous.state import RunEndedError, State
 from megatron_trainer.settings import SettingError, Settings
@@ -64,6 +65,7 @@ class Pod:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._on_sigterm)
         self._events.start()
+        self._devices = DeviceChecks(self._settings, self._events.folder)
         self._checkpoints = self._new_checkpoint_manager(None, None)
         try:
             self._serve_progress()
@@ -163,18 +165,21 @@ class Pod:
         return None
 
     def _preflight(self) -> Ending | None:
-        """Have Megatron check its flags, tokenizer and data files, before this pod waits for any other."""
+        """Check flags, tokenizer, names of data files and devices, before this pod waits for any other."""
         settings = self._settings
         environment = {
             "RANK": str(settings.world_size - 1),
             "WORLD_SIZE": str(settings.world_size),
             "LOCAL_WORLD_SIZE": str(settings.ranks_per_node),
         }
-        self._fork_server.start({PREFLIGHT: environment})
+        devices = self._devices.environments() if settings.preflight else {}
+        self._fork_server.start({PREFLIGHT: environment} | devices)
         # Meanwhile this process imports what it needs of torch.
         import megatron_trainer.launcher.agent  # noqa: F401
 
-        while PREFLIGHT not in (exited := self._fork_server.exited(0.2)):
+        while PREFLIGHT not in (exited := self._fork_server.exited(0.2)) or (
+            exited[PREFLIGHT] == 0 and devices and not self._devices.done(exited)
+        ):
             if self._stop_requests:
                 self._fork_server.stop()
                 return Ending(
@@ -182,7 +187,8 @@ class Pod:
                 )
         code = exited[PREFLIGHT]
         if code == 0:
-            return None
+            self._fork_server.stop()
+            return self._devices.ending() if devices else None
         self._events.drain()
         failure = self._status.failures().get(settings.world_size - 1)
         if code not in set(ExitCode) or failure is None:
@@ -215,6 +221,9 @@ class Pod:
             telemetry_sync=self._telemetry_sync,
             hangs=HangCoordinator(gang, self._watchdog, self._flags.save, self._collect_stacks, self._log),
             checkpoints=self._checkpoints,
+            preflight=GangPreflight(
+                settings, self._fork_server, self._events.folder, self._devices.reports(), self._log
+            ),
             termination_grace=settings.termination_grace,
             cpus=self._bind_ranks(),
             log=self._log,

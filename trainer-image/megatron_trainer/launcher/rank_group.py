@@ -24,7 +24,6 @@ from megatron_trainer.telemetry.reporter import (
     FINISHED,
     GENERATION_ENV,
     LEASE_ENV,
-    PREFLIGHT_ENV,
     RESUME_ENV,
     SKIP_ENV,
 )
@@ -98,7 +97,6 @@ class RankGroup(SimpleElasticAgent):
                     RESUME_ENV: "" if plan.iteration is None else str(plan.iteration),
                     SKIP_ENV: " ".join(map(str, plan.skip)),
                     LEASE_ENV: plan.owner,
-                    PREFLIGHT_ENV: "1" if plan.preflight else "",
                     CPUS_ENV: self._cpus.get(worker.local_rank, ""),
                 }
                 for worker in worker_group.workers

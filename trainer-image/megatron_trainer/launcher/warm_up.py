@@ -17,11 +17,20 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
 
         cpu.install()
         main = _import_worker(flags)
-        return Programs(rank=lambda: main.run_rank(flags, forked=True), preflight=lambda: main.check(flags))
+        from megatron_trainer.health import device_check, pair_check
+
+        return Programs(
+            rank=lambda: main.run_rank(flags, forked=True),
+            preflight=lambda: main.check(flags),
+            device_check=device_check.run,
+            pair_check=pair_check.run,
+        )
     from megatron_trainer.platform import gpu
 
     with gpu.imports_without_cuda():
         main = _import_worker(flags)
+        from megatron_trainer.health import device_check, pair_check
+
         flags, added = gpu.adapt(flags)
     if added:
         _log(f"flags added for the installed packages: {' '.join(added)}")
@@ -33,6 +42,10 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
         preflight=lambda: main.check(flags),
         cold_rank=[*command, "rank", *flags] if reason else None,
         cold_preflight=[*command, "preflight", *flags] if reason else None,
+        device_check=device_check.run,
+        pair_check=pair_check.run,
+        cold_device_check=[sys.executable, "-m", device_check.__name__] if reason else None,
+        cold_pair_check=[sys.executable, "-m", pair_check.__name__] if reason else None,
     )
 
 

@@ -16,8 +16,6 @@ class RankFailure(Message):
     message: str
     iteration: int | None = None
     """Set if the step of this iteration raised the failure, so that it may recur there."""
-    preflight: bool = False
-    """Whether this rank failed the preflight."""
     evidence: Annotated[str, OneOf(("", *Evidence), "")] = ""
     """One of `hardware.Evidence`, if this rank's device failed."""
     unreadable: int | None = None

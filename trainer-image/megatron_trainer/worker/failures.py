@@ -12,7 +12,6 @@ from megatron_trainer.checkpoints.checkpoint_lease import LeaseLostError
 from megatron_trainer.checkpoints.load_errors import caused_by_content
 from megatron_trainer.checkpoints.volume import format_bytes, free_bytes
 from megatron_trainer.errors import TrainerError
-from megatron_trainer.health.preflight import FaultyDeviceError, PeerFailedError, PreflightError
 from megatron_trainer.secret_values import scrub
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.reporter import RESUME_ELSEWHERE
@@ -49,7 +48,6 @@ class RankError(TrainerError):
         super().__init__(message)
         self.code = code
         self.iteration: int | None = None
-        self.preflight = False
         self.evidence: Evidence | None = None
         self.unreadable: int | None = None
 
@@ -59,7 +57,6 @@ class RankError(TrainerError):
             int(self.code),
             scrub(str(self))[:_MAX_MESSAGE_CHARACTERS],
             self.iteration,
-            self.preflight,
             self.evidence or "",
             self.unreadable,
         )
@@ -87,12 +84,7 @@ def classify(error: BaseException) -> RankError:
         return hardware
     if isinstance(error, WrongCheckpointError):
         return RankError(ExitCode.INTERNAL, str(error))
-    if isinstance(error, PreflightError | FaultyDeviceError):
-        failure = RankError(ExitCode.WORKER_DIED, str(error))
-        failure.preflight = True
-        failure.evidence = Evidence.PREFLIGHT if isinstance(error, FaultyDeviceError) else None
-        return failure
-    if isinstance(error, LeaseLostError | PeerFailedError):
+    if isinstance(error, LeaseLostError):
         return RankError(ExitCode.PEER_LOST, str(error))
     if isinstance(error, BadLossError):
         return RankError(ExitCode.LOSS_NOT_FINITE, str(error))

@@ -23,9 +23,9 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.checkpoints import async_checkpoint_writers
 from megatron_trainer.flags import read as read_flags
 from megatron_trainer.flags import resume
-from megatron_trainer.health import preflight, stacks
+from megatron_trainer.health import stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
-from megatron_trainer.telemetry.reporter import FINISHED, PREFLIGHT_ENV, RESUME_ENV, SKIP_ENV, Reporter
+from megatron_trainer.telemetry.reporter import FINISHED, RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import dataset_helpers, gpt, tracebacks
 from megatron_trainer.worker.arguments import model_config, parse, require_gpus
 from megatron_trainer.worker.collective_recorder import record_collectives
@@ -51,12 +51,7 @@ def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
     args = parse(resume(argv) if resume_from else argv)
     skip = {int(word) for word in os.environ.get(SKIP_ENV, "").split()}
     args.iterations_to_skip = sorted(skip.union(args.iterations_to_skip))
-    hooks = MegatronHooks(
-        reporter,
-        int(resume_from) if resume_from else None,
-        _loss_spike_detector(args),
-        lambda: _run_preflight(reporter),
-    )
+    hooks = MegatronHooks(reporter, int(resume_from) if resume_from else None, _loss_spike_detector(args))
     hooks.install()
     dataset_helpers.skip_build()
     try:
@@ -81,17 +76,6 @@ def _loss_spike_detector(args: Any) -> LossSpikeDetector:
     window = os.environ.get(environment.ENV_LOSS_SPIKE_WINDOW) or environment.DEFAULT_LOSS_SPIKE_WINDOW
     file = Path(args.save) / PROGRESS_FILE if args.save else None
     return LossSpikeDetector(float(factor) if factor else None, int(window), file)
-
-
-def _run_preflight(reporter: Reporter) -> None:
-    """Check this rank's device and connections, if the generation's plan asks for it."""
-    if not os.environ.get(PREFLIGHT_ENV):
-        return
-
-    reporter.send("phase", phase="loading")
-    preflight.run(
-        torch.distributed.distributed_c10d._get_default_store(), lambda error: _die(reporter, classify(error))
-    )
 
 
 def _die(reporter: Reporter, failure: RankError) -> NoReturn:

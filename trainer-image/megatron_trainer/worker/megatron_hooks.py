@@ -55,21 +55,13 @@ _UNRELATED_TO_CHECKPOINT = (AssertionError, OSError, MemoryError, torch.OutOfMem
 class MegatronHooks:
     """Reports phases, loads, saves and every iteration of one rank.
 
-    `resume_from` is the iteration that must be loaded, None for none. `before_load` is called when process
-    groups and model exist and nothing is loaded yet.
+    `resume_from` is the iteration that must be loaded, None for none.
     """
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        resume_from: int | None,
-        spikes: LossSpikeDetector,
-        before_load: Callable[[], None],
-    ) -> None:
+    def __init__(self, reporter: Reporter, resume_from: int | None, spikes: LossSpikeDetector) -> None:
         self._reporter = reporter
         self._resume_from = resume_from
         self._spikes = spikes
-        self._before_load = before_load
         self._owner = os.environ.get(LEASE_ENV, "")
         self._saving = False
         self._evaluating = False
@@ -107,7 +99,6 @@ class MegatronHooks:
         setattr(module, name, outer)
 
     def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._before_load()
         self._reporter.send("phase", phase="loading")
         try:
             # Megatron copies into parameters; those of an FP32 model are leaves that require a gradient.

@@ -39,7 +39,7 @@ class Rank:
                 if hasattr(module, name):
                     remember(module, name)
         spikes: Any = None
-        self.hooks = megatron_hooks.MegatronHooks(Reporter(), None, spikes, lambda: None)
+        self.hooks = megatron_hooks.MegatronHooks(Reporter(), None, spikes)
 
     def save_checkpoint(self, body: Callable[[], None]) -> None:
         """Megatron's save of a checkpoint, of which only `body` is done."""
