@@ -20,6 +20,7 @@ _COMMANDS = {
     "diff": "Compare a recipe's command line with the published or the running one.",
     "render": "Print the Kubernetes objects of a recipe.",
     "explain": "Print the reference of a field.",
+    "status": "Show where a run is: phase, progress, loss, speed, last incident.",
     "history": "Show the interruptions, Events and conditions of a run.",
     "logs": "Print the log of the pod that failed first.",
     "completion": "Print the shell's completion script.",

@@ -141,7 +141,7 @@ def _of(word: str, value: object) -> str | None:
     return None if value is None else f"{word} {value}"
 
 
-def _duration(value: float) -> str:
+def format_duration(value: float) -> str:
     """Seconds as `0.4 s`, `12 s`, `3m05s`, `2h04m` or `3d02h`."""
     if value < 60:
         return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
@@ -154,7 +154,7 @@ def _duration(value: float) -> str:
 
 def elapsed(entry: TimelineEntry, first: TimelineEntry) -> str:
     """Time from the first entry to this one."""
-    return _duration(max(0.0, (seconds(entry.time) or 0.0) - (seconds(first.time) or 0.0)))
+    return format_duration(max(0.0, (seconds(entry.time) or 0.0) - (seconds(first.time) or 0.0)))
 
 
 def format_lost_time(spent: Object) -> str:
@@ -162,5 +162,5 @@ def format_lost_time(spent: Object) -> str:
     phases = {name: spent[name] for name in LostSeconds.model_fields if spent.get(name)}
     if not phases:
         return "none"
-    by_phase = ", ".join(f"{name} {_duration(value)}" for name, value in phases.items())
-    return f"{_duration(sum(phases.values()))} ({by_phase})"
+    by_phase = ", ".join(f"{name} {format_duration(value)}" for name, value in phases.items())
+    return f"{format_duration(sum(phases.values()))} ({by_phase})"

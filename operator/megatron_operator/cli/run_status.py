@@ -1,0 +1,152 @@
+"""The lines of `megatron status`, from a MegatronRecipe as the API server returns it."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.times import seconds
+from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost
+
+Object = dict[str, Any]
+INTERVAL = 2.0
+"""Seconds between two requests of --watch."""
+_BAR = 24
+_LABEL = 12
+_COLORS = {
+    Phase.TRAINING: "green",
+    Phase.SUCCEEDED: "green",
+    Phase.RECOVERING: "yellow",
+    Phase.FAILED: "red",
+    Phase.REFUSED: "red",
+}
+_EXPECTED = {Condition.PLANNED: "True", Condition.PREPARED: "True", Condition.RUNNING: "True"}
+"""Conditions of a run without trouble; the others are reported while they are True."""
+_SUMMARIES = (Condition.READY, Condition.STALLED)
+"""They repeat other conditions."""
+
+
+def is_over(recipe: Object) -> bool:
+    """Whether the run has ended, or does not start before somebody edits it."""
+    return (recipe.get("status") or {}).get("phase") in (Phase.SUCCEEDED, Phase.FAILED, Phase.REFUSED)
+
+
+def status_lines(recipe: Object, now: float, width: int | None) -> list[str]:
+    """What a person reads first; `now` is in Unix seconds, `width` the columns of the output."""
+    metadata, status = recipe["metadata"], recipe.get("status") or {}
+    phase = status.get("phase")
+    shown = click.style(phase, fg=_COLORS.get(phase), bold=True) if phase else "not reconciled yet"
+    lines = [_line("run", f"{metadata['namespace']}/{metadata['name']}")]
+    if _is_outdated(metadata, status):
+        shown += " (the newest edit is not observed yet)"
+    lines.append(_line("phase", shown))
+    for label, text in (*_progress(status, now), *_incident(status, now), *_attention(status)):
+        lines += _wrapped(label, text, width)
+    return lines
+
+
+def _is_outdated(metadata: Object, status: Object) -> bool:
+    observed = status.get("observedGeneration")
+    return observed is not None and observed < metadata.get("generation", observed)
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _wrapped(label: str, text: str, width: int | None) -> list[str]:
+    paragraphs = text.splitlines() or [""]
+    if width is not None:
+        room = max(30, width - _LABEL)
+        paragraphs = [part for line in paragraphs for part in textwrap.wrap(line, room) or [""]]
+    return [_line("" if n else label, part).rstrip() for n, part in enumerate(paragraphs)]
+
+
+def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
+    progress = status.get("progress") or {}
+    iteration, total = progress.get("iteration"), progress.get("trainIters")
+    if iteration is not None:
+        yield "progress", _bar(iteration, total)
+    if progress.get("lmLoss") is not None:
+        rate = progress.get("learningRate")
+        yield (
+            "loss",
+            f"{progress['lmLoss']:.4g}" + (f", learning rate {rate:.3g}" if rate is not None else ""),
+        )
+    if speed := _speed(progress, status.get("plan") or {}):
+        yield "speed", speed
+    end = seconds(progress.get("eta"))
+    if end is not None and status.get("phase") == Phase.TRAINING:
+        yield (
+            "end",
+            f"{progress['eta'].replace('T', ' ').rstrip('Z')} UTC, in {format_duration(max(0.0, end - now))}",
+        )
+    checkpoint = status.get("checkpoint") or {}
+    if checkpoint.get("iteration") is not None:
+        saved = seconds(checkpoint.get("time"))
+        age = f", {format_duration(max(0.0, now - saved))} ago" if saved is not None else ""
+        yield "checkpoint", f"iteration {checkpoint['iteration']:,}{age}"
+
+
+def _bar(iteration: int, total: int | None) -> str:
+    if not total:
+        return f"iteration {iteration:,}"
+    share = min(1.0, iteration / total)
+    filled = int(share * _BAR)
+    return f"{'█' * filled}{'░' * (_BAR - filled)} {share:.1%}, {iteration:,} of {total:,} iterations"
+
+
+def _speed(progress: Object, plan: Object) -> str:
+    parts = []
+    if progress.get("stepSeconds") is not None:
+        parts.append(f"{progress['stepSeconds']:.3g} s per iteration")
+    if progress.get("tokensPerSecond") is not None:
+        rate = progress["tokensPerSecond"]
+        gpus = plan.get("worldSize")
+        each = f" ({rate / gpus:,.0f} per accelerator)" if gpus else ""
+        parts.append(f"{rate:,.0f} tokens/s{each}")
+    if progress.get("tflopsPerGpu") is not None:
+        parts.append(f"{progress['tflopsPerGpu']:,.0f} TFLOP/s per accelerator")
+    return ", ".join(parts)
+
+
+def _incident(status: Object, now: float) -> Iterator[tuple[str, str]]:
+    recovery = status.get("recovery") or {}
+    if recovery.get("restarts"):
+        goodput = recovery.get("goodput")
+        yield (
+            "restarts",
+            f"{recovery['restarts']}" + (f", goodput {goodput:.1%}" if goodput is not None else ""),
+        )
+    incident = recovery.get("lastIncident")
+    if incident:
+        at = seconds(incident.get("time"))
+        ago = f" {format_duration(max(0.0, now - at))} ago" if at is not None else ""
+        kind = KINDS.get(incident["kind"], incident["kind"])
+        yield (
+            "incident",
+            "\n".join(filter(None, (f"{kind}{ago}: {incident['cause']}", incident_cost(incident)))),
+        )
+    if elastic := recovery.get("elastic"):
+        yield "resized", f"{elastic['count']} accelerators: {elastic['reason']}"
+
+
+def _attention(status: Object) -> Iterator[tuple[str, str]]:
+    """Conditions that are not those of a run without trouble, and warnings of the pods."""
+    over = status.get("phase") in (Phase.SUCCEEDED, Phase.SUSPENDED)
+    for condition in status.get("conditions") or []:
+        kind, value = condition["type"], condition["status"]
+        if kind in _SUMMARIES or (over and kind == Condition.RUNNING):
+            continue
+        if value == _EXPECTED.get(kind, "False"):
+            continue
+        if kind == Condition.SUCCEEDED:
+            continue
+        name = kind if value == "True" else f"not {kind}"
+        reason = condition.get("reason") or ""
+        head = name if reason in ("", kind) else f"{name} ({reason})"
+        yield "condition", f"{head}: {condition.get('message') or ''}".rstrip(": ")
+    for warning in status.get("warnings") or []:
+        yield "warning", f"{warning['reason']}: {warning['message']}"

@@ -1,0 +1,205 @@
+"""`megatron status`: statuses as the operator writes them, rendered; the command against a fake kubectl."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from megatron_operator.api.times import seconds
+from megatron_operator.cli.main import cli
+from megatron_operator.cli.run_status import status_lines
+
+NOW = seconds("2026-01-01T12:00:00Z") or 0.0
+METADATA = {"name": "run", "namespace": "research", "generation": 2}
+TRAINING: dict[str, Any] = {
+    "phase": "Training",
+    "observedGeneration": 2,
+    "plan": {"worldSize": 64},
+    "progress": {
+        "iteration": 25000, "trainIters": 100000, "lmLoss": 2.31874, "learningRate": 2.9e-4,
+        "stepSeconds": 3.7, "tokensPerSecond": 283398.0, "tflopsPerGpu": 431.2, "eta": "2026-01-04T17:05:00Z",
+    },
+    "checkpoint": {"iteration": 24900, "time": "2026-01-01T11:54:00Z"},
+    "conditions": [
+        {"type": "Planned", "status": "True", "reason": "Planned", "message": "TP 1"},
+        {"type": "Prepared", "status": "True", "reason": "NothingToPrepare", "message": ""},
+        {"type": "Running", "status": "True", "reason": "Running", "message": ""},
+        {"type": "Ready", "status": "True", "reason": "Running", "message": ""},
+    ],
+}  # fmt: skip
+RECOVERY: dict[str, Any] = {
+    "restarts": 2,
+    "goodput": 0.9712,
+    "lastIncident": {
+        "number": 2, "time": "2026-01-01T11:58:30Z", "kind": "rank", "pod": "worker-2", "node": "gpu-7",
+        "cause": "rank 25 was killed by SIGKILL", "rank": 25, "resumedFrom": 24900, "lostIterations": 12,
+        "seconds": {"detect": 1.0, "load": 9.0},
+    },
+}  # fmt: skip
+FULL = "█" * 24
+
+
+def lines(status: dict[str, Any] | None, width: int | None = None) -> list[str]:
+    return status_lines({"metadata": METADATA, "status": status}, NOW, width)
+
+
+def plain(found: list[str]) -> list[str]:
+    return [line.replace("\x1b[0m", "").split("m", 1)[-1] if "\x1b" in line else line for line in found]
+
+
+def test_a_run_that_trains() -> None:
+    run, phase, *rest = lines(TRAINING)
+    assert run == "run         research/run"
+    assert "Training" in phase
+    assert rest == [
+        f"progress    {'█' * 6}{'░' * 18} 25.0%, 25,000 of 100,000 iterations",
+        "loss        2.319, learning rate 0.00029",
+        "speed       3.7 s per iteration, 283,398 tokens/s (4,428 per accelerator), "
+        "431 TFLOP/s per accelerator",
+        "end         2026-01-04 17:05:00 UTC, in 3d05h",
+        "checkpoint  iteration 24,900, 6m00s ago",
+    ]
+
+
+def test_a_run_that_recovers_shows_incident_and_condition_and_no_end() -> None:
+    condition = {
+        "type": "Recovering",
+        "status": "True",
+        "reason": "RankRestarted",
+        "message": "rank 25 restarts",
+    }
+    found = lines(
+        TRAINING
+        | {"phase": "Recovering", "recovery": RECOVERY, "conditions": [*TRAINING["conditions"], condition]}
+    )
+    assert found[-4:] == [
+        "restarts    2, goodput 97.1%",
+        "incident    RankRestarted 1m30s ago: rank 25 was killed by SIGKILL",
+        "            worker-2 rank 25 on gpu-7; resumed from iteration 24,900, 12 iterations repeated;"
+        " lost 10 s (detect 1.0 s, load 9.0 s)",
+        "condition   Recovering (RankRestarted): rank 25 restarts",
+    ]
+    assert not [line for line in found if line.startswith("end ")]
+
+
+def test_a_refused_recipe_shows_every_error_on_its_line() -> None:
+    planned = {
+        "type": "Planned", "status": "False", "reason": "Refused",
+        "message": "spec.accelerator.count: 12 is not a multiple of 8; set 8\n"
+        "spec.training.lr: is missing; set it",
+    }  # fmt: skip
+    stalled = {"type": "Stalled", "status": "True", "reason": "Refused", "message": "twice"}
+    assert lines({"phase": "Refused", "conditions": [planned, stalled]})[2:] == [
+        "condition   not Planned (Refused): spec.accelerator.count: 12 is not a multiple of 8; set 8",
+        "            spec.training.lr: is missing; set it",
+    ]
+
+
+def test_pending_pods_and_warnings_are_reported() -> None:
+    status = {
+        "phase": "Pending",
+        "conditions": [
+            {
+                "type": "Running",
+                "status": "False",
+                "reason": "VolumeClaimMissing",
+                "message": "corpus does not exist",
+            }
+        ],
+        "warnings": [{"reason": "CheckpointVolumeFull", "message": "91% used"}],
+    }
+    assert lines(status)[2:] == [
+        "condition   not Running (VolumeClaimMissing): corpus does not exist",
+        "warning     CheckpointVolumeFull: 91% used",
+    ]
+
+
+def test_a_run_that_succeeded_shows_no_conditions() -> None:
+    done = TRAINING | {
+        "phase": "Succeeded",
+        "progress": {"iteration": 100000, "trainIters": 100000},
+        "conditions": [
+            {"type": "Running", "status": "False", "reason": "Succeeded", "message": ""},
+            {"type": "Succeeded", "status": "True", "reason": "Succeeded", "message": ""},
+        ],
+    }
+    assert lines(done)[2:] == [
+        f"progress    {FULL} 100.0%, 100,000 of 100,000 iterations",
+        "checkpoint  iteration 24,900, 6m00s ago",
+    ]
+
+
+def test_a_recipe_that_the_operator_has_not_reached_and_an_edit_it_has_not() -> None:
+    assert lines(None) == ["run         research/run", "phase       not reconciled yet"]
+    assert "the newest edit is not observed yet" in lines(TRAINING | {"observedGeneration": 1})[1]
+    assert lines({"progress": {"iteration": 5}})[-1] == "progress    iteration 5"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_texts_are_wrapped_to_the_width(width: int) -> None:
+    found = plain(lines(TRAINING | {"recovery": RECOVERY}, width))
+    assert max(map(len, found)) <= width
+
+
+KUBECTL = """#!/bin/sh
+echo "$@" >> {folder}/calls
+n=$(wc -l < {folder}/calls)
+cat {folder}/answer.$n 2>/dev/null && exit 0
+echo 'Error from server (NotFound): megatronrecipes "run" not found' >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the answers of a fake kubectl: answer.1, answer.2 and so on."""
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL.format(folder=tmp_path))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def answer(folder: Path, *statuses: dict[str, Any]) -> None:
+    for number, status in enumerate(statuses, 1):
+        (folder / f"answer.{number}").write_text(json.dumps({"metadata": METADATA, "status": status}))
+
+
+def megatron(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+def test_the_command_reads_the_recipe_and_prints_it(answers: Path) -> None:
+    answer(answers, TRAINING)
+    result = megatron("status", "run", "-n", "research")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "25,000 of 100,000 iterations" in result.stdout
+    assert "\x1b" not in result.stdout
+    call = "--namespace=research get megatronrecipes.megatron.training run --output json"
+    assert (answers / "calls").read_text().splitlines() == [call]
+
+
+def test_json_is_the_status_with_the_name(answers: Path) -> None:
+    answer(answers, TRAINING)
+    printed = json.loads(megatron("status", "run", "-o", "json").stdout)
+    assert printed == {"name": "run", "namespace": "research", **TRAINING}
+
+
+def test_watch_prints_each_change_once_and_ends_with_the_run(
+    answers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_operator.cli.run_status.INTERVAL", 0.0)
+    answer(answers, TRAINING, TRAINING, TRAINING | {"phase": "Failed"})
+    result = megatron("status", "run", "--watch")
+    assert result.exit_code == 0
+    assert result.stdout.count("phase       ") == 2
+    assert len((answers / "calls").read_text().splitlines()) == 3
+
+
+@pytest.mark.usefixtures("answers")
+def test_a_missing_recipe_is_an_error() -> None:
+    result = megatron("status", "run")
+    assert result.exit_code == 2
+    assert '(NotFound): megatronrecipes "run" not found' in result.stderr
