@@ -56,7 +56,8 @@ def simulated_cuda(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str
 @pytest.fixture(scope="session")
 def warm_gpu(simulated_cuda: Mapping[str, str]) -> Iterator[WarmProcess]:
     """The process that forks launchers of the gpu platform."""
-    process = WarmProcess("gpu", simulated_cuda, "tests.gpu.simulated.fused_adam")
+    modules = ("tests.gpu.simulated.fused_adam", "tests.gpu.simulated.host_decisions")
+    process = WarmProcess("gpu", simulated_cuda, *modules)
     yield process
     process.close()
 

@@ -1,5 +1,6 @@
 """The trainer's gpu path from warm start to exit, on simulated GPUs. Their kernels compute nothing."""
 
+import os
 import signal
 from collections.abc import Callable
 
@@ -11,6 +12,10 @@ SAVE_INTERVAL = 4
 
 def iterations(run: Gang) -> list[int]:
     return [record["iteration"] for record in run.records()]
+
+
+def checkpoints(run: Gang) -> list[str]:
+    return sorted(path.name for path in run.save.glob("iter_*"))
 
 
 def test_a_rank_is_forked_trains_two_steps_and_exits(gpu_run: Callable[..., Gang]) -> None:
@@ -49,6 +54,27 @@ def test_all_ranks_restart_from_the_checkpoint_when_one_is_killed(gpu_run: Calla
     (incident,) = run.incidents()
     assert incident["cause"] == "rank 0 was killed by SIGKILL"
     assert incident["resumedFrom"] >= SAVE_INTERVAL
+    assert run.survivors() == []
+
+
+def test_a_writer_killed_during_training_is_noticed_and_the_run_completes(
+    gpu_run: Callable[..., Gang],
+) -> None:
+    """Of a rank on a GPU: the writer maps the rank's device memory and copies from it."""
+    run = gpu_run(ranks=2)
+    # Only memory of torch's own allocator can be mapped.
+    del run.environment["PYTORCH_NO_CUDA_MEMORY_CACHING"]
+    run.start(extra=("--train-iters", "20", "--async-save", "--no-check-for-nan-in-loss-and-grad"))
+    run.await_checkpoint(SAVE_INTERVAL)
+    # Megatron runs the writer at a nice value 10 above the rank's.
+    rank = run.ranks(0)[0]
+    (writer,) = (child for child in rank.children() if child.nice() == os.nice(0) + 10)
+    writer.kill()
+    assert run.wait() == [0], run.log()[-3000:]
+    (incident,) = run.incidents()
+    assert incident["cause"] == "rank 0: the checkpoint writer was killed by signal 9"
+    assert incident["resumedFrom"] >= SAVE_INTERVAL
+    assert checkpoints(run)[-1] == "iter_0000020"
     assert run.survivors() == []
 
 

@@ -8,6 +8,7 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,10 +176,32 @@ Result cuCtxGetDevice(int *device) {
 }
 Result cuCtxSynchronize(void) { return simulated_synchronize(); }
 
-// Memory: an allocation is host memory, noted so that pointers can be asked about.
+// Memory: an allocation is host memory, noted so that pointers can be asked about. That of devices is in a file
+// in memory, by which another process can map it; no part of the file is used twice, so new memory is zero.
 
-typedef struct Block { uintptr_t at, reserved; size_t size, reserved_size; int device, kind; struct Block *next; } Block;
+typedef struct Block {
+    uintptr_t at, reserved;
+    size_t size, reserved_size;
+    off_t offset;  // in the file, NOT_OWN if another process has allocated it or it is the host's
+    int device, kind;
+    struct Block *next;
+} Block;
+enum { NOT_OWN = -1 };
 static Block *blocks;
+static int file = -1;
+static off_t file_end;
+
+static void note_block(Block noted) {
+    Block *block = malloc(sizeof *block);
+    *block = noted;
+    block->next = blocks;
+    blocks = block;
+    if (block->offset != NOT_OWN) used_bytes[block->device] += block->size;
+}
+
+static void *map_file(void *at, size_t size, int from, off_t offset) {
+    return mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | (at ? MAP_FIXED : 0), from, offset);
+}
 
 Result simulated_allocate(void **pointer, size_t bytes, int kind) {
     REQUIRE_DEVICE();
@@ -194,12 +217,15 @@ Result simulated_allocate(void **pointer, size_t bytes, int kind) {
     void *memory = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return OUT_OF_MEMORY;
     uintptr_t at = ((uintptr_t)memory + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
-    Block *block = malloc(sizeof *block);
-    *block = (Block){at, (uintptr_t)memory, size, reserved, device, kind, NULL};
+    Block block = {at, (uintptr_t)memory, size, reserved, NOT_OWN, device, kind, NULL};
     pthread_mutex_lock(&lock);
-    block->next = blocks;
-    blocks = block;
-    if (kind == DEVICE_MEMORY) used_bytes[device] += size;
+    if (kind == DEVICE_MEMORY) {
+        if (file < 0) file = memfd_create("simulated GPU memory", MFD_CLOEXEC);
+        block.offset = file_end;
+        file_end += (off_t)size;
+        if (ftruncate(file, file_end) || map_file((void *)at, size, file, block.offset) == MAP_FAILED) abort();
+    }
+    note_block(block);
     pthread_mutex_unlock(&lock);
     *pointer = (void *)at;
     return SUCCESS;
@@ -212,14 +238,51 @@ Result simulated_free(void *pointer) {
         Block *found = *each;
         if (found->at != (uintptr_t)pointer) continue;
         *each = found->next;
-        if (found->kind == DEVICE_MEMORY) used_bytes[found->device] -= found->size;
         munmap((void *)found->reserved, found->reserved_size);
+        if (found->offset != NOT_OWN) {
+            used_bytes[found->device] -= found->size;
+            fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, found->offset, (off_t)found->size);
+        }
         free(found);
         result = SUCCESS;
         break;
     }
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+// An allocation, for another process.
+typedef struct { pid_t owner; int file; off_t offset; size_t size; } Shared;
+
+Result simulated_share(void *handle, const void *pointer) {
+    Result result = INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    for (Block *each = blocks; each; each = each->next)
+        if (each->at == (uintptr_t)pointer && each->offset != NOT_OWN) {
+            Shared shared = {getpid(), file, each->offset, each->size};
+            memcpy(handle, &shared, sizeof shared);
+            result = SUCCESS;
+        }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+Result simulated_open(void **pointer, const void *handle) {
+    REQUIRE_DEVICE();
+    Shared shared;
+    memcpy(&shared, handle, sizeof shared);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.owner, shared.file);
+    int theirs = open(path, O_RDWR | O_CLOEXEC);
+    if (theirs < 0) return INVALID_VALUE;
+    *pointer = map_file(NULL, shared.size, theirs, shared.offset);
+    close(theirs);
+    if (*pointer == MAP_FAILED) return OUT_OF_MEMORY;
+    uintptr_t at = (uintptr_t)*pointer;
+    pthread_mutex_lock(&lock);
+    note_block((Block){at, at, shared.size, shared.size, NOT_OWN, current ? current->device : 0, DEVICE_MEMORY, NULL});
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
 }
 
 int simulated_kind(const void *pointer, int *device) {

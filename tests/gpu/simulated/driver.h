@@ -29,6 +29,8 @@ Result simulated_synchronize(void);
 Result simulated_query(void);
 Result simulated_allocate(void **pointer, size_t bytes, int kind);
 Result simulated_free(void *pointer);
+Result simulated_share(void *handle, const void *pointer);
+Result simulated_open(void **pointer, const void *handle);
 int simulated_kind(const void *pointer, int *device);  // 0: not allocated by CUDA
 Result simulated_copy(void *to, const void *from, size_t bytes);
 Result simulated_set(void *to, int value, size_t bytes);

@@ -1,5 +1,5 @@
 // The public functions of the CUDA runtime that torch calls, over driver.c. To be preloaded: NVIDIA's runtime is
-// then never reached. Graphs and memory shared between processes are not simulated.
+// then never reached. Graphs are not simulated.
 #include "driver.h"
 
 #include <cuda_runtime_api.h>
@@ -113,6 +113,9 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) { RETURN
 cudaError_t cudaFreeHost(void *pointer) { RETURN(simulated_free(pointer)); }
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags) { return cudaSuccess; }
 cudaError_t cudaHostUnregister(void *pointer) { return cudaSuccess; }
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) { RETURN(simulated_share(handle, pointer)); }
+cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned flags) { RETURN(simulated_open(pointer, &handle)); }
+cudaError_t cudaIpcCloseMemHandle(void *pointer) { RETURN(simulated_free(pointer)); }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) { RETURN(simulated_copy(to, from, bytes)); }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
     return cudaMemcpy(to, from, bytes, kind);
@@ -168,6 +171,8 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) { function(data); return cudaSuccess; }
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) { return cudaSuccess; }
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) { return cudaEventCreate(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { free(event); return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     clock_gettime(CLOCK_MONOTONIC, (struct timespec *)event);
