@@ -25,6 +25,8 @@ def test_a_rank_is_forked_trains_two_steps_and_exits(gpu_run: Callable[..., Gang
     assert iterations(run) == [1, 2]
     assert run.termination(0)["reason"] == "Completed"
     assert "ranks start cold" not in run.log()
+    lines = [line for line in run.log().splitlines() if "bound to" in line and "ranks: " in line]
+    assert len(lines) == 1, "where ranks run is logged once, also where their cores are not known"
 
 
 def test_two_ranks_resume_in_other_layouts(gpu_run: Callable[..., Gang]) -> None:
