@@ -64,6 +64,7 @@ PROGRAMS: dict[str, Program] = {
         ),
         Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Program("scheduler-plugins", "scheduler-plugins", "."),
+        Program("network-policies", "kube-router", "."),
         _kubernetes("kubelet"),
         _kubernetes("kube-proxy"),
         Program("coredns", "coredns", "."),

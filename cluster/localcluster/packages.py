@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from localcluster.commands import run
@@ -21,6 +22,7 @@ COMMANDS = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "conntrack": "conntrack",
+    "ipset": "ipset",
 }
 """Debian package by command."""
 CNI_PACKAGE = "containernetworking-plugins"
@@ -31,20 +33,23 @@ def _which(command: str) -> str | None:
     return shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
-def missing() -> dict[str, str]:
-    """What is not installed, with its Debian package."""
-    found = {command: package for command, package in COMMANDS.items() if _which(command) is None}
-    if cni_plugins() is None:
+def missing(commands: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What is not installed, with its Debian package; of all that a cluster needs, or of these `commands`."""
+    needed = COMMANDS if commands is None else commands
+    found = {command: package for command, package in needed.items() if _which(command) is None}
+    if commands is None and cni_plugins() is None:
         found[f"the CNI plugins (in {' or '.join(map(str, CNI_DIRECTORIES))})"] = CNI_PACKAGE
     return found
 
 
-def install(console: Console) -> None:
-    """Install what is missing without starting the packages' services.
+def install(console: Console, commands: Mapping[str, str] | None = None) -> None:
+    """Install what is missing without starting the packages' services; by default all that a cluster needs.
+
+    `commands`: Debian package by command, instead of those.
 
     Raises ClusterError with apt's output when that fails.
     """
-    packages = sorted(set(missing().values()))
+    packages = sorted(set(missing(commands).values()))
     if not packages:
         return
     with console.step(f"Debian packages: {', '.join(packages)}"):
@@ -59,5 +64,5 @@ def install(console: Console) -> None:
         finally:
             if created:
                 POLICY.unlink()
-    if left := missing():
+    if left := missing(commands):
         raise ClusterError(f"still missing after apt-get install: {', '.join(left)}")
