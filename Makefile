@@ -28,6 +28,10 @@ setup: ## Create .venv: operator, CLI, local cluster, test tools
 setup-trainer: ## The same, with torch and megatron-core for the trainer's tests
 	@scripts/setup.sh trainer
 
+.PHONY: setup-gpu-path
+setup-gpu-path: setup ## Create .venv-gpu: the GPU image's packages on Python 3.13, for test-gpu-path (no GPU)
+	@scripts/setup_gpu_path.sh
+
 .PHONY: cluster-up
 cluster-up: setup ## Start the local two-node cluster with both images, without the demo (root)
 	@$(PY) -m localcluster up
@@ -90,6 +94,11 @@ bench-gang: setup-trainer ## Measure the gang's store with launchers without ran
 .PHONY: gpu-check
 gpu-check: setup-trainer ## Check the trainer on a GPU of this machine and write docs/hardware.md; without one exit code 2
 	@$(PY) -m tests.gpu.hardware.main $(CHECK)
+
+.PHONY: test-gpu-path
+test-gpu-path: setup-gpu-path ## Every recipe's model with Transformer Engine at full size, and its checkpoint, without a GPU
+	@.venv-gpu/bin/python -m pytest -q tests/transformer_engine tests/gpu/test_fork_safety.py \
+	  tests/gpu/test_start_without_a_driver.py
 
 .PHONY: faults
 faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)

@@ -7,11 +7,7 @@ with_trainer=${1:-}
 uv_version=$(sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements/dev.txt)
 
 log() { printf 'setup: %s\n' "$*"; }
-
-# uv reads UV_*; most machines are configured for pip, so pip's settings are passed on.
-export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-${PIP_DEFAULT_TIMEOUT:-180}}
-[ -n "${PIP_INDEX_URL:-}" ] && export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
-export UV_SYSTEM_CERTS=1
+source scripts/package_index.sh
 
 uv=$(command -v uv || true)
 if [ -z "$uv" ]; then

@@ -105,10 +105,11 @@ def specs() -> dict[str, dict[str, Any]]:
 @cache
 def case(name: str) -> Case:
     """The recipe of this name, resolved, planned and written out."""
-    return _case(name, specs()[name])
+    return build(name, specs()[name])
 
 
-def _case(name: str, spec: dict[str, Any]) -> Case:
+def build(name: str, spec: dict[str, Any]) -> Case:
+    """The case of a recipe that is none of them."""
     asked = MegatronRecipeSpec.model_validate(spec)
     resolved = catalog.resolve(asked, _platform(), catalog.load())
     planned = plan(resolved)
@@ -131,7 +132,7 @@ def _published() -> Iterator[tuple[str, dict[str, Any]]]:
             for accelerator in layout.accelerators:
                 name, asked = f"{entry.name} {layout.count}x{accelerator}", {"type": accelerator}
                 spec = {"recipe": entry.name, "accelerator": asked | {"count": layout.count}, "data": CORPUS}
-                words = _case(name, spec).words
+                words = build(name, spec).words
                 if words not in seen:
                     seen.append(words)
                     yield name, spec

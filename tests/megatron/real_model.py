@@ -12,7 +12,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.training.models.gpt import GPTModelBuilder
 from stages import Megatron
 
-_SPLIT = {
+SPLIT = {
     "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size",
     "--context-parallel-size",
@@ -114,7 +114,7 @@ def _with_layers(words: list[str], dense: int, moe: int) -> list[str]:
 
 def _whole(words: list[str]) -> list[str]:
     """The words of the same model on one rank with Megatron's local layers."""
-    dropped = _SPLIT | _NEEDS_TRANSFORMER_ENGINE | set(_PLAIN)
+    dropped = SPLIT | _NEEDS_TRANSFORMER_ENGINE | set(_PLAIN)
     kept = [group for group in flags(words) if group[0] not in dropped and not group[0].startswith("--fp8")]
     return [*(word for group in kept for word in group), *_PLAIN]
 

@@ -1,12 +1,13 @@
 """Every stage of a training run at which Megatron can reject an argument list.
 
-Megatron's own functions do all of it. Stand-ins, because there is no GPU here: the properties of an H100, the
-presence of Transformer Engine, and torch's fake process group of the full world size.
+Megatron's own functions do all of it. Stand-ins, because there is no GPU here: the properties of an H100,
+Transformer Engine where it is not installed, and torch's fake process group of the full world size.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import importlib.metadata
 import io
 import logging
 import os
@@ -27,6 +28,8 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.training import argument_utils, arguments, global_vars, initialize, training
 from megatron_trainer.worker import gpt
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+_HAS_TRANSFORMER_ENGINE = any(importlib.metadata.distributions(name="transformer-engine"))
 
 
 class NotAccepted(Exception):
@@ -90,11 +93,7 @@ class Megatron:
                 (torch.cuda, "device_count", lambda: 8),
                 (torch.cuda, "current_device", lambda: torch.device("meta")),
                 (training, "update_train_iters", _counted_once(training.update_train_iters)),
-                (arguments, "is_te_min_version", lambda *_, **__: True),
-                (transformer_config, "is_te_min_version", lambda *_, **__: True),
-                (rope_utils, "fused_apply_rotary_pos_emb", object()),
-                (rope_utils, "fused_apply_rotary_pos_emb_thd", object()),
-                *((moe_utils, name, object()) for name in vars(moe_utils) if name.startswith("fused_")),
+                *([] if _HAS_TRANSFORMER_ENGINE else _transformer_engine_stand_ins()),
                 # The parser takes 0.1 s to build and is the same every time.
                 (arguments, "add_megatron_arguments", lambda _: parser),
             ):
@@ -110,13 +109,15 @@ class Megatron:
         """What Megatron takes without the flag."""
         return self._actions[flag].default
 
-    def start(self, words: list[str], world_size: int, *, keep_groups: bool = False) -> Started:
+    def start(
+        self, words: list[str], world_size: int, *, keep_groups: bool = False, rank: int = 0
+    ) -> Started:
         """Run every stage. Raises NotAccepted with the stage and Megatron's words.
 
-        Process groups of sizes that were met before are made again only to keep them, for a model.
+        Process groups of sizes that were met before are made again only to keep them, for a model of `rank`.
         """
         global_vars.unset_global_variables()
-        os.environ["WORLD_SIZE"] = str(world_size)
+        os.environ["WORLD_SIZE"], os.environ["RANK"] = str(world_size), str(rank)
         words = [self._tokenizers.get(word, word) for word in words]
         captured = io.StringIO()
         with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
@@ -161,7 +162,7 @@ class Megatron:
         if keep or key not in self._degrees:
             _end_process_groups()
             torch.distributed.init_process_group(
-                "fake", store=FakeStore(), rank=0, world_size=args.world_size
+                "fake", store=FakeStore(), rank=args.rank, world_size=args.world_size
             )
             # gloo groups would meet over the network; the fake ones stand for them.
             args.use_gloo_process_groups, asked = False, args.use_gloo_process_groups
@@ -177,6 +178,17 @@ class Megatron:
                 "expert_data": parallel_state.get_expert_data_parallel_world_size(),
             }
         return self._degrees[key]
+
+
+def _transformer_engine_stand_ins() -> Iterator[tuple[Any, str, object]]:
+    """What arguments and configuration ask of Transformer Engine, as (module, name, stand-in)."""
+    for module in (arguments, transformer_config):
+        yield module, "is_te_min_version", lambda *_, **__: True
+    for name in ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd"):
+        yield rope_utils, name, object()
+    for name in vars(moe_utils):
+        if name.startswith("fused_"):
+            yield moe_utils, name, object()
 
 
 def _counted_once(count: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:

@@ -5,14 +5,13 @@ from typing import Final
 
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 
 SHORTEST: Final = {"gpu": 300, "cpu": 60}
 """Seconds, by platform."""
 LONGEST: Final = 3600
 SHUTDOWN_SECONDS: Final = 10
 """Of the grace period, what the launcher reserves to verify the save and write its termination message."""
-_BYTES_PER_PARAMETER: Final = 14
-"""Of a `torch_dist` checkpoint: a BF16 parameter, its FP32 copy and Adam's two moments."""
 _BYTES_PER_SECOND: Final = 1e9
 """What one node is assumed to write to the checkpoint volume; not measured."""
 _CURRENT_STEP_SECONDS: Final = 60
@@ -27,8 +26,8 @@ def grace_seconds(resolved: ResolvedRecipe, plan: Plan) -> int:
     if (stated := resolved.recovery.termination_grace_period_seconds) is not None:
         return stated
     shortest = SHORTEST[resolved.profile.platform]
-    if resolved.profile.platform != "gpu" or plan.parameters_padded is None:
+    whole = checkpoint_bytes(resolved, plan)
+    if resolved.profile.platform != "gpu" or whole is None:
         return shortest
-    part = plan.parameters_padded * _BYTES_PER_PARAMETER / plan.nodes
-    needed = _CURRENT_STEP_SECONDS + 2 * part / _BYTES_PER_SECOND
+    needed = _CURRENT_STEP_SECONDS + 2 * whole / plan.nodes / _BYTES_PER_SECOND
     return max(shortest, min(LONGEST, 30 * math.ceil(needed / 30)))

@@ -31,8 +31,8 @@ def automatic_flags(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return words
 
 
-def fuses_permutation(resolved: ResolvedRecipe) -> bool:
-    """Whether tokens are permuted by Transformer Engine's fused kernel where the recipe states nothing."""
+def has_fused_experts(resolved: ResolvedRecipe) -> bool:
+    """Whether experts have Transformer Engine's kernels, such as the fused permutation of tokens."""
     return resolved.profile.platform == "gpu" and resolved.training.transformer_impl != "local"
 
 
@@ -63,7 +63,7 @@ def _groups(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Flag]:
 def _experts(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Flag]:
     m, args = resolved.model, resolved.megatron_args
     generation = hardware.generation(resolved.accelerator_type, resolved.profile)
-    if not m.num_experts or not fuses_permutation(resolved) or generation is None:
+    if not m.num_experts or not has_fused_experts(resolved) or generation is None:
         return
     if m.moe_router_dtype != "fp64":
         yield "moe-router-fusion", None

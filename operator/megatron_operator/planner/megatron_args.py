@@ -14,7 +14,7 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
-from megatron_operator.planner.automatic_flags import automatic_flags, fuses_permutation
+from megatron_operator.planner.automatic_flags import automatic_flags, has_fused_experts
 from megatron_operator.planner.checks.ineffective_flags import without_ineffective_settings
 from megatron_operator.planner.checks.passthrough import flag_and_value, passthrough_arguments
 
@@ -161,8 +161,11 @@ def _experts(resolved: ResolvedRecipe) -> list[str]:
     m = resolved.model
     if not m.num_experts:
         return []
+    grouped_on_gpus = m.moe_grouped_gemm and has_fused_experts(resolved)
     return [
-        *_flags(m, _EXPERTS, moe_router_topk=2, moe_permute_fusion=fuses_permutation(resolved)),
+        *_flags(m, _EXPERTS, moe_router_topk=2, moe_permute_fusion=has_fused_experts(resolved)),
+        # TEGroupedMLP asserts it (megatron/core/transformer/moe/experts.py), when the model is built.
+        *(["--no-bias-dropout-fusion"] if grouped_on_gpus and not m.disable_bias_linear else []),
         *_flag("moe_router_load_balancing_type", m.moe_router_load_balancing_type or "aux_loss"),
         *_flag("moe_aux_loss_coeff", m.moe_aux_loss_coeff if m.moe_aux_loss_coeff is not None else 0.0),
         *_flag("moe_token_dispatcher_type", m.moe_token_dispatcher_type or _dispatcher(resolved)),

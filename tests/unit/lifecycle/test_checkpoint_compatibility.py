@@ -57,7 +57,7 @@ def test_a_checkpoint_is_compatible_with(changes: dict[str, Any]) -> None:
         ({"model": {"qkLayernorm": True}}, "spec.model.qkLayernorm"),
         ({"training": {"bf16": False, "fp16": True}}, "spec.training.fp16"),
         ({"training": {"fp8Format": "hybrid", "fp8Recipe": "delayed"}}, "spec.training.fp8Format"),
-        ({"training": {"optimizer": "sgd"}}, "spec.training.optimizer"),
+        ({"training": {"optimizer": "muon"}}, "spec.training.optimizer"),
         (
             {"data": {"mockData": True, "tokenizer": SENTENCE_PIECE}},
             "spec.data.tokenizer.tokenizerType",

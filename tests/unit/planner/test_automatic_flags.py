@@ -93,6 +93,15 @@ def test_experts_elsewhere_have_what_bridge_has_there(mixture: Any) -> None:
     assert [flag for flag in EXPERTS if flag in mixture("a100-80")] == list(EXPERTS[:1])
 
 
+def test_experts_with_biases_do_not_fuse_dropout(mixture: Any) -> None:
+    """Transformer Engine's grouped experts cannot be made otherwise."""
+    flag, sizes = "--no-bias-dropout-fusion", {"numLayers": 8, "hiddenSize": 1024, "numAttentionHeads": 8}
+    sizes |= {"vocabSize": 32000, "numExperts": 8}
+    assert flag in mixture(model=sizes | {"moeGroupedGemm": True})
+    assert flag not in mixture(model=sizes | {"moeGroupedGemm": True, "disableBiasLinear": True})
+    assert flag not in mixture(model=sizes)
+
+
 def test_shared_experts_are_not_overlapped_twice(mixture: Any) -> None:
     assert EXPERTS[2] not in mixture(megatronArgs={"overlap-moe-expert-parallel-comm": True})
 

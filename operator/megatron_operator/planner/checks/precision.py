@@ -186,6 +186,15 @@ def training_errors(resolved: ResolvedRecipe) -> list[FieldError]:
             errors.append(
                 FieldError(f"spec.training.{name}", "is missing", "set it, or name a recipe that has it")
             )
+    if t.optimizer == "sgd":
+        # `init_state_fn` is None for it, and called at every load (megatron/core/optimizer).
+        errors.append(
+            FieldError(
+                "spec.training.optimizer",
+                "sgd: Megatron cannot shard its states, and cannot load a checkpoint of sgd to resume a run",
+                "set adam, or leave it out",
+            )
+        )
     if t.train_iters is None and t.train_samples is None:
         errors.append(
             FieldError(

@@ -1,0 +1,37 @@
+"""Size of a checkpoint, in the format that Megatron writes (`torch_dist`)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_operator.api.status import Plan
+from megatron_operator.api.training import TrainingSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+
+_MOMENTS = 8
+"""Adam's two moments. They are saved in FP32 also where they are kept in less."""
+
+
+def checkpoint_bytes(resolved: ResolvedRecipe, plan: Plan) -> int | None:
+    """Bytes of one checkpoint; None where the plan has no number of parameters.
+
+    The padding of the optimizer's buckets, below 1 %, is left out. All ranks write, each into one file.
+    """
+    if plan.parameters_padded is None:
+        return None
+    return plan.parameters_padded * bytes_per_parameter(
+        resolved.training, resolved.megatron_args, sharded=plan.use_distributed_optimizer
+    )
+
+
+def bytes_per_parameter(training: TrainingSpec, args: Mapping[str, Any], *, sharded: bool) -> int:
+    """Bytes of a parameter with its optimizer states. `sharded`: by the distributed optimizer.
+
+    Source: what megatron-core 0.19.2 saves (`distrib_optimizer.py`, `optimizer.py`). A model in BF16 or FP16
+    is saved with its FP32 master weights; the precision-aware optimizer saves the 16 bits of them that BF16
+    lacks. In FP32 the distributed optimizer saves the weights again, as its own part of them.
+    """
+    if not (training.bf16 or training.fp16):
+        return (8 if sharded else 4) + _MOMENTS
+    remainder = training.use_precision_aware_optimizer and training.bf16
+    in_fp32 = args.get("main-params-dtype", "fp32") == "fp32"
+    return 2 + (2 if remainder and in_fp32 else 4) + _MOMENTS
