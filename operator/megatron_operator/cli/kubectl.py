@@ -51,6 +51,26 @@ class Kubectl:
         """The recipe's trainer pods. Raises CommandError."""
         return self._items(["get", "pods", "--selector", trainer_selector(name)], "pods")
 
+    def version(self) -> Object:
+        """`kubectl version`, with the API server's. Raises CommandError if it cannot be reached."""
+        try:
+            found: Object = self._json(["version"], "kubectl version")
+        except CommandError as error:
+            fix = "see kubectl cluster-info; choose the cluster with --context or --kubeconfig"
+            raise CommandError("kubectl version", error.errors[0].message, fix) from None
+        return found
+
+    def current_namespace(self) -> str:
+        """The namespace of the context; `default` without one. Raises CommandError."""
+        view: Object = self._json(["config", "view", "--minify"], "kubectl config")
+        contexts = view.get("contexts") or [{}]
+        return str((contexts[0].get("context") or {}).get("namespace") or "default")
+
+    def find(self, words: Sequence[str]) -> list[Object]:
+        """Objects of `kubectl get WORDS`, without those that do not exist. Raises CommandError."""
+        found = self._json(["get", *words, "--ignore-not-found"], f"kubectl get {words[0]}", nothing={})
+        return list(found["items"]) if "items" in found else [found] if found else []
+
     def logs(self, arguments: Sequence[str]) -> int:
         """Run `kubectl logs` on the trainer container, with its output on ours; returns its exit code."""
         command = [*self._command(), "logs", "--container", CONTAINER_NAME, *arguments]
@@ -62,7 +82,7 @@ class Kubectl:
     def _items(self, arguments: Sequence[str], what: str) -> list[Object]:
         return list(self._json(arguments, what)["items"])
 
-    def _json(self, arguments: Sequence[str], what: str) -> Any:
+    def _json(self, arguments: Sequence[str], what: str, nothing: Any = None) -> Any:
         done = subprocess.run(
             [*self._command(), *arguments, "--output", "json"], capture_output=True, text=True, check=False
         )
@@ -70,7 +90,7 @@ class Kubectl:
             lines = done.stderr.strip().splitlines() or [f"kubectl exited with {done.returncode}"]
             fix = "see kubectl get megatronrecipes --all-namespaces; choose with -n, --context, --kubeconfig"
             raise CommandError(what, lines[-1].removeprefix("Error from server "), fix)
-        return json.loads(done.stdout)
+        return json.loads(done.stdout) if nothing is None or done.stdout.strip() else nothing
 
     def _command(self) -> list[str]:
         binary = shutil.which("kubectl")

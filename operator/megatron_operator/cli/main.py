@@ -23,6 +23,7 @@ _COMMANDS = {
     "status": "Show where a run is: phase, progress, loss, speed, last incident.",
     "history": "Show the interruptions, Events and conditions of a run.",
     "logs": "Print the log of the pod that failed first.",
+    "cluster": "Check what a cluster lacks for runs.",
     "completion": "Print the shell's completion script.",
 }
 

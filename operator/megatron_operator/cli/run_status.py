@@ -39,7 +39,7 @@ def status_lines(recipe: Object, now: float, width: int | None) -> list[str]:
     phase = status.get("phase")
     shown = click.style(phase, fg=_COLORS.get(phase), bold=True) if phase else "not reconciled yet"
     lines = [_line("run", f"{metadata['namespace']}/{metadata['name']}")]
-    if _is_outdated(metadata, status):
+    if phase and _is_outdated(metadata, status):
         shown += " (the newest edit is not observed yet)"
     lines.append(_line("phase", shown))
     for label, text in (*_progress(status, now), *_incident(status, now), *_attention(status)):

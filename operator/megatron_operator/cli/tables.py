@@ -73,6 +73,10 @@ def print_wrapped(text: str, indent: int = 0) -> None:
     """Print a paragraph that fits the output; in a pipe, as one line."""
     width = output_width()
     margin = " " * indent
-    lines = [text] if width is None else textwrap.wrap(text, max(_LEAST_WRAPPED, width - indent))
+    room = None if width is None else max(_LEAST_WRAPPED, width - indent)
+    # Words are kept in one piece: an address or a path that is broken cannot be copied.
+    lines = [text]
+    if room is not None:
+        lines = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False)
     for line in lines:
         click.echo(f"{margin}{line}")

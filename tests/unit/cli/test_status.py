@@ -132,7 +132,8 @@ def test_a_run_that_succeeded_shows_no_conditions() -> None:
 
 
 def test_a_recipe_that_the_operator_has_not_reached_and_an_edit_it_has_not() -> None:
-    assert lines(None) == ["run         research/run", "phase       not reconciled yet"]
+    unseen = {"observedGeneration": -1}  # the default of the CRD
+    assert lines(None) == lines(unseen) == ["run         research/run", "phase       not reconciled yet"]
     assert "the newest edit is not observed yet" in lines(TRAINING | {"observedGeneration": 1})[1]
     assert lines({"progress": {"iteration": 5}})[-1] == "progress    iteration 5"
 

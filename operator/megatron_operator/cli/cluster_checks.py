@@ -1,0 +1,363 @@
+"""What a run needs of a cluster: each check is a pure function of the objects that were read."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from megatron_operator.api.labels import GROUP, PLURAL
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
+
+Object = dict[str, Any]
+State = Literal["ok", "missing", "warning", "unknown"]
+
+PYTORCHJOBS = "pytorchjobs.kubeflow.org"
+RECIPES = f"{PLURAL}.{GROUP}"
+GANG_SCHEDULERS = {
+    "localqueues.kueue.x-k8s.io": "Kueue",
+    "podgroups.scheduling.volcano.sh": "Volcano",
+    "podgroups.scheduling.x-k8s.io": "Coscheduling of scheduler-plugins",
+}
+"""CustomResourceDefinition -> the scheduler that starts all pods of a gang together."""
+LEAST_VERSION = (1, 29)
+"""Oldest Kubernetes release that the chart is for."""
+_INSTALL_TRAINING_OPERATOR = (
+    'kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone'
+    '?ref=v1.9.4"'
+)
+_INSTALL_OPERATOR = (
+    "helm upgrade --install megatron-operator charts/megatron-operator -n megatron-system --create-namespace "
+    "-f values.yaml (docs/installation.md)"
+)
+_ONE_NODE_PROVISIONERS = {
+    "ebs.csi.aws.com": "EFS or FSx for Lustre",
+    "disk.csi.azure.com": "Azure Files or Managed Lustre",
+    "pd.csi.storage.gke.io": "Filestore or Managed Lustre",
+    "rancher.io/local-path": "NFS, CephFS or Lustre",
+    "kubernetes.io/no-provisioner": "NFS, CephFS or Lustre",
+}
+"""Provisioner whose volumes one node mounts at a time -> what to use for runs of several nodes."""
+_FABRIC = re.compile(r"rdma|infiniband|/hca|/ib|\befa\b|sriov|roce", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObjects:
+    """What was read. None: it could not be read, and `refused` has the message under the same name."""
+
+    namespace: str
+    version: Object
+    crds: list[Object] | None = None
+    deployments: list[Object] | None = None
+    storage_classes: list[Object] | None = None
+    nodes: list[Object] | None = None
+    namespaces: list[Object] | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The answer of one check. Only something that every run needs is `missing`."""
+
+    check: str
+    state: State
+    message: str
+    fix: str = ""
+
+
+Check = Callable[[ClusterObjects, PlatformConfig | None], Iterator[Finding]]
+
+
+def run_checks(objects: ClusterObjects, platform: PlatformConfig | None) -> list[Finding]:
+    """All findings in the order of an installation. Without a platform, GPUs are `nvidia.com/gpu`."""
+    return [finding for check in CHECKS for finding in check(objects, platform)]
+
+
+def kubernetes(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
+    """The release of the API server."""
+    server = objects.version.get("serverVersion") or {}
+    digits = [re.match(r"\d+", str(server.get(part) or "")) for part in ("major", "minor")]
+    name = str(server.get("gitVersion") or "of an unknown release")
+    if not all(digits):
+        yield Finding("Kubernetes", "unknown", f"the API server is {name}")
+        return
+    found = tuple(int(match.group()) for match in digits if match)
+    least = ".".join(map(str, LEAST_VERSION))
+    if found < LEAST_VERSION:
+        yield Finding("Kubernetes", "missing", f"the API server is {name}", f"upgrade it to {least} or later")
+    else:
+        yield Finding("Kubernetes", "ok", name)
+
+
+def training_operator(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
+    """The CustomResourceDefinition of PyTorchJob, and the Deployment that acts on it."""
+    yield from _crd(objects, "PyTorchJob", PYTORCHJOBS, _INSTALL_TRAINING_OPERATOR)
+    yield from _deployment(objects, "training-operator", _INSTALL_TRAINING_OPERATOR)
+
+
+def megatron_operator(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
+    """Our CustomResourceDefinition and Deployment."""
+    yield from _crd(objects, "MegatronRecipe", RECIPES, _INSTALL_OPERATOR)
+    yield from _deployment(objects, "megatron-operator", _INSTALL_OPERATOR)
+
+
+def storage(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
+    """A storage class for checkpoints and data: the platform's, or the cluster's default."""
+    check = "storage class"
+    if objects.storage_classes is None:
+        yield _unreadable(objects, check, "storage_classes")
+        return
+    known = {each["metadata"]["name"]: each for each in objects.storage_classes}
+    listed = ", ".join(sorted(known)) or "none"
+    named = [
+        name
+        for name in (
+            (platform.checkpoint.storage_class_name, platform.data_storage_class_name) if platform else ()
+        )
+        if name is not None
+    ]
+    lost = [name for name in dict.fromkeys(named) if name not in known]
+    for name in lost:
+        fix = "create it, or correct checkpoint.storageClassName and dataStorageClassName of the platform"
+        yield Finding(check, "missing", f"the platform names {name}; the cluster has {listed}", fix)
+    if lost:
+        return
+    used = list(dict.fromkeys(named)) or [name for name, each in known.items() if _is_default(each)]
+    if not known:
+        fix = "install a CSI driver with ReadWriteMany volumes: NFS, CephFS, Lustre, FSx, Filestore"
+        yield Finding(check, "missing", "the cluster has none", fix)
+    elif not used:
+        fix = f"set checkpoint.storageClassName of the platform (there are {listed})"
+        yield Finding(check, "warning", "none is the default, and no platform file names one", fix)
+    for name in used:
+        provisioner = str(known[name].get("provisioner"))
+        if other := _ONE_NODE_PROVISIONERS.get(provisioner):
+            message = f"{name} ({provisioner}) has volumes that one node mounts at a time"
+            yield Finding(check, "warning", message, f"for runs of several nodes use {other}")
+        else:
+            message = f"{name} ({provisioner}); runs of several nodes need ReadWriteMany of it"
+            yield Finding(check, "ok", message)
+
+
+def accelerators(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
+    """Nodes with accelerators, and the labels from which the operator knows their type."""
+    if objects.nodes is None:
+        yield _unreadable(objects, "accelerators", "nodes")
+        return
+    profiles = platform.accelerators.items() if platform and platform.accelerators else ()
+    for name, profile in profiles:
+        check = f"accelerators {name}"
+        resource = profile.resource_name
+        labelled = [n for n in objects.nodes if profile.node_labels.items() <= _labels(n).items()]
+        if not labelled:
+            labels = ", ".join(f"{key}={value}" for key, value in profile.node_labels.items())
+            fix = "label the nodes, or correct nodeLabels of the profile"
+            yield Finding(check, "missing", f"no node has the labels {labels or '(no nodes)'}", fix)
+        elif resource is None:
+            yield Finding(check, "ok", _nodes(len(labelled)))
+        else:
+            yield _allocatable(check, resource, labelled)
+    if not profiles:
+        yield _allocatable("accelerators", "nvidia.com/gpu", objects.nodes)
+        yield from _products([n for n in objects.nodes if _amount(n, "nvidia.com/gpu")])
+
+
+def fabric(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
+    """RDMA: resources of a device plugin on nodes with GPUs; those that the platform requests."""
+    if objects.nodes is None:
+        return
+    requested = {
+        resource
+        for profile in (platform.accelerators.values() if platform else ())
+        for resource in profile.extra_resources
+    }
+    offered = {name for node in objects.nodes for name in _allocatable_of(node) if _amount(node, name)}
+    for resource in sorted(requested - offered):
+        fix = "install its device plugin, or remove it from extraResources of the platform"
+        yield Finding("RDMA", "missing", f"the platform requests {resource}; no node has it", fix)
+    gpu_nodes = [node for node in objects.nodes if _amount(node, "nvidia.com/gpu")]
+    found = sorted(name for name in offered if _FABRIC.search(name))
+    if found:
+        yield Finding("RDMA", "ok", ", ".join(found))
+    elif len(gpu_nodes) > 1 and not requested:
+        fix = "install the device plugin of the adapters and request it in extraResources (docs/platform.md)"
+        message = f"{len(gpu_nodes)} nodes with GPUs and no RDMA resource: NCCL uses TCP between nodes"
+        yield Finding("RDMA", "warning", message, fix)
+
+
+def gang_scheduling(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
+    """A scheduler that starts all pods of a run together."""
+    check = "gang scheduling"
+    if objects.crds is None:
+        yield _unreadable(objects, check, "crds")
+        return
+    names = {each["metadata"]["name"] for each in objects.crds}
+    found = [scheduler for crd, scheduler in GANG_SCHEDULERS.items() if crd in names]
+    if found:
+        yield Finding(check, "ok", ", ".join(found))
+        return
+    message = (
+        "no Kueue, Volcano or Coscheduling: two runs that each get half of the nodes wait for each other"
+    )
+    yield Finding(check, "warning", message, "install one and set queue or gangScheduling of the platform")
+
+
+def pod_security(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
+    """The level of Pod Security that the namespace enforces."""
+    check = f"namespace {objects.namespace}"
+    if objects.namespaces is None:
+        yield _unreadable(objects, check, "namespaces")
+        return
+    found = next((each for each in objects.namespaces if each["metadata"]["name"] == objects.namespace), None)
+    if found is None:
+        fix = f"kubectl create namespace {objects.namespace}"
+        yield Finding(check, "missing", "does not exist", fix)
+        return
+    level = _labels(found).get("pod-security.kubernetes.io/enforce")
+    if level != "restricted":
+        yield Finding(check, "ok", f"Pod Security enforces {level or 'nothing'}")
+    elif any(
+        "--pytorch-init-container-template-file" in " ".join(_arguments(d))
+        for d in _named(objects, "training-operator")
+    ):
+        yield Finding(
+            check, "ok", "Pod Security enforces restricted; training-operator has a template of its own"
+        )
+    else:
+        message = (
+            "Pod Security enforces restricted, which the training-operator's default init container violates"
+        )
+        fix = "start it with --pytorch-init-container-template-file (docs/platform.md, Pod Security)"
+        yield Finding(check, "missing", message, fix)
+
+
+CHECKS: tuple[Check, ...] = (
+    kubernetes,
+    training_operator,
+    megatron_operator,
+    storage,
+    accelerators,
+    fabric,
+    gang_scheduling,
+    pod_security,
+)
+"""In the order in which a cluster is set up."""
+
+
+def _crd(objects: ClusterObjects, kind: str, name: str, fix: str) -> Iterator[Finding]:
+    if objects.crds is None:
+        yield _unreadable(objects, kind, "crds")
+    elif any(each["metadata"]["name"] == name for each in objects.crds):
+        yield Finding(kind, "ok", f"{name} is defined")
+    else:
+        yield Finding(kind, "missing", f"{name} is not defined", fix)
+
+
+def _deployment(objects: ClusterObjects, name: str, fix: str) -> Iterator[Finding]:
+    if objects.deployments is None:
+        yield _unreadable(objects, name, "deployments")
+        return
+    found = _named(objects, name)
+    ready = [each for each in found if (each.get("status") or {}).get("availableReplicas")]
+    if ready:
+        metadata = ready[0]["metadata"]
+        replicas = ready[0]["status"]["availableReplicas"]
+        yield Finding(
+            name, "ok", f"{metadata['namespace']}/{metadata['name']}, available replicas: {replicas}"
+        )
+    elif found:
+        metadata = found[0]["metadata"]
+        where = f"{metadata['namespace']}/{metadata['name']}"
+        advice = f"kubectl -n {metadata['namespace']} describe deployment {metadata['name']}"
+        yield Finding(name, "missing", f"{where} has no available replica", advice)
+    else:
+        yield Finding(name, "missing", "no Deployment of it (it may run outside the cluster)", fix)
+
+
+def _named(objects: ClusterObjects, name: str) -> list[Object]:
+    """Deployments with this name or label, or whose image has it."""
+    return [
+        each
+        for each in objects.deployments or ()
+        if name in (each["metadata"]["name"], _labels(each).get("app.kubernetes.io/name"))
+        or any(re.search(rf"(^|/){re.escape(name)}[:@]", c.get("image") or "") for c in _containers(each))
+    ]
+
+
+def _containers(deployment: Object) -> list[Object]:
+    pod = ((deployment.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return list(pod.get("containers") or [])
+
+
+def _arguments(deployment: Object) -> list[str]:
+    return [
+        str(word)
+        for c in _containers(deployment)
+        for word in (*(c.get("command") or ()), *(c.get("args") or ()))
+    ]
+
+
+def _allocatable(check: str, resource: str, nodes: Iterable[Object]) -> Finding:
+    """How many accelerators nodes offer that take pods."""
+    having = [node for node in nodes if _amount(node, resource)]
+    if not having:
+        fix = "install the device plugin (NVIDIA GPU Operator), or set resourceName of the profile"
+        return Finding(check, "missing", f"no node has {resource} to allocate", fix)
+    usable = [n for n in having if _is_ready(n) and not (n.get("spec") or {}).get("unschedulable")]
+    total = sum(_amount(node, resource) for node in usable)
+    message = f"{total} {resource} on {_nodes(len(usable))}"
+    if len(usable) == len(having):
+        return Finding(check, "ok", message)
+    out = ", ".join(n["metadata"]["name"] for n in having if n not in usable)
+    message += f"; not ready or cordoned: {out:.200}"
+    return Finding(check, "warning" if usable else "missing", message, "see kubectl get nodes")
+
+
+def _products(nodes: list[Object]) -> Iterator[Finding]:
+    check = "GPU labels"
+    if not nodes:
+        return
+    bare = [node["metadata"]["name"] for node in nodes if PRODUCT not in _labels(node)]
+    if bare:
+        message = f"{len(bare)} of {len(nodes)} nodes with GPUs have no {PRODUCT}"
+        fix = "install GPU feature discovery, or set nodeLabels in the profiles of the platform"
+        yield Finding(check, "warning", message, fix)
+    products = sorted({_labels(node)[PRODUCT] for node in nodes if PRODUCT in _labels(node)})
+    unknown = [product for product in products if product not in PRODUCTS]
+    if unknown:
+        fix = "name their type with hardware and nodeLabels in a profile of the platform"
+        yield Finding(check, "warning", f"{', '.join(unknown)}: not known to node discovery", fix)
+    elif products:
+        yield Finding(check, "ok", ", ".join(products))
+
+
+def _unreadable(objects: ClusterObjects, check: str, name: str) -> Finding:
+    message = objects.refused.get(name, "was not read")
+    return Finding(check, "unknown", message, "ask somebody who may read it to run this command")
+
+
+def _labels(each: Object) -> dict[str, str]:
+    return dict(each["metadata"].get("labels") or {})
+
+
+def _is_default(storage_class: Object) -> bool:
+    annotations = storage_class["metadata"].get("annotations") or {}
+    return annotations.get("storageclass.kubernetes.io/is-default-class") == "true"
+
+
+def _allocatable_of(node: Object) -> dict[str, str]:
+    return dict((node.get("status") or {}).get("allocatable") or {})
+
+
+def _amount(node: Object, resource: str) -> int:
+    text = str(_allocatable_of(node).get(resource, "0"))
+    return int(text) if text.isdecimal() else 0
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

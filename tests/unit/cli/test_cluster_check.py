@@ -1,0 +1,267 @@
+"""`megatron cluster check`: checks over objects of the API server; the command as a whole."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.cli.cluster_checks import GANG_SCHEDULERS, ClusterObjects, Finding, run_checks
+from megatron_operator.cli.main import cli
+
+PYTORCHJOBS, RECIPES = "pytorchjobs.kubeflow.org", "megatronrecipes.megatron.training"
+
+
+def named(name: str, labels: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "system", "labels": labels or {}}, **fields}
+
+
+def deployment(
+    name: str, *arguments: str, available: int = 1, image: str = "registry/other:1"
+) -> dict[str, Any]:
+    pod = {"containers": [{"image": image, "args": list(arguments)}]}
+    return named(name, spec={"template": {"spec": pod}}, status={"availableReplicas": available})
+
+
+def gpu_node(name: str, **resources: str) -> dict[str, Any]:
+    return named(
+        name,
+        {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+        status={
+            "allocatable": {"cpu": "96", "nvidia.com/gpu": "8", **resources},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    )
+
+
+DEFAULT_CLASS = {
+    "metadata": {"name": "shared", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+    "provisioner": "nfs.csi.k8s.io",
+}
+COMPLETE = ClusterObjects(
+    namespace="research",
+    version={"serverVersion": {"major": "1", "minor": "36+", "gitVersion": "v1.36.3"}},
+    crds=[named(PYTORCHJOBS), named(RECIPES), named("localqueues.kueue.x-k8s.io")],
+    deployments=[deployment("training-operator"), deployment("megatron-operator")],
+    storage_classes=[DEFAULT_CLASS],
+    nodes=[gpu_node("gpu-0", **{"rdma/hca": "8"}), gpu_node("gpu-1", **{"rdma/hca": "8"})],
+    namespaces=[named("research")],
+)
+
+
+def check(objects: ClusterObjects, name: str, platform: PlatformConfig | None = None) -> Finding:
+    """The only finding of this check that is not ok, or the only one."""
+    found = [each for each in run_checks(objects, platform) if each.check == name]
+    bad = [each for each in found if each.state != "ok"]
+    assert len(bad or found) == 1, found
+    return (bad or found)[0]
+
+
+def platform(**fields: Any) -> PlatformConfig:
+    return PlatformConfig.model_validate(fields)
+
+
+def test_a_complete_cluster_passes_every_check() -> None:
+    assert [each for each in run_checks(COMPLETE, None) if each.state != "ok"] == []
+    assert check(COMPLETE, "accelerators").message == "16 nvidia.com/gpu on 2 nodes"
+    assert check(COMPLETE, "gang scheduling").message == "Kueue"
+
+
+@pytest.mark.parametrize(
+    ("without", "name", "message"),
+    [
+        ({"crds": [named(RECIPES)]}, "PyTorchJob", "pytorchjobs.kubeflow.org is not defined"),
+        ({"crds": [named(PYTORCHJOBS)]}, "MegatronRecipe", f"{RECIPES} is not defined"),
+        ({"deployments": [deployment("megatron-operator")]}, "training-operator", "no Deployment of it"),
+        (
+            {"deployments": [deployment("training-operator", available=0), deployment("megatron-operator")]},
+            "training-operator",
+            "system/training-operator has no available replica",
+        ),
+        ({"deployments": [deployment("training-operator")]}, "megatron-operator", "no Deployment of it"),
+        ({"storage_classes": []}, "storage class", "the cluster has none"),
+        ({"nodes": [named("cpu-0")]}, "accelerators", "no node has nvidia.com/gpu to allocate"),
+        ({"namespaces": []}, "namespace research", "does not exist"),
+        ({"version": {"serverVersion": {"major": "1", "minor": "28"}}}, "Kubernetes", "the API server is"),
+    ],
+)  # fmt: skip
+def test_what_every_run_needs_is_missing_with_a_fix(without: dict[str, Any], name: str, message: str) -> None:
+    found = check(replace(COMPLETE, **without), name)
+    assert found.state == "missing"
+    assert found.message.startswith(message)
+    assert found.fix
+
+
+def test_an_operator_is_found_by_its_image_under_another_name() -> None:
+    other = deployment("kubeflow-trainer-v1", image="docker.io/kubeflow/training-operator:v1-abc")
+    found = check(
+        replace(COMPLETE, deployments=[other, deployment("megatron-operator")]), "training-operator"
+    )
+    assert (found.state, found.message) == ("ok", "system/kubeflow-trainer-v1, available replicas: 1")
+
+
+def test_volumes_of_one_node_and_a_missing_default_are_warnings() -> None:
+    disk = {**DEFAULT_CLASS, "provisioner": "ebs.csi.aws.com"}
+    found = check(replace(COMPLETE, storage_classes=[disk]), "storage class")
+    assert (found.state, found.fix) == ("warning", "for runs of several nodes use EFS or FSx for Lustre")
+    found = check(
+        replace(COMPLETE, storage_classes=[{**DEFAULT_CLASS, "metadata": {"name": "nfs"}}]), "storage class"
+    )
+    assert found.state == "warning"
+    assert found.message == "none is the default, and no platform file names one"
+
+
+def test_a_storage_class_that_the_platform_names_must_exist() -> None:
+    found = check(COMPLETE, "storage class", platform(checkpoint={"storageClassName": "lustre"}))
+    assert (found.state, found.message) == ("missing", "the platform names lustre; the cluster has shared")
+    assert check(COMPLETE, "storage class", platform(checkpoint={"storageClassName": "shared"})).state == "ok"
+
+
+def test_the_nodes_are_compared_with_the_profiles_of_the_platform() -> None:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    fits = platform(accelerators={"h100": {"nodeLabels": labels}})
+    assert check(COMPLETE, "accelerators h100", fits).message == "16 nvidia.com/gpu on 2 nodes"
+    wrong = platform(accelerators={"h100": {"nodeLabels": {"pool": "gpu"}}})
+    found = check(COMPLETE, "accelerators h100", wrong)
+    assert (found.state, found.message) == ("missing", "no node has the labels pool=gpu")
+    other = platform(accelerators={"h100": {"nodeLabels": labels, "resourceName": "example.com/gpu"}})
+    assert check(COMPLETE, "accelerators h100", other).message == "no node has example.com/gpu to allocate"
+
+
+def test_nodes_that_take_no_pods_are_not_counted() -> None:
+    cordoned = gpu_node("gpu-1", **{"rdma/hca": "8"}) | {"spec": {"unschedulable": True}}
+    found = check(replace(COMPLETE, nodes=[gpu_node("gpu-0", **{"rdma/hca": "8"}), cordoned]), "accelerators")
+    assert (found.state, found.message) == (
+        "warning",
+        "8 nvidia.com/gpu on 1 node; not ready or cordoned: gpu-1",
+    )
+
+
+def test_gpus_without_or_with_an_unknown_label_are_warnings() -> None:
+    bare = gpu_node("gpu-0")
+    bare["metadata"]["labels"] = {}
+    found = check(replace(COMPLETE, nodes=[bare]), "GPU labels")
+    assert (found.state, found.message) == (
+        "warning",
+        "1 of 1 nodes with GPUs have no nvidia.com/gpu.product",
+    )
+    bare["metadata"]["labels"] = {"nvidia.com/gpu.product": "Unheard-Of"}
+    assert check(replace(COMPLETE, nodes=[bare]), "GPU labels").message.startswith("Unheard-Of: not known")
+
+
+def test_several_gpu_nodes_without_rdma_are_a_warning_and_a_requested_resource_is_required() -> None:
+    plain = replace(COMPLETE, nodes=[gpu_node("gpu-0"), gpu_node("gpu-1")])
+    assert check(plain, "RDMA").state == "warning"
+    asked = platform(accelerators={"h100": {"extraResources": {"vpc.amazonaws.com/efa": "32"}}})
+    found = check(plain, "RDMA", asked)
+    assert (found.state, found.message) == (
+        "missing",
+        "the platform requests vpc.amazonaws.com/efa; no node has it",
+    )
+    one = replace(COMPLETE, nodes=[gpu_node("gpu-0")])
+    assert "RDMA" not in [each.check for each in run_checks(one, None)]
+
+
+@pytest.mark.parametrize(("crd", "scheduler"), GANG_SCHEDULERS.items())
+def test_each_gang_scheduler_is_known_and_none_is_a_warning(crd: str, scheduler: str) -> None:
+    base = [named(PYTORCHJOBS), named(RECIPES)]
+    assert check(replace(COMPLETE, crds=[*base, named(crd)]), "gang scheduling").message == scheduler
+    assert check(replace(COMPLETE, crds=base), "gang scheduling").state == "warning"
+
+
+def test_restricted_pod_security_needs_a_template_of_the_training_operator() -> None:
+    restricted = [named("research", {"pod-security.kubernetes.io/enforce": "restricted"})]
+    found = check(replace(COMPLETE, namespaces=restricted), "namespace research")
+    assert found.state == "missing"
+    assert "--pytorch-init-container-template-file" in found.fix
+    with_template = deployment(
+        "training-operator", "--pytorch-init-container-template-file=/etc/template.yaml"
+    )
+    objects = replace(
+        COMPLETE, namespaces=restricted, deployments=[with_template, deployment("megatron-operator")]
+    )
+    assert check(objects, "namespace research").state == "ok"
+
+
+def test_what_may_not_be_read_is_unknown_with_the_reason() -> None:
+    objects = replace(COMPLETE, nodes=None, refused={"nodes": '(Forbidden): nodes is forbidden: User "u"'})
+    found = check(objects, "accelerators")
+    assert (found.state, found.message) == ("unknown", '(Forbidden): nodes is forbidden: User "u"')
+
+
+KUBECTL = """#!/bin/sh
+case "$*" in
+    *version*) file=version ;;
+    *"config view"*) file=config ;;
+    *"get crd"*) file=crds ;;
+    *"get deployments"*) file=deployments ;;
+    *"get storageclasses"*) file=storage_classes ;;
+    *"get nodes"*) file=nodes ;;
+    *"get namespace"*) file=namespaces ;;
+esac
+cat {folder}/$file 2>/dev/null && exit 0
+echo "Error from server (Forbidden): $file is forbidden" >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the answers of a fake kubectl: those of a complete cluster."""
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL.format(folder=tmp_path))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "version").write_text(json.dumps(COMPLETE.version))
+    (tmp_path / "config").write_text(json.dumps({"contexts": [{"context": {"namespace": "research"}}]}))
+    for name in ("crds", "deployments", "storage_classes", "nodes"):
+        (tmp_path / name).write_text(json.dumps({"items": getattr(COMPLETE, name)}))
+    (tmp_path / "namespaces").write_text(json.dumps(COMPLETE.namespaces[0] if COMPLETE.namespaces else {}))
+    return tmp_path
+
+
+def megatron(*words: str, columns: int | None = None) -> Result:
+    env = {"COLUMNS": None if columns is None else str(columns)}
+    return CliRunner().invoke(cli, words, env=env, catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_that_has_everything_exits_with_0() -> None:
+    result = megatron("cluster", "check")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1] == "nothing required is missing"
+    assert "missing  " not in result.stdout
+
+
+def test_a_missing_requirement_exits_with_1_and_is_printed_with_its_fix(cluster: Path) -> None:
+    (cluster / "crds").write_text("")
+    result = megatron("cluster", "check")
+    assert result.exit_code == 1
+    assert (
+        "missing  PyTorchJob\n         pytorchjobs.kubeflow.org is not defined\n         -> kubectl apply"
+        in (result.stdout)
+    )
+    assert result.stdout.splitlines()[-1] == "missing: 2"
+    printed = json.loads(megatron("cluster", "check", "-o", "json").stdout)
+    assert printed["ready"] is False
+    assert {"check", "state", "message", "fix"} == set(printed["checks"][0])
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_report_fits_the_terminal(columns: int, cluster: Path) -> None:
+    (cluster / "deployments").unlink()
+    lines = megatron("cluster", "check", columns=columns).stdout.splitlines()
+    assert "unknown  training-operator" in lines
+    assert max(map(len, lines)) <= columns or any(
+        "github.com" in line for line in lines if len(line) > columns
+    )
+
+
+def test_a_cluster_that_cannot_be_reached_is_an_error(cluster: Path) -> None:
+    (cluster / "version").unlink()
+    result = megatron("cluster", "check")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kubectl version: ")
