@@ -1,8 +1,9 @@
-"""What a NetworkPolicy of a run lets through: TCP connections between network namespaces that act as pods."""
+"""What the NetworkPolicies of a run and of the operator let through: TCP between pods that have networks."""
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -103,11 +104,27 @@ def add_pod(api: Api, node: PolicedNode, namespace: str, name: str, labels: Obje
     return network
 
 
-def connects(source: PodNetwork, target: PodNetwork) -> tuple[bool, ...]:
-    """Whether TCP connections succeed, for each of PORTS."""
-    words = [sys.executable, "-c", CONNECT, target.address, *map(str, PORTS)]
+def connects(source: PodNetwork, target: PodNetwork, ports: tuple[int, ...] = PORTS) -> tuple[bool, ...]:
+    """Whether TCP connections succeed, for each of these ports."""
+    words = [sys.executable, "-c", CONNECT, target.address, *map(str, ports)]
     done = subprocess.run(source.command(*words), capture_output=True, text=True, check=True)
     return tuple(line == "True" for line in done.stdout.split())
+
+
+@contextmanager
+def serving(pod: PodNetwork, *ports: int) -> Iterator[None]:
+    """Listen on these ports of a pod for the duration of the block."""
+    server = subprocess.Popen(
+        pod.command(sys.executable, "-c", SERVE, *map(str, ports)),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "serving\n"
+        yield
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_only_the_run_the_operator_and_scrapers_reach_the_pods_of_a_run(
@@ -128,13 +145,7 @@ def test_only_the_run_the_operator_and_scrapers_reach_the_pods_of_a_run(
         "stranger": add_pod(api, node, here, "stranger", {}),
         "same labels in another namespace": add_pod(api, node, elsewhere, "worker", run),
     }
-    server = subprocess.Popen(
-        master.command(sys.executable, "-c", SERVE, *map(str, PORTS)),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "serving\n"
+    with serving(master, *PORTS):
         before = {name: connects(source, master) for name, source in sources.items()}
         assert set(before.values()) == {(True, True)}, "without a policy all reach it"
 
@@ -155,6 +166,35 @@ def test_only_the_run_the_operator_and_scrapers_reach_the_pods_of_a_run(
         }
         api.delete("NetworkPolicy", here, "run-pods")
         wait_until("the policy to end", lambda: connects(sources["stranger"], master) == (True, True))
+
+
+def test_the_policy_of_the_operator_admits_scrapers_and_lets_it_reach_trainers(
+    world: World,
+    namespaces: tuple[str, str, str],
+    node: PolicedNode,
+    install: Callable[[str, Object], str],
+    installed: str,
+) -> None:
+    assert installed
+    here, _, monitoring = namespaces
+    api, metrics = world.api, 9090
+    trainer = add_pod(api, node, here, "trainer", {"megatron.training/role": "trainer"})
+    stranger = add_pod(api, node, here, "stranger", {})
+    scraper = add_pod(api, node, monitoring, "prometheus", {})
+    options = {"networkPolicy": {"enabled": True, "metricsFrom": [monitoring]}, "metrics": {"enabled": True}}
+    try:
+        install(OPERATOR_NAMESPACE, {"platform": PLATFORM} | options)
+        policy = api.get("NetworkPolicy", OPERATOR_NAMESPACE, "megatron-operator")
+        labels = policy["spec"]["podSelector"]["matchLabels"]
+        operator = add_pod(api, node, OPERATOR_NAMESPACE, "operator", labels)
+        with serving(operator, metrics, GANG_PORT), serving(trainer, *PORTS), serving(stranger, *PORTS):
+            wait_until(
+                "the policy to be enforced",
+                lambda: not any(connects(stranger, operator, (metrics, GANG_PORT))),
+            )
+            assert connects(scraper, operator, (metrics, GANG_PORT)) == (True, False)
+            assert connects(operator, trainer) == (False, True), "it reads the progress, and nothing else"
+            assert connects(operator, stranger) == (False, False)
     finally:
-        server.kill()
-        server.wait()
+        api.delete("NetworkPolicy", OPERATOR_NAMESPACE, "megatron-operator")
+        install(OPERATOR_NAMESPACE, {"platform": PLATFORM})

@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport, ReportedWarning
 
+from megatron_trainer.secret_values import scrub
 from megatron_trainer.telemetry.iteration import METRICS, IterationRecord
 from megatron_trainer.telemetry.rank_failure import RankFailure
 from megatron_trainer.telemetry.run_journal import RunSummary
@@ -63,10 +64,10 @@ class Status:
                 )
 
     def warn(self, reason: str, message: str | None) -> None:
-        """Set the warning of `reason`, or clear it with None."""
+        """Set the warning of `reason`, without values of Secrets, or clear it with None."""
         with self._lock:
             others = tuple(warning for warning in self._report.warnings if warning.reason != reason)
-            new = () if message is None else (ReportedWarning(reason, message),)
+            new = () if message is None else (ReportedWarning(reason, scrub(message)),)
             self._report = replace(self._report, warnings=others + new)
 
     def latest_iteration(self) -> IterationRecord | None:

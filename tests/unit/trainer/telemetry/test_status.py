@@ -100,6 +100,13 @@ def test_a_warning_is_replaced_and_cleared_by_its_reason(status: Status) -> None
     assert status.report.warnings == ()
 
 
+def test_a_warning_has_no_value_of_a_secret(status: Status, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGATRON_SECRET_VARIABLES", "PATH_OF_KEYS")
+    monkeypatch.setenv("PATH_OF_KEYS", "/checkpoints/hunter2-keys")
+    status.warn("CheckpointVolumeNotWritable", "cannot write /checkpoints/hunter2-keys/x")
+    assert [warning.message for warning in status.report.warnings] == ["cannot write <value of a Secret>/x"]
+
+
 @pytest.fixture
 def url(status: Status) -> Iterator[str]:
     server = ProgressServer(0, lambda: status.report)
