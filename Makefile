@@ -98,7 +98,7 @@ gpu-check: setup-trainer ## Check the trainer on a GPU of this machine and write
 .PHONY: test-gpu-path
 test-gpu-path: setup-gpu-path ## Every recipe's model with Transformer Engine at full size, and its checkpoint, without a GPU
 	@.venv-gpu/bin/python -m pytest -q tests/transformer_engine tests/gpu/test_fork_safety.py \
-	  tests/gpu/test_start_without_a_driver.py
+	  tests/gpu/test_start_without_a_driver.py tests/gpu/test_transformer_engine.py
 
 .PHONY: faults
 faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)

@@ -47,6 +47,21 @@ def test_two_ranks_resume_in_other_layouts(gpu_run: Callable[..., Gang]) -> None
         assert (run.save / f"iter_{last:07}").is_dir()
 
 
+def test_two_ranks_train_a_mixture_of_experts_with_a_fixed_capacity(gpu_run: Callable[..., Gang]) -> None:
+    """Without one the sizes of messages would follow from what the router's kernels compute."""
+    run = gpu_run(ranks=2)
+    experts = (
+        *("--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2"),
+        *("--moe-token-dispatcher-type", "alltoall", "--moe-router-load-balancing-type", "none"),
+        *("--moe-expert-capacity-factor", "1.0", "--moe-pad-expert-input-to-capacity"),
+        *("--swiglu", "--disable-bias-linear"),
+    )
+    run.start(extra=("--train-iters", "2", *experts))
+    assert run.wait() == [0], run.log()[-3000:]
+    assert iterations(run) == [1, 2]
+    assert (run.save / "iter_0000002").is_dir()
+
+
 def test_all_ranks_restart_from_the_checkpoint_when_one_is_killed(gpu_run: Callable[..., Gang]) -> None:
     run = gpu_run(ranks=2)
     run.start(extra=("--train-iters", "16"))

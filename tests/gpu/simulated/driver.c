@@ -325,6 +325,22 @@ Result cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, void *stream
 HANDLE(cuModuleLoadData, const void *image)
 HANDLE(cuModuleLoadDataEx, const void *image, unsigned count, void *options, void **values)
 HANDLE(cuModuleGetFunction, void *module, const char *name)
+HANDLE(cuModuleLoad, const char *path)
+HANDLE(cuLibraryLoadData, const void *code, void *a, void *b, unsigned c, void *d, void *e, unsigned f)
+HANDLE(cuLibraryGetModule, void *library)
+HANDLE(cuLibraryGetKernel, void *library, const char *name)
+HANDLE(cuKernelGetFunction, void *kernel)
+Result cuModuleUnload(void *module) { free(module); return SUCCESS; }
+Result cuLibraryUnload(void *library) { free(library); return SUCCESS; }
+Result cuFuncSetAttribute(void *function, int attribute, int value) { (void)function; (void)attribute; (void)value; return SUCCESS; }
+Result cuFuncSetCacheConfig(void *function, int preference) { (void)function; (void)preference; return SUCCESS; }
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, void *function, int size, size_t shared) {
+    (void)function;
+    (void)size;
+    (void)shared;
+    *count = 2;
+    return SUCCESS;
+}
 Result cuLaunchKernel(void) { return simulated_launch(); }
 
 // Look-up: the newest variant of a function is the one that fits CUDA 13.
