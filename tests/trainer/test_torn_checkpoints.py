@@ -104,3 +104,21 @@ def test_a_replacement_knows_which_checkpoint_could_not_be_loaded(pod: Gang, und
     pod.start()
     assert pod.wait() == [0], pod.log()[-3000:]
     assert_same_training(pod, undisturbed)
+
+
+def test_a_checkpoint_whose_load_fails_for_another_reason_than_its_bytes_stays_where_it_is(
+    pod: Gang, undisturbed: Gang
+) -> None:
+    copy_run(undisturbed, pod.save)
+    pod.inject({"what": "fail-load"})
+    pod.environment["MEGATRON_MAX_RANK_RESTARTS"] = "1"
+    pod.start()
+    assert pod.wait() == [ExitCode.WORKER_DIED], pod.log()[-3000:]
+    assert "a view of a leaf Variable" in pod.termination(0)["message"]
+    assert not list(pod.save.glob("iter_*.broken-*"))
+    pod.inject()
+    pod.start()
+    assert pod.wait() == [0], pod.log()[-3000:]
+    assert f"starting from iteration {SECOND}" in pod.log()
+    assert f"starting from iteration {SAVE_INTERVAL}" not in pod.log()
+    assert_same_training(pod, undisturbed)

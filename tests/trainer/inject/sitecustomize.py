@@ -4,10 +4,11 @@ TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forw
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
 `raise`, `loop` (endlessly, in Python), `leave` (exit code 0). A `slow-save` and a `slow-evaluation` take
 SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
-LATE_ITERATIONS more. In the preflight `wrong-product` simulates a device whose memory flips a bit,
-`slow-product` one that computes 100 times slower than it does, `deaf` a network interface through which no
-other node answers, `wrong-sum` one that changes what it sends, and `freeze-exchange` stops the process that
-exchanges data with other nodes.
+LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor.
+
+In the preflight `wrong-product` simulates a device whose memory flips a bit, `slow-product` one that computes
+100 times slower than it does, `deaf` a network interface through which no other node answers, `wrong-sum` one
+that changes what it sends, and `freeze-exchange` stops the process that exchanges data with other nodes.
 
 In the save of checkpoint `at`, `freeze-save` stops a rank by SIGSTOP once all ranks know what each will
 write. `freeze-repair` stops a launcher that has found a checkpoint incomplete, before it sets it aside.
@@ -99,7 +100,7 @@ def disturb_gpt(gpt: Any) -> None:
 
 
 def disturb_checkpointing(training: Any) -> None:
-    save, evaluate = training.save_checkpoint, training.evaluate
+    save, evaluate, load = training.save_checkpoint, training.evaluate, training.load_checkpoint
 
     def disturbed_save(iteration: int, *args: Any, **kwargs: Any) -> Any:
         if due("slow-save", iteration):
@@ -111,7 +112,16 @@ def disturb_checkpointing(training: Any) -> None:
             time.sleep(SLOW_SECONDS)
         return evaluate(*args, **kwargs)
 
+    def disturbed_load(*args: Any, **kwargs: Any) -> Any:
+        if due("fail-load") and os.environ.get("MEGATRON_TRAINER_RESUME"):
+            import torch
+
+            with torch.enable_grad():
+                torch.ones(2, requires_grad=True)[:1].copy_(torch.zeros(1))
+        return load(*args, **kwargs)
+
     training.save_checkpoint, training.evaluate = disturbed_save, disturbed_evaluation
+    training.load_checkpoint = disturbed_load
 
 
 def disturb_writer(filesystem_async: Any) -> None:

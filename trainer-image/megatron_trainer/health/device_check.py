@@ -23,6 +23,7 @@ from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.node_faults import DeviceReport
 from megatron_trainer.health.preflight_files import (
     DEVICE_CHECK_SECONDS,
+    DEVICE_START_SECONDS,
     report_file,
     started_file,
     write_json,
@@ -54,15 +55,22 @@ def run() -> int:
     started_file(folder, local_rank()).touch()
     check = _Check(rank)
 
-    def give_up() -> None:
-        write_json(report_file(folder, local_rank()), check.late(DEVICE_CHECK_SECONDS).to_json())
+    def give_up(limit: float) -> None:
+        write_json(report_file(folder, local_rank()), check.late(limit).to_json())
         os._exit(0)
 
-    timer = threading.Timer(DEVICE_CHECK_SECONDS, give_up)
-    timer.daemon = True
-    timer.start()
-    report = check.run(folder)
-    timer.cancel()
+    def within(limit: float, step: Callable[[], DeviceReport | None]) -> DeviceReport | None:
+        timer = threading.Timer(limit, give_up, (limit,))
+        timer.daemon = True
+        timer.start()
+        report = step()
+        timer.cancel()
+        return report
+
+    report = within(DEVICE_START_SECONDS, check.start) or within(
+        DEVICE_CHECK_SECONDS, lambda: check.run(folder)
+    )
+    assert report is not None
     write_json(report_file(folder, local_rank()), report.to_json())
     return 0
 
@@ -72,16 +80,22 @@ class _Check:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._step = "product"
+        self._step = "start of the device"
         self._found: dict[str, Any] = {}
+
+    def start(self) -> DeviceReport | None:
+        """Start to use the device. Returns a report only if that fails."""
+        try:
+            start_device()
+        except Exception as error:
+            traceback.print_exc()
+            return self._failed(f"{type(error).__name__}: {error}")
+        return None
 
     def run(self, folder: Path) -> DeviceReport:
         """Take all steps. What an exception shows is in the report."""
+        self._step = "product"
         try:
-            if on_gpu():
-                torch.cuda.set_device(local_rank())
-            else:
-                torch.set_num_threads(1)
             self._found["digest"], self._found["product_rate"] = check_product()
             self._step = "copies between devices"
             self._found["copy_rate"] = check_copies()
@@ -95,11 +109,16 @@ class _Check:
         return self._report()
 
     def late(self, limit: float) -> DeviceReport:
-        """The report of a step that did not end. On a busy machine without a GPU that shows nothing."""
+        """The report of a step that did not end.
+
+        It is no evidence without a GPU, where the machine may be busy, nor at the start of the device, which
+        waits for the driver.
+        """
         text = f"{self._step}: not done within {limit:.0f} s"
         if self._step == "network loopback":
             return self._report(loopback_error=text)
-        return self._report(fault=text, evidence=Evidence.PREFLIGHT if on_gpu() else "")
+        computes = on_gpu() and self._step != "start of the device"
+        return self._report(fault=text, evidence=Evidence.PREFLIGHT if computes else "")
 
     def _failed(self, text: str) -> DeviceReport:
         evidence = classify_error(text).evidence
@@ -109,6 +128,16 @@ class _Check:
 
     def _report(self, **found: Any) -> DeviceReport:
         return DeviceReport(self._rank, **(self._found | found))
+
+
+def start_device() -> None:
+    """Choose this rank's device and compute something on it."""
+    if on_gpu():
+        torch.cuda.set_device(local_rank())
+    else:
+        torch.set_num_threads(1)
+    ones = torch.ones((16, 16), device="cuda")
+    torch.equal(ones @ ones, ones)
 
 
 def check_product() -> tuple[str, float]:

@@ -42,8 +42,8 @@ class DeviceReport:
     evidence: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
-        return asdict(self)
+        """Return the report as a JSON object, without empty fields: a gang may have 16,384 of them."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
 
 Reports = Mapping[int, Sequence[DeviceReport]]

@@ -19,6 +19,7 @@ from megatron_trainer.health.device_check import (
     new_group,
     new_tensor,
     on_gpu,
+    start_device,
     sum_over,
 )
 from megatron_trainer.health.preflight_files import EXCHANGE_SECONDS, result_file, write_json
@@ -33,9 +34,8 @@ def run() -> int:
     start, so that a node whose partner in one turn did not answer is waited for in the next.
     """
     plan = json.loads(os.environ[PAIRS_ENV])
+    start_device()
     start, results = time.monotonic(), {}
-    if on_gpu():
-        torch.cuda.set_device(local_rank())
     for number, peer in enumerate(plan["peers"], 1):
         if peer is not None:
             left = start + plan["start"] + number * EXCHANGE_SECONDS - time.monotonic()

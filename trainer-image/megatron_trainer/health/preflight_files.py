@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+DEVICE_START_SECONDS = 30.0
+"""For a context on each device: without the driver's persistence mode it initialises them all first."""
 DEVICE_CHECK_SECONDS = 15.0
+"""For the check of devices that have started."""
 EXCHANGE_SECONDS = 6.0
 
 

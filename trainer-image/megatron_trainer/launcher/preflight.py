@@ -22,6 +22,7 @@ from megatron_contract.hardware import Evidence
 from megatron_trainer.health.node_faults import DeviceReport
 from megatron_trainer.health.preflight_files import (
     DEVICE_CHECK_SECONDS,
+    DEVICE_START_SECONDS,
     report_file,
     result_file,
     started_file,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.05
 # After the limit of a check within its process: a process that does not even end itself.
 _GRACE_SECONDS = 10.0
+_DEVICE_SECONDS = DEVICE_START_SECONDS + DEVICE_CHECK_SECONDS + _GRACE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class DeviceChecks:
         try:
             text = report_file(self._folder, local).read_text()
         except OSError:
-            late = f"no answer within {DEVICE_CHECK_SECONDS + _GRACE_SECONDS:.0f} s"
+            late = f"no answer within {_DEVICE_SECONDS:.0f} s"
             return DeviceReport(self._node.rank(local), fault=late if self._overdue(local) else "")
         return DeviceReport(**json.loads(text))
 
@@ -110,7 +112,7 @@ class DeviceChecks:
             started = started_file(self._folder, local).stat().st_mtime
         except OSError:
             return False
-        return time.time() - started > DEVICE_CHECK_SECONDS + _GRACE_SECONDS
+        return time.time() - started > _DEVICE_SECONDS
 
 
 class GangPreflight:
