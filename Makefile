@@ -112,6 +112,10 @@ protocol: setup-trainer ## Explore the recovery protocol with more faults than `
 fuzz: setup-trainer ## Fuzz every reader of foreign text: CASES=100000, FUZZ="--seed 7 --target recipe --minutes 10"
 	@$(PY) -m testkit.fuzz --cases $(or $(CASES),100000) $(FUZZ)
 
+.PHONY: bridge-training
+bridge-training: setup-trainer ## Train by Megatron-Bridge's SFT and LoRA functions on the CPU, and resume (minutes)
+	@MEGATRON_BRIDGE_TRAINING=1 $(PY) -m pytest -q tests/bridge/test_training.py
+
 .PHONY: soak
 soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others
 	@$(PY) -m bench.soak $(SOAK)
