@@ -55,6 +55,36 @@ def test_a_corrected_ecc_error_is_no_evidence(devices: Devices) -> None:
     assert errors.explain(DIED) == DIED
 
 
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("remap_failed", "a row of memory of device 1 could not be remapped"),
+        ("remap_pending", "a row of memory of device 1 waits for a reset to be remapped"),
+        ("retirement_pending", "a page of memory of device 1 waits for a reboot to be retired"),
+    ],
+)
+def test_memory_that_is_to_be_replaced_is_evidence(devices: Devices, field: str, text: str) -> None:
+    errors = DeviceErrors()
+    assert errors.explain(DIED) == DIED
+    devices.set(1, **{field: 1})
+    explained = errors.explain(DIED)
+    assert explained.evidence == Evidence.DEVICE_MEMORY
+    assert explained.message == f"{DIED.message} (NVML: {text})"
+
+
+def test_a_failed_remapping_from_before_the_start_is_evidence(devices: Devices) -> None:
+    devices.set(0, remap_failed=1)
+    assert DeviceErrors().explain(DIED).evidence == Evidence.DEVICE_MEMORY
+
+
+@pytest.mark.parametrize("field", ["remap_pending", "retirement_pending"])
+def test_memory_that_already_waited_for_a_reset_at_the_start_is_no_evidence(
+    devices: Devices, field: str
+) -> None:
+    devices.set(0, **{field: 1})
+    assert DeviceErrors().explain(DIED) == DIED, "its addresses have not been used since the error"
+
+
 def test_an_xid_of_the_device_is_evidence_and_one_of_an_application_is_not(devices: Devices) -> None:
     errors = DeviceErrors()
     devices.report_xid(0, 31)

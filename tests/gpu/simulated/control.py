@@ -7,7 +7,7 @@ from pathlib import Path
 
 STATE_ENV = "SIMULATED_GPU_STATE"
 # DeviceState of simulation.h.
-_LAYOUT = struct.Struct("=6I2Q24x")
+_LAYOUT = struct.Struct("=6I2Q3I12x")
 _MAX_DEVICES = 16
 _FIELDS = {
     "error": (0, "=I"),
@@ -18,6 +18,9 @@ _FIELDS = {
     "xid_count": (20, "=I"),
     "ecc_corrected": (24, "=Q"),
     "ecc_uncorrected": (32, "=Q"),
+    "remap_pending": (40, "=I"),
+    "remap_failed": (44, "=I"),
+    "retirement_pending": (48, "=I"),
 }
 
 

@@ -79,6 +79,24 @@ int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned lo
     return OK;
 }
 
+// Rows remapped after corrected and after uncorrected errors; whether one waits for a reset; whether one failed.
+int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                              unsigned *failed) {
+    REQUIRE(device);
+    DeviceState *state = simulated_state(index_of(device));
+    *corrected = *uncorrected = 0;
+    *pending = state->remap_pending;
+    *failed = state->remap_failed;
+    return OK;
+}
+
+// A GPU before Ampere retires pages; a real one supports this or the rows above.
+int nvmlDeviceGetRetiredPagesPendingStatus(void *device, unsigned *pending) {
+    REQUIRE(device);
+    *pending = simulated_state(index_of(device))->retirement_pending;
+    return OK;
+}
+
 // Events: an event set notes how many Xids each device had when it was registered.
 static struct { unsigned registered, seen[MAX_DEVICES]; } events;
 

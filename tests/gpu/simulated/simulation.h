@@ -15,7 +15,10 @@ typedef struct {
     uint32_t xid_count;
     uint64_t ecc_corrected;
     uint64_t ecc_uncorrected;
-    uint64_t unused[3];
+    uint32_t remap_pending;  // a row of its memory is remapped at the next reset
+    uint32_t remap_failed;   // no spare row is left
+    uint32_t retirement_pending;
+    uint32_t unused[3];
 } DeviceState;
 
 // SIMULATED_GPUS devices; their states are in the file SIMULATED_GPU_STATE, in order.

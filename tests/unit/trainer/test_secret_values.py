@@ -1,7 +1,10 @@
 """Values of Secrets leave the pod in no text of an exception."""
 
+from pathlib import Path
+
 import pytest
 from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.data import prepare
 from megatron_trainer.secret_values import REPLACEMENT, name_secret_variables, scrub
 from megatron_trainer.termination import Ending
 
@@ -48,6 +51,22 @@ def test_an_ending_has_no_value_of_a_secret(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("MEGATRON_SECRET_VARIABLES", "HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert TOKEN not in Ending(ExitCode.WORKER_DIED, f"rank 0: 401 for {TOKEN}").message
+
+
+def test_the_end_of_a_preparation_has_no_value_of_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv("MEGATRON_TERMINATION_LOG", str(log))
+    monkeypatch.setenv("MEGATRON_SECRET_VARIABLES", "HF_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    options = ["--source", f"/absent/{TOKEN}", "--output-prefix", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        prepare.main([*options, "--tokenizer-dir", str(tmp_path)])
+    assert ended.value.code == ExitCode.BAD_DATA
+    for text in (log.read_text(), capsys.readouterr().out):
+        assert TOKEN not in text
+        assert f"--source /absent/{REPLACEMENT} is not a folder" in text
 
 
 def test_without_secrets_a_text_stays_as_it_is() -> None:

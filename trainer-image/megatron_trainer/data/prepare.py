@@ -26,6 +26,7 @@ from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.secret_values import name_secret_variables, scrub
 from megatron_trainer.volume_paths import left_volume
 
 _BATCH = 256
@@ -335,7 +336,9 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Prepare the corpus and exit with a code of the contract, with the result on the termination log."""
+    name_secret_variables()
     code, message, result = _run(sys.argv[1:] if argv is None else argv)
+    message = scrub(message)
     _log(f"{REASONS[code]} (exit {int(code)}): {message}")
     text = TerminationMessage.of(code, message).dumps(**(result.to_json() if result else {}))
     try:

@@ -1,4 +1,4 @@
-"""Errors that NVML reports of this pod's devices: lost devices, uncorrectable ECC errors and Xids.
+"""Errors that NVML reports of this pod's devices: lost devices, ECC errors, memory to be replaced, Xids.
 
 A rank on a device that has failed often sees no more than "unspecified launch failure" or "unknown error".
 NVML knows why, where the container's driver capabilities include `utility`.
@@ -26,6 +26,7 @@ class DeviceErrors:
         self._nvml: Any = None
         self._devices: dict[int, Any] = {}
         self._uncorrected: dict[int, int] = {}
+        self._awaiting_reset: dict[int, str | None] = {}
         self._events: Any = None
         self._found: tuple[Evidence, str] | None = None
         _within_time(self._start)
@@ -51,13 +52,14 @@ class DeviceErrors:
             with contextlib.suppress(pynvml.NVMLError):
                 device = pynvml.nvmlDeviceGetHandleByIndex(index)
                 self._devices[index] = device
+                self._awaiting_reset[index] = _awaiting_reset(pynvml, device)
                 self._uncorrected[index] = _uncorrected(pynvml, device)
                 pynvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventTypeXidCriticalError, events)
         self._nvml, self._events = pynvml, events
 
     def _search(self) -> None:
         if self._found is None:
-            self._found = self._lost_device() or self._ecc_error() or self._xid()
+            self._found = self._lost_device() or self._ecc_error() or self._worn_memory() or self._xid()
 
     def _lost_device(self) -> tuple[Evidence, str] | None:
         for index in self._devices:
@@ -74,6 +76,21 @@ class DeviceErrors:
             with contextlib.suppress(self._nvml.NVMLError):
                 if (new := _uncorrected(self._nvml, self._devices[index]) - before) > 0:
                     return Evidence.DEVICE_MEMORY, f"{new} uncorrectable ECC errors on device {index}"
+        return None
+
+    def _worn_memory(self) -> tuple[Evidence, str] | None:
+        """A row whose remapping failed, at any time; a row or page that waits for a reset since the start.
+
+        What waited before is not used any more, so it cannot be why a rank died.
+        """
+        for index, device in self._devices.items():
+            if device is None:
+                continue
+            if _remapped_rows(self._nvml, device)[1]:
+                return Evidence.DEVICE_MEMORY, f"a row of memory of device {index} could not be remapped"
+            found = _awaiting_reset(self._nvml, device)
+            if found is not None and found != self._awaiting_reset[index]:
+                return Evidence.DEVICE_MEMORY, found.format(index)
         return None
 
     def _xid(self) -> tuple[Evidence, str] | None:
@@ -95,6 +112,24 @@ def _uncorrected(nvml: Any, device: Any) -> int:
             device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         )
     )
+
+
+def _remapped_rows(nvml: Any, device: Any) -> tuple[bool, bool]:
+    """Whether a remapping of rows waits for a reset, and whether one failed; from Ampere on."""
+    with contextlib.suppress(nvml.NVMLError):
+        _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(device)
+        return bool(pending), bool(failed)
+    return False, False
+
+
+def _awaiting_reset(nvml: Any, device: Any) -> str | None:
+    """What of a device's memory is replaced at the next reset, with a place for the device's index."""
+    if _remapped_rows(nvml, device)[0]:
+        return "a row of memory of device {} waits for a reset to be remapped"
+    with contextlib.suppress(nvml.NVMLError):
+        if nvml.nvmlDeviceGetRetiredPagesPendingStatus(device):
+            return "a page of memory of device {} waits for a reboot to be retired"
+    return None
 
 
 def _within_time(ask: Callable[[], None]) -> None:
