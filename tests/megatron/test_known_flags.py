@@ -28,12 +28,29 @@ def known() -> str:
     return "\n".join(sorted(set(lines) - {"help switch"})) + "\n"
 
 
+def value_types() -> str:
+    """One line per flag with choices or a numeric type: its name, then `int`, `float` or choice|choice."""
+    lines = {}
+    for action in reads.parser()._actions:
+        if action.nargs == 0:
+            continue
+        kind = {int: "int", float: "float"}.get(action.type)
+        if action.choices is not None:
+            kind = "|".join(str(choice) for choice in action.choices)
+        for flag in action.option_strings:
+            if kind is not None and flag.startswith("--"):
+                lines[flag.removeprefix("--")] = kind
+    return "".join(f"{flag} {kind}\n" for flag, kind in sorted(lines.items()))
+
+
 def unread() -> str:
     """One line per flag that the training loop does not read, with the reason's name."""
     return "".join(f"{flag} {kind}\n" for flag, kind in sorted(reads.unread().items()))
 
 
-@pytest.mark.parametrize(("name", "made"), [("megatron_flags", known), ("unread_flags", unread)])
+@pytest.mark.parametrize(
+    ("name", "made"), [("megatron_flags", known), ("flag_values", value_types), ("unread_flags", unread)]
+)
 def test_the_lists_match_the_pinned_megatron(
     request: pytest.FixtureRequest, name: str, made: Callable[[], str]
 ) -> None:

@@ -138,6 +138,12 @@ def megatron_flags() -> dict[str, str]:
 
 
 @cache
+def _value_types() -> dict[str, str]:
+    """Flags whose values Megatron's parser checks -> `int`, `float`, or the choices with | between them."""
+    return _listed("flag_values.txt")
+
+
+@cache
 def _unread_flags() -> dict[str, str]:
     """Flags that the parser accepts and the training loop does not read -> kind of the reason."""
     return _listed("unread_flags.txt")
@@ -162,9 +168,27 @@ def _invalid(flag: str, value: Value) -> tuple[str, str] | None:
             return f"takes values, but is {str(value).lower()}", "give a list of values"
     if value in ("", []):
         return "is empty", "give a value, or leave it out"
+    items = value if isinstance(value, list) else [value]
+    for item in items:
+        if reason := _wrong_type(_value_types().get(flag), str(item)):
+            return reason
     for item in value if isinstance(value, list) else ():
         if str(item).startswith("-") and not _is_number(str(item)):
             return f"{shown(item)} begins with a dash, so Megatron would read it as a flag", "remove it"
+    return None
+
+
+def _wrong_type(expected: str | None, text: str) -> tuple[str, str] | None:
+    """Message and fix for a value that argparse cannot convert, or that is none of the choices."""
+    if expected in ("int", "float"):
+        try:
+            (int if expected == "int" else float)(text)
+        except ValueError:
+            number = "a whole number" if expected == "int" else "a number"
+            return f"takes {number}, but is {shown(text)}", f"give {number}"
+    elif expected is not None and text not in expected.split("|"):
+        choices = ", ".join(expected.split("|"))
+        return f"{shown(text)} is none of its values", f"give one of {choices}"
     return None
 
 
