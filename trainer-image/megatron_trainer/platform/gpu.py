@@ -93,12 +93,13 @@ def bus_ids(count: int) -> list[str | None]:
 
     Asked in a thread, which is left alone if the driver does not answer. Imports torch.
     """
+    # Not in the thread: an import may take longer than the driver has.
+    import pynvml
+    import torch
+
     found: list[str | None] = [None] * count
 
     def ask() -> None:
-        import pynvml
-        import torch
-
         for device in range(count):
             # Without NVML, or for a lost device, nothing is known.
             with contextlib.suppress(pynvml.NVMLError, RuntimeError, ModuleNotFoundError):
