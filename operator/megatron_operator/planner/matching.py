@@ -44,6 +44,8 @@ def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
     if model is None:
         return Match(0, by="kind")
     text = model.lower()
+    if not text:
+        return None  # every name begins with it
     if text == entry.name or text in entry.aliases:
         return Match(0)
     if _begins(entry.name, text) or text == entry.family:
@@ -99,4 +101,5 @@ def _kinds(entry: Entry) -> set[str]:
 
 def _billions(text: str) -> int | None:
     found = _SIZE.search(text)
-    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+    # Zero parameters are no size.
+    return round(float(found[1]) * _UNITS[found[2]]) or None if found else None

@@ -95,11 +95,13 @@ def recommend(
     candidates = sorted(_candidates(query, hardware, catalog), key=lambda each: each.order)
     if not candidates:
         raise InvalidRecipeError([_nothing(replace(query, model=asked), catalog)])
+    missing = candidates[0].match.rank > 1
     found: list[tuple[_Candidate, Recommendation]] = []
     for candidate in candidates[:MAX_TRIED]:
         if len(found) >= MAX_RECOMMENDATIONS and any(made.plan for _, made in found):
             break
-        found.append((candidate, _recommendation(query, candidate, platform, catalog, limits)))
+        tried = replace(candidate, stands_in=missing and candidate.match.rank == 2)
+        found.append((tried, _recommendation(query, tried, platform, catalog, limits)))
     found.sort(key=lambda each: (_identity(query, each[0]), not each[1].runnable, each[1].plan is None))
     best, *others = [made for _, made in found]
     if best.plan is None:
@@ -120,6 +122,8 @@ class _Candidate:
     layout: PublishedLayout | None
     """The largest published one for this hardware that divides the count."""
     order: tuple[object, ...]
+    stands_in: bool = False
+    """Whether it is of the family that was asked for, in a size that the catalog lacks."""
 
 
 def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Candidate]:
@@ -246,7 +250,7 @@ def _reasons(
     entry, layout = candidate.entry, candidate.layout
     if candidate.match.by == "size":
         size = f"{(candidate.parameters or 0) / 1e9:.1f} billion parameters"
-        named = candidate.match.rank == 2 and candidate.match.factor > SAME_SIZE
+        named = candidate.stands_in and candidate.match.factor > SAME_SIZE
         yield f"the catalog has no {query.model}; closest of its family: {size}" if named else size
     if published:
         yield "its layout for these accelerators is published"
@@ -291,11 +295,11 @@ def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
 
 
 def _nothing(query: Query, catalog: Catalog) -> FieldError:
-    of = f" like {query.model!r}" if query.model else ""
+    of = f" like {query.model!r}" if query.model is not None else ""
     near = difflib.get_close_matches((query.model or "").rpartition("/")[2].lower(), catalog.names(), n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return FieldError(
-        "--model" if query.model else "--mode",
+        "--mode" if query.model is None else "--model",
         f"the catalog has no {query.mode} recipe{of}",
         f"{hint}name one of its {len(catalog)} recipes (megatron recipes list), a family, or a size such as"
         " 8b",

@@ -164,6 +164,19 @@ def test_the_closest_size_of_a_family_is_named_as_such() -> None:
     )
 
 
+def test_a_runner_up_does_not_say_that_the_catalog_lacks_the_model_that_is_first() -> None:
+    first, *others = choices("qwen3-30b-a3b", 8)
+    assert first.entry.name == "qwen3-30b-a3b"
+    assert "qwen3-14b" in [each.entry.name for each in others]
+    assert not [reason for each in others for reason in each.reasons if "the catalog has no" in reason]
+
+
+@pytest.mark.parametrize("model", ["", "meta-llama/", "0b", "0.0b", "llama3-0b"])
+def test_a_name_without_a_model_or_a_size_of_zero_is_rejected(model: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=f"no pretrain recipe like '{model}'"):
+        choices(model, 8)
+
+
 def test_a_batch_that_cannot_be_divided_is_raised_and_stated() -> None:
     best = choices("llama3-8b", 32, mode="lora")[0]
     assert best.batch == 32
