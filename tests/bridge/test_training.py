@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 TRAINING = Path(__file__).with_name("training.py")
@@ -27,6 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [sys.executable, str(TRAINING), str(folder)],
             stdout=log,
             stderr=subprocess.STDOUT,
+            env=os.environ | {"TEST_FOLDER": str(folder)},
             timeout=540,
             check=False,
         )
@@ -66,3 +68,15 @@ def test_a_checkpoint_of_lora_holds_adapters_and_no_weights_of_the_model(trained
     assert "embedding.word_embeddings.weight" in weights("sft")
     assert weights("peft")
     assert all(".adapter." in name for name in weights("peft"))
+
+
+def test_no_process_outlives_the_runs(trained: Path) -> None:
+    def started_here(process: psutil.Process) -> bool:
+        try:
+            return bool(process.environ().get("TEST_FOLDER") == str(trained))
+        except psutil.Error:
+            return False
+
+    left = list(filter(started_here, psutil.process_iter()))
+
+    assert [process.pid for process in left if process.status() != psutil.STATUS_ZOMBIE] == []

@@ -181,6 +181,7 @@ def _run(function: str, folder: Path, run: str, killed_in: int | None = None) ->
     for rank in range(RANKS):
         child = os.fork()
         if child == 0:
+            os.setpgid(0, 0)
             try:
                 _rank(rank, port, function, folder, run, killed_in)
             except BaseException:
@@ -191,6 +192,9 @@ def _run(function: str, folder: Path, run: str, killed_in: int | None = None) ->
     while children:
         child, status = os.wait()
         children.remove(child)
+        # The rank's checkpoint writer outlives it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
         if status and children:
             for other in children:
                 with contextlib.suppress(ProcessLookupError):
