@@ -82,8 +82,46 @@ def resolve_for_planning(
     if entry is not None:
         published = _catalog_layers(entry, spec, catalog, profile.known_as(accelerator), found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
-    model, training = merged["model"], merged["training"]
+    _complete(merged, entry, published, profile, found)
+    if beyond := beyond_baseline(profile):
+        found.note(
+            f"pods of profile {accelerator} have {', '.join(beyond)}: "
+            "the namespace must allow the Pod Security level privileged"
+        )
+    settings = merged | {
+        "recipe": entry.name if entry else None,
+        "engine": entry.engine if entry else "megatron",
+        "mode": entry.modes[0] if entry else "pretrain",
+        "function": published.function,
+        "layout": published.layout,
+        "acceleratorType": accelerator,
+        **_pods(spec, profile, platform),
+        "data": _data_volume(merged["data"], platform, found),
+        "checkpoint": _checkpoint(spec, profile, platform, found),
+        "recovery": spec.recovery,
+        "scheduling": _scheduling(spec.scheduling, profile, platform, found),
+    }
+    settings |= {
+        "origins": {path: found.origins[path] for path in sorted(found.origins)},
+        "notes": found.notes,
+    }
+    try:
+        return ResolvedRecipe.model_validate(settings)
+    except ValidationError as problem:
+        reported = {error.field for error in found.errors}
+        derived = [error for error in _derived_errors(problem) if error.field not in reported]
+        raise InvalidRecipeError([*found.errors, *derived]) from None
 
+
+def _complete(
+    merged: dict[str, dict[str, Any]],
+    entry: Entry | None,
+    published: "_CatalogLayers",
+    profile: AcceleratorProfile,
+    found: Diagnostics,
+) -> None:
+    """Fill in what follows from other settings. Raises InvalidRecipeError if one is missing."""
+    model, training = merged["model"], merged["training"]
     if entry is None or entry.engine == "megatron":
         data.complete_data(merged["data"], model, found)
         _check_positions(model, training, found)
@@ -97,25 +135,14 @@ def resolve_for_planning(
         _complete_precision(training, found)
     if missing:
         raise InvalidRecipeError(found.errors)
-    if beyond := beyond_baseline(profile):
-        found.note(
-            f"pods of profile {accelerator} have {', '.join(beyond)}: "
-            "the namespace must allow the Pod Security level privileged"
-        )
-    settings = merged | {
-        "recipe": entry.name if entry else None,
-        "engine": entry.engine if entry else "megatron",
-        "mode": entry.modes[0] if entry else "pretrain",
-        "function": published.function,
-        "layout": published.layout,
-        "acceleratorType": accelerator,
+
+
+def _pods(spec: MegatronRecipeSpec, profile: AcceleratorProfile, platform: PlatformConfig) -> dict[str, Any]:
+    """What is set about the pods: the recipe comes before the profile, the profile before the platform."""
+    return {
         "profile": profile,
         "acceleratorCount": spec.accelerator.count,
         "perNode": spec.accelerator.per_node or profile.per_node,
-        "data": _data_volume(merged["data"], platform, found),
-        "checkpoint": _checkpoint(spec, profile, platform, found),
-        "recovery": spec.recovery,
-        "scheduling": _scheduling(spec.scheduling, profile, platform, found),
         "image": spec.image or profile.image or platform.image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "networkPolicies": platform.network_policies,
@@ -124,15 +151,7 @@ def resolve_for_planning(
         "envValueFrom": spec.env_value_from or {},
         "envFrom": spec.env_from or [],
         "serviceAccountName": spec.service_account_name,
-        "origins": {path: found.origins[path] for path in sorted(found.origins)},
-        "notes": found.notes,
     }
-    try:
-        return ResolvedRecipe.model_validate(settings)
-    except ValidationError as problem:
-        reported = {error.field for error in found.errors}
-        derived = [error for error in _derived_errors(problem) if error.field not in reported]
-        raise InvalidRecipeError([*found.errors, *derived]) from None
 
 
 def _derived_errors(problem: ValidationError) -> list[FieldError]:

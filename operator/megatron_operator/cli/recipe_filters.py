@@ -23,16 +23,22 @@ class Filter:
     """Values that some recipe has, for spelling suggestions."""
 
 
-def filters(
-    entries: Sequence[Entry],
-    family: str | None,
-    mode: str | None,
-    engine: str | None,
-    gpus: int | None,
-    accelerator: str | None,
-    search: str | None,
-) -> list[Filter]:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `megatron recipes list` that filter; None where one is not given."""
+
+    family: str | None = None
+    mode: str | None = None
+    engine: str | None = None
+    gpus: int | None = None
+    accelerator: str | None = None
+    search: str | None = None
+
+
+def filters(entries: Sequence[Entry], options: Options) -> list[Filter]:
     """The filters of the options that are set."""
+    family, mode, engine = options.family, options.mode, options.engine
+    gpus, accelerator, search = options.gpus, options.accelerator, options.search
     found = []
     if family is not None:
         families = tuple(sorted({e.family for e in entries}))

@@ -1,6 +1,9 @@
 """`megatron recipes`: the catalog."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +14,9 @@ from megatron_operator.cli.inputs import (
     complete_recipe,
     single_option,
 )
+
+if TYPE_CHECKING:
+    from megatron_operator.catalog import Entry
 
 _CATALOG = single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
 
@@ -44,16 +50,7 @@ def command(ctx: click.Context) -> None:
 @single_option("--search", metavar="WORDS", help="Only those with these words in name or description.")
 @_CATALOG
 @printing.output_option
-def list_recipes(
-    family: str | None,
-    mode: str | None,
-    engine: str | None,
-    gpus: int | None,
-    accelerator: str | None,
-    search: str | None,
-    catalog: Path | None,
-    output: str,
-) -> None:
+def list_recipes(catalog: Path | None, output: str, **options: Any) -> None:
     """List recipes, all of them without filters; exits with 2 where none passes the filters.
 
     The table fits the terminal. In a pipe, each recipe is one line.
@@ -65,31 +62,14 @@ def list_recipes(
     megatron recipes list -o json | jq -r '.[] | select(.modes[] == "sft") | .name'
     """
     from megatron_operator.cli.planning import load_catalog
-    from megatron_operator.cli.recipe_filters import filters, matching
+    from megatron_operator.cli.recipe_filters import Options, filters, matching
     from megatron_operator.cli.tables import Column, print_fitting
 
     everything = list(load_catalog(catalog))
-    chosen = filters(everything, family, mode, engine, gpus, accelerator, search)
+    chosen = filters(everything, Options(**options))
     entries = matching(everything, chosen)
     if output != "table":
-        listed = [
-            {
-                "name": e.name,
-                "family": e.family,
-                "engine": e.engine,
-                "modes": list(e.modes),
-                "layouts": [
-                    {"accelerators": list(x.accelerators), "count": x.count, "source": x.source}
-                    | ({"function": x.function} if x.function else {})
-                    for x in e.layouts
-                ],
-                "source": e.source,
-                "description": e.description,
-                "aliases": list(e.aliases),
-            }
-            for e in entries
-        ]
-        printing.print_data(listed, output)
+        printing.print_data([_listed(e) for e in entries], output)
         return
     rows = [
         (
@@ -111,6 +91,23 @@ def list_recipes(
         Column("description"),
     )
     print_fitting(columns, rows, enough=26)
+
+
+def _listed(entry: Entry) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "family": entry.family,
+        "engine": entry.engine,
+        "modes": list(entry.modes),
+        "layouts": [
+            {"accelerators": list(x.accelerators), "count": x.count, "source": x.source}
+            | ({"function": x.function} if x.function else {})
+            for x in entry.layouts
+        ],
+        "source": entry.source,
+        "description": entry.description,
+        "aliases": list(entry.aliases),
+    }
 
 
 @command.command("show")

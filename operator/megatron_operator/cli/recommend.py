@@ -82,7 +82,9 @@ def command(
 def _print(found: "list[Recommendation]", query: "Query") -> None:
     best, *others = found
     if best.plan is None:
-        click.secho(f"{best.entry.name} does not fit on {query.gpus} GPUs", bold=True)
+        click.secho(
+            f"{best.entry.name} does not fit on {query.gpus} GPU{'s' if query.gpus > 1 else ''}", bold=True
+        )
     else:
         click.secho(best.entry.name, bold=True)
         click.echo(f"  {best.entry.description}")
