@@ -159,7 +159,7 @@ class GangAgent(RankGroup):
         if hang is not None:
             self._gang.advance(hang)
             return self._check_gang()
-        self._reset_restarts()
+        self._reset_restarts(self._status.report.checkpoint_iteration)
         return None
 
     def _follow_generation(self, state: State) -> _Restart:
@@ -205,6 +205,9 @@ class GangAgent(RankGroup):
 
     def _use_restart(self, ending: Ending, report: FailureReport | None) -> _Restart:
         """Count one restart of this pod's ranks. Raises RunEndedError if none is left."""
+        if self._restarts:
+            # The ranks may have died before their last checkpoint was reported.
+            self._reset_restarts(self._checkpoints.newest())
         self._restarts += 1
         limit = self._worker_group.spec.max_restarts
         if self._restarts > limit:
@@ -214,9 +217,8 @@ class GangAgent(RankGroup):
             f"{ending.message} (restart {self._restarts} of {limit} without a new checkpoint)", report
         )
 
-    def _reset_restarts(self) -> None:
-        """Reset the count once there is a checkpoint newer than the last start."""
-        newest = self._status.report.checkpoint_iteration
+    def _reset_restarts(self, newest: int | None) -> None:
+        """Reset the count once the newest checkpoint is newer than the last start."""
         if self._restarts and newest is not None and newest > (self._checkpoint_at_start or 0):
             self._restarts = 0
             self._status.set(rank_restarts=0)

@@ -1,0 +1,47 @@
+"""How many restarts of its ranks a pod has left."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from megatron_contract.exit_codes import ExitCode
+
+pytest.importorskip("torch", reason="make setup-trainer")
+
+from megatron_trainer.launcher.agent import GangAgent
+from megatron_trainer.telemetry.status import Status
+from megatron_trainer.termination import Ending
+
+LIMIT = 3
+
+
+class EndedError(Exception):
+    pass
+
+
+def agent_started_from(iteration: int, newest: int) -> Any:
+    """An agent without processes that has used all restarts; its report names the checkpoint of its start."""
+
+    def end_pod(*_: object) -> None:
+        raise EndedError
+
+    agent: Any = object.__new__(GangAgent)
+    agent._restarts = LIMIT
+    agent._checkpoint_at_start = iteration
+    agent._worker_group = SimpleNamespace(spec=SimpleNamespace(max_restarts=LIMIT))
+    agent._checkpoints = SimpleNamespace(newest=lambda: newest)
+    agent._status = Status(node_rank=0, train_iters=20)
+    agent._status.set_checkpoint(iteration, 0.0)
+    agent._end_pod = end_pod
+    return agent
+
+
+def test_a_checkpoint_that_is_not_reported_yet_renews_the_restarts() -> None:
+    agent = agent_started_from(12, newest=16)
+    assert "restart 1 of 3" in agent._use_restart(Ending(ExitCode.WORKER_DIED, "out of memory"), None).why
+
+
+def test_without_a_newer_checkpoint_the_pod_ends_after_its_last_restart() -> None:
+    agent = agent_started_from(12, newest=12)
+    with pytest.raises(EndedError):
+        agent._use_restart(Ending(ExitCode.WORKER_DIED, "out of memory"), None)
