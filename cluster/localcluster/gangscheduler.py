@@ -23,6 +23,9 @@ SCHEDULER = "scheduler-plugins-scheduler"
 """Its `schedulerName`."""
 POD_GROUPS = "podgroups.scheduling.x-k8s.io"
 _USER = "system:kube-scheduler"
+# The plugin may reject all pods of a group at once ("rejection in Unreserve"); no later event moves them, so
+# they wait until the scheduler tries again what it refused. Its default is 5 minutes.
+_RETRY = "--pod-max-in-unschedulable-pods-duration=10s"
 
 
 class GangScheduler:
@@ -60,7 +63,7 @@ class GangScheduler:
         """The command line; it serves no port."""
         path = self.plane.paths.home / "gang-scheduler.json"
         path.write_text(json.dumps(self.configuration()))
-        return [self.plane.paths.binary(NAME), f"--config={path}", "--secure-port=0"]
+        return [self.plane.paths.binary(NAME), f"--config={path}", "--secure-port=0", _RETRY]
 
     def rights(self) -> list[Object]:
         """What the scheduler may do beyond Kubernetes' own: read PodGroups."""
