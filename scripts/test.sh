@@ -9,12 +9,12 @@ python=.venv/bin/python
 
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
-start_layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q tests/control_plane
+start_layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q --tb short tests/control_plane
 layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
 layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
-layer "fuzz: 2,000 texts with a fixed seed" $python -m pytest -q tests/fuzz
+layer "fuzz: 2,000 texts and 40 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 finish_layer

@@ -1,6 +1,6 @@
 """Random walks over a simulated cluster: the whole reconciler stays sound, whatever fails in whatever order.
 
-`make test` takes the same walks each time. `RECOVERY_WALKS=5000 pytest tests/unit/controller/test_walk.py`
+`make test` takes the same walks each time. `RECOVERY_WALKS=5000 pytest tests/fuzz/test_random_walks.py`
 takes so many new ones.
 """
 
