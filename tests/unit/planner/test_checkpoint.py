@@ -1,5 +1,6 @@
 """Sizes of checkpoints. `make test-gpu-path` compares them with what Megatron plans to write."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from megatron_operator.manifests.grace import grace_seconds
 from megatron_operator.planner import plan
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 
+ROOT = Path(__file__).parents[3]
 WHOLE = {"useDistributedOptimizer": False, "overlapParamGather": False}
 
 
@@ -43,3 +45,16 @@ def test_an_optimizer_that_cannot_resume_is_refused(resolve: Any) -> None:
     with pytest.raises(InvalidRecipeError, match="cannot load a checkpoint of sgd") as refused:
         plan(resolve("llama3-8b", 8, training={"optimizer": "sgd"}))
     assert [error.field for error in refused.value.errors] == ["spec.training.optimizer"]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "dist_muon"])
+def test_an_optimizer_whose_package_the_image_lacks_is_refused(resolve: Any, optimizer: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=f"{optimizer}: .* emerging-optimizers") as refused:
+        plan(resolve("llama3-8b", 8, training={"optimizer": optimizer}))
+    assert [error.field for error in refused.value.errors] == ["spec.training.optimizer"]
+
+
+def test_the_trainer_image_lacks_the_package_of_muon() -> None:
+    locks = sorted((ROOT / "trainer-image").glob("requirements-*.txt"))
+    assert locks
+    assert not [lock.name for lock in locks if "emerging-optimizers" in lock.read_text()]

@@ -178,6 +178,16 @@ def optimizer_errors(p: ParallelismSpec, distributed_optimizer: bool) -> list[Fi
     return errors
 
 
+_WITHOUT_PACKAGE = "Megatron's Muon needs the package emerging-optimizers, which the trainer image lacks"
+_UNUSABLE_OPTIMIZERS = {
+    # `init_state_fn` is None for it, and called at every load (megatron/core/optimizer).
+    "sgd": "Megatron cannot shard its states, and cannot load a checkpoint of sgd to resume a run",
+    "muon": _WITHOUT_PACKAGE,
+    "dist_muon": _WITHOUT_PACKAGE,
+}
+"""Optimizers that Megatron's flag offers, and why a run with them does not start or does not resume."""
+
+
 def training_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors for hyperparameters that are missing or contradict each other."""
     t, errors = resolved.training, []
@@ -186,12 +196,11 @@ def training_errors(resolved: ResolvedRecipe) -> list[FieldError]:
             errors.append(
                 FieldError(f"spec.training.{name}", "is missing", "set it, or name a recipe that has it")
             )
-    if t.optimizer == "sgd":
-        # `init_state_fn` is None for it, and called at every load (megatron/core/optimizer).
+    if t.optimizer in _UNUSABLE_OPTIMIZERS:
         errors.append(
             FieldError(
                 "spec.training.optimizer",
-                "sgd: Megatron cannot shard its states, and cannot load a checkpoint of sgd to resume a run",
+                f"{t.optimizer}: {_UNUSABLE_OPTIMIZERS[t.optimizer]}",
                 "set adam, or leave it out",
             )
         )
