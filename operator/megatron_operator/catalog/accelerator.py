@@ -11,7 +11,8 @@ def select_accelerator(
 ) -> tuple[str, AcceleratorProfile] | FieldError:
     """Name and profile of the requested accelerator; without a type the platform's default or only one.
 
-    Returns the error where the platform has no such accelerator.
+    A type is the name of a profile, or of the hardware that one profile (or the
+    default one) has. Returns the error where the platform has no such accelerator.
     """
     profiles = platform.accelerators
     available = ", ".join(sorted(profiles)) or "none"
@@ -26,7 +27,16 @@ def select_accelerator(
         )
     if name not in profiles:
         lower = name.lower()
-        name = next((each for each in (lower, canonical(lower)) if each in profiles), name)
+        same = [each for each, profile in profiles.items() if profile.known_as(each) == canonical(lower)]
+        if platform.default_accelerator in same:
+            same = [platform.default_accelerator]
+        if len(same) > 1 and not {lower, canonical(lower)} & profiles.keys():
+            return FieldError(
+                "spec.accelerator.type",
+                f"{shown(name)} is the hardware of several accelerators of the platform",
+                f"use one of: {', '.join(sorted(same))}",
+            )
+        name = next((each for each in (lower, canonical(lower), *same) if each in profiles), name)
     if name not in profiles:
         source = "" if asked.type else " (the platform's default)"
         return FieldError(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic.alias_generators import to_camel
 
 from megatron_operator import catalog
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, PlanningLimitError
@@ -12,9 +13,13 @@ from megatron_operator.api.platform_validation import parse_platform
 from megatron_operator.api.validation import parse_recipe
 from megatron_operator.cli import documents
 from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.inputs import RecipeOptions
 from megatron_operator.cli.limits import planning_limits
 from megatron_operator.planner import Alternative, PlannedRun, admit, admit_and_compare
+
+_ALSO_VALUES = frozenset({"image", "imagePullSecrets"})
+"""Names that the chart's values and a platform file share."""
 
 
 def plan_recipe(options: RecipeOptions, resource: dict[str, Any]) -> PlannedRun:
@@ -73,4 +78,17 @@ def load_platform(file: Path | None) -> PlatformConfig:
     if file is None:
         return default_platform()
     content = documents.read_yaml(file)
+    if isinstance(content, dict) and "platform" in content:
+        content = _platform_of_values(content, file)
     return parse_platform({} if content is None else content, str(file))
+
+
+def _platform_of_values(values: dict[str, Any], file: Path) -> Any:
+    """The value `platform` of the chart's values. Raises CommandError for a mix of both kinds of file."""
+    fields = {to_camel(name) for name in PlatformConfig.model_fields} - _ALSO_VALUES
+    if mixed := sorted(fields & values.keys()):
+        raise CommandError(
+            f"{file}.{mixed[0]}", "is a field of a platform file, and the file has platform too",
+            f"move {mixed[0]} below platform",
+        )  # fmt: skip
+    return values["platform"]

@@ -107,4 +107,5 @@ def _passes(entry: Entry, chosen: Sequence[Filter]) -> bool:
 
 
 def _words(entry: Entry) -> str:
-    return " ".join([entry.name, entry.family, *entry.aliases, entry.description]).lower()
+    kind = "moe" if entry.model.num_experts else ""
+    return " ".join([entry.name, entry.family, *entry.aliases, entry.description, kind]).lower()

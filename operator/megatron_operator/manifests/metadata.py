@@ -74,9 +74,12 @@ class Owner:
         return labels | {LABEL_ROLE: role} if role else labels
 
     def metadata(self, name: str, *, owned: bool = True) -> Manifest:
-        """Metadata of an object; an owned object is garbage-collected with the recipe."""
+        """Metadata of an object; an owned object is garbage-collected with the recipe.
+
+        Without a UID, which only the cluster knows, there is no owner: the API server rejects an empty one.
+        """
         metadata: Manifest = {"name": name, "namespace": self.namespace, "labels": self.labels()}
-        if owned:
+        if owned and self.uid:
             metadata["ownerReferences"] = [
                 {
                     "apiVersion": API_VERSION,
