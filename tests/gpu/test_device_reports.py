@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
-from megatron_trainer.health.device_errors import DeviceErrors
+from megatron_trainer.health.device_errors import DeviceErrors, standing_fault
 from megatron_trainer.platform.gpu import bus_ids
 from megatron_trainer.termination import Ending
 
@@ -70,6 +70,15 @@ def test_memory_that_is_to_be_replaced_is_evidence(devices: Devices, field: str,
     explained = errors.explain(DIED)
     assert explained.evidence == Evidence.DEVICE_MEMORY
     assert explained.message == f"{DIED.message} (NVML: {text})"
+
+    assert standing_fault() == (Evidence.DEVICE_MEMORY, text)
+
+
+def test_a_check_of_a_node_passes_counted_errors_and_not_a_lost_device(devices: Devices) -> None:
+    devices.set(1, ecc_uncorrected=3)
+    assert standing_fault() is None
+    devices.set(1, lost=1)
+    assert standing_fault() == (Evidence.DEVICE_LOST, "device 1 is lost")
 
 
 def test_a_failed_remapping_from_before_the_start_is_evidence(devices: Devices) -> None:

@@ -115,6 +115,9 @@ class BadNodes(ApiModel):
 
     cordon: bool = False
     """Cordon them, so that no pods at all are scheduled there; requires permission to patch nodes."""
+    uncordon_by_check: bool = False
+    """An hour after the operator cordoned a node for a failed device, and each hour after, check its devices
+    by a Job in the operator's own namespace, and uncordon the node when it passes."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Largest share of the nodes that match a run which it may avoid; one node is always allowed."""
     max_per_hour: Annotated[int, Field(ge=1, le=1000)] = 4

@@ -31,6 +31,9 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
         for error in _profile_errors(profile, field_path(f"{at}.accelerators", name))
     ]
     errors += _gang_scheduling_errors(platform, at)
+    if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
+        field, message = f"{at}.badNodes.uncordonByCheck", "true has no effect while badNodes.cordon is false"
+        errors.append(FieldError(field, message, "set badNodes.cordon to true, or leave it out"))
     if errors:
         raise InvalidRecipeError(errors)
     return platform

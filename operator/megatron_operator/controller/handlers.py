@@ -16,6 +16,7 @@ from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.loop_lag import measure_loop_lag
+from megatron_operator.controller.node_checker import NodeChecker
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.plan_worker import PlanWorker
 from megatron_operator.controller.planning import Planning
@@ -58,6 +59,7 @@ class Operator:
         self._workers = [PlanWorker()]
         planning = Planning(self.config, self._workers[0], lambda key: self.queue.add(key, 0))
         cordoner = Cordoner(self.api, self.config)
+        checker = NodeChecker(self.api, self.config, settings.namespace)
         policies = PolicyRemover(self.api, self.config, settings.watch_namespaces)
         reconciler = Reconciler(
             self.api,
@@ -76,6 +78,7 @@ class Operator:
             asyncio.create_task(self._watch_config(), name="config"),
             asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
             asyncio.create_task(policies.run(), name="network-policies"),
+            *([] if settings.watch_namespaces else [asyncio.create_task(checker.run(), name="node-checks")]),
             asyncio.create_task(measure_loop_lag(), name="loop-lag"),
         ]
         for task in self._tasks:

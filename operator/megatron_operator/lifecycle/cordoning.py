@@ -60,7 +60,7 @@ def cordon_cap(cordoned: Collection[Object], pool: int, rules: BadNodes, now: fl
     share = max(1, int(rules.max_share * pool))
     if len(cordoned) >= share:
         return cap(rules, share, by_share=True)
-    recent = sum(now - _cordoned_at(node) < HOUR for node in cordoned)
+    recent = sum(now - cordoned_at(node) < HOUR for node in cordoned)
     return cap(rules, share, by_share=False) if recent >= rules.max_per_hour else None
 
 
@@ -74,7 +74,7 @@ def healed(node: Object, rules: BadNodes, now: float) -> str | None:
         return None
     if hardware_sign(with_signs(NodeStatus(NodeState.READY), node), rules) is not None:
         return None
-    record = _record(node)
+    record = record_of(node, ANNOTATION_CORDONED_FOR)
     match record.get("evidence"):
         case value if value in (NODE_CONDITION, NODE_TAINT):
             return "its condition or taint is gone"
@@ -87,16 +87,18 @@ def healed(node: Object, rules: BadNodes, now: float) -> str | None:
             return "it was restarted" if restarted else None
 
 
-def _record(node: Object) -> dict[str, Any]:
+def record_of(node: Object, annotation: str) -> dict[str, Any]:
+    """The JSON object in an annotation of a node; empty where it has none."""
     annotations = node["metadata"].get("annotations") or {}
     try:
-        record = json.loads(annotations.get(ANNOTATION_CORDONED_FOR) or "{}")
+        record = json.loads(annotations.get(annotation) or "{}")
     except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
 
-def _cordoned_at(node: Object) -> float:
+def cordoned_at(node: Object) -> float:
+    """When the operator cordoned the node, in seconds since the epoch; 0 if it did not."""
     text = str((node["metadata"].get("labels") or {}).get(LABEL_CORDONED_AT))
     return float(text) if text.isascii() and text.isdigit() else 0.0
 

@@ -8,7 +8,8 @@ LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor.
 
 In the preflight `wrong-product` simulates a device whose memory flips a bit, `slow-product` one that computes
 100 times slower than it does, `deaf` a network interface through which no other node answers, `wrong-sum` one
-that changes what it sends, and `freeze-exchange` stops the process that exchanges data with other nodes.
+that changes what it sends, `freeze-exchange` stops the process that exchanges data with other nodes, and
+`die-in-check` kills the one that checks a device.
 
 In the save of checkpoint `at`, `freeze-save` stops a rank by SIGSTOP once all ranks know what each will
 write. `freeze-repair` stops a launcher that has found a checkpoint incomplete, before it sets it aside.
@@ -202,6 +203,8 @@ def disturb_device_check(device_check: Any) -> None:
     timed = device_check._timed
 
     def disturbed_time(operation: Any) -> Any:
+        if due("die-in-check"):
+            os.kill(os.getpid(), signal.SIGKILL)
         result, seconds = timed(operation)
         return result, seconds * (100 if due("slow-product") else 1)
 

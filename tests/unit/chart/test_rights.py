@@ -54,3 +54,20 @@ def test_the_tests_that_the_page_names_exist() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)`", PAGE.read_text())
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_checks_of_nodes_need_no_other_right_and_one_namespace_alone(render: Any) -> None:
+    checks = {"platform": {"badNodes": {"cordon": True, "uncordonByCheck": True}}}
+    assert granted(render(checks)) == granted(render(CORDON))
+
+    def rules(options: dict[str, Any]) -> list[str]:
+        [policy] = [each for each in render(options) if each["kind"] == "ValidatingAdmissionPolicy"]
+        return [rule["expression"] for rule in policy["spec"]["validations"]]
+
+    changed = [(old, new) for old, new in zip(rules(CORDON), rules(checks), strict=True) if old != new]
+    assert len(changed) == 2, "what may be created, and what may be changed or deleted"
+    for old, new in changed:
+        assert new.startswith(old)
+        added = new.removeprefix(old)
+        assert "'megatron.training/node-check' in " in added
+        assert "request.resource.resource == 'jobs' && request.namespace == " in added

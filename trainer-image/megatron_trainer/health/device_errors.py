@@ -17,6 +17,7 @@ from megatron_trainer.termination import Ending
 
 # A driver may not answer for a device that has failed.
 _ANSWER_SECONDS = 5.0
+_NOT_REMAPPED = "a row of memory of device {} could not be remapped"
 
 
 class DeviceErrors:
@@ -87,7 +88,7 @@ class DeviceErrors:
             if device is None:
                 continue
             if _remapped_rows(self._nvml, device)[1]:
-                return Evidence.DEVICE_MEMORY, f"a row of memory of device {index} could not be remapped"
+                return Evidence.DEVICE_MEMORY, _NOT_REMAPPED.format(index)
             found = _awaiting_reset(self._nvml, device)
             if found is not None and found != self._awaiting_reset[index]:
                 return Evidence.DEVICE_MEMORY, found.format(index)
@@ -103,6 +104,33 @@ class DeviceErrors:
                     index = self._nvml.nvmlDeviceGetIndex(event.device)
                     return evidence, f"Xid {xid} of device {index}"
         return None
+
+
+def standing_fault() -> tuple[Evidence, str] | None:
+    """What NVML reports of this pod's devices at any time: one is lost, or its memory is to be replaced.
+
+    None too where there is no NVML, or its driver does not answer.
+    """
+    found: list[tuple[Evidence, str]] = []
+
+    def ask() -> None:
+        import pynvml
+
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                device = pynvml.nvmlDeviceGetHandleByIndex(index)
+                pynvml.nvmlDeviceGetUUID(device)
+            except pynvml.NVMLError_GpuIsLost:
+                found.append((Evidence.DEVICE_LOST, f"device {index} is lost"))
+                continue
+            if _remapped_rows(pynvml, device)[1]:
+                found.append((Evidence.DEVICE_MEMORY, _NOT_REMAPPED.format(index)))
+            elif text := _awaiting_reset(pynvml, device):
+                found.append((Evidence.DEVICE_MEMORY, text.format(index)))
+
+    _within_time(ask)
+    return found[0] if found else None
 
 
 def _uncorrected(nvml: Any, device: Any) -> int:
