@@ -247,6 +247,8 @@ class RecoveryStatus(ApiModel):
     """Creation time of the newest pod that was counted; a newer pod is a replacement."""
     gang: str | None = None
     """Hash of all pods of the gang; detects a replacement created within the same second."""
+    placement: str | None = None
+    """Digests of the names of the gang's nodes, six digits for each pod; confirm what Events report."""
     restart_before: str | None = None
     """Pods of the gang created up to this time are to be deleted."""
     outgoing_job: str | None = None

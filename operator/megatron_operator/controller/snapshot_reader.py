@@ -83,5 +83,6 @@ class SnapshotReader:
         if not new:
             return snapshot
         since = status.recovery.pods_as_of or ""
-        found = await ends_from_events(self._api, snapshot, new, since)
+        placement = status.recovery.placement
+        found = await ends_from_events(self._api, snapshot, new, since, placement)
         return replace(snapshot, ends={**snapshot.ends, **found})

@@ -14,11 +14,12 @@ MAX_PODS: Final = 8
 
 
 async def ends_from_events(
-    api: ApiClient, snapshot: RunSnapshot, pods: Iterable[Object], since: str
+    api: ApiClient, snapshot: RunSnapshot, pods: Iterable[Object], since: str, placement: str | None
 ) -> dict[str, PodEnd]:
     """Pod name -> how its predecessor ended, for those of `pods` that have Events of it.
 
-    `since` is an RFC 3339 time: exit codes reported before are of an earlier pod.
+    `since` is an RFC 3339 time: exit codes reported before are of an earlier pod. `placement` is what the
+    status has of the gang's nodes.
     """
     missing = [pod for pod in pods if pod["metadata"]["name"] not in snapshot.ends][:MAX_PODS]
     if not missing:
@@ -33,7 +34,7 @@ async def ends_from_events(
             EVENTS, namespace, fields=f"involvedObject.kind=Pod,involvedObject.name={name}"
         )
         code = exit_code_in_events(of_job, name, since)
-        end = previous_pod_end(pod, short_name(pod, snapshot.name), code, of_pod)
+        end = previous_pod_end(pod, short_name(pod, snapshot.name), code, of_pod, placement)
         if end is not None:
             ends[name] = end
     return ends

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from megatron_operator.lifecycle.object_metadata import Object, event_time
+from megatron_operator.lifecycle.placement import confirmed
 from megatron_operator.lifecycle.pod_termination import PodEnd
 
 _EXITED: Final = re.compile(r"\.(\S+) exited with code ([0-9]{1,3})$")
@@ -23,9 +24,16 @@ def exit_code_in_events(events: Iterable[Object], pod: str, since: str) -> int |
 
 
 def previous_pod_end(
-    pod: Object, short_name: str, exit_code: int | None, events: Iterable[Object]
+    pod: Object,
+    short_name: str,
+    exit_code: int | None,
+    events: Iterable[Object],
+    placement: str | None,
 ) -> PodEnd | None:
-    """How the predecessor of `pod` ended, by the Events under the same pod name; None when not known."""
+    """How the predecessor of `pod` ended, by the Events under the same pod name; None when not known.
+
+    The node that they name counts only if `placement`, the operator's own memory, confirms it.
+    """
     before = [event for event in events if event["involvedObject"].get("uid") != pod["metadata"]["uid"]]
     scheduled = [event for event in before if event.get("reason") == "Scheduled"]
     ended = f"{short_name}: ended (exit code {exit_code})"
@@ -33,7 +41,7 @@ def previous_pod_end(
         return None if exit_code is None else PodEnd(ended, exit_code)
     last = max(scheduled, key=event_time)
     match = _SCHEDULED.search(last.get("message") or "")
-    node = match[1] if match else None
+    node = match[1] if match and confirmed(placement, pod, match[1]) else None
     if exit_code is not None:
         return PodEnd(ended, exit_code, node=node)
     evicted = any(
@@ -42,5 +50,7 @@ def previous_pod_end(
         for event in before
     )
     if evicted:
-        return PodEnd(f"{short_name}: {node} was lost", node=node, disruption="DeletionByTaintManager")
+        return PodEnd(
+            f"{short_name}: {node or 'its node'} was lost", node=node, disruption="DeletionByTaintManager"
+        )
     return PodEnd(f"{short_name}: pod was lost", node=node)

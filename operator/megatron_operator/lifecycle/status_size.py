@@ -132,6 +132,7 @@ _REDUCTIONS: Final[tuple[tuple[str, Callable[[Status], Status]], ...]] = (
     ("recovery.history", _changed("recovery", "history", to=lambda history: history[-1:])),
     ("recovery.nodeEvidence", _changed("recovery", "nodeEvidence", to=lambda _: None)),
     ("recovery.nodeFailures", _changed("recovery", "nodeFailures", to=lambda _: None)),
+    ("recovery.placement", _changed("recovery", "placement", to=lambda _: None)),
     ("plan.stageLayers", _changed("plan", "stageLayers", to=lambda layers: layers[:0])),
     ("everything", _everything_cut),
 )

@@ -17,6 +17,7 @@ from megatron_operator.lifecycle.incidents import (
     recovered,
 )
 from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.placement import placement_of
 from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY, Diagnosis, diagnose
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end, short_name, termination_message
 from megatron_operator.lifecycle.progress_status import TRAINING_PHASES, display, update_progress
@@ -63,6 +64,8 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         status.set(recovery=checkpoint_saved(status.recovery, status.checkpoint.iteration))
         _add_evidence(status, snapshot)
         _count_replacements(status, snapshot, reached)
+        if snapshot.gang_hash is not None and (placement := placement_of(snapshot.active_pods)):
+            status.set_recovery(placement=placement)
         _set_running(status, snapshot)
 
 

@@ -4,9 +4,13 @@ import asyncio
 from typing import Any
 
 from megatron_operator.controller.termination_events import ends_from_events
+from megatron_operator.lifecycle.placement import DIGITS
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.manifests.metadata import digest
 
+PLACEMENT = digest("node-0", DIGITS) + digest("node-1", DIGITS)
+"""The operator saw the Master on node-0 and the Worker on node-1."""
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 
 
@@ -54,7 +58,7 @@ def ends(run: Any, *events: dict[str, Any], since: str = OLD) -> dict[str, PodEn
     run.pods[1]["metadata"]["uid"] = "new"
     snapshot: RunSnapshot = run.snapshot()
     api: Any = EventsInMemory(*events)
-    return asyncio.run(ends_from_events(api, snapshot, snapshot.pods[1:], since))
+    return asyncio.run(ends_from_events(api, snapshot, snapshot.pods[1:], since, PLACEMENT))
 
 
 def test_events_name_exit_code_and_node_of_the_previous_pod(run: Any) -> None:
@@ -82,5 +86,5 @@ def test_an_observed_end_causes_no_request(run: Any) -> None:
     run.ends = {"run-worker-0": PodEnd("worker-0: out of memory", 137)}
     snapshot = run.snapshot()
     api: Any = EventsInMemory()
-    assert asyncio.run(ends_from_events(api, snapshot, snapshot.pods[1:], OLD)) == {}
+    assert asyncio.run(ends_from_events(api, snapshot, snapshot.pods[1:], OLD, PLACEMENT)) == {}
     assert api.requests == 0
