@@ -77,6 +77,8 @@ def find(name: str) -> list[Field]:
     Raises CommandError, with the closest names.
     """
     asked = _plain(name)
+    if not asked:
+        raise CommandError("FIELD", "is empty", "name a field, for example spec.training")
     known = {field.path: _plain(field.path) for field in fields()}
     exact = [field for field in fields() if known[field.path] == asked]
     ends = [field for field in fields() if known[field.path].endswith(f".{asked}")]

@@ -9,6 +9,7 @@ from megatron_operator.cli import printing
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.inputs import (
     CATALOG_DIRECTORY,
+    Count,
     complete_accelerator,
     complete_recipe,
     single_option,
@@ -17,7 +18,7 @@ from megatron_operator.cli.inputs import (
 
 @click.command("init")
 @click.argument("model", required=False, shell_complete=complete_recipe)
-@single_option("--gpus", type=click.IntRange(1, 1_000_000), metavar="N", help="Number of accelerators.")
+@single_option("--gpus", type=Count(1, 1_000_000), metavar="N", help="Number of accelerators.")
 @single_option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
 @single_option("--mode", type=click.Choice(["pretrain", "sft", "lora"]), help="Purpose.")
 @single_option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")

@@ -39,6 +39,19 @@ def single_option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any
     return click.option(*names, multiple=True, callback=only, **attributes)
 
 
+class Count(click.IntRange):
+    """A whole number within limits, refused in the words in which a field of a recipe is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Raises BadParameter."""
+        number: int = click.IntRange().convert(value, param, ctx)
+        if self.min is not None and number < self.min:
+            self.fail(f"{number} is below {self.min}; set at least {self.min:.0f}", param, ctx)
+        if self.max is not None and number > self.max:
+            self.fail(f"{number} is above {self.max}; set at most {self.max:.0f}", param, ctx)
+        return number
+
+
 CATALOG_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
@@ -69,7 +82,7 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
             single_option(
                 "--recipe", metavar="NAME", shell_complete=complete_recipe, help="A recipe of the catalog."
             ),
-            single_option("--gpus", type=click.IntRange(min=1), metavar="N", help="Number of accelerators."),
+            single_option("--gpus", type=Count(min=1), metavar="N", help="Number of accelerators."),
             single_option(
                 "--accelerator",
                 metavar="TYPE",
@@ -108,6 +121,9 @@ def load_recipes(options: RecipeOptions) -> list[dict[str, Any]]:
         ]
     for resource in found:
         _apply_overrides(options, resource)
+    asked = found[0]["spec"]["accelerator"] if options.recipe is not None else None
+    if isinstance(asked, dict) and "count" not in asked:
+        raise CommandError("--gpus", "is required with --recipe", "give the number of accelerators")
     return found
 
 

@@ -6,21 +6,29 @@ import click
 
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
-from megatron_operator.cli import printing
-from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options
+from megatron_operator.cli import printing, run_length
+from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options, single_option
+from megatron_operator.cli.tables import Column, output_width, print_fitting, print_item
 
 if TYPE_CHECKING:
     from megatron_operator.planner import Alternative, PlannedRun
 
 _BAR = 40
+"""Characters; with label and sizes at most 78."""
 _PARTS = ("weights", "gradients", "optimizer", "activations", "other")
 _COLORS = ("blue", "cyan", "green", "yellow", "magenta")
 
 
 @click.command("plan")
 @recipe_options
+@single_option(
+    "--price",
+    type=click.FloatRange(0, 1_000_000),
+    metavar="PRICE",
+    help="Price of an accelerator per hour, for the cost of the run.",
+)
 @printing.output_option
-def command(options: RecipeOptions, output: str) -> None:
+def command(options: RecipeOptions, price: float | None, output: str) -> None:
     """Show the layout of a run on its accelerators, its memory, its speed, and why it was chosen.
 
     Exits with 2 where the operator would refuse the recipe, after the plan if there is one.
@@ -29,6 +37,7 @@ def command(options: RecipeOptions, output: str) -> None:
     megatron plan --recipe llama3-8b --gpus 64 --accelerator h100-sxm
     megatron plan -f recipe.yaml --set parallelism.tensorModelParallelSize=4
     megatron plan --recipe llama3-70b --gpus 64 --accelerator h100-sxm -o json
+    megatron plan --recipe llama3-8b --gpus 64 --accelerator h100-sxm --price 2.5
     """
     from megatron_operator.cli.planning import plan_with_alternatives, refusals
 
@@ -36,50 +45,72 @@ def command(options: RecipeOptions, output: str) -> None:
     refused = refusals(planned)
     if output != "table":
         verdict = {"runnable": not refused, "errors": printing.error_documents(refused)}
-        printing.print_data(document(planned.plan, alternatives) | verdict, output)
+        printing.print_data(document(planned.plan, alternatives, price) | verdict, output)
     else:
-        _print(planned, alternatives)
+        _print(planned, alternatives, price)
         printing.print_errors(refused)
     if refused:
         raise click.exceptions.Exit(printing.EXIT_INVALID)
 
 
-def _print(planned: "PlannedRun", alternatives: "list[Alternative]") -> None:
+def _print(planned: "PlannedRun", alternatives: "list[Alternative]", price: float | None) -> None:
     p = planned.plan
     click.secho(f"{planned.name} on {p.world_size} x {planned.resolved.accelerator_type}", bold=True)
-    for name, text in _lines(p):
-        click.echo(f"  {name:<12}{text}")
+    for name, text in [*_whole_run(p, price), *_lines(p)]:
+        print_item(f"  {name:<12}", text)
     if p.memory_per_gpu is not None:
         _memory(p.memory_per_gpu)
     for note in p.notes:
-        click.echo(f"  - {note}")
+        print_item("  - ", note)
     if alternatives:
         click.echo()
         click.echo("Other layouts:")
         _table(p, alternatives)
 
 
-def document(plan: Plan, alternatives: "list[Alternative]") -> dict[str, Any]:
-    """The plan for programs: every field is present, null where it does not apply."""
+def document(plan: Plan, alternatives: "list[Alternative]", price: float | None = None) -> dict[str, Any]:
+    """The plan for programs: every field is present, null where it does not apply.
+
+    `cost` is that of the whole run, in the currency of the price; it is left out without a price.
+    """
     others = [alternative.model_dump(by_alias=True, mode="json") for alternative in alternatives]
-    return plan.model_dump(by_alias=True, mode="json") | {"alternatives": others}
+    found = plan.model_dump(by_alias=True, mode="json") | {"alternatives": others}
+    found["runSeconds"] = run_length.run_seconds(plan)
+    if price is not None:
+        cost = run_length.cost(plan, price)
+        found["cost"] = cost.total if cost else None
+    return found
+
+
+def _whole_run(p: Plan, price: float | None) -> list[tuple[str, str]]:
+    """Length and cost of the run, and what makes it long: the lines that come first."""
+    lines = []
+    if length := run_length.length(p):
+        lines.append(("whole run", length))
+    if price is not None:
+        cost = run_length.cost(p, price)
+        text = "unknown: the speed or the number of iterations is"
+        if cost:
+            text = f"{cost.total:,.0f}: {cost.gpu_hours:,.0f} GPU hours at {price:g}"
+        lines.append(("cost", text))
+    if remark := run_length.batch_remark(p):
+        lines.append(("batch", f"globalBatchSize {p.global_batch_size} is {remark}"))
+    return lines
+
+
+_COLUMNS = (
+    *(Column(name) for name in ("TP", "PP", "VP", "CP", "EP")),
+    Column("micro batch", optional=True),
+    Column("recompute", optional=True),
+    Column("memory"),
+    Column("tokens/s/GPU"),
+    Column("MFU", optional=True),
+    Column("days", optional=True),
+    Column("compared"),
+)
 
 
 def _table(p: Plan, alternatives: "list[Alternative]") -> None:
-    header = (
-        "TP",
-        "PP",
-        "VP",
-        "CP",
-        "EP",
-        "micro batch",
-        "recompute",
-        "memory",
-        "tokens/s/GPU",
-        "MFU",
-        "days",
-        "",
-    )
     compared: list[tuple[Plan | Alternative, str]] = [(p, "the plan")]
     compared += [(alternative, alternative.reason) for alternative in alternatives]
     rows = [
@@ -93,7 +124,7 @@ def _table(p: Plan, alternatives: "list[Alternative]") -> None:
         )
         for x, reason in compared
     ]
-    printing.print_table(header, rows)
+    print_fitting(_COLUMNS, rows)
 
 
 def _sizes(dims: ParallelDims) -> tuple[str, ...]:
@@ -121,9 +152,13 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
         layout += f", {dims.vp} virtual stages"
     if dims.ep > 1:
         layout += f"; EP {dims.ep} x ETP {dims.etp} x expert-DP {p.expert_data_parallel_size}"
-    micro_batches = f"{p.gradient_accumulation} micro batches"
+    micro_batches = f"{p.gradient_accumulation} micro batch{'es' if p.gradient_accumulation > 1 else ''}"
     batch = f"{p.global_batch_size} = {p.micro_batch_size} x DP {dims.dp} x {micro_batches}"
-    lines = [("layout", layout), ("pods", f"{p.nodes} of {p.per_node}"), ("batch", batch)]
+    lines = [
+        ("layout", layout),
+        ("pods", f"{p.nodes} with {p.per_node} GPU{'s' if p.per_node > 1 else ''} each"),
+        ("batch", batch),
+    ]
     if p.parameters is not None:
         size = printing.format_count(p.parameters)
         if p.active_parameters is not None and p.active_parameters != p.parameters:
@@ -160,8 +195,13 @@ def _memory(memory: MemoryPerGpu) -> None:
     bar += "░" * (_BAR - filled)
     of = f" of {printing.format_bytes(memory.capacity)}" if memory.capacity else ""
     click.echo(f"  {'memory':<12}{bar} {printing.format_bytes(memory.total)}{of}")
-    parts = ", ".join(
-        click.style(f"{part} {printing.format_bytes(getattr(memory, part))}", fg=color)
-        for part, color in zip(_PARTS, _COLORS, strict=True)
-    )
-    click.echo(f"  {'':<12}{parts}")
+    parts = [f"{part} {printing.format_bytes(getattr(memory, part))}" for part in _PARTS]
+    width = output_width()
+    lines: list[str] = []
+    line = ""
+    for part, color in zip(parts, _COLORS, strict=True):
+        if line and width is not None and 14 + len(click.unstyle(line)) + len(part) + 3 > width:
+            lines, line = [*lines, f"{line},"], ""
+        line += (", " if line else "") + click.style(part, fg=color)
+    for each in [*lines, line]:
+        click.echo(f"  {'':<12}{each}")

@@ -10,6 +10,7 @@ import click
 from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import (
     CATALOG_DIRECTORY,
+    Count,
     complete_accelerator,
     complete_recipe,
     single_option,
@@ -38,9 +39,7 @@ def command(ctx: click.Context) -> None:
 @single_option("--family", metavar="NAME", help="Only recipes of this family.")
 @single_option("--mode", type=click.Choice(["pretrain", "sft", "lora"]), help="Only recipes of this purpose.")
 @single_option("--engine", type=click.Choice(["megatron", "bridge"]), help="Only recipes of this engine.")
-@single_option(
-    "--gpus", type=click.IntRange(min=1), metavar="N", help="Only those published for N accelerators."
-)
+@single_option("--gpus", type=Count(min=1), metavar="N", help="Only those published for N accelerators.")
 @single_option(
     "--accelerator",
     metavar="TYPE",

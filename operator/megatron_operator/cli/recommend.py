@@ -9,10 +9,12 @@ from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import (
     CATALOG_DIRECTORY,
+    Count,
     complete_accelerator,
     complete_recipe,
     single_option,
 )
+from megatron_operator.cli.tables import Column, print_fitting, print_item, print_wrapped
 
 if TYPE_CHECKING:
     from megatron_operator.planner.recommend import Query, Recommendation
@@ -25,9 +27,7 @@ if TYPE_CHECKING:
     shell_complete=complete_recipe,
     help="A name (also of Hugging Face), a family, a size (8b) or a kind (moe).",
 )
-@single_option(
-    "--gpus", type=click.IntRange(1, 1_000_000), metavar="N", required=True, help="Number of accelerators."
-)
+@single_option("--gpus", type=Count(1, 1_000_000), metavar="N", required=True, help="Number of accelerators.")
 @single_option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
 @click.option(
     "--mode",
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 )
 @single_option(
     "--seq-length",
-    type=click.IntRange(1, 100_000_000),
+    type=Count(1, 100_000_000),
     metavar="N",
     help="Tokens per sample; default the recipe's.",
 )
@@ -79,6 +79,15 @@ def command(
         raise click.exceptions.Exit(printing.EXIT_INVALID)
 
 
+_COLUMNS = (
+    Column("runners-up"),
+    Column("parameters", optional=True),
+    Column("layout", optional=True),
+    Column("tokens/s/GPU", optional=True),
+    Column("why"),
+)
+
+
 def _print(found: "list[Recommendation]", query: "Query") -> None:
     best, *others = found
     if best.plan is None:
@@ -87,16 +96,14 @@ def _print(found: "list[Recommendation]", query: "Query") -> None:
         )
     else:
         click.secho(best.entry.name, bold=True)
-        click.echo(f"  {best.entry.description}")
+        print_wrapped(best.entry.description, indent=2)
     for reason in best.reasons:
-        click.echo(f"  - {reason}")
+        print_item("  - ", reason)
     if best.plan is not None:
         click.echo(f"\nNext: {_next_command(best, query)}")
     if others:
         click.echo()
-        printing.print_table(
-            ("runners-up", "parameters", "layout", "tokens/s/GPU", "why"), [_row(c) for c in others[:5]]
-        )
+        print_fitting(_COLUMNS, [_row(c) for c in others[:5]])
 
 
 def _next_command(recommendation: "Recommendation", query: "Query") -> str:
@@ -116,11 +123,16 @@ def _row(recommendation: "Recommendation") -> tuple[str, ...]:
     p = recommendation.plan
     size = printing.format_count(recommendation.parameters) if recommendation.parameters else "-"
     if p is None:
-        return recommendation.entry.name, size, "-", "-", recommendation.reasons[0]
+        return recommendation.entry.name, size, "-", "-", f"does not fit: {_cause(recommendation.reasons[0])}"
     dims = ParallelDims.of_plan(p)
     layout = f"TP {dims.tp} PP {dims.pp} CP {dims.cp} EP {dims.ep} DP {dims.dp}"
     speed = f"{p.expected.tokens_per_second_per_gpu:,.0f}" if p.expected else "-"
     return recommendation.entry.name, size, layout, speed, recommendation.reasons[0]
+
+
+def _cause(refusal: str) -> str:
+    """The message of a refusal (`field: message; fix`); field and fix belong to a recipe."""
+    return refusal.partition(": ")[2].partition("; ")[0] or refusal
 
 
 def _document(recommendation: "Recommendation", query: "Query") -> dict[str, Any]:

@@ -4,6 +4,7 @@ A line that begins with `#name:` is a setting that can be switched on by removin
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ _BYTES_PER_PARAMETER = 14
 """Of a checkpoint: BF16 weights, FP32 master weights, and Adam's two moments in FP32."""
 _SAVE_SECONDS = 1800.0
 """Time between two checkpoints."""
+_ANY_MODEL = re.compile(r"[\d.]+[bmt]|moe|dense|vlm|vision|audio|diffusion")
+"""What `recommend` takes for a size or a kind: many models are meant."""
 _LAYOUT = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -69,7 +72,8 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
             continue
         if refused := refusals(planned):
             raise InvalidRecipeError(refused)
-        return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned))
+        remark = _unusual(entry, platform.accelerators[accelerator].known_as(accelerator), count)
+        return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned, remark))
     raise InvalidRecipeError(failed)
 
 
@@ -92,7 +96,16 @@ def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tup
             "--gpus", f"is not given, and {what}", "give --gpus N to have a recipe recommended"
         )
     query = Query(request.model, request.gpus, request.accelerator, request.mode or "pretrain", None)
-    best = recommend(query, platform, catalog, planning_limits)[0]
+    found = recommend(query, platform, catalog, planning_limits)
+    best = found[0]
+    if request.model is None or _ANY_MODEL.fullmatch(request.model.lower()):
+        # No model is named: take the first that the operator can start.
+        best = next((each for each in found if each.runnable), best)
+        if not best.runnable:
+            message = f"no recipe that the operator can start fits on {request.gpus} GPUs"
+            raise CommandError(
+                request.model or "--gpus", message, "give more GPUs, or see megatron recommend"
+            )
     if best.plan is None:
         raise CommandError(
             request.model or "megatron init",
@@ -139,9 +152,26 @@ def _resource(recipe: str, name: str, accelerator: str, count: int) -> dict[str,
     }
 
 
-def _lines(recipe: str, entry: Entry, accelerator: str, planned: PlannedRun) -> Iterator[str]:
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _unusual(entry: Entry, hardware: str, count: int) -> str | None:
+    """That the count is no published one, nor twice, four times or more of one; None where it is."""
+    counts = sorted({layout.count for layout in entry.layouts if hardware in layout.accelerators})
+    if any(count % each == 0 and _is_power_of_two(count // each) for each in counts or [1]):
+        return None
+    published = ", ".join(map(str, counts)) or "none"
+    return f"No layout is published for {count} x {hardware} (published: {published}); this one is planned."
+
+
+def _lines(
+    recipe: str, entry: Entry, accelerator: str, planned: PlannedRun, remark: str | None
+) -> Iterator[str]:
     count = planned.plan.world_size
     yield f"# {entry.description}, on {count} x {accelerator}. From `megatron init`."
+    if remark:
+        yield f"# {remark}"
     yield "#   megatron validate -f FILE    every error, as the operator would report it"
     yield "#   megatron plan -f FILE        layout, memory and speed"
     yield "#   kubectl apply -f FILE        start; then `megatron status NAME --watch`"

@@ -69,6 +69,17 @@ def print_fitting(
         click.echo(line)
 
 
+def print_item(label: str, text: str) -> None:
+    """Print a label and a text that is wrapped beside it; in a pipe, as one line."""
+    width = output_width()
+    lines = [text]
+    if width is not None:
+        room = max(_LEAST_WRAPPED, width - len(label))
+        lines = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
+    for number, line in enumerate(lines):
+        click.echo(f"{' ' * len(label) if number else label}{line}")
+
+
 def print_wrapped(text: str, indent: int = 0) -> None:
     """Print a paragraph that fits the output; in a pipe, as one line."""
     width = output_width()

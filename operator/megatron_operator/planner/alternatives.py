@@ -60,7 +60,8 @@ def _comparison(plan: Plan, candidate: Candidate, published: bool) -> str:
     longer = candidate.expected.step_seconds / plan.expected.step_seconds - 1
     if longer > 0.005:
         return f"{longer:.0%} slower"
-    speed = f"{-longer:.0%} faster as estimated" if longer < -0.005 else "as fast"
+    # Speed, not time: a step of half the time is 100% faster.
+    speed = f"{1 / (1 + longer) - 1:.0%} faster as estimated" if longer < -0.005 else "as fast"
     if published:
         return f"{speed}, but not the published layout"
     if not candidate.is_comfortable and candidate.memory.capacity:

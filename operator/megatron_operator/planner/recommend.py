@@ -289,6 +289,9 @@ def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
         fitting = [
             each for each in fitting if is_language_model(each.entry) and each.match.factor <= SAME_SIZE
         ]
+        # A model that was named is not swapped for one of similar size.
+        if any(each.match.rank <= 1 for each in _candidates(query, hardware, catalog)):
+            fitting = [each for each in fitting if each.match.rank <= 1]
         if query.model is not None and fitting:
             return f"--mode {mode} fits: {min(fitting, key=lambda each: each.order).entry.name}"
     return None

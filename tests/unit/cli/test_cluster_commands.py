@@ -194,7 +194,7 @@ spec: {recipe: llama3-8b, data: {mockData: true}, accelerator: {type: h100-sxm, 
 """
     )
     rendered = json.loads(megatron("render", "-f", str(recipe), "-o", "json").stdout)
-    [job] = [manifest for manifest in rendered if manifest["kind"] == "PyTorchJob"]
+    [job] = [manifest for manifest in rendered["items"] if manifest["kind"] == "PyTorchJob"]
     kubectl.answer(job=job)
     assert megatron("diff", "-f", str(recipe), "--live").exit_code == 0
     name = job["metadata"]["name"]

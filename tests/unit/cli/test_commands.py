@@ -127,7 +127,7 @@ def test_a_recipe_is_shown_with_its_source() -> None:
         (("plan", "-f", "/nowhere/recipe.yaml"), "/nowhere/recipe.yaml: no such file or directory"),
         (("plan", *LLAMA, "--set", "training.lr"), "use PATH=VALUE"),
         (("plan", *LLAMA, "--set", "recipe.name=x"), "spec.recipe.name: its parent is not an object"),
-        (("plan", "--recipe", "llama3-8b"), "spec.accelerator.count: is required; set it"),
+        (("plan", "--recipe", "llama3-8b"), "--gpus: is required with --recipe"),
         (("recipes", "show", "nothing-like-it"), "the catalog has no recipe 'nothing-like-it'"),
     ],
 )  # fmt: skip
@@ -144,7 +144,7 @@ def test_errors_are_printed_on_standard_error_with_exit_code_2(words: tuple[str,
         (("plan", *LLAMA, "--gpus", "many", "-ojson"), "--gpus", "'many' is not a valid integer range"),
         (("recommend", "--output=json"), "--gpus", "Missing option"),
         (("plna", "--output", "json"), "command line", "No such command 'plna'"),
-        (("plan", "--recipe", "llama3-8b", "-o", "json"), "spec.accelerator.count", "is required"),
+        (("plan", "--recipe", "llama3-8b", "-o", "json"), "--gpus", "is required"),
     ],
 )
 def test_errors_are_printed_as_json_if_json_is_requested(
