@@ -10,7 +10,13 @@ from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.controller.config_source import ConfigSource
-from megatron_operator.lifecycle.cordoning import cordon_cap, cordon_patch, healed, uncordon_patch
+from megatron_operator.lifecycle.cordoning import (
+    cordon_cap,
+    cordon_patch,
+    has_accelerators,
+    healed,
+    uncordon_patch,
+)
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 WITHOUT_RIGHTS: Final = (
@@ -63,6 +69,9 @@ class Cordoner:
         evidence = status.recovery.node_evidence.get(name)
         if not found or evidence is None:
             log.warning("%s: node %s not cordoned: it does not exist", status.key, name)
+            return
+        if not has_accelerators(found[0], (await self._config.read()).platform):
+            _add_not_cordoned(status, name, "no profile of platform.accelerators describes it")
             return
         patch = cordon_patch(found[0], evidence, status.now)
         if patch is None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from megatron_operator.api.labels import ANNOTATION_CORDONED_FOR, LABEL_CORDONED_AT
-from megatron_operator.api.platform import BadNodes
+from megatron_operator.api.platform import BadNodes, PlatformConfig
 from megatron_operator.api.status import NodeEvidence
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_evidence import NODE_CONDITION, NODE_LOST, NODE_TAINT
@@ -25,6 +25,20 @@ from megatron_operator.lifecycle.node_state import (
 Object = Mapping[str, Any]
 SILENCE_FORGIVEN: Final = HOUR
 """Seconds for which a node that was lost must be ready before it is uncordoned."""
+
+
+def has_accelerators(node: Object, platform: PlatformConfig) -> bool:
+    """Whether a profile of the platform describes the node: only such a node may be cordoned.
+
+    A resource that the node has none of any more, because its devices failed, counts too.
+    """
+    labels = node["metadata"].get("labels") or {}
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    return any(
+        (profile.node_labels and profile.node_labels.items() <= labels.items())
+        or profile.resource_name in capacity
+        for profile in platform.accelerators.values()
+    )
 
 
 def cordon_patch(node: Object, evidence: NodeEvidence, now: float) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.labels import LABEL_CORDONED_AT
-from megatron_operator.api.platform import BadNodes, PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.lifecycle.node_evidence import add_evidence
@@ -24,7 +24,11 @@ class NodesInMemory:
             f"node-{index}": {
                 "metadata": {"name": f"node-{index}", "labels": {}, "annotations": {}},
                 "spec": {},
-                "status": {"conditions": [ready], "nodeInfo": {"bootID": "first"}},
+                "status": {
+                    "conditions": [ready],
+                    "nodeInfo": {"bootID": "first"},
+                    "capacity": {"nvidia.com/gpu": "8"},
+                },
             }
             for index in range(size)
         }
@@ -59,7 +63,7 @@ def _merge(target: dict[str, Any], changes: dict[str, Any]) -> None:
 class Config:
     async def read(self) -> Any:
         class Read:
-            platform = PlatformConfig(bad_nodes=RULES)
+            platform = PlatformConfig(bad_nodes=RULES, accelerators={"h100": AcceleratorProfile()})
 
         return Read
 
@@ -128,3 +132,13 @@ def test_a_node_that_was_restarted_is_uncordoned_and_one_of_somebody_else_stays(
     asyncio.run(world.cordoner.uncordon_healed(NOW + 120))
     assert world.api.cordoned() == ["node-7"]
     assert world.api.nodes["node-1"]["metadata"]["labels"] == {}
+
+
+def test_a_node_without_the_platforms_accelerators_is_never_cordoned_whatever_a_pod_reports(
+    world: World,
+) -> None:
+    """Whoever may create pods can have one run on any node, and report that the node failed."""
+    world.api.nodes["node-1"]["status"]["capacity"] = {"cpu": "8"}
+    assert world.cordon("node-1", "node-2") == ["node-2"]
+    [event] = world.events
+    assert event.endswith("it is not cordoned: no profile of platform.accelerators describes it")
