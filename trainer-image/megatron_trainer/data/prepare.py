@@ -6,6 +6,8 @@
 Each file is one document; each line of a .jsonl file is one, under "text". Writes NAME_text_document.bin and
 .idx with Megatron's own builder, then NAME.prepared.json, which marks the result as finished. With Megatron's
 flags of the run after `--`, the index of the run's samples is built too (dataset_index.py).
+
+With --sources instead of --source it prepares what `data.sources` of a recipe lists (sources_command.py).
 """
 
 import argparse
@@ -25,7 +27,7 @@ from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_contract.preparation import PreparationResult
 from megatron_contract.termination import TerminationMessage
 
-from megatron_trainer.errors import TrainerError
+from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.secret_values import name_secret_variables, scrub
 from megatron_trainer.volume_paths import left_volume
 
@@ -33,14 +35,6 @@ _BATCH = 256
 _PROGRESS_SECONDS = 5.0
 # Byte-level BPE has 256 bytes and the end-of-text token; below that there are no merges.
 MIN_VOCABULARY = 257
-
-
-class PreparationError(TrainerError):
-    """The corpus cannot be built. The text names the problem and the remedy; `code` is the exit code."""
-
-    def __init__(self, code: ExitCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
         "--workers", type=int, default=os.cpu_count() or 1, help="tokenizer threads (default: all CPUs)"
     )
     parser.exit_on_error = False
-    own, megatron_flags = _split(argv)
+    own, megatron_flags = split_flags(argv)
     try:
         args, unknown = parser.parse_known_args(own)
     except argparse.ArgumentError as error:
@@ -145,7 +139,7 @@ def parse_options(argv: Sequence[str]) -> PrepareOptions:
     )
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words before `--` and those after it."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
@@ -293,13 +287,13 @@ def build(options: PrepareOptions) -> PreparationResult:
     return result
 
 
-def build_index(options: PrepareOptions) -> str:
+def build_index(megatron_flags: Sequence[str]) -> str:
     """Build the index of the run's samples in a process of its own. Returns a line that describes the end.
 
     Its failure is not the preparation's: the run then builds the index itself, as without preparation, and
     has the better error if the flags are wrong.
     """
-    command = [sys.executable, "-m", "megatron_trainer.data.dataset_index", *options.megatron_flags]
+    command = [sys.executable, "-m", "megatron_trainer.data.dataset_index", *megatron_flags]
     started = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.splitlines()
@@ -309,18 +303,33 @@ def build_index(options: PrepareOptions) -> str:
     return f"warning: no index of the samples, rank 0 will build it while the others wait: {text}"
 
 
+def use_threads(count: int) -> None:
+    """Tokenize with this many threads. The library reads this once, when it is first used."""
+    os.environ["RAYON_NUM_THREADS"] = str(count)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if count > 1 else "false"
+
+
+def _from_folder(argv: Sequence[str]) -> tuple[str, PreparationResult]:
+    options = parse_options(argv)
+    use_threads(options.workers)
+    result = find_result(options)
+    what = "already exists" if result else "is built"
+    result = result or build(options)
+    text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
+    if options.megatron_flags:
+        text = f"{text}; {build_index(options.megatron_flags)}"
+    return text, result
+
+
 def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
+    result: PreparationResult | None
     try:
-        options = parse_options(argv)
-        # The Rust side reads these once, when it is first used.
-        os.environ["RAYON_NUM_THREADS"] = str(options.workers)
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if options.workers > 1 else "false"
-        result = find_result(options)
-        what = "already exists" if result else "is built"
-        result = result or build(options)
-        text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
-        if options.megatron_flags:
-            text = f"{text}; {build_index(options)}"
+        if "--sources" in split_flags(argv)[0]:
+            from megatron_trainer.data import sources_command
+
+            text, result = sources_command.run(argv)
+        else:
+            text, result = _from_folder(argv)
     except PreparationError as error:
         return error.code, str(error), None
     except PermissionError as error:

@@ -187,7 +187,7 @@ def test_words_after_two_dashes_are_flags_of_the_run_and_no_settings_of_the_corp
 
 
 def test_a_corpus_is_ready_also_if_the_index_of_its_samples_cannot_be_built(source: Path) -> None:
-    line = prepare.build_index(options(source, "--", "--seq-length", "64"))
+    line = prepare.build_index(options(source, "--", "--seq-length", "64").megatron_flags)
     assert line == (
         "warning: no index of the samples, rank 0 will build it while the others wait: --data-cache-path is "
         "missing; set it as in the run's own flags"

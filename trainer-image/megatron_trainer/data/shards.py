@@ -1,0 +1,155 @@
+"""Tokenizes shards, and joins them to the two files of a dataset.
+
+Each file is written beside its name and renamed, so what is there is whole, whoever was killed. Two workers
+that build the same shard write the same bytes.
+"""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_BATCH_DOCUMENTS = 256
+_BATCH_CHARACTERS = 4 << 20
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A tokenizer of the library `tokenizers`; `eod` is appended to each document where it is set."""
+
+    tokenizer: Any
+    vocabulary: int
+    eod: int | None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type that Megatron gives ids of a vocabulary of this size (DType.optimal_dtype)."""
+        return np.dtype(np.uint16 if self.vocabulary < 65500 else np.int32)
+
+    def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray[Any, Any]]:
+        """Yield the ids of each text that has some."""
+        for batch in _batches(texts):
+            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                ids = encoding.ids
+                if ids and self.eod is not None:
+                    ids.append(self.eod)
+                if ids:
+                    yield np.array(ids, dtype=self.dtype)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if len(batch) == _BATCH_DOCUMENTS or characters > _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def temporary(path: Path) -> Path:
+    """Return a name beside `path` that no other pod or process writes."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+
+
+def lengths_file(folder: Path, number: int) -> Path:
+    """Return the file that marks a shard as complete: the number of tokens of each document."""
+    return folder / f"{number:06d}.lengths"
+
+
+def _tokens_file(folder: Path, number: int) -> Path:
+    return folder / f"{number:06d}.tokens"
+
+
+def write_shard(folder: Path, number: int, texts: Iterable[str], encoder: Encoder, limit: int | None) -> int:
+    """Tokenize a shard, at most `limit` documents of it. Returns its number of tokens. Raises OSError."""
+    target = _tokens_file(folder, number)
+    part = temporary(target)
+    lengths: list[int] = []
+    with part.open("wb", buffering=1 << 20) as stream:
+        for ids in encoder.encode(texts) if limit != 0 else ():
+            stream.write(ids.tobytes())
+            lengths.append(len(ids))
+            if len(lengths) == limit:
+                break
+    part.replace(target)
+    done = lengths_file(folder, number)
+    part = temporary(done)
+    part.write_bytes(np.array(lengths, dtype=np.int32).tobytes())
+    part.replace(done)
+    return sum(lengths)
+
+
+def documents_before(folder: Path, number: int) -> int | None:
+    """Return the number of documents of all shards before this one; None while one is not complete."""
+    try:
+        return sum(lengths_file(folder, before).stat().st_size // 4 for before in range(number))
+    except FileNotFoundError:
+        return None
+
+
+def join(folder: Path, count: int, prefix: Path, encoder: Encoder, limit: int | None) -> tuple[int, int]:
+    """Write PREFIX.bin and PREFIX.idx, as IndexedDatasetBuilder would. Returns documents and tokens.
+
+    Memory does not grow with the number of documents: one shard's lengths are held at a time. Raises OSError.
+    """
+    width = encoder.dtype.itemsize
+    taken = _documents_taken(folder, count, limit)
+    tokens = 0
+    with Path(f"{prefix}.bin").open("wb") as stream:
+        for number, documents in enumerate(taken):
+            here = int(_lengths(folder, number, documents).sum(dtype=np.int64))
+            _copy(_tokens_file(folder, number), stream, here * width)
+            tokens += here
+    documents = sum(taken)
+    with Path(f"{prefix}.idx").open("wb") as stream:
+        code = 8 if encoder.dtype == np.uint16 else 4
+        stream.write(_MAGIC + (1).to_bytes(8, "little") + bytes([code]))
+        stream.write(documents.to_bytes(8, "little") + (documents + 1).to_bytes(8, "little"))
+        for number, some in enumerate(taken):
+            stream.write(_lengths(folder, number, some).tobytes())
+        before = 0
+        for number, some in enumerate(taken):
+            ends = np.cumsum(_lengths(folder, number, some), dtype=np.int64) * width + before
+            starts = np.concatenate([np.array([before], dtype=np.int64), ends[:-1]]) if some else ends
+            stream.write(starts.tobytes())
+            before = int(ends[-1]) if some else before
+        for start, end in pairwise([*range(0, documents + 1, 1 << 20), documents + 1]):
+            stream.write(np.arange(start, end, dtype=np.int64).tobytes())
+    return documents, tokens
+
+
+def _documents_taken(folder: Path, count: int, limit: int | None) -> Sequence[int]:
+    taken = []
+    left = limit
+    for number in range(count):
+        here = lengths_file(folder, number).stat().st_size // 4
+        if left is not None:
+            here = min(here, left)
+            left -= here
+        taken.append(here)
+    return taken
+
+
+def _lengths(folder: Path, number: int, documents: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.fromfile(lengths_file(folder, number), dtype=np.int32, count=documents)
+
+
+def _copy(source: Path, target: BinaryIO, length: int) -> None:
+    with source.open("rb") as stream:
+        if length == source.stat().st_size:
+            shutil.copyfileobj(stream, target, 8 << 20)
+            return
+        while length > 0 and (data := stream.read(min(length, 8 << 20))):
+            target.write(data)
+            length -= len(data)

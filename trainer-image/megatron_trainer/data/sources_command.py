@@ -1,0 +1,71 @@
+"""`megatron-prepare --sources`: prepares the entries of `data.sources`, as one worker of several.
+
+    megatron-prepare \\
+        --sources '[{"path": "/data/raw/*.jsonl.zst", "format": "jsonl", "output": "/data/prepared/a"}]' \\
+        --output-dir /data/prepared --tokenizer-dir /data/tokenizer --append-eod --pods 2
+
+JOB_COMPLETION_INDEX is the number of this one of the --pods, as Kubernetes sets it in an indexed Job.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.preparation import PreparationResult
+
+from megatron_trainer.data.blend import Worker, prepare
+from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.prepare import build_index, split_flags, use_threads
+from megatron_trainer.data.sources import parse_sources
+from megatron_trainer.volume_paths import left_volume
+
+_INDEX = "JOB_COMPLETION_INDEX"
+
+
+def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
+    """Prepare the sources. Returns a line that describes the end, and the result of worker 0.
+
+    Raises PreparationError and OSError.
+    """
+    own, megatron_flags = split_flags(argv)
+    args = _parse(own)
+    use_threads(args.workers)
+    worker = _worker(args.pods)
+    sources = parse_sources(args.sources)
+    for path in (args.output_dir, args.tokenizer_dir, *(source.output for source in sources)):
+        if problem := left_volume(path):
+            raise PreparationError(ExitCode.BAD_DATA, problem)
+    result = prepare(sources, args.output_dir, args.tokenizer_dir, worker, append_eod=args.append_eod)
+    if result is None:
+        return "all shards are complete; worker 0 joins them", None
+    text = f"{len(sources)} sources are prepared: {result.documents} documents, {result.tokens} tokens"
+    return (f"{text}; {build_index(megatron_flags)}" if megatron_flags else text), result
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="megatron-prepare", allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--sources", required=True, help="JSON list of sources")
+    parser.add_argument("--output-dir", type=Path, required=True, help="folder of the prepared datasets")
+    parser.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json")
+    parser.add_argument("--append-eod", action="store_true", help="append the end-of-text token")
+    parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="threads")
+    try:
+        args, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise PreparationError(ExitCode.USAGE, str(error)) from error
+    if unknown:
+        raise PreparationError(ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}")
+    for name in ("pods", "workers"):
+        if getattr(args, name) < 1:
+            raise PreparationError(ExitCode.USAGE, f"--{name} is {getattr(args, name)}; set 1 or more")
+    return args
+
+
+def _worker(count: int) -> Worker:
+    text = os.environ.get(_INDEX, "0")
+    if not text.isdecimal() or int(text) >= count:
+        raise PreparationError(ExitCode.USAGE, f"{_INDEX} is {text!r}; use 0 to {count - 1} for these --pods")
+    return Worker(int(text), count)
