@@ -233,31 +233,44 @@ def write(measured: Measured) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n\nMachine: {machine()}.\n\n" + "\n".join(lines) + f"\n\n{after}")
 
 
+COLORS = ("#0072B2", "#E69F00", "#56B4E9", "#D55E00", "#999999")
+"""Of the phases: Okabe and Ito's palette, which differs to every kind of colour vision."""
+
+
 def _plot(measured: Measured) -> None:
+    """One panel for each fault, one below the other on one scale: legible in a page 800 pixels wide."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import patches, pyplot
 
-    figure, axes = pyplot.subplots(1, len(FAULTS), figsize=(13, 3.6), layout="constrained")
-    names = [name for name in SYSTEM_TITLES if name in measured.cells]
-    for axis, fault in zip(axes, FAULTS, strict=True):
+    drawn = {
+        fault: [name for name in SYSTEM_TITLES if measured.cells.get(name, {}).get(fault)] for fault in FAULTS
+    }
+    figure, axes = pyplot.subplots(
+        len(FAULTS), 1, figsize=(8, 7.2), layout="constrained", sharex=True,
+        gridspec_kw={"height_ratios": [max(len(names), 1) for names in drawn.values()]},
+    )  # fmt: skip
+    for axis, (fault, names) in zip(axes, drawn.items(), strict=True):
         for place, system in enumerate(names):
-            cells = measured.cells[system].get(fault, [])
-            found, left = medians(cells), 0.0
-            for number, phase in enumerate(PHASES if found else ()):
-                axis.barh(place, found[phase], left=left, color=f"C{number}", height=0.6)
+            found, left = medians(measured.cells[system][fault]), 0.0
+            for phase, color in zip(PHASES if found else (), COLORS, strict=bool(found)):
+                axis.barh(
+                    place, found[phase], left=left, color=color, height=0.72, edgecolor="white", linewidth=0.5
+                )
                 left += found[phase]
-            stuck = f" > {CAP_SECONDS:.0f} s: stuck" if cells else " not measured"
-            text = f" {found['total']:.1f} s" if found else stuck
-            axis.text(left, place, text, va="center", fontsize=8)
-        axis.set_title(FAULT_TITLES[fault])
-        titles = [SYSTEM_TITLES[name] for name in names]
-        axis.set_yticks(range(len(names)), titles if axis is axes[0] else [""] * len(names))
+            if not found:
+                axis.barh(place, CAP_SECONDS, color="none", edgecolor="#999999", hatch="///", height=0.72)
+            text = f" {found['total']:.1f} s" if found else f" no new iteration in {CAP_SECONDS:.0f} s "
+            box = {} if found else {"bbox": {"color": "white", "pad": 1}}
+            axis.text(left or CAP_SECONDS / 3, place, text, va="center", fontsize=10, **box)
+        axis.set_title(FAULT_TITLES[fault], loc="left", fontsize=11, fontweight="bold")
+        axis.set_yticks(range(len(names)), [SYSTEM_TITLES[name] for name in names], fontsize=10)
         axis.invert_yaxis()
-        axis.margins(x=0.3)
-        axis.set_xlabel("seconds")
-    handles = [patches.Patch(color=f"C{number}") for number in range(len(PHASES))]
-    figure.legend(handles, PHASES, loc="outside lower center", ncols=len(PHASES), frameon=False)
-    figure.savefig(PLOT, dpi=120)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlim(0, CAP_SECONDS * 1.02)
+    axes[-1].set_xlabel("seconds from the fault to the first new iteration, median", fontsize=10)
+    handles = [patches.Patch(color=color) for color in COLORS]
+    figure.legend(handles, PHASES, loc="outside lower center", ncols=len(PHASES), frameon=False, fontsize=10)
+    figure.savefig(PLOT, dpi=100)
     pyplot.close(figure)
