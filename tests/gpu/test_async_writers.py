@@ -58,6 +58,23 @@ threading.Event().wait()
 """
 )
 
+UNPICKLABLE = (
+    """
+from megatron_trainer.platform import cpu
+
+cpu.install()
+"""
+    + REPORT
+    + """
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+async_checkpoint_writers.install(["--async-save"], report, forked=True)
+# As a save of tensors does: training continues when the writer has copied them.
+PersistentAsyncCaller().schedule_async_call(AsyncRequest(print, (), [], preload_fn=lambda: None))
+"""
+)
+
 RANK = """
 from pathlib import Path
 
@@ -110,6 +127,15 @@ def test_a_dead_writer_that_multiprocessing_has_reaped_is_noticed(
 ) -> None:
     """It reaps ended children whenever it starts another, such as a data loader's worker."""
     assert output(REAPED, without_nvml, tmp_path) == "the checkpoint writer was killed by signal 9"
+
+
+def test_a_request_that_cannot_be_pickled_ends_the_rank_with_the_reason(
+    without_nvml: Mapping[str, str], tmp_path: Path
+) -> None:
+    reported = output(UNPICKLABLE, without_nvml, tmp_path)
+    assert reported.startswith(
+        "the checkpoint writer cannot be given its request: PicklingError: Can't pickle"
+    )
 
 
 def test_the_writer_of_a_warm_rank_is_forked_before_the_rank_uses_cuda(

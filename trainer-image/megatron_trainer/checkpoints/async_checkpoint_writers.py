@@ -10,7 +10,8 @@ rank's own start and, on the cpu platform, lacks the stand-in for torch.cuda. Fo
 it costs next to nothing. The writer uses CUDA itself, so from a rank that has used it, it is a fresh
 interpreter after all, started by the rank and not, as Megatron does, by a fork server that hides its end.
 
-Megatron does not detect that a writer died and waits for it forever; the thread here ends the rank instead.
+Megatron does not detect that a writer died, or that its request could not be pickled, and waits for it
+forever; the thread that notices ends the rank instead.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
@@ -33,8 +35,8 @@ _copy_from_gpu = filesystem_async.FileSystemWriterAsync.preload_tensors
 def install(argv: Sequence[str], on_death: Callable[[str], None], forked: bool) -> None:
     """Start this rank's writer if `argv` has --async-save, and watch it. Call it before the rank uses CUDA.
 
-    `on_death` is called on a thread with how the writer died. `forked`: this process was forked from one that
-    had not used CUDA; in a new interpreter imports may have used it.
+    `on_death` is called on a thread with how the writer died, or why it got no request. `forked`: this
+    process was forked from one that had not used CUDA; in a new interpreter imports may have used it.
     """
     filesystem_async.FileSystemWriterAsync.preload_tensors = staticmethod(snapshot)
     # A process without CUDA, in which the writer leaves the names of what it wrote.
@@ -42,6 +44,7 @@ def install(argv: Sequence[str], on_death: Callable[[str], None], forked: bool) 
     initialize.init_persistent_async_worker = lambda rank, _mode: (
         training_async_utils.init_persistent_async_worker(rank, "fork" if _may_fork(forked) else "spawn")
     )
+    _watch_requests(on_death)
     options = _options(argv)
     if options.async_save and forked and not torch.cuda.is_initialized():
         async_utils.PersistentAsyncCaller._get_process(
@@ -51,6 +54,26 @@ def install(argv: Sequence[str], on_death: Callable[[str], None], forked: bool) 
             options.async_ckpt_io_priority,
         )
     threading.Thread(target=_watch, args=(on_death,), daemon=True, name="checkpoint-writer").start()
+
+
+def _watch_requests(on_failure: Callable[[str], None]) -> None:
+    """Have `on_failure` called if a request cannot be pickled.
+
+    multiprocessing pickles it on a thread of the queue, which prints the error and drops the request.
+    """
+    start = async_utils.PersistentAsyncCaller._get_process
+
+    def start_and_watch(*args: Any, **kwargs: Any) -> Any:
+        process = start(*args, **kwargs)
+
+        def report(error: Exception, _request: object) -> None:
+            on_failure(f"the checkpoint writer cannot be given its request: {type(error).__name__}: {error}")
+
+        # The queue's thread takes it when it starts, with the first request.
+        async_utils.PersistentAsyncCaller._persistent_queue._on_queue_feeder_error = report
+        return process
+
+    async_utils.PersistentAsyncCaller._get_process = staticmethod(start_and_watch)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
