@@ -288,6 +288,8 @@ def _checkpoint(
         volume = VolumeSpec(size=defaults.size, storage_class_name=defaults.storage_class_name)
         found.origin("checkpoint.volume", "platform")
     elif volume.claim_name is None:
+        if volume.size is None:
+            found.origin("checkpoint.volume.size", "platform")
         filled = {
             "size": volume.size or defaults.size,
             "storage_class_name": volume.storage_class_name or defaults.storage_class_name,

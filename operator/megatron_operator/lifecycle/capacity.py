@@ -6,9 +6,9 @@ from fractions import Fraction
 from sys import intern
 from typing import Any, Final
 
+from megatron_operator.api import quantity
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state, ready_condition
-from megatron_operator.manifests import quantity
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Fraction]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final
 
+from megatron_operator.api import quantity
 from megatron_operator.api.labels import (
     ANNOTATION_CORDONED_FOR,
     ANNOTATION_NODE_CHECK,
@@ -20,7 +21,6 @@ from megatron_operator.lifecycle.node_health import HOUR, hardware_sign
 from megatron_operator.lifecycle.node_state import NodeState, NodeStatus, node_state, with_signs
 from megatron_operator.lifecycle.object_metadata import Object, condition, is_deleting
 from megatron_operator.lifecycle.status_size import cut
-from megatron_operator.manifests import quantity
 
 DAY: Final = 24 * HOUR
 LONGEST_RESULT: Final = 300

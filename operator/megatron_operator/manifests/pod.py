@@ -4,10 +4,11 @@ from fractions import Fraction
 
 from megatron_contract.environment import CONTAINER_NAME, PROGRESS_PORT, PROGRESS_PORT_NAME
 
+from megatron_operator.api import quantity
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.manifests import compute_domain, gang_token, overlay, quantity
+from megatron_operator.manifests import compute_domain, gang_token, overlay
 from megatron_operator.manifests.affinity import affinity, tolerations
 from megatron_operator.manifests.env import environment_objects
 from megatron_operator.manifests.grace import grace_seconds

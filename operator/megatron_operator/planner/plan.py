@@ -12,6 +12,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.batch import global_batches, iterations
+from megatron_operator.planner.checks.checkpoint_volume import check_checkpoint_volumes
 from megatron_operator.planner.checks.ineffective_flags import check_ineffective_settings
 from megatron_operator.planner.checks.lint import lint_errors, lint_warnings, suggestions
 from megatron_operator.planner.checks.passthrough import passthrough_errors
@@ -328,8 +329,11 @@ def _to_plan(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> 
     made = Plan.model_validate(fields)
     if too_large := next(_too_large(made.wire()), None):
         found.error("spec", *too_large)
-        found.raise_errors()
-    notes = [*made.notes, *lint_warnings(resolved, made), *suggestions(resolved)]
+    volumes = Diagnostics()
+    check_checkpoint_volumes(resolved, made, volumes)
+    found.extend(volumes.errors)
+    found.raise_errors()
+    notes = [*made.notes, *volumes.notes, *lint_warnings(resolved, made), *suggestions(resolved)]
     return made.model_copy(update={"notes": notes})
 
 

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 from kubernetes.utils import parse_quantity
-from megatron_operator.manifests import quantity
+from megatron_operator.api import quantity
 
 
 @pytest.mark.parametrize(

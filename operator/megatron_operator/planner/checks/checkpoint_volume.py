@@ -1,0 +1,75 @@
+"""Whether the checkpoints of a run fit onto the volumes whose sizes are known."""
+
+import math
+from fractions import Fraction
+
+from megatron_operator.api import quantity
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.batch import iterations
+from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
+
+_FEWEST = 2
+"""The newest complete checkpoint is deleted after the next one is complete."""
+_GIB = 2**30
+
+
+def check_checkpoint_volumes(resolved: ResolvedRecipe, plan: Plan, found: Diagnostics) -> None:
+    """An error for a size of the recipe without room for two checkpoints, a note where not all to keep fit.
+
+    Existing claims, whose size is not known here, are not checked.
+    """
+    checkpoint, each = resolved.checkpoint, checkpoint_bytes(resolved, plan)
+    if each is None:
+        return
+    volume = checkpoint.volume
+    if volume is not None and volume.claim_name is None and volume.size is not None:
+        own = not {"checkpoint.volume", "checkpoint.volume.size"} & resolved.origins.keys()
+        if not _has_room_for_two("checkpoint.volume.size", volume.size, each, found, own=own):
+            return
+        _note_those_to_keep(resolved, volume.size, each, found)
+    if checkpoint.local is not None:
+        _has_room_for_two("checkpoint.local.sizeLimit", checkpoint.local.size_limit, each, found, own=True)
+
+
+def _has_room_for_two(field: str, size: str, each: int, found: Diagnostics, *, own: bool) -> bool:
+    """Whether two checkpoints of `each` bytes fit. `own`: the recipe states the size, not the platform."""
+    if quantity.parse(size) >= _FEWEST * each:
+        return True
+    message = (
+        f"{size} has no room for two checkpoints of {_shown(each)}, the newest and the one being written"
+    )
+    fix = f"set at least {_rounded_up(_FEWEST * each)}"
+    if own:
+        found.error(f"spec.{field}", message, fix)
+    else:
+        found.note(f"{field} of the platform: {message}: {fix}")
+    return False
+
+
+def _note_those_to_keep(resolved: ResolvedRecipe, size: str, each: int, found: Diagnostics) -> None:
+    checkpoint = resolved.checkpoint
+    room, keep = int(quantity.parse(size) / each), checkpoint.keep
+    if keep is not None:
+        needed, why = keep + 1, f"keep {keep} and the one being written need"
+    else:
+        length = iterations(resolved.training)
+        if length is None or checkpoint.save_interval is None:
+            return
+        needed = math.ceil(length / checkpoint.save_interval)
+        why = f"without keep the run's {needed} are all kept, which needs"
+    if room < needed:
+        found.note(
+            f"checkpoint.volume.size {size} has room for {room} checkpoints of {_shown(each)}; {why} "
+            f"{_rounded_up(needed * each)}: set that size, or keep {room - 1}"
+        )
+
+
+def _shown(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / 2**20:.1f} MiB"
+
+
+def _rounded_up(size: int) -> str:
+    """A quantity of whole gibibytes, or of mebibytes below one."""
+    return quantity.memory(Fraction(math.ceil(size / _GIB) * _GIB if size >= _GIB else size))

@@ -1,0 +1,66 @@
+"""Sizes of the recipe's volumes against the checkpoints that they must hold."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.planner import plan
+
+# A checkpoint of llama3-8b has 104.7 GiB.
+
+
+def notes(resolve: Any, **checkpoint: Any) -> list[str]:
+    planned = plan(resolve("llama3-8b", 8, training={"trainIters": 10000}, checkpoint=checkpoint))
+    return [note for note in planned.notes if "checkpoint.volume" in note]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [
+        (
+            {"volume": {"size": "200Gi"}, "keep": 1},
+            "spec.checkpoint.volume.size: 200Gi has no room for two checkpoints of 104.7 GiB, the newest and "
+            "the one being written; set at least 210Gi",
+        ),
+        (
+            {"volume": {"size": "2Ti"}, "keep": 1, "local": {"sizeLimit": "150Gi", "saveInterval": 10}},
+            "spec.checkpoint.local.sizeLimit: 150Gi has no room for two checkpoints of 104.7 GiB, the newest "
+            "and the one being written; set at least 210Gi",
+        ),
+    ],
+)
+def test_a_size_without_room_for_two_checkpoints_is_refused(
+    resolve: Any, checkpoint: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRecipeError) as refused:
+        plan(resolve("llama3-8b", 8, checkpoint=checkpoint))
+    assert [str(error) for error in refused.value.errors] == [message]
+
+
+def test_a_size_without_room_for_those_to_keep_has_a_note(resolve: Any) -> None:
+    assert notes(resolve, volume={"size": "400Gi"}, keep=3) == [
+        "checkpoint.volume.size 400Gi has room for 3 checkpoints of 104.7 GiB; keep 3 and the one being "
+        "written need 419Gi: set that size, or keep 2"
+    ]
+    assert notes(resolve, volume={"size": "419Gi"}, keep=3) == []
+
+
+def test_a_size_without_room_for_all_of_the_run_has_a_note_where_none_is_deleted(resolve: Any) -> None:
+    assert notes(resolve, volume={"size": "400Gi"}, saveInterval=1000) == [
+        "checkpoint.volume.size 400Gi has room for 3 checkpoints of 104.7 GiB; without keep the run's 10 are "
+        "all kept, which needs 1048Gi: set that size, or keep 2"
+    ]
+    assert notes(resolve, volume={"size": "400Gi"}, saveInterval=5000) == []
+
+
+def test_the_size_of_the_platform_is_never_refused(resolve: Any) -> None:
+    for checkpoint in ({}, {"volume": {"storageClassName": "fast"}}):
+        planned = plan(resolve("llama3.1-405b", 1024, checkpoint=checkpoint))
+        assert [note for note in planned.notes if "checkpoint.volume" in note] == [
+            "checkpoint.volume.size of the platform: 1Ti has no room for two checkpoints of 5292.1 GiB, the "
+            "newest and the one being written: set at least 10585Gi"
+        ]
+
+
+def test_an_existing_claim_is_not_checked(resolve: Any) -> None:
+    assert notes(resolve, volume={"claimName": "small"}, keep=100) == []
