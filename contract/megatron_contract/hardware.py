@@ -62,6 +62,7 @@ _PEER: Final = (
     "unhandled system error",
     "ncclremoteerror",
     "ncclsystemerror",
+    "caught collective operation timeout",
 )
 _DEVICE: Final = (
     "cuda error",

@@ -82,6 +82,23 @@ def test_the_pod_ends_with_evidence_keeps_its_checkpoint_and_has_its_node_avoide
     assert (recovery.last_incident.kind, recovery.last_incident.rank) == ("pod", 0)
 
 
+def test_an_ecc_error_that_aborts_the_rank_is_found_in_its_stderr(gpu_run: Callable[..., Gang]) -> None:
+    """NVML does not count it here, and no exception of Python reports it."""
+    run = gpu_run()
+    state = {"error": CudaError.ECC_UNCORRECTABLE}
+    run.inject(
+        {"what": "device", "at": FAIL_AT, "generations": [1], "state": state},
+        {"what": "abort", "at": FAIL_AT, "generations": [1]},
+    )
+    run.start(extra=STEPS)
+    assert run.wait() == [138], run.log()[-3000:]
+    message = run.termination(0)
+    assert (message["reason"], message["evidence"]) == ("WorkerDied", "DeviceMemory")
+    assert message["message"].startswith("rank 0 was killed by SIGABRT: ")
+    assert "uncorrectable ECC error encountered" in message["message"]
+    assert "uncorrectable ECC error encountered" in run.log(), "the log has it too"
+
+
 def test_errors_of_the_program_restart_the_ranks_from_the_newest_checkpoint_without_evidence(
     gpu_run: Callable[..., Gang],
 ) -> None:

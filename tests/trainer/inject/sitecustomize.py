@@ -17,7 +17,8 @@ At the end of the run, `die-when-done` kills the Master pod's launcher by SIGKIL
 `die-at-end` when all others have left the gang. `lose-store` then cuts its connection to its own store.
 
 On a GPU, `wedge` launches a kernel that does not end in hours, `assert` one whose device-side assert fails.
-`device` sets fields of the state of the rank's simulated GPU to those of "state".
+`device` sets fields of the state of the rank's simulated GPU to those of "state". With `abort` the
+rank then ends as it does where a thread of NCCL throws the device's error: its text on stderr, and SIGABRT.
 """
 
 import importlib.abc
@@ -58,6 +59,16 @@ def set_device_state(iteration: int) -> None:
             Devices(Path(os.environ[STATE_ENV])).set(int(os.environ["LOCAL_RANK"]), **fault["state"])
 
 
+def abort_by_device_error() -> None:
+    import torch
+
+    try:
+        torch.zeros(8, device="cuda").add_(1).cpu()
+    except RuntimeError as error:
+        os.write(2, f"terminate called after throwing an instance of\n  what():  {error}\n".encode())
+        os.abort()
+
+
 def fail_on_device(iteration: int) -> None:
     if due("wedge", iteration):
         import torch
@@ -90,6 +101,8 @@ def disturb_gpt(gpt: Any) -> None:
         if due("raise", iteration):
             raise RuntimeError("sample 7 cannot be read")
         set_device_state(iteration)
+        if due("abort", iteration):
+            abort_by_device_error()
         fail_on_device(iteration)
         if due("loop", iteration):
             endless_loop()

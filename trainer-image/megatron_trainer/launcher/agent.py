@@ -237,7 +237,11 @@ class GangAgent(RankGroup):
     def _classify(self, result: RunResult) -> Ending:
         self._events.drain()
         codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-        ending = classify_exits(codes, self._status.failures(), self._oom_kills)
+        stderr = {
+            rank: self._fork_server.last_stderr(failure.local_rank)
+            for rank, failure in result.failures.items()
+        }
+        ending = classify_exits(codes, self._status.failures(), self._oom_kills, stderr)
         return self._device_errors.explain(self._kernel_log.explain(ending))
 
     def _classify_settled(self, result: RunResult) -> tuple[Ending, RunResult]:

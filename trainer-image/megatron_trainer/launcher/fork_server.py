@@ -27,6 +27,7 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.launcher.cpu_binding import parse_cpus
+from megatron_trainer.launcher.stderr_tail import StderrTail
 from megatron_trainer.telemetry.reporter import CPUS_ENV
 
 _PR_SET_PDEATHSIG = 1
@@ -91,6 +92,7 @@ class ForkServer:
             _Server(theirs).run(warm_up)
         theirs.close()
         self._exited: dict[int, int] = {}
+        self._stderr: dict[int, str] = {}
         self._pids: dict[int, int] = {}
 
     def start(self, environments: dict[int, dict[str, str]]) -> dict[int, int]:
@@ -99,6 +101,7 @@ class ForkServer:
         Returns process ids by key.
         """
         self._exited.clear()
+        self._stderr.clear()
         self._send({"do": "start", "environments": {str(key): env for key, env in environments.items()}})
         self._pids = {int(key): pid for key, pid in self._await("started")["pids"].items()}
         return self._pids
@@ -107,6 +110,10 @@ class ForkServer:
     def pids(self) -> dict[int, int]:
         """Process ids of the children that were started last."""
         return dict(self._pids)
+
+    def last_stderr(self, key: int) -> str:
+        """The last of what a rank wrote to stderr, if it failed by itself."""
+        return self._stderr.get(key, "")
 
     def stop(self) -> None:
         """Kill all children and everything that they started, and wait until they are gone.
@@ -147,6 +154,7 @@ class ForkServer:
     def _record_exit(self, message: dict[str, Any]) -> None:
         if message["is"] == "exited" and self._pids.get(message["key"]) in (None, message["pid"]):
             self._exited[message["key"]] = message["code"]
+            self._stderr[message["key"]] = message.get("stderr", "")
 
     def _await(self, what: str, deadline: float | None = None) -> dict[str, Any]:
         while True:
@@ -166,6 +174,7 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: dict[int, int] = {}
+        self._stderr: dict[int, StderrTail] = {}
 
     def run(self, warm_up: Callable[[], Programs]) -> NoReturn:
         """Serve requests until the launcher closes the socket."""
@@ -184,7 +193,10 @@ class _Server:
             gc.collect()
             gc.freeze()
             while True:
-                ready, _, _ = select.select([self._control.fileno(), wake_read], [], [])
+                tails = {tail.file: tail for tail in self._stderr.values() if tail.file >= 0}
+                ready, _, _ = select.select([self._control.fileno(), wake_read, *tails], [], [])
+                for file in tails.keys() & set(ready):
+                    tails[file].read()
                 if wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_read, 4096)
@@ -218,13 +230,22 @@ class _Server:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
+        # The checks report what they find, and are few seconds long.
+        tail = StderrTail() if key >= 0 else None
         pid = os.fork()
         if pid:
             self._children[pid] = key
+            if tail is not None:
+                tail.close_writing()
+                self._stderr[pid] = tail
             return pid
         code = int(ExitCode.WORKER_DIED)
         try:
             self._control.close()
+            for other in self._stderr.values():
+                other.close()
+            if tail is not None:
+                tail.become_stderr()
             os.setsid()
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
@@ -261,11 +282,18 @@ class _Server:
         if key is None:
             return
         _kill_group(pid)
-        self._reply({"is": "exited", "key": key, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        code, tail = os.waitstatus_to_exitcode(status), self._stderr.pop(pid, None)
+        stderr = tail.finish() if tail is not None else ""
+        reply = {"is": "exited", "key": key, "pid": pid, "code": code}
+        # Nothing in it explains the others, nor an end by SIGKILL.
+        self._reply(reply if code in (0, -signal.SIGKILL) else reply | {"stderr": stderr})
 
     def _kill_all(self) -> None:
         for pid in self._children:
             _kill_group(pid)
+        # What left the group does not wait for a reader while this waits for its end.
+        for tail in self._stderr.values():
+            tail.finish()
         while True:
             try:
                 pid, status = os.waitpid(-1, 0)

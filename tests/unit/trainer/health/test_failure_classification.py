@@ -70,3 +70,56 @@ def test_failed_hardware_explains_all_other_exits(oom_kills: OomKillCounter) -> 
     ending = classify_exits({0: 140, 1: 67, 2: 138}, failures, oom_kills)
     assert (ending.rank, ending.evidence) == (2, Evidence.DEVICE_MEMORY)
     assert failure_report(ending, failures, node_rank=3).failed_iteration is None
+
+
+WATCHDOG = "  what():  [PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread terminated with exception: "
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "evidence", "error"),
+    [
+        (
+            f"{WATCHDOG}CUDA error: uncorrectable ECC error encountered\n  frame #0: c10::Error\n",
+            ExitCode.WORKER_DIED,
+            Evidence.DEVICE_MEMORY,
+            "CUDA error: uncorrectable ECC error encountered",
+        ),
+        (
+            f"{WATCHDOG}NCCL error: remote process exited or there was a network error\n",
+            ExitCode.PEER_LOST,
+            None,
+            "NCCL error: remote process exited or there was a network error",
+        ),
+        (
+            "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)\n"
+            "terminate called after throwing an instance of 'c10::DistBackendError'\n",
+            ExitCode.PEER_LOST,
+            None,
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
+        ),
+        (
+            "warning: slow\n  what():  std::bad_alloc\n",
+            ExitCode.WORKER_DIED,
+            None,
+            "what(): std::bad_alloc",
+        ),
+        ("warning: slow\n", ExitCode.WORKER_DIED, None, "rank 1 was killed by SIGABRT"),
+    ],
+)
+def test_an_abort_is_classified_by_what_the_rank_wrote_to_stderr(
+    stderr: str, code: ExitCode, evidence: Evidence | None, error: str, oom_kills: OomKillCounter
+) -> None:
+    ending = classify_exits({1: -signal.SIGABRT}, {}, oom_kills, {1: stderr})
+    assert (ending.code, ending.evidence) == (code, evidence)
+    assert ending.message.startswith("rank 1 was killed by SIGABRT")
+    assert ending.message.endswith(error)
+
+
+def test_the_text_of_an_abort_is_reported_without_values_of_secrets(
+    oom_kills: OomKillCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEGATRON_SECRET_VARIABLES", "TOKEN")
+    monkeypatch.setenv("TOKEN", "hf_abcdefgh")
+    ending = classify_exits({0: -signal.SIGABRT}, {}, oom_kills, {0: "what(): CUDA error: hf_abcdefgh\n"})
+    assert "hf_abcdefgh" not in ending.message
+    assert "CUDA error" in ending.message

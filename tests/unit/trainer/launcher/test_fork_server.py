@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
+from megatron_trainer.launcher.stderr_tail import TAIL_BYTES
 
 pytestmark = pytest.mark.forks
 
@@ -21,6 +22,10 @@ def rank_program() -> int:
     """Exit with the code EXIT, or start a helper, write its pid to the file PID_FILE, and stay or CRASH."""
     if "EXIT" in os.environ:
         return int(os.environ["EXIT"])
+    if "STDERR" in os.environ:
+        # Not sys.stderr, which pytest replaces: what C++ writes does not pass through it either.
+        os.write(2, b"." * 200_000 + f"\n{os.environ['STDERR']}\n".encode())
+        os.abort()
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(os.environ["PID_FILE"]).write_text(str(helper.pid))
     if os.environ.get("CRASH"):
@@ -124,3 +129,19 @@ def test_a_program_that_raises_counts_as_a_dead_rank(capfd: pytest.CaptureFixtur
     assert exits(fork_server, 1) == {0: 138}
     fork_server.close()
     assert "a data loader's worker was killed" in capfd.readouterr().err
+
+
+def test_the_end_of_an_aborted_ranks_stderr_is_kept_and_all_of_it_passed_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 64))
+    fork_server.start({0: {"STDERR": "CUDA error: 0"}, 1: {"STDERR": "CUDA error: 1"}, 2: {"EXIT": "0"}})
+    assert exits(fork_server, 3) == {0: -signal.SIGABRT, 1: -signal.SIGABRT, 2: 0}
+    kept = [fork_server.last_stderr(key) for key in range(3)]
+    fork_server.close()
+    assert [text[-14:] for text in kept] == ["CUDA error: 0\n", "CUDA error: 1\n", ""]
+    assert [len(text) for text in kept] == [TAIL_BYTES, TAIL_BYTES, 0]
+    passed_on = capfd.readouterr().err
+    dots = passed_on.count(".")
+    assert dots == 400_000
+    assert [rank for rank in (0, 1) if f"CUDA error: {rank}\n" not in passed_on] == []

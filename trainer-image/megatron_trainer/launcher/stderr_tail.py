@@ -1,0 +1,75 @@
+"""What a rank writes to stderr: passed on unchanged, and the last of it kept.
+
+An error that a C++ thread does not catch, such as that of torch's NCCL watchdog, ends a rank by SIGABRT. Its
+text is on stderr alone.
+"""
+
+import contextlib
+import os
+from typing import Final
+
+TAIL_BYTES: Final = 8 << 10
+"""What is kept: more than an error of torch with the stack of its C++ frames."""
+_CHUNK_BYTES: Final = 64 << 10
+_LAST_CHUNKS: Final = 16
+"""Reads after the end of a rank: what a pipe holds, and no more of a child of it that still writes."""
+
+
+class StderrTail:
+    """A pipe that is the stderr of a child process. The reader never waits."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._tail = b""
+
+    @property
+    def file(self) -> int:
+        """The descriptor to read from when it is ready; -1 once it is closed."""
+        return self._reading
+
+    def become_stderr(self) -> None:
+        """In the child: write to this pipe from now on."""
+        os.dup2(self._writing, 2)
+        self.close_writing()
+        self.close()
+
+    def close_writing(self) -> None:
+        """In the parent: have the end of the child be the end of the pipe."""
+        os.close(self._writing)
+
+    def read(self) -> bool:
+        """Pass on what is there, at most one chunk. False if there is nothing."""
+        if self._reading < 0:
+            return False
+        try:
+            data = os.read(self._reading, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        _pass_on(data)
+        return True
+
+    def finish(self) -> str:
+        """Pass on the rest, close the pipe and return the tail."""
+        for _ in range(_LAST_CHUNKS):
+            if not self.read():
+                break
+        self.close()
+        return self._tail.decode(errors="replace")
+
+    def close(self) -> None:
+        """Stop reading; in a child, which inherits the pipes of others."""
+        if self._reading >= 0:
+            os.close(self._reading)
+            self._reading = -1
+
+
+def _pass_on(data: bytes) -> None:
+    # A log that nobody reads any more does not end the ranks.
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
