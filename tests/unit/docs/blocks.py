@@ -88,9 +88,25 @@ def commands(block: Block) -> Iterator[Command]:
             line, _, output = each.partition("\n")
             yield Command(block, line, output or None)
         return
+    open_lines: list[str] = []
     for line in re.sub(r"; do\n(.*?)\ndone", r"; do \1; done", text, flags=re.DOTALL).splitlines():
-        if line.strip():
-            yield Command(block, line.strip())
+        open_lines.append(line)
+        command = "\n".join(open_lines).strip()
+        if _is_complete(command):
+            open_lines = []
+            if command:
+                yield Command(block, command)
+    if open_lines:
+        raise ValueError(f"{block.title}: a quote is not closed")
+
+
+def _is_complete(command: str) -> bool:
+    """Whether all quotes are closed; a quoted word may have several lines."""
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return False
+    return True
 
 
 def spans() -> Iterator[tuple[Path, str]]:
