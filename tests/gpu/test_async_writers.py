@@ -70,6 +70,8 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 async_checkpoint_writers.install(["--async-save"], report, forked=True)
+# A writer in good order, which waits for requests.
+PersistentAsyncCaller._get_process(0, "fork")
 # As a save of tensors does: training continues when the writer has copied them.
 PersistentAsyncCaller().schedule_async_call(AsyncRequest(print, (), [], preload_fn=lambda: None))
 """
