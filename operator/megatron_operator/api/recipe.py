@@ -14,6 +14,7 @@ from megatron_operator.api.bounds import (
     Iterations,
     Name,
     PerNode,
+    Samples,
     Seconds,
     Text,
     Weight,
@@ -85,15 +86,34 @@ class BlendPart(ApiModel):
     """Share in the mix; need not add up to 1."""
 
 
-class PrepareSpec(ApiModel):
-    """Text to tokenize before the first start, in a separate Job."""
+class SourceSpec(ApiModel):
+    """Documents to tokenize before the first start."""
 
-    source: Annotated[Text, Field(min_length=1)]
-    """Directory of text, as the pod sees it."""
-    include: Annotated[Text, Field(min_length=1)] = "**/*.txt"
-    """Glob below `source`."""
+    path: Annotated[Text, Field(min_length=1)]
+    """File or pattern (`**` crosses folders), for `hf` the folder, as the pod sees it."""
+    format: Literal["jsonl", "chat", "text", "parquet", "hf"]
+    """`jsonl`, `chat` and `text` may be compressed: `.gz`, `.zst`."""
+    key: Annotated[Name, Field(min_length=1)] | None = None
+    """`jsonl`: name of the text in each object; default `text`."""
+    column: Annotated[Name, Field(min_length=1)] | None = None
+    """`parquet` and `hf`: column of the text; default `text`."""
+    documents: Samples | None = None
+    """Take only the first documents; default all."""
+    weight: Weight = 1.0
+    """Share in the mix; need not add up to 1."""
+
+
+class PrepareSpec(ApiModel):
+    """How text is tokenized before the first start, in a separate Job."""
+
+    source: Annotated[Text, Field(min_length=1)] | None = None
+    """Directory of text, as the pod sees it; instead of `data.sources`."""
+    include: Annotated[Text, Field(min_length=1)] | None = None
+    """Glob below `source`; default `**/*.txt`."""
     name: Annotated[Name, Field(pattern=DATASET_PATTERN)] = "corpus"
-    """The dataset becomes `<name>_text_document` on the data volume."""
+    """The dataset becomes `<name>_text_document` on the data volume; below `prepared` with `data.sources`."""
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Pods that prepare `data.sources`; default 1."""
     tokenizer_vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] | None = None
     """Size of the byte-level BPE that is trained at /data/tokenizer if there is none; default 32,000.
 
@@ -112,6 +132,8 @@ class DataSpec(ApiModel):
     """Tokenizer; paths below /data."""
     blend: Annotated[list[BlendPart], Field(max_length=1024)] | None = None
     """Datasets and their weights."""
+    sources: Annotated[list[SourceSpec], Field(min_length=1, max_length=256)] | None = None
+    """Raw documents and their weights, which are prepared first."""
     split: Annotated[str, Field(pattern=SPLIT_PATTERN, max_length=64)] | None = None
     """Train, validation and test shares (`99,1,0`)."""
     mock_data: bool | None = None

@@ -381,8 +381,22 @@ _DATA = (
     ),
     _rule(
         "spec.data",
+        "sources",
+        at_most_one("blend", "sources", "mockData"),
+        "the data source is set more than once",
+        "keep one of blend, sources and mockData",
+    ),
+    _rule(
+        "spec.data",
+        "prepare",
+        ~is_set("prepare") | exactly_one("sources", "prepare.source"),
+        "has not exactly one thing to prepare",
+        "set either data.sources or data.prepare.source",
+    ),
+    _rule(
+        "spec.data",
         "volume",
-        is_set("volume") | ~(is_set("blend") | is_set("prepare")),
+        is_set("volume") | ~(is_set("blend") | is_set("prepare") | is_set("sources")),
         "no volume is set for the datasets",
         "set data.volume.claimName, or data.volume.size for a new one",
     ),

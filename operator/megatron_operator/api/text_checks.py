@@ -87,6 +87,7 @@ _PATHS: Final = {
     "data.tokenizer.mergeFile",
     "data.prepare.source",
     "data.prepare.include",
+    "data.sources[].path",
 }
 _ARGUMENTS: Final = ("data.tokenizer.", "data.prepare.", "training.", "parallelism.", "megatronArgs.")
 

@@ -7,6 +7,7 @@ from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
+from megatron_operator.catalog import sources
 
 DEFAULT_SPLIT: Final = "99,1,0"
 DEFAULT_VOCABULARY: Final = 32_000
@@ -24,7 +25,12 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
     """
     origins = found.origins
     prepare = data.get("prepare")
-    if prepare is not None:
+    if data.get("sources"):
+        _complete_sources(data, found)
+    elif prepare is not None:
+        if prepare.get("workers") is not None:
+            message, fix = "has no effect with data.prepare.source", "use data.sources, or leave it out"
+            found.error("spec.data.prepare.workers", message, fix)
         origin = origins["data.prepare"]
         if _is_overridden("data.blend", origin, origins):
             data["blend"] = [{"path": f"{prepare.get('name', 'corpus')}_text_document", "weight": 1.0}]
@@ -42,7 +48,8 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
                         f"vocabSize {before:,} becomes {after:,}: from the tokenizer that data.prepare trains"
                     )
         else:
-            _check_tokenizer_to_prepare(data["tokenizer"], prepare, found)
+            fix = ", or leave data.tokenizer out to have one trained"
+            _check_tokenizer_to_prepare(data["tokenizer"], prepare, found, fix)
     if data.get("mockData") and _is_overridden("data.tokenizer", origins["data.mockData"], origins):
         data["tokenizer"] = {"tokenizerType": "NullTokenizer"}
         origins["data.tokenizer"] = "data.mockData"
@@ -57,23 +64,36 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
     _check(data, found)
 
 
+def _complete_sources(data: dict[str, Any], found: Diagnostics) -> None:
+    """Set the blend that the sources become, and check what the preparation would not take."""
+    prepare, tokenizer = data.get("prepare") or {}, data.setdefault("tokenizer", {})
+    _check_tokenizer_to_prepare(tokenizer, prepare, found, "")
+    if prepare.get("include") is not None:
+        message, fix = "has no effect with data.sources", "put the pattern into data.sources[].path"
+        found.error("spec.data.prepare.include", message, fix)
+    for number, source in enumerate(data["sources"]):
+        found.extend(sources.source_errors(source, f"spec.data.sources[{number}]"))
+    data["blend"] = sources.blend(data["sources"], prepare, tokenizer)
+    found.origins["data.blend"] = "data.sources"
+
+
 def _is_overridden(path: str, origin: str, origins: Mapping[str, str]) -> bool:
     """Whether the layer of `origin` does not set `path` itself."""
     return origins.get(path) != origin
 
 
 def _check_tokenizer_to_prepare(
-    tokenizer: Mapping[str, Any], prepare: Mapping[str, Any], found: Diagnostics
+    tokenizer: Mapping[str, Any], prepare: Mapping[str, Any], found: Diagnostics, other: str
 ) -> None:
     """Add an error for a tokenizer that the preparation cannot use, as it would train with another one."""
-    field, other = "spec.data.tokenizer.", "or leave data.tokenizer out to have one trained"
+    field = "spec.data.tokenizer."
     kind, model = tokenizer.get("tokenizerType"), tokenizer.get("tokenizerModel")
     if kind not in (None, PREPARED_TOKENIZER["tokenizerType"]):
-        fix = f"set HuggingFaceTokenizer with a directory that has tokenizer.json, {other}"
+        fix = f"set HuggingFaceTokenizer with a directory that has tokenizer.json{other}"
         found.error(f"{field}tokenizerType", f"{kind}: data.prepare does not tokenize with it", fix)
     elif model is None or not model.startswith("/"):
         message = "is not set" if model is None else f"{shown(model)} is not a path in the pod"
-        fix = f"copy the tokenizer to the data volume and name its directory below {DATA_DIR}, {other}"
+        fix = f"copy the tokenizer to the data volume and name its directory below {DATA_DIR}{other}"
         found.error(f"{field}tokenizerModel", f"{message}, and data.prepare asks no model hub", fix)
     if prepare.get("tokenizerVocabSize") is not None:
         message = "has no effect with data.tokenizer: that tokenizer is used"
@@ -85,7 +105,7 @@ def _check(data: Mapping[str, Any], found: Diagnostics) -> None:
     if data.get("mockData"):
         return
     if not data.get("blend"):
-        fix = "set data.blend with data.volume, data.prepare to tokenize text, or data.mockData: true"
+        fix = "set data.blend with data.volume, data.sources to tokenize documents, or data.mockData: true"
         found.error("spec.data", "no training data is configured", fix)
     elif not data.get("volume"):
         fix = "set data.volume.claimName, or data.volume.size to create a claim"

@@ -166,7 +166,7 @@ def _set_field(resource: dict[str, Any], path: str, value: Any) -> None:
         target = target.setdefault(parent, {})
     if not isinstance(target, dict):
         raise CommandError(f"spec.{path}", "its parent is not an object", "set a field of an object")
-    if parents == ["data"] and leaf in ("blend", "prepare"):
+    if parents == ["data"] and leaf in ("blend", "prepare", "sources"):
         target.pop("mockData", None)
     target[leaf] = value
 

@@ -1,10 +1,13 @@
 """The Job that builds tokenizer, dataset and the index of its samples before the first start."""
 
+import json
+
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_operator.api.recipe import PrepareSpec
+from megatron_operator.api.recipe import DataSpec, PrepareSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.catalog.sources import FOLDER, text_name
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner, with_hash
 from megatron_operator.manifests.pod import identity, image, literal
 from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
@@ -12,6 +15,7 @@ from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import dataset_arguments
 
 CONTAINER = "prepare"
+DEFAULT_INCLUDE = "**/*.txt"
 RETRIES = 2
 FINAL: Manifest = {
     "containerName": CONTAINER,
@@ -22,20 +26,37 @@ FINAL: Manifest = {
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
 
 
-def arguments(prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str]) -> list[str]:
-    """Command-line arguments of `megatron-prepare`; `megatron`: those of the run that its data depend on."""
-    values = [
-        "--source",
-        prepare.source,
-        "--include",
-        prepare.include,
-        "--output-prefix",
-        f"{DATA_DIR}/{prepare.name}",
-        "--tokenizer-dir",
-        tokenizer_dir,
+def _source_arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
+    """Command-line arguments of `megatron-prepare` for `data.sources`."""
+    listed = []
+    for source, part in zip(data.sources or [], data.blend or [], strict=True):
+        entry = source.wire()
+        wanted: dict[str, object] = {name: entry[name] for name in ("path", "format")}
+        wanted |= {"key": text_name(entry), "output": f"{DATA_DIR}/{part.path}"}
+        if source.documents is not None:
+            wanted["documents"] = source.documents
+        listed.append(wanted)
+    return [
+        *("--sources", json.dumps(listed), "--output-dir", f"{DATA_DIR}/{FOLDER}"),
+        *("--tokenizer-dir", tokenizer_dir, "--pods", str(prepare.workers or 1)),
     ]
+
+
+def _folder_arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
+    """Command-line arguments of `megatron-prepare` for `data.prepare.source`."""
+    values = ["--source", prepare.source or "", "--include", prepare.include or DEFAULT_INCLUDE]
+    values += ["--output-prefix", f"{DATA_DIR}/{prepare.name}", "--tokenizer-dir", tokenizer_dir]
     if prepare.tokenizer_vocab_size is not None:
         values += ["--tokenizer-vocab-size", str(prepare.tokenizer_vocab_size)]
+    return values
+
+
+def arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str]) -> list[str]:
+    """Command-line arguments of `megatron-prepare`; `megatron`: those of the run that its data depend on."""
+    if data.sources:
+        values = _source_arguments(data, prepare, tokenizer_dir)
+    else:
+        values = _folder_arguments(prepare, tokenizer_dir)
     if prepare.append_eod:
         values.append("--append-eod")
     if megatron:
@@ -43,15 +64,24 @@ def arguments(prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str]) -> 
     return [literal(value) for value in values]
 
 
-def _can_mount_checkpoints(storage: Storage) -> bool:
+def _can_mount_checkpoints(storage: Storage, workers: int) -> bool:
     """Whether the Job can write the index beside the checkpoints.
 
     A new claim for one node is bound where its first pod runs, which may be far from the accelerators. If the
-    claim of the data is new too, that happens in any case.
+    claim of the data is new too, that happens in any case. Several pods need a claim of several nodes.
     """
     new = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in storage.created}
     one_node = new.get(storage.checkpoint, ["ReadWriteMany"]) != ["ReadWriteMany"]
+    if workers > 1:
+        return storage.checkpoint in new and not one_node
     return not one_node or storage.data in new
+
+
+def _division(workers: int) -> Manifest:
+    """Fields of a Job whose pods share the work by their index."""
+    if workers == 1:
+        return {}
+    return {"completions": workers, "parallelism": workers, "completionMode": "Indexed"}
 
 
 def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list[str]) -> Manifest | None:
@@ -59,11 +89,12 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
 
     `megatron`: the arguments of the run. An edit of those that decide which samples it reads prepares again.
     """
-    prepare = resolved.data.prepare
+    prepare = resolved.data.prepare or (PrepareSpec() if resolved.data.sources else None)
     if prepare is None or storage.data is None:
         return None
+    workers = prepare.workers or 1
     tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
-    index = dataset_arguments(megatron) if _can_mount_checkpoints(storage) else []
+    index = dataset_arguments(megatron) if _can_mount_checkpoints(storage, workers) else []
     mounts: list[Manifest] = [
         {"name": "data", "mountPath": DATA_DIR},
         {"name": "tmp", "mountPath": "/tmp"},
@@ -85,7 +116,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
                 "name": CONTAINER,
                 "image": image(resolved),
                 "command": ["megatron-prepare"],
-                "args": arguments(prepare, tokenizer or f"{DATA_DIR}/tokenizer", index),
+                "args": arguments(resolved.data, prepare, tokenizer or f"{DATA_DIR}/tokenizer", index),
                 "env": [{"name": "HOME", "value": "/tmp"}],
                 "resources": RESOURCES,
                 "securityContext": CONTAINER_SECURITY,
@@ -101,7 +132,8 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         "kind": "Job",
         "metadata": owner.metadata(f"{owner.object_name}-prepare"),
         "spec": {
-            "backoffLimit": RETRIES,
+            "backoffLimit": RETRIES * workers,
+            **_division(workers),
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": FINAL}]},
             "template": {"metadata": {"labels": owner.labels(ROLE_PREPARE)}, "spec": spec},
         },

@@ -63,6 +63,7 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
     )
     data_claim = None
     if resolved.data.volume is not None or resolved.data.prepare is not None:
+        workers = (resolved.data.prepare and resolved.data.prepare.workers) or 1
         data = resolved.data.volume or VolumeSpec()
         if data.claim_name is None and resolved.data.prepare is None:
             raise InvalidRecipeError(
@@ -74,7 +75,7 @@ def storage(owner: Owner, resolved: ResolvedRecipe, nodes: int) -> Storage:
                     )
                 ]
             )
-        data_claim = _claim(owner, "data", data, nodes, created, expected, owned=True)
+        data_claim = _claim(owner, "data", data, max(nodes, workers), created, expected, owned=True)
     local = checkpoint.local.size_limit if checkpoint.local else None
     return Storage(checkpoint_claim, data_claim, tuple(created), tuple(expected), local)
 

@@ -1,0 +1,55 @@
+"""The datasets that `data.sources` become."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from megatron_operator.api.errors import FieldError, shown
+
+FOLDER: Final = "prepared"
+"""Folder of the data volume with all prepared datasets."""
+_NAMED_BY: Final = {"jsonl": "key", "parquet": "column", "hf": "column"}
+"""Format -> the field that names where its text is."""
+
+
+def text_name(source: Mapping[str, Any]) -> str:
+    """Where the text of a record is: the name of a key or column."""
+    return str(source.get("key") or source.get("column") or "text")
+
+
+def blend(
+    sources: Sequence[Mapping[str, Any]], prepare: Mapping[str, Any], tokenizer: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The dataset of each source, with its weight.
+
+    Its path names what the dataset depends on: recipes with the same source and tokenizer have it in common.
+    """
+    name = prepare.get("name", "corpus")
+    parts = []
+    for source in sources:
+        depends = [source["path"], source["format"], text_name(source), source.get("documents")]
+        depends += [tokenizer.get("tokenizerModel"), prepare.get("appendEod", True)]
+        digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:12]
+        path = f"{FOLDER}/{name}-{digest}_text_document"
+        parts.append({"path": path, "weight": source.get("weight", 1.0)})
+    return parts
+
+
+def source_errors(source: Mapping[str, Any], at: str) -> list[FieldError]:
+    """Errors of one source: a path that no pod has, a field without effect."""
+    found = []
+    path, kind = source["path"], source["format"]
+    if "://" in path:
+        message = f"{shown(path)} is not on a volume, and object storage is not read"
+        found.append(
+            FieldError(f"{at}.path", message, "copy the files to the data volume, and name them there")
+        )
+    elif not path.startswith("/"):
+        fix = f"write it from the root, for example /data/{path}"
+        found.append(FieldError(f"{at}.path", f"{shown(path)} is not a path in the pod", fix))
+    for field in ("key", "column"):
+        if source.get(field) is not None and _NAMED_BY.get(kind) != field:
+            fix = f"use {_NAMED_BY[kind]}" if kind in _NAMED_BY else "leave it out"
+            found.append(FieldError(f"{at}.{field}", f"has no effect with format: {kind}", fix))
+    return found
