@@ -135,4 +135,4 @@ lock: setup ## Recompile the pinned requirements
 	  -c trainer-image/requirements-cpu.txt --overrides trainer-image/overrides-ngc.txt \
 	  -o trainer-image/requirements-ngc.txt trainer-image/requirements-ngc.in
 	@$(PY) -m uv pip compile -q --no-deps --universal --python-version 3.12 --generate-hashes --no-header \
-	  -o requirements/bridge.txt requirements/bridge.in
+	  -o trainer-image/requirements-bridge.txt trainer-image/requirements-bridge.in

@@ -52,7 +52,7 @@ started=$SECONDS
 install .stamp-dev requirements/dev.txt -e contract -e . -e cluster
 if [ "$with_trainer" = trainer ]; then
     install .stamp-trainer trainer-image/requirements-cpu.txt -e trainer-image
-    install .stamp-bridge requirements/bridge.txt
+    install .stamp-bridge trainer-image/requirements-bridge.txt
 fi
 # With PYTHONDONTWRITEBYTECODE set, compiling takes half the time of every short command. Bytecode is written here:
 # for the operator's sources at each run, for imported packages once after they are installed.

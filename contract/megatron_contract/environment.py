@@ -18,6 +18,7 @@ PROGRESS_FILE: Final = "progress.jsonl"
 """In the run's save directory; the trainer appends one JSON object per iteration."""
 
 ENV_PLATFORM: Final = "MEGATRON_PLATFORM"
+ENV_ENGINE: Final = "MEGATRON_ENGINE"
 ENV_RUN_ID: Final = "MEGATRON_RUN_ID"
 ENV_GANG_TOKEN_FILE: Final = "MEGATRON_GANG_TOKEN_FILE"
 ENV_PROGRESS_PORT: Final = "MEGATRON_PROGRESS_PORT"
@@ -37,6 +38,8 @@ ENV_LOSS_ON_REPEAT: Final = "MEGATRON_LOSS_ON_REPEAT"
 ENV_SECRET_VARIABLES: Final = "MEGATRON_SECRET_VARIABLES"
 
 DEFAULT_PLATFORM: Final = "gpu"
+DEFAULT_ENGINE: Final = "megatron"
+ENGINES: Final = ("megatron", "bridge")
 DEFAULT_RUN_ID: Final = "run"
 DEFAULT_MAX_RANK_RESTARTS: Final = 3
 DEFAULT_RENDEZVOUS_TIMEOUT: Final = 600
@@ -51,6 +54,8 @@ DEFAULT_LOSS_ON_REPEAT: Final = "fail"
 
 SETTINGS: Final[dict[str, str]] = {
     ENV_PLATFORM: f"gpu or cpu (default {DEFAULT_PLATFORM})",
+    ENV_ENGINE: "megatron: Megatron's own loop with its flags; bridge: a recipe function of Megatron-Bridge "
+    f"and overrides of its configuration (default {DEFAULT_ENGINE})",
     ENV_RUN_ID: f"name of the run (default {DEFAULT_RUN_ID})",
     ENV_GANG_TOKEN_FILE: "file with the token that a pod needs to use the gang's store (default none)",
     ENV_PROGRESS_PORT: f"port of /progress, /metrics and /healthz (default {PROGRESS_PORT})",

@@ -98,14 +98,17 @@ class Gang:
                 "PYTHONWARNINGS": "ignore",
                 **self.environment,
             }
-            flags = [
-                *self.flags,
-                *self._data,
-                *("--train-iters", str(TRAIN_ITERS)),
-                *("--save", str(self.save)),
-                *extra,
-            ]
+            flags = [*self.arguments(), *extra]
             self.pods[node] = self._launch(flags, environment, self.folder / f"pod-{node}.log")
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of all launchers."""
+        return [
+            *self.flags,
+            *self._data,
+            *("--train-iters", str(TRAIN_ITERS)),
+            *("--save", str(self.save)),
+        ]
 
     def _launch(self, flags: list[str], environment: dict[str, str], log: Path) -> Launcher:
         if self._warm is not None:

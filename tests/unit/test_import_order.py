@@ -28,12 +28,23 @@ MAY_IMPORT = {
 }
 """What each part of the operator may import beside itself and the contract."""
 
-TRAINER_SHARED = {"errors", "flags", "secret_values", "settings", "termination", "volume_paths"}
+TRAINER_SHARED = {
+    "bridge_flags",
+    "engine",
+    "errors",
+    "flags",
+    "secret_values",
+    "settings",
+    "termination",
+    "volume_paths",
+}
 """Modules of the trainer that all its packages may import."""
 
 TRAINER_MAY_IMPORT = {
     "errors": set(),
     "flags": {"errors"},
+    "bridge_flags": {"errors", "flags"},
+    "engine": {"bridge_flags", "flags"},
     "settings": {"errors"},
     "secret_values": set(),
     "termination": {"secret_values"},
@@ -44,8 +55,10 @@ TRAINER_MAY_IMPORT = {
     "health": TRAINER_SHARED | {"telemetry", "rendezvous"},
     "checkpoints": TRAINER_SHARED | {"telemetry", "rendezvous", "health"},
     "worker": TRAINER_SHARED | {"telemetry", "health", "checkpoints"},
+    "bridge": TRAINER_SHARED | {"telemetry", "worker"},
     "data": TRAINER_SHARED | {"platform", "worker"},
-    "launcher": TRAINER_SHARED | {"platform", "telemetry", "rendezvous", "health", "checkpoints", "worker"},
+    "launcher": TRAINER_SHARED
+    | {"platform", "telemetry", "rendezvous", "health", "checkpoints", "worker", "bridge"},
 }
 """What each part of the trainer may import beside itself and the contract."""
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from megatron_trainer.errors import TrainerError
 
 DATA_CACHE = "data-cache"
+BRIDGE_FORMAT = "bridge"
+"""Of checkpoints: torch_dist, with files that Megatron-Bridge writes after the shards."""
 _DATA_FLAGS = {"--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path"}
 
 

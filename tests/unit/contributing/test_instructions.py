@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 
-PACKAGES = {"megatron-core": "trainer-image/requirements-cpu.in", "megatron-bridge": "requirements/bridge.in"}
+PACKAGES = {
+    "megatron-core": "trainer-image/requirements-cpu.in",
+    "megatron-bridge": "trainer-image/requirements-bridge.in",
+}
 
 
 def tracked_files() -> list[Path]:

@@ -23,11 +23,15 @@ from typing import Any
 from megatron_contract.wire import load_json
 
 from megatron_trainer.errors import TrainerError
+from megatron_trainer.flags import BRIDGE_FORMAT
 
 TRACKER = "latest_checkpointed_iteration.txt"
 REASON_FILE = "why-set-aside.txt"
 # The newest checkpoints that were set aside are kept for inspection.
 BROKEN_KEPT = 2
+
+# In the order in which they are written.
+_OF_BRIDGE = ("train_state.pt", "run_config.yaml")
 
 _ITERATION_DIR = re.compile(r"iter_(\d{7,})")
 _SET_ASIDE = re.compile(r"iter_(\d{7,})\.(broken|rolled-back)-(\d+)")
@@ -148,7 +152,7 @@ def _check(path: Path, ckpt_format: str) -> str | None:
         if not files:
             return "no mp_rank_*/*.pt in it"
         return next((f"{file.name} is empty" for file in files if file.stat().st_size == 0), None)
-    if ckpt_format == "torch_dist":
+    if ckpt_format in ("torch_dist", BRIDGE_FORMAT):
         try:
             metadata: Any = load_json((path / "metadata.json").read_bytes())
             backend = metadata["sharded_backend"]
@@ -165,6 +169,8 @@ def _check(path: Path, ckpt_format: str) -> str | None:
     except Exception as error:  # a truncated pickle may raise anything
         return f".metadata cannot be read: {type(error).__name__}: {error}"
     sizes = _sizes(path)
+    if ckpt_format == BRIDGE_FORMAT and (missing := [name for name in _OF_BRIDGE if name not in sizes]):
+        return f"{missing[0]} is missing: the save did not finish"
     for name, length in sorted(lengths.items()):
         size = sizes.get(name)
         if size is None:

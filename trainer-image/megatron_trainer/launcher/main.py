@@ -16,15 +16,16 @@ from typing import NoReturn
 from megatron_contract.environment import SETTINGS
 from megatron_contract.exit_codes import REASONS, ExitCode
 
+from megatron_trainer import engine
 from megatron_trainer import settings as pod_settings
 from megatron_trainer.flags import FlagError
-from megatron_trainer.flags import complete as complete_flags
 from megatron_trainer.platform import cpu
 from megatron_trainer.secret_values import name_secret_variables
 from megatron_trainer.settings import SettingError, Settings
 from megatron_trainer.termination import Ending, write
 
 HELP = f"""usage: megatron-train MEGATRON_FLAG ...
+       megatron-train FUNCTION PATH=JSON ...    with MEGATRON_ENGINE=bridge
 
 Run this pod's ranks of a Megatron Core training run, from the newest complete checkpoint to the last
 iteration. All arguments are flags of Megatron 0.19.2 (`megatron args` prints those of a recipe).
@@ -70,9 +71,9 @@ def complete(argv: Sequence[str], platform: str) -> list[str]:
 
     Raises FlagError or cpu.UnsupportedError.
     """
-    flags, added = complete_flags(argv)
+    flags, added = engine.complete(argv)
     if platform == "cpu":
-        flags, for_cpu = cpu.adapt(flags)
+        flags, for_cpu = (flags, []) if engine.is_bridge() else cpu.adapt(flags)
         cpu.announce(for_cpu)
     if added:
         log(f"flags added for recovery: {' '.join(added)}")
@@ -94,6 +95,8 @@ def _run_pod(argv: Sequence[str], settings: Settings) -> tuple[Ending, int | Non
     """
     try:
         _prepare_environment(settings.world_size)
+        if problem := engine.why_absent():
+            return Ending(ExitCode.UNSUPPORTED, problem), None, None
         flags = complete(argv, settings.platform)
         from megatron_trainer.launcher.pod import Pod
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from megatron_contract.environment import ENV_PROGRESS_PORT
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer import engine
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, read_holder
 from megatron_trainer.checkpoints.checkpoint_manager import CheckpointManager
 from megatron_trainer.checkpoints.volume import describe_write_error
-from megatron_trainer.flags import read as read_flags
 from megatron_trainer.health.stacks import SIGNAL as STACKS_SIGNAL
 from megatron_trainer.health.stacks import RankState, collect_stacks
 from megatron_trainer.health.watchdog import Watchdog
@@ -43,7 +43,7 @@ class Pod:
         self._settings = settings
         self._argv = flags
         self._log = log
-        self._flags = read_flags(flags)
+        self._flags = engine.read(flags)
         self._status = Status(settings.node_rank, self._flags.train_iters)
         self._watchdog = Watchdog(settings.hang_timeout)
         self._incarnation = uuid.uuid4().hex

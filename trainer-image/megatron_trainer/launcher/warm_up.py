@@ -3,6 +3,7 @@
 import sys
 from types import ModuleType
 
+from megatron_trainer import engine
 from megatron_trainer.launcher.fork_server import Programs
 
 
@@ -31,12 +32,12 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
         main = _import_worker(flags)
         from megatron_trainer.health import device_check, pair_check
 
-        flags, added = gpu.adapt(flags)
+        flags, added = (flags, []) if engine.is_bridge() else gpu.adapt(flags)
     if added:
         _log(f"flags added for the installed packages: {' '.join(added)}")
     if reason := gpu.explain_cold_start():
         _log(f"ranks start cold, not forked: {reason}")
-    command = [sys.executable, "-m", "megatron_trainer.worker.main"]
+    command = [sys.executable, "-m", main.__name__]
     return Programs(
         rank=lambda: main.run_rank(flags, forked=True),
         preflight=lambda: main.check(flags),
@@ -50,6 +51,11 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
 
 
 def _import_worker(flags: list[str]) -> ModuleType:
+    if engine.is_bridge():
+        from megatron_trainer.bridge import configuration, rank
+
+        configuration.import_bridge()
+        return rank
     from megatron_trainer.worker import main
 
     if "HuggingFaceTokenizer" in flags:

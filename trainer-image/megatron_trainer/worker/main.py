@@ -8,9 +8,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from megatron.core.enums import ModelType
@@ -20,8 +20,8 @@ from megatron_contract import environment
 from megatron_contract.environment import PROGRESS_FILE
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer import engine
 from megatron_trainer.checkpoints import async_checkpoint_writers
-from megatron_trainer.flags import read as read_flags
 from megatron_trainer.flags import resume
 from megatron_trainer.health import stacks
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
@@ -51,7 +51,7 @@ def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
     args = parse(resume(argv) if resume_from else argv)
     skip = {int(word) for word in os.environ.get(SKIP_ENV, "").split()}
     args.iterations_to_skip = sorted(skip.union(args.iterations_to_skip))
-    hooks = MegatronHooks(reporter, int(resume_from) if resume_from else None, _loss_spike_detector(args))
+    hooks = MegatronHooks(reporter, int(resume_from) if resume_from else None, loss_spike_detector(args.save))
     hooks.install()
     dataset_helpers.skip_build()
     try:
@@ -71,10 +71,11 @@ def _train(argv: Sequence[str], reporter: Reporter, forked: bool) -> None:
     reporter.send("finished", iteration=hooks.iteration)
 
 
-def _loss_spike_detector(args: Any) -> LossSpikeDetector:
+def loss_spike_detector(save: str | None) -> LossSpikeDetector:
+    """Return the detector that the environment asks for, with the history of the run in `save`."""
     factor = os.environ.get(environment.ENV_LOSS_SPIKE_FACTOR)
     window = os.environ.get(environment.ENV_LOSS_SPIKE_WINDOW) or environment.DEFAULT_LOSS_SPIKE_WINDOW
-    file = Path(args.save) / PROGRESS_FILE if args.save else None
+    file = Path(save) / PROGRESS_FILE if save else None
     return LossSpikeDetector(float(factor) if factor else None, int(window), file)
 
 
@@ -99,7 +100,11 @@ def check(argv: Sequence[str]) -> int:
     return int(ExitCode.OK)
 
 
-def run_rank(argv: Sequence[str], forked: bool = False) -> int:
+def run_rank(
+    argv: Sequence[str],
+    forked: bool = False,
+    train: Callable[[Sequence[str], Reporter, bool], None] = _train,
+) -> int:
     """Train as the rank given by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     `forked`: this process was forked from the fork server, which has not used CUDA. Returns the exit code:
@@ -107,9 +112,9 @@ def run_rank(argv: Sequence[str], forked: bool = False) -> int:
     """
     reporter = Reporter()
     stacks.register_stack_dump(reporter.rank)
-    record_collectives(reporter.rank, read_flags(argv).save)
+    record_collectives(reporter.rank, engine.read(argv).save)
     try:
-        _train(argv, reporter, forked)
+        train(argv, reporter, forked)
     except BaseException as error:
         failure = classify(error)
         if failure.code in (ExitCode.WORKER_DIED, ExitCode.INTERNAL):

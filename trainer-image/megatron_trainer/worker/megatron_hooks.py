@@ -186,10 +186,14 @@ class MegatronHooks:
         losses, should_exit, optimizer = result[0], result[3], args[3]
         if should_exit:
             return result
-        seconds = time.perf_counter() - started
         self.iteration = kwargs["iteration"] + 1
+        self._report_step(losses, time.perf_counter() - started, optimizer)
+        return result
+
+    def _report_step(self, losses: dict[str, Any], seconds: float, optimizer: Any) -> None:
+        """Report the iteration that is done. Raises BadLossError."""
         loss = losses.get("lm loss")
-        value = None if loss is None else float(loss.item())
+        value = None if loss is None else float(loss.reshape(-1)[0].item())
         record = self._record(value, seconds, optimizer)
         if value is not None and self._reporter.rank == torch.distributed.get_world_size() - 1:
             self._append_progress(record)
@@ -197,7 +201,6 @@ class MegatronHooks:
         if value is not None:
             self._check_loss(value)
         self.stepping = None
-        return result
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from megatron_trainer.checkpoints import selection
+from megatron_trainer.flags import BRIDGE_FORMAT
 
 SHARD_BYTES = 100
 
@@ -197,6 +198,18 @@ def test_the_legacy_format_is_complete_if_no_file_is_empty(tmp_path: Path) -> No
     assert selection.newest_complete(tmp_path, "torch") is None
     (path / "model_optim_rng.pt").write_bytes(b"x")
     assert selection.newest_complete(tmp_path, "torch") == 10
+
+
+@pytest.mark.parametrize("missing", ["train_state.pt", "run_config.yaml"])
+def test_a_checkpoint_of_bridge_is_incomplete_without_its_last_files(missing: str, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 10)
+    for name in {"train_state.pt", "run_config.yaml"} - {missing}:
+        (path / name).touch()
+    assert selection.why_incomplete(path) is None
+    why = selection.why_incomplete(path, BRIDGE_FORMAT)
+    assert why == f"{missing} is missing: the save did not finish"
+    (path / missing).touch()
+    assert selection.why_incomplete(path, BRIDGE_FORMAT) is None
 
 
 def test_a_complete_checkpoint_is_read_once(root: Path) -> None:

@@ -1,0 +1,55 @@
+"""The arguments of a trainer container with the engine bridge: a recipe function and its overrides."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+type Value = bool | int | float | str | list[Value] | dict[str, Value] | None
+
+MOCK_DATA: Final = "dataset.mock"
+"""true: Bridge's random tokens instead of the function's dataset."""
+MODEL_FOLDER: Final = "hub.path"
+"""Folder with config.json and tokenizer of the model, read wherever the function names a model of the hub."""
+
+
+@dataclass(frozen=True)
+class BridgeRun:
+    """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
+
+    MOCK_DATA and MODEL_FOLDER are not in a ConfigContainer; the trainer reads them itself.
+    """
+
+    function: str
+    overrides: Mapping[str, Value]
+
+    def to_arguments(self) -> list[str]:
+        """Return the container's arguments, overrides as `path=JSON` in the order of their paths."""
+        overrides = (f"{path}={json.dumps(value)}" for path, value in sorted(self.overrides.items()))
+        return [self.function, *overrides]
+
+    @classmethod
+    def from_arguments(cls, words: Sequence[str]) -> "BridgeRun":
+        """Read the container's arguments. Raises ValueError that names the argument and the fix."""
+        if not words or "=" in words[0] or not words[0].isidentifier():
+            found = f"not {words[0]!r}" if words else "but there is none"
+            raise ValueError(
+                f"the first argument must be the name of a recipe function of Megatron-Bridge, {found}"
+            )
+        overrides: dict[str, Value] = {}
+        for word in words[1:]:
+            path, equals, text = word.partition("=")
+            parts = path.split(".")
+            if not equals or len(parts) < 2 or not all(part.isidentifier() for part in parts):
+                raise ValueError(
+                    f"{word!r} is not an override: write path=JSON, train.train_iters=100 for example"
+                )
+            if path in overrides:
+                raise ValueError(f"{path} is given twice: leave one out")
+            try:
+                overrides[path] = json.loads(text)
+            except ValueError as error:
+                raise ValueError(
+                    f"{path}: {text!r} is not JSON ({error}); a text is quoted: {path}={json.dumps(text)}"
+                ) from None
+        return cls(words[0], overrides)

@@ -1,0 +1,1 @@
+"""The second engine: recipe functions of Megatron-Bridge under the same launcher."""

@@ -1,0 +1,184 @@
+"""Imports Megatron-Bridge, calls a recipe function and applies the overrides of a run to what it returns."""
+
+import dataclasses
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron_contract.bridge_run import MOCK_DATA, MODEL_FOLDER, BridgeRun, Value
+from megatron_contract.environment import DEFAULT_PLATFORM, ENV_PLATFORM
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer.bridge import absent_packages
+from megatron_trainer.worker import dataset_helpers
+from megatron_trainer.worker.failures import RankError
+
+PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
+_OURS = (MOCK_DATA, MODEL_FOLDER)
+
+ON_CPU: dict[str, Value] = {
+    "model.transformer_impl": "local",
+    "model.use_cpu_initialization": True,
+    "model.gradient_accumulation_fusion": False,
+    "model.bias_activation_fusion": False,
+    "model.masked_softmax_fusion": False,
+    "model.bias_dropout_fusion": False,
+    "model.apply_rope_fusion": False,
+    "model.persist_layer_norm": False,
+    "model.cross_entropy_loss_fusion": False,
+    "model.cross_entropy_fusion_impl": "native",
+    "model.tp_comm_overlap": False,
+    "model.sequence_parallel": False,
+    "model.cuda_graph_impl": "none",
+    "comm_overlap": None,
+    "ddp.overlap_grad_reduce": False,
+    "ddp.overlap_param_gather": False,
+    "dist.distributed_backend": "gloo",
+}
+"""What a CPU requires of a ConfigContainer, as platform.cpu does of Megatron's flags."""
+
+
+def import_bridge() -> None:
+    """Import Bridge and its loop; takes seconds. Call it in the fork server, before ranks are forked."""
+    # pyarrow's own allocator would start a thread, which a fork does not copy.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    absent_packages.install(PLATFORM)
+    dataset_helpers.skip_build()
+    for name in ("recipes", "training.finetune", "training.gpt_step", "training.pretrain"):
+        importlib.import_module(f"megatron.bridge.{name}")
+    if PLATFORM == "cpu":
+        _forget_transformer_engine()
+
+
+def _forget_transformer_engine() -> None:
+    """Its placeholder looks installed to the modules that try to import it."""
+    from megatron.bridge import peft
+
+    for info in pkgutil.iter_modules(peft.__path__):
+        module: Any = importlib.import_module(f"{peft.__name__}.{info.name}")
+        if hasattr(module, "HAVE_TE"):
+            module.HAVE_TE = False
+
+
+def make(run: BridgeRun) -> Any:
+    """Return the ConfigContainer of a run.
+
+    Raises RankError with USAGE for a function, a path or a type that Bridge does not have, BAD_DATA if the
+    model's folder lacks its configuration.
+    """
+    if isinstance(folder := run.overrides.get(MODEL_FOLDER), str):
+        _answer_from(Path(folder))
+    try:
+        config = _function(run.function)()
+    except OSError as error:
+        raise RankError(
+            ExitCode.BAD_DATA,
+            f"{run.function} reads a model's configuration: {' '.join(str(error).split())[:300]}; set "
+            f"{MODEL_FOLDER} to a folder with it",
+        ) from error
+    if PLATFORM == "cpu":
+        for path, value in ON_CPU.items():
+            _set(config, path, value)
+        config.model.transformer_layer_spec = _local_layers
+        config.mixed_precision = "bf16_mixed"
+    config.checkpoint.async_save = False
+    config.checkpoint.most_recent_k = -1
+    config.checkpoint.save = config.checkpoint.load = None
+    config.logger.tensorboard_dir = None
+    ours = {path: value for path, value in run.overrides.items() if path not in _OURS}
+    for path, value in ours.items():
+        if not path.startswith("dataset."):
+            _set(config, path, value)
+    if run.overrides.get(MOCK_DATA):
+        config.dataset = _mock_data()
+    config.dataset.seq_length = config.model.seq_length
+    for path, value in ours.items():
+        if path.startswith("dataset."):
+            _set(config, path, value)
+    return config
+
+
+def _function(name: str) -> Callable[[], Any]:
+    from megatron.bridge import recipes
+
+    function = getattr(recipes, name, None)
+    if not callable(function):
+        raise RankError(ExitCode.USAGE, f"Megatron-Bridge has no recipe function {name}")
+    return function  # type: ignore[no-any-return]
+
+
+def _answer_from(folder: Path) -> None:
+    """Have transformers read the folder for every name of a model: no hub is reached."""
+    if not (folder / "config.json").is_file():
+        raise RankError(ExitCode.BAD_DATA, f"{MODEL_FOLDER}: {folder} has no config.json")
+    import transformers
+
+    inner = transformers.AutoConfig.from_pretrained
+
+    def from_folder(_name: object, *args: Any, **kwargs: Any) -> Any:
+        return inner(str(folder), *args, **kwargs)
+
+    transformers.AutoConfig.from_pretrained = from_folder
+
+
+def _mock_data() -> Any:
+    from megatron.bridge.training.config import MockGPTDatasetConfig
+
+    return MockGPTDatasetConfig(
+        seq_length=1,
+        random_seed=1234,
+        reset_attention_mask=False,
+        reset_position_ids=False,
+        eod_mask_loss=False,
+        num_dataset_builder_threads=1,
+        data_sharding=True,
+        dataloader_type="single",
+        num_workers=0,
+    )
+
+
+def _local_layers(config: Any, vp_stage: int | None = None) -> Any:
+    """Megatron's layers without Transformer Engine."""
+    return get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
+    )
+
+
+def _set(config: Any, path: str, value: Value) -> None:
+    """Set the field at `path`. Raises RankError with USAGE if there is none, or of another type."""
+    *sections, name = path.split(".")
+    owner = config
+    for section in sections:
+        owner = getattr(owner, section, None)
+    if owner is None or name not in _fields(owner):
+        raise RankError(ExitCode.USAGE, f"{path}: Megatron-Bridge's configuration has no such field")
+    present = getattr(owner, name)
+    if isinstance(present, torch.dtype) or callable(present):
+        raise RankError(ExitCode.USAGE, f"{path}: {type(present).__name__} cannot be set by an argument")
+    if not _fits(present, value):
+        raise RankError(
+            ExitCode.USAGE,
+            f"{path}: {value!r} is not of the type of {present!r}, which the recipe function sets",
+        )
+    setattr(owner, name, float(value) if isinstance(present, float) and isinstance(value, int) else value)
+
+
+def _fields(owner: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
+
+
+def _fits(present: object, value: Value) -> bool:
+    if present is None or value is None:
+        return True
+    if isinstance(present, bool) or isinstance(value, bool):
+        return isinstance(present, bool) and isinstance(value, bool)
+    if isinstance(present, float):
+        return isinstance(value, int | float)
+    if isinstance(present, str | int | list | dict):
+        return isinstance(value, type(present))
+    return dataclasses.is_dataclass(present) is False

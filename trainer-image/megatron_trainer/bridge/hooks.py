@@ -1,0 +1,99 @@
+"""Hooks into Megatron-Bridge's training loop, which report what those of Megatron's own loop do."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from megatron.bridge.training import checkpointing, gpt_step, pretrain, train
+from megatron.bridge.training.utils import flop_utils
+from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.num_microbatches_calculator import get_current_global_batch_size
+from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
+from megatron.training import global_vars
+
+from megatron_trainer.worker.megatron_hooks import MegatronHooks
+
+
+class BridgeHooks(MegatronHooks):
+    """The same for Bridge: its loop passes a GlobalState where Megatron's has global arguments."""
+
+    def __init__(self, config: Any, *args: Any) -> None:
+        super().__init__(*args)
+        self._config = config
+        self._loaded = False
+        # What Megatron's hooks and the classification of errors read of Megatron's arguments.
+        names = SimpleNamespace(save=config.checkpoint.save, train_iters=config.train.train_iters)
+        global_vars._GLOBAL_ARGS = names
+
+    def install(self) -> None:
+        """Wrap the loop's functions in the modules from which the loop calls them."""
+        self._wrap("load_checkpoint", self._load, checkpointing)
+        self._wrap("save_checkpoint_and_time", self._save_state, train)
+        for module in (train, pretrain):
+            self._wrap("evaluate_and_print_results", self._evaluate, module)
+        self._wrap("train_step", self._bridge_step, train)
+        self._wrap("_dummy_train_step", self._drop, train)
+        self._wrap("get_save_function_and_args", self._guard, FileSystemWriterAsync)
+        self._wrap("save_config", self._guard, serialization)
+        self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
+        self._wrap("forward_step", self._forward, gpt_step)
+        self._wrap("to_yaml", self._write_last, type(self._config))
+
+    def _write_last(self, inner: Callable[..., Any], config: Any, path: str, *args: Any) -> None:
+        """Write a checkpoint's last file whole: while it is missing, the save did not finish."""
+        partial = Path(f"{path}.partial")
+        inner(config, str(partial), *args)
+        partial.replace(path)
+
+    def _load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._loaded = True
+        return super()._load(inner, *args, **kwargs)
+
+    def _save_state(self, inner: Callable[..., Any], state: Any, *args: Any, **kwargs: Any) -> None:
+        def save(_iteration: int, *args: Any, **kwargs: Any) -> None:
+            inner(state, *args, **kwargs)
+
+        self._save(save, state.train_state.step, *args, **kwargs)
+
+    def _bridge_step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        optimizer, state = args[3], args[5]
+        if not self._loaded:
+            # Bridge loads nothing where there is no checkpoint.
+            self._loaded = True
+            self._reporter.send("loaded", iteration=0)
+            self._spikes.load_history(0)
+        started = time.perf_counter()
+        self.stepping = state.train_state.step + 1
+        result = inner(*args, **kwargs)
+        self.building = False
+        self._steps += 1
+        if result[3]:
+            return result
+        self.iteration = state.train_state.step + 1
+        self._report_step(result[0], time.perf_counter() - started, optimizer)
+        return result
+
+    def _drop(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        inner(*args, **kwargs)
+        self.iteration += 1
+        self._reporter.send("skipped", iteration=self.iteration)
+
+    def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:
+        config, batch = self._config, get_current_global_batch_size()
+        tokens = batch * config.model.seq_length
+        flops = flop_utils.num_floating_point_operations(config, batch_size=batch)
+        return {
+            "iteration": self.iteration,
+            "trainIters": config.train.train_iters,
+            "lmLoss": loss,
+            "learningRate": get_canonical_lr_for_logging(optimizer.param_groups),
+            "tokens": tokens,
+            "stepSeconds": seconds,
+            "tokensPerSecond": tokens / seconds,
+            "tflopsPerGpu": flops / (seconds * 1e12 * torch.distributed.get_world_size()),
+            "consumedSamples": self.iteration * batch,
+        }

@@ -1,0 +1,113 @@
+"""One rank of a Megatron-Bridge run: its recipe function, its loop, and how it ends."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer import bridge_flags
+from megatron_trainer.bridge import configuration
+from megatron_trainer.telemetry.reporter import RESUME_ENV, SKIP_ENV, Reporter
+from megatron_trainer.worker import main, tracebacks
+from megatron_trainer.worker.arguments import require_gpus
+from megatron_trainer.worker.failures import (
+    FLAG_REJECTIONS,
+    RankError,
+    classify,
+    classify_early_exit,
+    classify_in_step,
+    describe,
+)
+
+
+def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
+    """Run Bridge's loop with hooks. Raises RankError unless the last iteration is done."""
+    tracebacks.make_picklable()
+    require_gpus()
+    resume_from = os.environ.get(RESUME_ENV)
+    config = _configure(argv, int(resume_from) if resume_from else None)
+    skip = {int(word) for word in os.environ.get(SKIP_ENV, "").split()}
+    config.train.iterations_to_skip = sorted(skip.union(config.train.iterations_to_skip))
+
+    from megatron_trainer.bridge.hooks import BridgeHooks
+
+    hooks = BridgeHooks(
+        config,
+        reporter,
+        int(resume_from) if resume_from else None,
+        main.loss_spike_detector(config.checkpoint.save),
+    )
+    hooks.install()
+    try:
+        _enter(config)
+    except SystemExit as end:
+        raise classify_early_exit(end.code, hooks.iteration) from end
+    except Exception as error:
+        if hooks.building and isinstance(error, FLAG_REJECTIONS):
+            raise _refused(error) from error
+        raise classify_in_step(error, hooks.stepping) from error
+    if hooks.iteration < config.train.train_iters:
+        raise classify_early_exit(0, hooks.iteration)
+    reporter.send("finished", iteration=hooks.iteration)
+
+
+def _configure(argv: Sequence[str], resume_from: int | None) -> Any:
+    config = configuration.make(bridge_flags.parse(argv))
+    if resume_from is not None:
+        # Everything from the run's own checkpoints.
+        config.checkpoint.load = config.checkpoint.save
+        config.checkpoint.ckpt_step = resume_from
+        config.checkpoint.finetune = False
+        config.checkpoint.load_optim = config.checkpoint.load_rng = True
+    return config
+
+
+def _enter(config: Any) -> None:
+    from megatron.bridge.training import gpt_step
+    from megatron.bridge.training.finetune import finetune
+    from megatron.bridge.training.pretrain import pretrain
+
+    start = pretrain if config.checkpoint.pretrained_checkpoint is None else finetune
+    start(config, gpt_step.forward_step)
+
+
+def _refused(error: Exception) -> RankError:
+    return RankError(ExitCode.USAGE, f"Megatron-Bridge refuses the configuration: {describe(error)}")
+
+
+def check(argv: Sequence[str]) -> int:
+    """Check GPUs, the function, the overrides and the files that they name. Returns the exit code."""
+    reporter = Reporter()
+    with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):  # noqa: PTH123
+        try:
+            require_gpus()
+            _validate(configuration.make(BridgeRun.from_arguments(argv)))
+        except BaseException as error:
+            failure = classify(error)
+            reporter.send("failed", **failure.report().to_json())
+            return int(failure.code)
+    return int(ExitCode.OK)
+
+
+def _validate(config: Any) -> None:
+    from megatron.bridge.training.config import runtime_config_update
+
+    try:
+        runtime_config_update(config)
+        config.validate()
+    except FLAG_REJECTIONS as error:
+        raise _refused(error) from error
+
+
+def run_rank(argv: Sequence[str], forked: bool = False) -> int:
+    """Train as one rank, as worker.main.run_rank does. Returns the exit code."""
+    return main.run_rank(argv, forked, _train)
+
+
+if __name__ == "__main__":
+    configuration.import_bridge()
+    sys.exit({"rank": run_rank, "preflight": check}[sys.argv[1]](sys.argv[2:]))
