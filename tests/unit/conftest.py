@@ -105,3 +105,9 @@ class Run:
 @pytest.fixture
 def run() -> Run:
     return Run()
+
+
+@pytest.fixture(autouse=True)
+def output_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are not broken for a terminal, whose width xdist's workers have in $COLUMNS."""
+    monkeypatch.delenv("COLUMNS", raising=False)

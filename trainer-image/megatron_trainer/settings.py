@@ -124,7 +124,7 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
     platform = env.get(pod.ENV_PLATFORM, pod.DEFAULT_PLATFORM)
     if platform not in ("gpu", "cpu"):
         raise SettingError(f"{pod.ENV_PLATFORM} is {platform!r}; set gpu or cpu")
-    engine = env.get(pod.ENV_ENGINE, pod.DEFAULT_ENGINE)
+    engine = env.get(pod.ENV_ENGINE) or pod.DEFAULT_ENGINE
     if engine not in pod.ENGINES:
         raise SettingError(f"{pod.ENV_ENGINE} is {engine!r}; set {' or '.join(pod.ENGINES)}")
     nodes = _read_integer(env, "PET_NNODES", 1, 1)
