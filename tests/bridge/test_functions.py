@@ -9,7 +9,7 @@ import pytest
 import yaml
 from answers import Wheel
 from megatron_operator import catalog
-from megatron_operator.catalog import PublishedLayout, bridge_tables
+from megatron_operator.catalog import PublishedLayout, bridge_tables, performance_options
 
 pytestmark = pytest.mark.skipif(
     sys.version_info >= (3, 13), reason=f"megatron-bridge {bridge_tables.RELEASE} is for Python 3.12"
@@ -80,6 +80,27 @@ def test_a_function_returns_the_catalogs_settings(name: str, wheel: Wheel) -> No
     settings_of_catalog = expected(layout(name))
     settings = returned(wheel.functions[name])
     assert {key: settings[key] for key in settings_of_catalog} == settings_of_catalog
+
+
+FAST = [name for name in NAMES if CATALOG.get(CATALOG.functions()[name]).engine == "megatron"]
+
+
+def options_of(name: str) -> set[str]:
+    """The options of a function's line in the catalog's table, as they are written there."""
+    entry = CATALOG.functions()[name]
+    for line in CATALOG._tables[entry].text.splitlines():
+        words = line.split()
+        also = next((word[5:].split(",") for word in words if word.startswith("also=")), [])
+        if words and name in (words[0], *also):
+            kinds = ("grads=", "gather=", "aware=", "flex=", "graphs=", "recompute=")
+            return {w for w in words[1:] if w.startswith(kinds) or w in performance_options.BARE}
+    raise AssertionError(f"{name} has no line")
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_function_of_megatrons_own_loop_has_all_that_makes_it_fast(name: str, wheel: Wheel) -> None:
+    if name not in NOT_CALLABLE:
+        assert options_of(name) == set(wheel.functions[name]["fast"])
 
 
 def test_the_catalog_has_every_function_of_the_wheel(wheel: Wheel) -> None:

@@ -104,8 +104,57 @@ def settings(config: Any) -> dict[str, Any]:
         found[f"account_for_{name}"] = getattr(config.model, f"account_for_{name}_in_pipeline_split", False)
     for name in ("dim", "alpha"):
         found[f"lora_{name}"] = getattr(config.peft, name, None)
+    found["fast"] = fast_settings(config)
     found["lacking"] = [path for path in SET_BY_FIELD if not _has(config, path)]
     return found
+
+
+def fast_settings(config: Any) -> list[str]:
+    """What makes a function fast, as options of the catalog's tables (`catalog.performance_options`)."""
+    model, ddp, optimizer = config.model, config.ddp, config.optimizer
+    comm, precision = _parts(config, "comm_overlap"), _parts(config, "mixed_precision")
+    words = []
+    if precision and precision.get("grad_reduce_in_fp32") is False:
+        words.append("grads=bf16")
+    if precision.get("fp8_param") and precision.get("fp8"):
+        words.append("gather=fp8")
+    if getattr(optimizer, "use_precision_aware_optimizer", False):
+        formats = (optimizer.main_grads_dtype, optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
+        short = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
+        words.append(f"aware={','.join(short.get(str(each), str(each)) for each in formats)}")
+    experts = getattr(model, "num_moe_experts", None)
+    if experts and getattr(model, "moe_token_dispatcher_type", None) == "flex":
+        words.append(f"flex={model.moe_flex_dispatcher_backend}")
+    if comm.get("overlap_moe_expert_parallel_comm"):
+        words += ["ep-overlap", *(["delay-wgrad"] if comm.get("delay_wgrad_compute") else [])]
+    if comm.get("tp_comm_overlap") and model.tensor_model_parallel_size > 1:
+        words.append("tp-overlap")
+    words += _graphs(model)
+    words += ["fsdp"] if getattr(ddp, "use_megatron_fsdp", False) else []
+    if model.recompute_granularity == "full":
+        words.append(f"recompute=full:{model.recompute_method}:{model.recompute_num_layers}")
+    elif model.recompute_granularity == "selective":
+        words.append(f"recompute={','.join(getattr(model, 'recompute_modules', None) or ['core_attn'])}")
+    offloading = ("cpu_offloading", "fine_grained_activation_offloading")
+    return words + (["offload"] if any(getattr(model, each, False) for each in offloading) else [])
+
+
+def _parts(config: Any, name: str) -> dict[str, Any]:
+    """Fields of a part that may be missing, or named by a string."""
+    part = getattr(config, name, None)
+    return {} if part is None or isinstance(part, str) else vars(part)
+
+
+def _graphs(model: Any) -> list[str]:
+    names = [getattr(model, field, None) or [] for field in ("cuda_graph_scope", "cuda_graph_modules")]
+    lists = [[each] if isinstance(each, str) else [str(x) for x in each] for each in names]
+    scopes = [[x for x in each if x != "full"] for each in lists]
+    modules, impl = scopes[0] or scopes[1], getattr(model, "cuda_graph_impl", "none")
+    if impl == "full_iteration" or (impl == "local" and "full_iteration" in modules):
+        return ["graphs=full_iteration"]
+    if impl in ("local", "transformer_engine"):
+        return [f"graphs={impl}" + (f":{','.join(modules)}" if modules else "")]
+    return []
 
 
 def _has(config: Any, path: str) -> bool:

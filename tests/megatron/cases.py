@@ -1,5 +1,6 @@
 """The argument lists to check: every published layout, every example, and planned runs."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -8,10 +9,12 @@ from typing import Any
 
 import yaml
 from megatron_operator import catalog
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe
+from megatron_operator.catalog.bridge_tables import WITHOUT_DATA_SHEET
 from megatron_operator.planner import megatron_arguments, plan
 from megatron_operator.planner.estimate import hardware
 
@@ -105,7 +108,7 @@ def specs() -> dict[str, dict[str, Any]]:
 @cache
 def case(name: str) -> Case:
     """The recipe of this name, resolved, planned and written out."""
-    return build(name, specs()[name])
+    return build(name, specs().get(name) or functions()[name])
 
 
 def build(name: str, spec: dict[str, Any]) -> Case:
@@ -136,6 +139,32 @@ def _published() -> Iterator[tuple[str, dict[str, Any]]]:
                 if words not in seen:
                     seen.append(words)
                     yield name, spec
+
+
+@cache
+def functions() -> dict[str, dict[str, Any]]:
+    """One function of Megatron-Bridge for each combination of settings that make functions fast.
+
+    Not those that the planner refuses, nor those with the precision-aware optimizer: Megatron builds that
+    only with Transformer Engine.
+    """
+    library, found = catalog.load(), {}
+    for name, owner in sorted(library.functions().items()):
+        function, entry = library.function(name), library.get(owner)
+        if function is None or entry.engine != "megatron" or not function.megatron_args:
+            continue
+        sizes, training = function.parallelism, function.training
+        fast = (*sorted(function.megatron_args), sizes.tp_comm_overlap, sizes.recompute_granularity)
+        key = (bool(entry.model.num_experts), bool(entry.model.multi_latent_attention), fast)
+        unknown = function.accelerators[0] in WITHOUT_DATA_SHEET
+        if key in found or unknown or training.use_precision_aware_optimizer or function.left_out:
+            continue
+        asked = {"type": function.accelerators[0], "count": function.count}
+        spec = {"recipe": name, "accelerator": asked, "data": CORPUS}
+        with contextlib.suppress(InvalidRecipeError):
+            build(name, spec)
+            found[key] = name, spec
+    return dict(found.values())
 
 
 def _examples() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -106,8 +106,4 @@ def function_settings(function: PublishedLayout, entry: Entry, found: Diagnostic
             found.note(
                 f"the warm-up of {function.function} ({warm_up}) is longer than its run ({length}): left out"
             )
-        if function.precision == "nvfp4":
-            found.note(
-                f"{function.function} computes in NVFP4, for which there is no setting; here it is BF16"
-            )
     return {"training": training}

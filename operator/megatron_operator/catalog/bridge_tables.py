@@ -7,11 +7,14 @@
 (measures throughput, on random data), `least` (the function gives no count: the smallest for its sizes),
 `later` (not in this release yet), and rare settings: `optimizer=`, `first=` and `last=` (layers of these
 stages), `account` (embedding and loss count as layers), `split=` (pipelineModelParallelLayout), `decay=`
-(lrDecayIters, where it differs from the length), `rank=` and `alpha=` (of LoRA).
+(lrDecayIters, where it differs from the length), `rank=` and `alpha=` (of LoRA). `performance_options` has
+those that make a function fast.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from megatron_operator.catalog import performance_options
 
 RELEASE: Final = "0.6.2"
 """Release of megatron-bridge that the tables are tested against."""
@@ -100,7 +103,8 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
         parallelism["pipelineModelParallelLayout"] = options.pop("split")
     also = options.pop("also", "")
     lora = {leaf: int(options.pop(word)) for word, leaf in _LORA.items() if word in options}
-    unknown = [*options, *({*bare} - {"account", "benchmark", "least", "later"})]
+    fast = performance_options.settings(bare, options, cells["precision"])
+    unknown = [*options, *({*bare} - {"account", "benchmark", "least", "later"} - performance_options.BARE)]
     if unknown:
         raise ValueError(f"{', '.join(unknown)} is not an option of this table")
     release = "after " * ("later" in bare) + RELEASE
@@ -113,7 +117,11 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
         "benchmark": True if "benchmark" in bare else None,
         "accelerators": _HARDWARE.get(hardware, [hardware]),
         "count": int(count),
-        "parallelism": parallelism,
-        "training": training,
+        "parallelism": parallelism | fast.parallelism,
+        "training": training | fast.training,
+        "model": fast.model or None,
+        "megatronArgs": fast.megatron_args or None,
+        "leftOut": fast.left_out or None,
+        "leftOutArgs": fast.left_out_args or None,
         "source": f"Megatron Bridge {release}, {cells['function']}{kind}{least}",
     }

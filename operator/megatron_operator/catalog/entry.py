@@ -40,6 +40,14 @@ class PublishedLayout(ApiModel):
     """Sizes, split and recomputation; override the entry's."""
     training: TrainingSpec = TrainingSpec()
     """Micro batch size and anything else that this layout changes; overrides the entry's."""
+    model: ModelSpec | None = None
+    """How the experts are dispatched; never the model's shape."""
+    megatron_args: MegatronArgs | None = None
+    """Further settings that make a function fast."""
+    left_out: list[Text] | None = None
+    """Settings of the function that this operator cannot use, with the reason."""
+    left_out_args: MegatronArgs | None = None
+    """Arguments among them, by which the planner predicts what leaving them out costs."""
     source: Text
     """Document, function or paper."""
     function: FunctionName | None = None

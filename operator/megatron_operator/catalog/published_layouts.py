@@ -57,6 +57,10 @@ _STAGE_SPLIT: Final = (
 )
 
 
+_OF_A_LAYOUT: Final = ("microBatchSize", "globalBatchSize", "fp8ParamGather", "usePrecisionAwareOptimizer")
+"""Settings of `training` that belong to a function's layout."""
+
+
 def select_layout(
     entry: Entry,
     hardware: str,
@@ -85,6 +89,10 @@ def select_layout(
         found.note(f"the published layout for {count} x {hardware} is not used: {reason}; planned")
         return None
     found.note(f"the published layout for {count} x {hardware} is used ({layout.source})")
+    if layout.precision == "nvfp4":
+        found.note("NVFP4 is estimated at the speed of FP8")
+    for what in layout.left_out or ():
+        found.note(f"left out of {layout.function}: {what}")
     return layout
 
 
@@ -101,8 +109,9 @@ def layout_settings(layout: PublishedLayout) -> Settings:
     if sizes["pipelineModelParallelLayout"]:
         # The layout string implies the virtual stages; Megatron rejects both together.
         sizes.pop("numVirtualStagesPerPipelineRank", None)
-    kept = {leaf: training[leaf] for leaf in ("microBatchSize", "globalBatchSize") if leaf in training}
-    return {"parallelism": sizes, "training": kept}
+    kept = {leaf: training[leaf] for leaf in _OF_A_LAYOUT if leaf in training}
+    fast = {section: wire[section] for section in ("model", "megatronArgs") if wire.get(section)}
+    return {"parallelism": sizes, "training": kept} | fast
 
 
 def _changed_setting(entry: Entry, layout: PublishedLayout, spec: MegatronRecipeSpec) -> str | None:

@@ -190,6 +190,8 @@ def _catalog_layers(
     layout = select_layout(entry, hardware, spec, found, named)
     if function is not None:
         settings = bridge_functions.function_settings(function, entry, found)
+        if layout is None and entry.engine == "megatron" and function.precision == "nvfp4":
+            found.note(f"{function.function} computes in NVFP4; without its layout it is BF16")
         layers.append((f"{label}, {function.function}", settings))
         if layout is None and entry.engine == "bridge":
             layers.append((f"{label}, {function.function}", layout_settings(function)))

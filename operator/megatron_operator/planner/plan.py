@@ -27,6 +27,7 @@ from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.estimate.workload import execution, numerics
+from megatron_operator.planner.left_out import cost_note
 from megatron_operator.planner.notes import planning_notes
 from megatron_operator.planner.retention import parallelism_of, same_layout
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
@@ -285,6 +286,8 @@ def _to_plan(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> 
     padded = shape.padded_vocab(dims.tp)
     recompute_all = chosen.recompute == "full"
     overlap = _overlap(problem, found)
+    if cost := cost_note(problem, chosen):
+        found.note(cost)
     if dims.cp == 1 and problem.asked.cp_comm_type and _set_by_user(resolved, "parallelism.cpCommType"):
         found.note(f"cpCommType {problem.asked.cp_comm_type} is not used: CP is 1")
     if padded != shape.vocab:

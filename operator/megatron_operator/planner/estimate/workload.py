@@ -161,7 +161,8 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`. FP8 keeps two FP8 copies of a weight,
     one for each direction of the product, unless the weights themselves are FP8 (`--fp8-param-gather`).
     """
-    fp8 = training.fp8_format is not None
+    # FP4 products are taken to be as fast as FP8: no published peak is reached yet.
+    fp8 = training.fp8_format is not None or "fp4-format" in args
     if not (training.bf16 or training.fp16):
         moments = 8 if training.optimizer in (None, "adam") else 4
         return Numerics(weight=4, gradient=4, optimizer=moments, gathered_weight=4)
@@ -208,8 +209,9 @@ def execution(
 
 
 def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
-    if args.get("cuda-graph-impl", "none") == "none":
-        return "none"
+    impl = args.get("cuda-graph-impl", "none")
+    if impl in ("none", "full_iteration"):
+        return "none" if impl == "none" else "full"
     scope = args.get("cuda-graph-scope", ())
     return "full" if "full_iteration" in (scope if isinstance(scope, list) else [scope]) else "partial"
 

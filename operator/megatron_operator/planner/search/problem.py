@@ -46,6 +46,18 @@ class PlanningProblem:
         return self.accelerator.memory if self.accelerator else None
 
     @property
+    def is_function(self) -> bool:
+        """Whether the layout is that of a function of Megatron-Bridge, with its own recomputation."""
+        layout = self.resolved.layout
+        return (
+            layout is not None
+            and layout.function is not None
+            and self.resolved.engine == "megatron"
+            and self.asked.pipeline_model_parallel_size == layout.parallelism.pipeline_model_parallel_size
+            and self.asked.tensor_model_parallel_size == layout.parallelism.tensor_model_parallel_size
+        )
+
+    @property
     def on_cpu(self) -> bool:
         """Whether the run has no GPUs (platform `cpu`)."""
         return self.resolved.profile.platform == "cpu"

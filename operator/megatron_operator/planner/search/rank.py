@@ -22,6 +22,8 @@ EQUAL_SPEED = 0.02
 """Steps that are longer by at most this share count as equally fast: the estimate is not more precise."""
 NOT_COMPETITIVE = 1.25
 """Interleaved layouts whose step would take this much longer than the best are not timed."""
+MEASURED = 1.15
+"""Estimated memory of a function's layout, relative to the capacity, up to which it is believed to fit."""
 MICRO_BATCHES = (1, 2, 4, 8)
 """Micro batch sizes that are considered when none is requested."""
 
@@ -141,7 +143,7 @@ def _candidates(problem: PlanningProblem, layout: Layout) -> Iterator[Candidate]
 def _recomputations(problem: PlanningProblem) -> Recomputations:
     """Recomputation to consider: what is requested, else none, cheap modules, everything."""
     asked = problem.asked
-    if asked.recompute_granularity or problem.accelerator is None:
+    if asked.recompute_granularity or problem.accelerator is None or problem.is_function:
         return [(asked.recompute_granularity, tuple(asked.recompute_modules or ()))]
     options: Recomputations = [(None, ()), ("full", ())]
     if cheap := cheap_modules(problem.shape, problem.resolved):
@@ -194,6 +196,16 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
     memory, capacity = smallest.memory, smallest.memory.capacity or 0
     fully_requested = ranking.valid == 1
     states = memory.total - memory.activations
+    published = problem.resolved.layout
+    complete = problem.is_function and published is not None and not published.left_out
+    if complete and published is not None and memory.total <= MEASURED * capacity:
+        function = published.function
+        found.note(
+            f"memory is estimated at {memory.total / GIB:.1f} of {capacity / GIB:.1f} GiB: {function} is"
+            " published with this layout, so the estimate may be too high"
+        )
+        ranking.candidates = [_timed(problem, smallest)]
+        return
     if fully_requested and states <= capacity:
         ranking.candidates = [_timed(problem, smallest)]
         return

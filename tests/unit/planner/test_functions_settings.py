@@ -1,0 +1,121 @@
+"""A function's layout brings all that made it fast, and nothing that it does not have."""
+
+import re
+from typing import Any
+
+import pytest
+from megatron_operator import catalog
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog import performance_options
+from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.planner import PlannedRun, admit
+
+LIBRARY = catalog.load()
+QWEN = ("qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config", "gb200", 256)
+
+
+def run(name: str, accelerator: str, count: int, **spec: Any) -> PlannedRun:
+    asked = {"recipe": name, "accelerator": {"type": accelerator, "count": count}} | spec
+    asked["data"] = {"mockData": True}
+    return admit("run", MegatronRecipeSpec.model_validate(asked), default_platform(), LIBRARY)
+
+
+def test_the_arguments_have_the_functions_settings() -> None:
+    words = " ".join(run(*QWEN).arguments)
+    for flag in (
+        "--overlap-moe-expert-parallel-comm",
+        "--delay-wgrad-compute",
+        "--grad-reduce-in-bf16",
+        "--fp8-param-gather",
+        "--reuse-grad-buf-for-mxfp8-param-ag",
+    ):
+        assert flag in words
+
+
+def test_with_what_is_left_out_the_estimate_is_near_the_published_speed() -> None:
+    plan = run(*QWEN).plan
+    assert plan.expected is not None
+    cost = next(
+        float(found[1]) for note in plan.notes if (found := re.search(r"step ([\d.]+)% longer", note))
+    )
+    assert plan.expected.tokens_per_second_per_gpu * (1 + cost / 100) == pytest.approx(7280, rel=0.05)
+
+
+def test_the_recipe_has_the_last_word() -> None:
+    found = run(*QWEN, megatronArgs={"grad-reduce-in-bf16": False}, training={"fp8ParamGather": False})
+    assert not {"--grad-reduce-in-bf16", "--fp8-param-gather"} & set(found.arguments)
+
+
+def test_another_count_has_none_of_them() -> None:
+    found = run(QWEN[0], "gb200", 512)
+    assert not {"cuda-graph-impl", "grad-reduce-in-bf16"} & found.resolved.megatron_args.keys()
+    assert found.resolved.model.moe_token_dispatcher_type == "alltoall"
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "count"),
+    [
+        ("llama31_405b_pretrain_1024gpu_h100_fp8cs_config", "h100-sxm", 1024),
+        ("llama3_70b_pretrain_64gpu_gb300_fp8mx_config", "gb300", 64),
+        ("llama31_405b_pretrain_256gpu_gb200_fp8mx_config", "gb200", 256),
+        ("gpt_oss_120b_pretrain_64gpu_b200_bf16_config", "b200", 64),
+    ],
+)
+def test_layers_are_recomputed_only_where_the_function_does(name: str, accelerator: str, count: int) -> None:
+    function = LIBRARY.function(name)
+    assert function is not None
+    plan = run(name, accelerator, count).plan
+    assert plan.recompute_granularity == function.parallelism.recompute_granularity
+    assert plan.recompute_modules == function.parallelism.recompute_modules
+    assert plan.tensor_model_parallel_size == function.parallelism.tensor_model_parallel_size
+
+
+def test_what_is_left_out_is_named() -> None:
+    notes = run("llama3_70b_pretrain_64gpu_gb300_bf16_config", "gb300", 64).plan.notes
+    assert any("left out of llama3_70b" in note and "FSDP" in note for note in notes)
+
+
+def test_flex_and_the_graphs_that_need_it_are_left_out_with_what_that_costs() -> None:
+    found = run(*QWEN)
+    assert "flex" not in found.arguments
+    assert "--moe-flex-dispatcher-backend" not in found.arguments
+    assert "--cuda-graph-impl" not in found.arguments
+    notes = [note for note in found.plan.notes if "left out of" in note]
+    for words in ("hybridep", "whole iterations"):
+        assert any(words in note for note in notes)
+    assert any("longer" in note and "%" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", [name for name in LIBRARY.functions() if LIBRARY.function(name)])
+def test_no_function_starts_with_a_dispatcher_that_the_image_lacks(name: str) -> None:
+    function = LIBRARY.function(name)
+    assert function is not None
+    assert function.model is None or function.model.moe_token_dispatcher_type != "flex"
+    assert "moe-flex-dispatcher-backend" not in (function.megatron_args or {})
+
+
+def test_graphs_that_the_dispatcher_allows_are_kept() -> None:
+    found = performance_options.settings([], {"flex": "hybridep", "graphs": "local:attn"}, "bf16")
+    assert found.megatron_args["cuda-graph-modules"] == ["attn"]
+    alone = performance_options.settings([], {"graphs": "full_iteration"}, "bf16")
+    assert alone.megatron_args["cuda-graph-impl"] == "full_iteration"
+    assert alone.left_out == []
+
+
+def test_options_become_settings() -> None:
+    options = {"graphs": "local:attn,mlp", "recompute": "full:uniform:1", "aware": "fp32,bf16,bf16"}
+    found = performance_options.settings(["tp-overlap"], options, "bf16")
+    assert options == {}
+    assert found.parallelism == {
+        "tpCommOverlap": True,
+        "recomputeGranularity": "full",
+        "recomputeMethod": "uniform",
+        "recomputeNumLayers": 1,
+    }
+    assert found.megatron_args == {
+        "exp-avg-dtype": "bf16",
+        "exp-avg-sq-dtype": "bf16",
+        "cuda-graph-impl": "local",
+        "cuda-graph-modules": ["attn", "mlp"],
+        "te-rng-tracker": True,
+    }
