@@ -32,6 +32,10 @@ setup-trainer: ## The same, with torch and megatron-core for the trainer's tests
 setup-gpu-path: setup ## Create .venv-gpu: the GPU image's packages on Python 3.13, for test-gpu-path (no GPU)
 	@scripts/setup_gpu_path.sh
 
+.PHONY: setup-bridge
+setup-bridge: setup-trainer ## Create .venv-bridge: the trainer's packages with those of Megatron-Bridge, on Python 3.12
+	@scripts/setup_bridge.sh
+
 .PHONY: cluster-up
 cluster-up: setup ## Start the local two-node cluster with both images, without the demo (root)
 	@$(PY) -m localcluster up
@@ -113,8 +117,9 @@ fuzz: setup-trainer ## Fuzz every reader of foreign text: CASES=100000, FUZZ="--
 	@$(PY) -m testkit.fuzz --cases $(or $(CASES),100000) $(FUZZ)
 
 .PHONY: bridge-training
-bridge-training: setup-trainer ## Train by Megatron-Bridge's SFT and LoRA functions on the CPU, and resume (minutes)
+bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU, also under the launcher (minutes)
 	@MEGATRON_BRIDGE_TRAINING=1 $(PY) -m pytest -q tests/bridge/test_training.py
+	@.venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge.py
 
 .PHONY: soak
 soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others
@@ -127,6 +132,9 @@ lock: setup ## Recompile the pinned requirements
 	    -o requirements/$$name.txt requirements/$$name.in; done
 	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	  -o trainer-image/requirements-cpu.txt trainer-image/requirements-cpu.in
+	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
+	  -c trainer-image/requirements-cpu.txt \
+	  -o trainer-image/requirements-bridge-run.txt trainer-image/requirements-bridge-run.in
 	@$(PY) -m uv pip compile -q --universal --python-version 3.13 --generate-hashes --no-header \
 	  -c trainer-image/requirements-cpu.txt -o trainer-image/requirements-gpu.txt trainer-image/requirements-gpu.in
 	@$(PY) -m uv pip compile -q --no-deps --universal --python-version 3.13 --generate-hashes --no-header \

@@ -1,5 +1,6 @@
 """Megatron-Bridge's recipe functions under the launcher: fine-tuned, killed, resumed with the same losses."""
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from tests.trainer.bridge_run import ITERATIONS, SAVED_EVERY, BridgeGang, write_
 from tests.trainer.warm_process import WarmProcess
 
 Start = Callable[..., BridgeGang]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None,
+    reason="what Megatron-Bridge imports is not installed: run make bridge-training",
+)
 
 
 @pytest.fixture(scope="module")

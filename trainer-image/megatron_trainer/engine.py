@@ -27,9 +27,9 @@ def complete(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def why_absent() -> str | None:
     """Return why the engine cannot be started, None if it can."""
-    if is_bridge() and find_spec("megatron.bridge") is None:
+    if is_bridge() and None in map(find_spec, ("megatron.bridge", "modelopt")):
         return (
-            f"{ENV_ENGINE}=bridge: Megatron-Bridge is not in this image, it needs Python 3.12; use an image "
-            "that trainer-image/Dockerfile builds"
+            f"{ENV_ENGINE}=bridge: this image lacks Megatron-Bridge or what it imports; install "
+            "requirements-bridge-run.txt and requirements-bridge.txt of trainer-image on Python 3.12"
         )
     return None

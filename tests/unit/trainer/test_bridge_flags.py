@@ -48,3 +48,10 @@ def test_the_engine_decides_how_arguments_are_read(monkeypatch: pytest.MonkeyPat
     assert engine.read(["--save", "/c"]).ckpt_format == "torch_dist"
     monkeypatch.setenv("MEGATRON_ENGINE", "bridge")
     assert engine.read(["f", SAVE]).save == Path("/c")
+
+
+def test_an_image_without_bridge_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda _name: None)
+    assert engine.why_absent() is None
+    monkeypatch.setenv("MEGATRON_ENGINE", "bridge")
+    assert "this image lacks Megatron-Bridge or what it imports" in (engine.why_absent() or "")

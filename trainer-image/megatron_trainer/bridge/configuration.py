@@ -45,8 +45,6 @@ ON_CPU: dict[str, Value] = {
 
 def import_bridge() -> None:
     """Import Bridge and its loop; takes seconds. Call it in the fork server, before ranks are forked."""
-    # pyarrow's own allocator would start a thread, which a fork does not copy.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     absent_packages.install(PLATFORM)
     dataset_helpers.skip_build()
     for name in ("recipes", "training.finetune", "training.gpt_step", "training.pretrain"):

@@ -1,5 +1,6 @@
 """What the fork server imports before it forks ranks, and how ranks start where they cannot be forked."""
 
+import os
 import sys
 from types import ModuleType
 
@@ -13,6 +14,8 @@ def warm_up(platform: str, flags: list[str]) -> Programs:
     On the gpu platform ranks and the check of the flags start cold, as new interpreters, if CUDA cannot be
     used in a forked child.
     """
+    # pyarrow, which transformers may import, has an allocator with a thread, which a fork does not copy.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     if platform == "cpu":
         from megatron_trainer.platform import cpu
 
