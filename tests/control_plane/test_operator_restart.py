@@ -13,7 +13,7 @@ PREPARED = {
     "volume": {"size": "1Gi"},
     "prepare": {"source": "/usr/lib/python3.13", "include": "**/*.py", "name": "python"},
 }
-VARYING = ("lastTransitionTime", "time", "podsAsOf", "gang", "restartBefore", "lastRestartTime")
+VARYING = ("lastTransitionTime", "time", "podsAsOf", "gang", "restartBefore", "lastRestartTime", "placement")
 
 
 def scenario(world: World, name: str) -> None:

@@ -260,6 +260,10 @@ class FrozenPod:
                 process.resume()
         until("the ranks to end", lambda: all(map(has_ended, self._ranks)) or None)
 
+    def resume_fork_server(self) -> None:
+        """Continue the fork server, which passes on what the ranks have written to stderr."""
+        self._fork_server.resume()
+
     def resume_launcher(self) -> int:
         """Continue the launcher and its fork server. Returns the launcher's exit code."""
         self._fork_server.resume()

@@ -75,7 +75,9 @@ def test_a_worker_frozen_within_a_save_writes_no_file_of_it_after_its_replacemen
     written = gang.files()
     frozen.resume_ranks()
     assert gang.files() == written
-    assert "the ranks of generation 1 were replaced and no longer write checkpoints" in gang.log()
+    frozen.resume_fork_server()
+    reason = "the ranks of generation 1 were replaced and no longer write checkpoints"
+    until("the reason in the log", lambda: reason in gang.log() or None)
 
 
 def test_a_master_frozen_while_it_repairs_the_directory_does_not_go_on_with_it_after_its_replacement(
