@@ -48,7 +48,8 @@ if [ -z "$(find_wheel)" ]; then
         "$venv/bin/python" -m pip wheel "${exact[@]}" --no-build-isolation --no-cache-dir \
         --wheel-dir "$scratch/built" -r "$scratch/sdist.txt"
     mv "$scratch"/built/*.whl "$kept/"
-    sed -n 's/^\([a-z0-9-]*\)==.*/\1/p' "$folder/requirements-te-build.txt" > "$scratch/build-only.txt"
+    names() { sed -n 's/^\([a-z0-9-]*\)==.*/\1/p' "$1"; }
+    names "$folder/requirements-te-build.txt" | grep -vxF -f <(names "$requirements") > "$scratch/build-only.txt"
     "$venv/bin/python" -m pip uninstall --quiet --yes -r "$scratch/build-only.txt"
 fi
 install --no-deps "$(find_wheel)"

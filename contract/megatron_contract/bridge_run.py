@@ -9,15 +9,19 @@ type Value = bool | int | float | str | list[Value] | dict[str, Value] | None
 
 MOCK_DATA: Final = "dataset.mock"
 """true: Bridge's random tokens instead of the function's dataset."""
+CHATS: Final = "dataset.chats"
+"""true: the lines of `dataset.dataset_root` are chats; false: questions (`input`) and answers (`output`)."""
 MODEL_FOLDER: Final = "hub.path"
 """Folder with config.json and tokenizer of the model, read wherever the function names a model of the hub."""
+PEFT_SCHEME: Final = "peft.scheme"
+"""`lora` or `dora`: the argument `peft_scheme` of the recipe function."""
 
 
 @dataclass(frozen=True)
 class BridgeRun:
     """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
 
-    MOCK_DATA and MODEL_FOLDER are not in a ConfigContainer; the trainer reads them itself.
+    CHATS, MOCK_DATA, MODEL_FOLDER and PEFT_SCHEME are not in a ConfigContainer; the trainer reads them.
     """
 
     function: str

@@ -16,6 +16,8 @@ GANG_TOKEN_FILE: Final = "token"
 """In GANG_TOKEN_DIR, and the key of the Secret that is mounted there."""
 PROGRESS_FILE: Final = "progress.jsonl"
 """In the run's save directory; the trainer appends one JSON object per iteration."""
+VALIDATION_FILE: Final = "validation.jsonl"
+"""Beside it; one JSON object per evaluation of the validation data: iteration, lmLoss, generation, time."""
 
 ENV_PLATFORM: Final = "MEGATRON_PLATFORM"
 ENV_ENGINE: Final = "MEGATRON_ENGINE"

@@ -7,6 +7,7 @@ from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import (
     MAX_INCIDENTS,
     MAX_WARNINGS,
+    Bytes,
     Count,
     Finite,
     Identifier,
@@ -24,6 +25,7 @@ PROGRESS_SCHEMA: Final = 1
 """Increased when a reader of the previous version would misread a report; new fields alone do not count."""
 
 PHASES: Final = (
+    "preparing",
     "starting",
     "rendezvous",
     "loading",
@@ -42,6 +44,19 @@ class ReportedWarning(Message):
     reason: Annotated[str, Identifier("Warning")] = "Warning"
     """CamelCase identifier, for example `CheckpointVolumeLow`."""
     message: LongText = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationProgress(Message):
+    """How far the preparation of the data is, by all of its pods together."""
+
+    documents: Count
+    """Documents in complete shards."""
+    bytes_done: Bytes
+    """Bytes of the sources that have been read, as they are on the volume."""
+    bytes_total: Bytes
+    bytes_per_second: Rate | None = None
+    seconds_left: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +96,22 @@ class ProgressReport(Message):
     incidents: Annotated[tuple[ReportedIncident, ...], Items(MAX_INCIDENTS, newest=True)] = ()
     """The newest incidents, oldest first."""
     warnings: Annotated[tuple[ReportedWarning, ...], Items(MAX_WARNINGS)] = ()
+    preparation: PreparationProgress | None = None
+    """Only of a pod that prepares data, whose phase is `preparing`."""
     useful_seconds: Seconds | None = None
     """Wall time of the iterations that were kept."""
     first_started_at: UnixTime | None = None
     """When the run started, Unix seconds."""
+    save_seconds: Seconds | None = None
+    """Wall time of the whole run in which saves held up the training."""
+    evaluate_seconds: Seconds | None = None
+    """Wall time of the whole run in evaluations."""
+    validation_iteration: Count | None = None
+    """Iteration of the last evaluation of the validation data; None before the first."""
+    validation_loss: Finite | None = None
+    best_validation_iteration: Count | None = None
+    """Iteration of the evaluation with the lowest loss."""
+    best_validation_loss: Finite | None = None
 
     @classmethod
     def parse(cls, value: object) -> Self:

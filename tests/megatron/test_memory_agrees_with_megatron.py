@@ -2,8 +2,9 @@
 
 `theoretical_memory_usage.py` takes BF16 weights, FP32 gradients and Adam for granted, stages of equal size,
 one dense feed-forward width in all activations, two products in a quick-GEGLU layer that has three, and no
-context parallelism. What a plan has beyond that is left out; context parallelism is given to Megatron as a
-shorter sequence and more copies.
+context parallelism. For activations it takes the layers of a GPT for granted: dropout, as many groups as
+heads, whose width is the hidden size, and one product before the activation. What a plan has beyond that is
+left out; context parallelism is given to Megatron as a shorter sequence and more copies.
 """
 
 import argparse
@@ -152,10 +153,18 @@ def test_weights_gradients_and_optimizer_agree(megatron: Megatron, name: str) ->
 def test_activations_agree(megatron: Megatron, name: str) -> None:
     args, w = arguments(megatron, name), workload(name)
     unfused = dataclasses.replace(w.execution, unfused_attention=False)
+    gpt = dataclasses.replace(
+        w.shape,
+        groups=w.shape.heads,
+        head_dim=w.shape.hidden / w.shape.heads,
+        gated=False,
+        qk_norm=False,
+        dropout=True,
+    )
     estimate = (
         theirs.compute_activation_memory if w.split_sequence else theirs.compute_activation_memory_without_sp
     )
-    ours = memory.activations(dataclasses.replace(w, execution=unfused), 0)
+    ours = memory.activations(dataclasses.replace(w, shape=gpt, execution=unfused), 0)
     assert ours == pytest.approx(estimate(args, w.micro_batches), rel=0.05)
 
 

@@ -1,14 +1,19 @@
 """A run of Megatron-Bridge under the launcher: a Llama of two layers, tensor parallel on two ranks."""
 
+import json
+import string
 from pathlib import Path
+from typing import Any
 
 from megatron_contract.bridge_run import MOCK_DATA, MODEL_FOLDER, BridgeRun, Value
+from megatron_operator.manifests import Manifests
 
 from tests.trainer.gang import Gang
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS, SAVED_EVERY = 6, 2
 LENGTH, VOCABULARY = 64, 256
+WORDS = [*string.ascii_lowercase, *string.digits]
 
 
 def write_model(folder: Path) -> Path:
@@ -26,7 +31,31 @@ def write_model(folder: Path) -> Path:
         architectures=["LlamaForCausalLM"],
     )
     config.save_pretrained(folder)
+    write_tokenizer(folder)
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of fewer words than the model has, each a digit or a letter between spaces."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "</s>", *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+    fast.save_pretrained(folder)
+
+
+def write_samples(folder: Path) -> None:
+    """Write questions whose answer repeats their letters."""
+    folder.mkdir()
+    lines = [
+        json.dumps({"input": f"{WORDS[i % 26]} {WORDS[i % 7]}", "output": f"{WORDS[i % 7]} {WORDS[i % 26]}"})
+        for i in range(64)
+    ]
+    for name in ("training", "validation"):
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 class BridgeGang(Gang):
@@ -62,3 +91,47 @@ class BridgeGang(Gang):
 
     def arguments(self) -> list[str]:
         return BridgeRun(self.function, self.overrides).to_arguments()
+
+
+class RecipeGang(BridgeGang):
+    """The launcher of a run with the arguments and the engine that the operator renders for a recipe.
+
+    `data` stands for the data volume, the gang's own folder for that of the checkpoints.
+    """
+
+    def __init__(self, folder: Path, warm: WarmProcess, data: Path, spec: dict[str, Any]) -> None:
+        super().__init__(folder, warm, data, "of the recipe")
+        self._rendered = [
+            word.replace('"/data/', f'"{data}/').replace('"/checkpoints/run', f'"{self.save}')
+            for word in _rendered(spec)
+        ]
+
+    def arguments(self) -> list[str]:
+        return self._rendered
+
+
+def rendered_preparation(spec: dict[str, Any], data: Path) -> list[str]:
+    """Arguments of the Job that prepares the data of a recipe; `data` stands for the data volume."""
+    job = _objects(spec).prepare_job
+    assert job is not None
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = [str(word).replace('"/data/', f'"{data}/') for word in container["args"]]
+    return [f"{data}/{word.removeprefix('/data/')}" if word.startswith("/data/") else word for word in words]
+
+
+def _rendered(spec: dict[str, Any]) -> list[str]:
+    """Arguments of the container in the job of a recipe."""
+    (container,) = _objects(spec).job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"][
+        "containers"
+    ]
+    return [str(word) for word in container["args"]]
+
+
+def _objects(spec: dict[str, Any]) -> Manifests:
+    from megatron_operator import catalog, manifests
+    from megatron_operator.api.recipe import MegatronRecipeSpec
+    from megatron_operator.cli.default_platform import default_platform
+    from megatron_operator.planner import admit
+
+    admitted = admit("run", MegatronRecipeSpec.model_validate(spec), default_platform(), catalog.load())
+    return manifests.build(admitted, "")

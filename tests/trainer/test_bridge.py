@@ -1,14 +1,27 @@
 """Megatron-Bridge's recipe functions under the launcher: fine-tuned, killed, resumed with the same losses."""
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from megatron_contract.bridge_run import Value
+from megatron_contract.environment import VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.data import chats_command
 
-from tests.trainer.bridge_run import ITERATIONS, SAVED_EVERY, BridgeGang, write_model
+from tests.trainer.bridge_run import (
+    ITERATIONS,
+    LENGTH,
+    SAVED_EVERY,
+    BridgeGang,
+    RecipeGang,
+    rendered_preparation,
+    write_model,
+    write_samples,
+)
+from tests.trainer.chat_corpus import LLAMA, lines, many, write_tokenizer
 from tests.trainer.warm_process import WarmProcess
 
 Start = Callable[..., BridgeGang]
@@ -85,3 +98,129 @@ def test_a_wrong_override_ends_the_run_before_it_trains_and_is_named(
     run = start("llama32_1b_peft_config", **overrides)
     assert run.wait() == [int(ExitCode.USAGE)]
     assert problem in run.termination(0)["message"]
+
+
+def test_a_folder_without_samples_ends_the_run_before_it_trains(
+    start: Start, weights: Path, tmp_path: Path
+) -> None:
+    run = start(
+        "llama32_1b_peft_config",
+        checkpoint__pretrained_checkpoint=str(weights),
+        dataset__mock=False,
+        dataset__dataset_root=str(tmp_path),
+        dataset__hf_dataset=None,
+    )
+    assert run.wait() == [int(ExitCode.BAD_DATA)]
+    assert f"{tmp_path} has no training.jsonl" in run.termination(0)["message"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "peft"),
+    [
+        ("llama3.2-1b-lora", {"type": "lora", "dim": 4}),
+        ("llama3.2-1b-lora", {"type": "dora", "targetModules": ["linear_qkv"]}),
+        ("llama3.2-1b-sft", None),
+    ],
+)
+def test_a_recipe_is_fine_tuned_on_answers_as_the_operator_renders_it(
+    recipe: str, peft: dict[str, object] | None, tmp_path: Path, warm_bridge: WarmProcess, weights: Path
+) -> None:
+    write_model(tmp_path / "model")
+    write_samples(tmp_path / "samples")
+    (tmp_path / "weights").symlink_to(weights)
+    spec = _spec(recipe, {"datasetRoot": "samples"}, LENGTH) | ({"peft": peft} if peft else {})
+    spec["parallelism"] = {"tensorModelParallelSize": 2}
+    run = RecipeGang(tmp_path, warm_bridge, tmp_path, spec)
+    run.start()
+    try:
+        assert run.wait() == [0], run.log()[-3000:]
+    finally:
+        run.stop()
+    losses = [loss for _, (loss, *_) in sorted(run.losses().items())]
+
+    assert len(losses) == ITERATIONS
+    assert losses[-1] < losses[0]
+    evaluated = [json.loads(line) for line in (run.save / VALIDATION_FILE).read_text().splitlines()]
+    assert [each["iteration"] for each in evaluated][:2] == [3, 6]
+    assert evaluated[-1]["lmLoss"] < evaluated[0]["lmLoss"]
+    assert _has_adapters_only(run.save / f"iter_{ITERATIONS:07}") == (peft is not None)
+
+
+def _spec(recipe: str, data: dict[str, object], length: int) -> dict[str, object]:
+    """A short run from the weights of the data volume, on samples of `length` tokens."""
+    return {
+        "recipe": recipe,
+        "accelerator": {"type": "cpu", "count": 2},
+        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
+        "data": {"volume": {"claimName": "corpus"}} | data,
+        "training": {
+            **{"seqLength": length, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": ITERATIONS},
+            **{"lr": 0.01, "lrWarmupIters": 1, "evalInterval": 3, "evalIters": 1},
+        },
+        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "100Gi"}},
+    }
+
+
+@pytest.fixture
+def volume(tmp_path: Path, weights: Path) -> Path:
+    """A data volume with a model whose tokenizer has a chat template, its weights, and chats."""
+    write_model(tmp_path / "model")
+    write_tokenizer(tmp_path / "model", LLAMA)
+    (tmp_path / "weights").symlink_to(weights)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "chats.jsonl").write_text(lines(many(64)))
+    return tmp_path
+
+
+def test_a_recipe_is_fine_tuned_on_the_chats_that_its_job_prepared(
+    volume: Path, warm_bridge: WarmProcess
+) -> None:
+    source = {"path": "/data/raw/*.jsonl", "format": "chat"}
+    spec = _spec("llama3.2-1b-lora", {"sources": [source], "split": "80,20,0"}, 128)
+    chats_command.run(rendered_preparation(spec, volume))
+    run = RecipeGang(volume, warm_bridge, volume, spec)
+    run.start()
+    try:
+        assert run.wait() == [0], run.log()[-3000:]
+    finally:
+        run.stop()
+    losses = [loss for _, (loss, *_) in sorted(run.losses().items())]
+
+    assert len(losses) == ITERATIONS
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "problem"),
+    [
+        (LLAMA, "tool", "samples/training.jsonl:11: no role tool"),
+        (None, "user", "data.tokenizer.tokenizerModel: "),
+    ],
+)
+def test_chats_of_the_user_that_cannot_be_learned_from_end_the_run(
+    template: str | None, role: str, problem: str, volume: Path, warm_bridge: WarmProcess
+) -> None:
+    (volume / "samples").mkdir()
+    wrong = {"messages": [{"role": role, "content": "q"}, {"role": "assistant", "content": "a"}]}
+    for name in ("training", "validation"):
+        (volume / "samples" / f"{name}.jsonl").write_text(lines([*many(10), wrong, *many(1)]))
+    for path in (volume / "model").glob("*token*"):
+        path.unlink()
+    (volume / "model" / "chat_template.jinja").unlink()
+    write_tokenizer(volume / "model", template)
+    spec = _spec("llama3.2-1b-lora", {"datasetRoot": "samples", "examples": "chat"}, 128)
+    run = RecipeGang(volume, warm_bridge, volume, spec)
+    run.start()
+    try:
+        assert run.wait() == [int(ExitCode.BAD_DATA)], run.log()[-3000:]
+    finally:
+        run.stop()
+    assert problem in run.termination(0)["message"]
+
+
+def _has_adapters_only(checkpoint: Path) -> bool:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    names = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    weights = [name for name in names if name.endswith(".weight") and not name.startswith("optimizer.")]
+    return bool(weights) and all(".adapter." in name for name in weights)

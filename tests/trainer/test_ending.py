@@ -1,5 +1,6 @@
 """How pods end: exit codes and termination messages."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -32,6 +33,24 @@ def test_sigterm_saves_and_exits_143_and_the_other_pod_waits_for_the_replacement
     assert gang.wait() == [0, 0], gang.log()[-3000:]
     assert_same_training(gang, undisturbed)
     assert len(gang.losses()[saved]) == 1, "no iteration before the saved one is repeated"
+
+
+def test_a_run_whose_log_nobody_reads_loses_a_rank_recovers_and_completes(
+    pod: Gang, undisturbed: Gang
+) -> None:
+    log = pod.folder / "pod-0.log"
+    os.mkfifo(log)
+    unread = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, 4096)
+    pod.start()
+    pod.await_checkpoint(SAVE_INTERVAL)
+    pod.kill_rank(0)
+    assert pod.wait() == [0]
+    taken = os.read(unread, 1 << 20)
+    os.close(unread)
+    log.unlink()
+    assert b"Completed (exit 0)" not in taken, "the pipe of one page was not full"
+    assert_same_training(pod, undisturbed)
 
 
 def test_a_finished_run_that_is_started_again_exits_0(undisturbed: Gang) -> None:

@@ -1,6 +1,9 @@
 """Ranks that hang are detected, named and restarted; slow operations are not taken for a hang."""
 
+import json
 import signal
+
+from megatron_contract.environment import VALIDATION_FILE
 
 from tests.trainer.gang import SAVE_INTERVAL, TRAIN_ITERS, Gang, assert_phases_in_order, assert_same_training
 
@@ -52,3 +55,8 @@ def test_an_early_exit_and_an_endless_loop_are_detected_but_not_slow_saves_and_e
     (text,) = stacks(pod)
     assert all(f"rank {rank} " in text for rank in range(4))
     assert sorted(pod.losses()) == list(range(1, TRAIN_ITERS + 1))
+    evaluated = [json.loads(line) for line in (pod.save / VALIDATION_FILE).read_text().splitlines()]
+    assert {each["iteration"] for each in evaluated} == {
+        *range(SAVE_INTERVAL, TRAIN_ITERS + 1, SAVE_INTERVAL)
+    }
+    assert all(0 < each["lmLoss"] < 20 for each in evaluated)

@@ -19,6 +19,8 @@ At the end of the run, `die-when-done` kills the Master pod's launcher by SIGKIL
 On a GPU, `wedge` launches a kernel that does not end in hours, `assert` one whose device-side assert fails.
 `device` sets fields of the state of the rank's simulated GPU to those of "state". With `abort` the
 rank then ends as it does where a thread of NCCL throws the device's error: its text on stderr, and SIGABRT.
+
+`time-hooks` is no fault: the rank prints how long the trainer's hooks have taken after its steps.
 """
 
 import importlib.abc
@@ -194,6 +196,24 @@ def disturb_end(handler: Any) -> None:
     handler.GangRendezvous.leave, handler.GangRendezvous.mark = disturbed_leave, disturbed_mark
 
 
+def time_hooks(megatron_hooks: Any) -> None:
+    report, spent = megatron_hooks.MegatronHooks._report_step, [0, 0.0]
+
+    def timed_report(self: Any, *args: Any) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            # The loss that it reads is ready then: what the device still computes is no cost of the hooks.
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        report(self, *args)
+        spent[:] = spent[0] + 1, spent[1] + time.perf_counter() - started
+        print(f"megatron-train hooks: {spent[0]} steps, {spent[1]:.6f} s", flush=True)
+
+    if any(fault["what"] == "time-hooks" for fault in FAULTS):
+        megatron_hooks.MegatronHooks._report_step = timed_report
+
+
 class FaultyMemory:
     """torch, but the first outer product has a wrong element."""
 
@@ -244,6 +264,7 @@ DISTURB = {
     "megatron_trainer.health.pair_check": disturb_pair_check,
     "megatron_trainer.rendezvous.handler": disturb_end,
     "megatron_trainer.worker.gpt": disturb_gpt,
+    "megatron_trainer.worker.megatron_hooks": time_hooks,
     "megatron.training.training": disturb_checkpointing,
 }
 

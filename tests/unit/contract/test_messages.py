@@ -52,8 +52,21 @@ PROGRESS: dict[str, Any] = {
     "message": "rank 3 was killed by SIGKILL (restart 1 of 3 without a new checkpoint)",
     "incidents": [INCIDENT],
     "warnings": [{"reason": "CheckpointVolumeLow", "message": "1.0 GiB free"}],
+    "preparation": {
+        "documents": 7,
+        "bytesDone": 50,
+        "bytesTotal": 200,
+        "bytesPerSecond": 2.5,
+        "secondsLeft": 60.0,
+    },
     "usefulSeconds": 2.5,
     "firstStartedAt": 1767225600.0,
+    "saveSeconds": 12.5,
+    "evaluateSeconds": 3.0,
+    "validationIteration": 30,
+    "validationLoss": 2.125,
+    "bestValidationIteration": 20,
+    "bestValidationLoss": 2.0,
 }
 MESSAGES: list[Message] = [
     ProgressReport.from_json(PROGRESS),

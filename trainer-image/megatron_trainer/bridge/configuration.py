@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import os
 import pkgutil
 from collections.abc import Callable
@@ -9,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron_contract.bridge_run import MOCK_DATA, MODEL_FOLDER, BridgeRun, Value
+from megatron_contract.bridge_run import CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME, BridgeRun, Value
 from megatron_contract.environment import DEFAULT_PLATFORM, ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge import absent_packages
+from megatron_trainer.bridge.local_layers import local_layers
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
-_OURS = (MOCK_DATA, MODEL_FOLDER)
+_OURS = (CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME)
+_TRAINING_FILE = "training.jsonl"
 
 ON_CPU: dict[str, Value] = {
     "model.transformer_impl": "local",
@@ -32,6 +34,11 @@ ON_CPU: dict[str, Value] = {
     "model.persist_layer_norm": False,
     "model.cross_entropy_loss_fusion": False,
     "model.cross_entropy_fusion_impl": "native",
+    "model.moe_grouped_gemm": False,
+    "model.moe_permute_fusion": False,
+    "model.moe_router_fusion": False,
+    "model.moe_shared_expert_overlap": False,
+    "model.moe_token_dispatcher_type": "allgather",
     "model.tp_comm_overlap": False,
     "model.sequence_parallel": False,
     "model.cuda_graph_impl": "none",
@@ -50,11 +57,11 @@ def import_bridge() -> None:
     for name in ("recipes", "training.finetune", "training.gpt_step", "training.pretrain"):
         importlib.import_module(f"megatron.bridge.{name}")
     if PLATFORM == "cpu":
-        _forget_transformer_engine()
+        forget_transformer_engine()
 
 
-def _forget_transformer_engine() -> None:
-    """Its placeholder looks installed to the modules that try to import it."""
+def forget_transformer_engine() -> None:
+    """On a CPU: its placeholder looks installed to the modules that try to import it."""
     from megatron.bridge import peft
 
     for info in pkgutil.iter_modules(peft.__path__):
@@ -67,12 +74,12 @@ def make(run: BridgeRun) -> Any:
     """Return the ConfigContainer of a run.
 
     Raises RankError with USAGE for a function, a path or a type that Bridge does not have, BAD_DATA if the
-    model's folder lacks its configuration.
+    model's folder lacks its configuration, or the data's folder its samples.
     """
     if isinstance(folder := run.overrides.get(MODEL_FOLDER), str):
         _answer_from(Path(folder))
     try:
-        config = _function(run.function)()
+        config = _call(run)
     except OSError as error:
         raise RankError(
             ExitCode.BAD_DATA,
@@ -82,7 +89,7 @@ def make(run: BridgeRun) -> Any:
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
-        config.model.transformer_layer_spec = _local_layers
+        config.model.transformer_layer_spec = local_layers
         config.mixed_precision = "bf16_mixed"
     config.checkpoint.async_save = False
     config.checkpoint.most_recent_k = -1
@@ -98,10 +105,43 @@ def make(run: BridgeRun) -> Any:
     for path, value in ours.items():
         if path.startswith("dataset."):
             _set(config, path, value)
+    if (chats := run.overrides.get(CHATS)) is not None:
+        config.dataset.preprocessing = preprocessing(chats=bool(chats))
+    _require_samples(config)
     return config
 
 
-def _function(name: str) -> Callable[[], Any]:
+def _call(run: BridgeRun) -> Any:
+    function, scheme = _function(run.function), run.overrides.get(PEFT_SCHEME)
+    if scheme is None:
+        return function()
+    if "peft_scheme" not in inspect.signature(function).parameters:
+        raise RankError(ExitCode.USAGE, f"{PEFT_SCHEME}: {run.function} trains no adapters; leave it out")
+    return function(peft_scheme=scheme)
+
+
+def preprocessing(*, chats: bool) -> Any:
+    """What the loss counts of a line: answers of the assistant by the chat template, or `output`."""
+    from megatron.bridge.data.sft_processing import (
+        ChatSFTPreprocessingConfig,
+        PromptCompletionSFTPreprocessingConfig,
+    )
+
+    if chats:
+        return ChatSFTPreprocessingConfig(loss_mode="assistant")
+    return PromptCompletionSFTPreprocessingConfig(
+        prompt_column="input", completion_column="output", separator=" "
+    )
+
+
+def _require_samples(config: Any) -> None:
+    """Without the file Bridge would only warn, and then train on nothing."""
+    root = getattr(config.dataset, "dataset_root", None)
+    if root is not None and not (Path(root) / _TRAINING_FILE).is_file():
+        raise RankError(ExitCode.BAD_DATA, f"dataset.dataset_root: {root} has no {_TRAINING_FILE}")
+
+
+def _function(name: str) -> Callable[..., Any]:
     from megatron.bridge import recipes
 
     function = getattr(recipes, name, None)
@@ -137,13 +177,6 @@ def _mock_data() -> Any:
         data_sharding=True,
         dataloader_type="single",
         num_workers=0,
-    )
-
-
-def _local_layers(config: Any, vp_stage: int | None = None) -> Any:
-    """Megatron's layers without Transformer Engine."""
-    return get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from megatron.bridge.training import checkpointing, gpt_step, pretrain, train
+from megatron.bridge.training import eval as evaluation
 from megatron.bridge.training.utils import flop_utils
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
@@ -35,6 +36,7 @@ class BridgeHooks(MegatronHooks):
         self._wrap("save_checkpoint_and_time", self._save_state, train)
         for module in (train, pretrain):
             self._wrap("evaluate_and_print_results", self._evaluate, module)
+        self._wrap("evaluate", self._record_validation, evaluation)
         self._wrap("train_step", self._bridge_step, train)
         self._wrap("_dummy_train_step", self._drop, train)
         self._wrap("get_save_function_and_args", self._guard, FileSystemWriterAsync)

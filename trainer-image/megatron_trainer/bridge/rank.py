@@ -10,7 +10,7 @@ from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer import bridge_flags
-from megatron_trainer.bridge import configuration
+from megatron_trainer.bridge import configuration, sample_files
 from megatron_trainer.telemetry.reporter import RESUME_ENV, SKIP_ENV, Reporter
 from megatron_trainer.worker import main, tracebacks
 from megatron_trainer.worker.arguments import require_gpus
@@ -42,10 +42,13 @@ def _train(argv: Sequence[str], reporter: Reporter, _forked: bool) -> None:
         main.loss_spike_detector(config.checkpoint.save),
     )
     hooks.install()
+    sample_files.name_lines()
     try:
         _enter(config)
     except SystemExit as end:
         raise classify_early_exit(end.code, hooks.iteration) from end
+    except sample_files.SampleLineError as error:
+        raise RankError(ExitCode.BAD_DATA, sample_files.place_and_reason(error)) from error
     except Exception as error:
         if hooks.building and isinstance(error, FLAG_REJECTIONS):
             raise _refused(error) from error
@@ -85,7 +88,9 @@ def check(argv: Sequence[str]) -> int:
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):  # noqa: PTH123
         try:
             require_gpus()
-            _validate(configuration.make(BridgeRun.from_arguments(argv)))
+            config = configuration.make(BridgeRun.from_arguments(argv))
+            sample_files.check(config)
+            _validate(config)
         except BaseException as error:
             failure = classify(error)
             reporter.send("failed", **failure.report().to_json())

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +18,14 @@ from pathlib import Path
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import PreparationResult
 
-from megatron_trainer.data import shards, tokenizer
+from megatron_trainer.data import check, shards, tokenizer
 from megatron_trainer.data.chat import ConversationError, load_template
-from megatron_trainer.data.documents import Render, read_documents
+from megatron_trainer.data.dataset import Dataset
+from megatron_trainer.data.documents import Position, Render, read_documents
+from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.shards import Encoder
-from megatron_trainer.data.sources import Shard, Source, content_digest, divide, find_files
-
-_PROGRESS_SECONDS = 5.0
+from megatron_trainer.data.shards import Encoder, RecordEncoder
+from megatron_trainer.data.sources import Source, content_digest, divide, find_files
 
 
 @dataclass(frozen=True)
@@ -37,47 +36,40 @@ class Worker:
     count: int
 
 
-@dataclass(frozen=True)
-class _Dataset:
-    source: Source
-    folder: Path
-    divided: Sequence[Shard]
-
-    @property
-    def done(self) -> Path:
-        return self.folder / "done.json"
-
-    @property
-    def work(self) -> Path:
-        return self.folder / "shards"
-
-
-def _log(text: str) -> None:
+def log(text: str) -> None:
+    """Print a line to the log of the pod."""
     print(f"megatron-prepare: {text}", flush=True)
 
 
 def load_encoder(folder: Path, *, append_eod: bool) -> Encoder:
     """Load the tokenizer of a directory. Raises PreparationError if there is none, or it has no end token."""
+    setting = "data.tokenizer.tokenizerModel"
+    if not (folder / "tokenizer.json").is_file():
+        there = f"has no tokenizer.json, it has {_names(folder)}" if folder.is_dir() else "is not a folder"
+        fix = "copy the tokenizer there, in the fast format of transformers (save_pretrained)"
+        raise PreparationError(ExitCode.BAD_DATA, f"{setting}: {folder} {there}; {fix}")
     try:
-        if not tokenizer.exists(folder):
-            raise tokenizer.TokenizerError(
-                f"{folder} has no tokenizer.json; copy the tokenizer there, in the fast format of "
-                "transformers"
-            )
         loaded, eod = tokenizer.load(folder)
     except tokenizer.TokenizerError as error:
-        raise PreparationError(ExitCode.BAD_DATA, f"data.tokenizer.tokenizerModel: {error}") from error
+        raise PreparationError(ExitCode.BAD_DATA, f"{setting}: {error}; copy it again") from error
     if append_eod and eod is None:
         raise PreparationError(
             ExitCode.BAD_DATA,
-            f"data.prepare.appendEod: the tokenizer in {folder} has no eos_token; set one, or false here",
+            f"data.prepare.appendEod: the tokenizer in {folder} has no eos_token in its vocabulary; "
+            "set one in its tokenizer_config.json, or set false here",
         )
     # Ids may have gaps: the largest decides, as it must fit the embedding and the type of the file.
     size = max(loaded.get_vocab(with_added_tokens=True).values()) + 1
     return Encoder(loaded, size, eod if append_eod else None)
 
 
-def _digest_of_tokenizer(folder: Path, *, with_template: bool) -> str:
+def _names(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    return ", ".join(names[:4]) or "nothing"
+
+
+def digest_of_tokenizer(folder: Path, *, with_template: bool) -> str:
+    """Return the digest of a tokenizer's files."""
     names = ["tokenizer.json", *(("tokenizer_config.json", "chat_template.jinja") if with_template else ())]
     digest = hashlib.sha256()
     for name in names:
@@ -87,22 +79,43 @@ def _digest_of_tokenizer(folder: Path, *, with_template: bool) -> str:
 
 
 def prepare(
-    sources: Sequence[Source], folder: Path, tokenizer_dir: Path, worker: Worker, *, append_eod: bool
+    sources: Sequence[Source],
+    folder: Path,
+    tokenizer_dir: Path,
+    worker: Worker,
+    *,
+    append_eod: bool,
+    needs: check.Needs | None = None,
+    meter: Meter | None = None,
 ) -> PreparationResult | None:
     """Prepare all sources below `folder`. Returns the result, None for a worker that does not join.
 
-    Raises PreparationError or OSError.
+    Checks them against what a run `needs`. Raises PreparationError or OSError.
     """
     encoder = load_encoder(tokenizer_dir, append_eod=append_eod)
+    if needs is not None:
+        check.check_vocabulary(tokenizer_dir, encoder, needs.vocab_size)
+        if not worker.index:
+            check.check_tokenizer(tokenizer_dir, encoder)
     render = _template(sources, tokenizer_dir)
     datasets = [_dataset(source, folder, tokenizer_dir, encoder) for source in sources]
-    _build_shards(datasets, encoder, render, worker)
+    meter = meter or Meter(log)
+    meter.begin(datasets)
+    build_shards(datasets, encoder, render, worker, meter)
     if worker.index:
         return None
     total = [0, 0, 0, 0]
+    prepared = []
     for dataset in datasets:
+        if not dataset.done.is_file():
+            repair(dataset, encoder, render, meter)
         counts = _finish(dataset, encoder)
         total = [sum(pair) for pair in zip(total, counts, strict=True)]
+        prepared.append(check.Prepared(dataset.source, dataset.folder / "data", counts[0]))
+    if needs is not None:
+        check.check_datasets(prepared, encoder, needs)
+    for dataset in datasets:
+        _link(dataset)
     documents, tokens, bin_bytes, idx_bytes = total
     return PreparationResult(documents, tokens, encoder.vocabulary, str(folder), bin_bytes, idx_bytes)
 
@@ -117,24 +130,25 @@ def _template(sources: Sequence[Source], tokenizer_dir: Path) -> Render | None:
         raise chats[0].refuse("format", str(error)) from error
 
 
-def _dataset(source: Source, folder: Path, tokenizer_dir: Path, encoder: Encoder) -> _Dataset:
+def _dataset(source: Source, folder: Path, tokenizer_dir: Path, encoder: Encoder) -> Dataset:
     files = find_files(source)
-    template = _digest_of_tokenizer(tokenizer_dir, with_template=source.format == "chat")
+    template = digest_of_tokenizer(tokenizer_dir, with_template=source.format == "chat")
     made_from = folder / "objects" / content_digest(source, files, template, encoder.eod)
     link = source.output.with_name(f"{source.output.name}.bin")
     if link.is_symlink() and link.resolve() != (made_from / "data.bin").resolve():
         raise source.refuse(
             "path",
-            "the files or the tokenizer changed since this dataset was prepared, and a run that resumes "
-            "would read other samples; set another data.prepare.name to prepare them again",
+            f"the files of {source.path} or the tokenizer changed since this dataset was prepared, and a run "
+            "that resumes would read other samples; set another data.prepare.name to prepare them again",
         )
-    dataset = _Dataset(source, made_from, divide(source, files))
-    if not dataset.done.is_file():
+    dataset = Dataset(source, made_from, divide(source, files), template)
+    if dataset.counts() is None:
+        dataset.done.unlink(missing_ok=True)
         dataset.work.mkdir(parents=True, exist_ok=True)
     return dataset
 
 
-def _order(datasets: Sequence[_Dataset], worker: Worker) -> list[tuple[_Dataset, int]]:
+def _order(datasets: Sequence[Dataset], worker: Worker) -> list[tuple[Dataset, int]]:
     """All shards: first this worker's own, then the others', in an order that differs by worker.
 
     Helpers would else follow each other from shard to shard and do the same work.
@@ -147,39 +161,49 @@ def _order(datasets: Sequence[_Dataset], worker: Worker) -> list[tuple[_Dataset,
     return [*every[first:last], *others]
 
 
-def _build_shards(
-    datasets: Sequence[_Dataset], encoder: Encoder, render: Render | None, worker: Worker
+def build_shards(
+    datasets: Sequence[Dataset], encoder: RecordEncoder, render: Render | None, worker: Worker, meter: Meter
 ) -> None:
-    todo = _order(datasets, worker)
-    started = logged = time.monotonic()
-    built = tokens = 0
-    for position, (dataset, number) in enumerate(todo, start=1):
+    """Build the shards that no worker has built. Raises PreparationError or OSError."""
+    for dataset, number in _order(datasets, worker):
         if dataset.done.is_file() or shards.lengths_file(dataset.work, number).is_file():
             continue
         limit = dataset.source.documents
         if limit is not None:
-            limit = max(0, limit - (shards.documents_before(dataset.work, number) or 0))
+            limit = max(0, limit - shards.documents_before(dataset.work, number, limit))
+        position = Position()
+        texts = read_documents(dataset.source, dataset.divided[number], render, position)
         try:
-            texts = read_documents(dataset.source, dataset.divided[number], render)
-            tokens += shards.write_shard(dataset.work, number, texts, encoder, limit)
+            shards.write_shard(dataset.work, number, meter.watched(texts, position), encoder, limit)
         except FileNotFoundError:
             # Worker 0 joined the shards, and removed them, while this one repeated the last.
             if not dataset.done.is_file():
                 raise
-        built += 1
-        if (now := time.monotonic()) - logged > _PROGRESS_SECONDS:
-            logged = now
-            left = (len(todo) - position) * (now - started) / built / worker.count
-            rate = tokens / (now - started)
-            _log(f"shard {position} of {len(todo)}, {rate:.0f} tokens/s, about {left:.0f} s left")
 
 
-def _join(dataset: _Dataset, encoder: Encoder) -> None:
+def repair(dataset: Dataset, encoder: RecordEncoder, render: Render | None, meter: Meter) -> None:
+    """Build again the shards whose files were cut by a node that lost power."""
+    try:
+        broken = shards.remove_broken(dataset.work, len(dataset.divided), encoder)
+    except FileNotFoundError:
+        # Worker 0 of another recipe with this source is joining them.
+        return
+    if broken:
+        log(f"{dataset.source.name}: {len(broken)} shards are not whole, and are built again")
+        build_shards([dataset], encoder, render, Worker(0, 1), meter)
+
+
+def _join(dataset: Dataset, encoder: Encoder) -> None:
+    source = dataset.source
     part = shards.temporary(dataset.folder / "data")
-    limit = dataset.source.documents
-    documents, tokens = shards.join(dataset.work, len(dataset.divided), part, encoder, limit)
+    documents, tokens = shards.join(dataset.work, len(dataset.divided), part, encoder, source.documents)
     if not tokens:
-        raise dataset.source.refuse("path", f"{dataset.source.path} contains no text")
+        raise source.refuse("path", f"the files of {source.path} contain no text; correct the path")
+    if content_digest(source, find_files(source), dataset.tokenizer, encoder.eod) != dataset.folder.name:
+        problem = f"the files of {source.path} changed while they were prepared"
+        raise source.refuse("path", f"{problem}; wait until they are complete, then edit the recipe")
+    if source.documents is not None and documents < source.documents:
+        log(f"{source.name}.documents: all {documents:,} are taken, which is fewer than the limit")
     sizes = []
     for suffix in (".bin", ".idx"):
         made = Path(f"{part}{suffix}")
@@ -190,8 +214,8 @@ def _join(dataset: _Dataset, encoder: Encoder) -> None:
     mark.replace(dataset.done)
 
 
-def _finish(dataset: _Dataset, encoder: Encoder) -> tuple[int, int, int, int]:
-    """Join the shards if nobody has, and link the dataset's name to it. Returns the counts of the result."""
+def _finish(dataset: Dataset, encoder: Encoder) -> tuple[int, int, int, int]:
+    """Join the shards if nobody has. Returns the counts of the result."""
     if not dataset.done.is_file():
         try:
             _join(dataset, encoder)
@@ -202,6 +226,14 @@ def _finish(dataset: _Dataset, encoder: Encoder) -> tuple[int, int, int, int]:
     shutil.rmtree(dataset.work, ignore_errors=True)
     for leftover in dataset.folder.glob(".data.*"):
         leftover.unlink(missing_ok=True)
+    counts = dataset.counts()
+    assert counts is not None, "the dataset was joined"
+    documents, tokens, bin_bytes, idx_bytes = counts
+    return documents, tokens, bin_bytes, idx_bytes
+
+
+def _link(dataset: Dataset) -> None:
+    """Give the dataset the name by which the run reads it."""
     for suffix in (".bin", ".idx"):
         target = dataset.folder / f"data{suffix}"
         link = dataset.source.output.with_name(f"{dataset.source.output.name}{suffix}")
@@ -210,5 +242,3 @@ def _finish(dataset: _Dataset, encoder: Encoder) -> tuple[int, int, int, int]:
         new.unlink(missing_ok=True)
         new.symlink_to(os.path.relpath(target, link.parent))
         new.replace(link)
-    documents, tokens, bin_bytes, idx_bytes = json.loads(dataset.done.read_text(encoding="utf-8"))
-    return documents, tokens, bin_bytes, idx_bytes

@@ -23,47 +23,71 @@ class ConversationError(TrainerError):
 
 
 def to_messages(record: Any) -> list[dict[str, Any]]:
-    """Return the messages of a record with `messages` or `conversations`. Raises ConversationError."""
+    """Return the messages of a record with `messages` or `conversations`. Raises ConversationError.
+
+    A ShareGPT record may have the system's message in `system`.
+    """
     if not isinstance(record, dict):
         raise ConversationError("the record is not an object")
     if "messages" in record:
         messages = record["messages"]
         if not isinstance(messages, list) or not messages:
             raise ConversationError('"messages" is not a list of messages')
-        for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise ConversationError('a message has no "role"')
-        return messages
+        return [_checked(message) for message in messages]
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
         raise ConversationError('the record has neither "messages" nor "conversations"')
-    return [_message(turn) for turn in turns]
+    system = record.get("system")
+    if system is not None and not isinstance(system, str):
+        raise ConversationError(f'"system" is of type {type(system).__name__}, not a string')
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, *(_message(turn) for turn in turns)]
+
+
+def _checked(message: Any) -> dict[str, Any]:
+    """A message of OpenAI's form. A template would leave out silently what is missing or of another kind."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ConversationError('a message has no "role"')
+    content = message.get("content")
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+        if not content or any(kind != "text" for kind in kinds):
+            raise ConversationError(f'a message has parts of types {kinds}; only "text" is read')
+        if not all(isinstance(part.get("text"), str) for part in content):
+            raise ConversationError('a part of a message has no "text"')
+        return message | {"content": "".join(part["text"] for part in content)}
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise ConversationError(f'the message of {message["role"]} has no text as its "content"')
+    return message
 
 
 def _message(turn: Any) -> dict[str, Any]:
     speaker = turn.get("from") if isinstance(turn, dict) else None
-    if speaker not in ROLES or not isinstance(turn.get("value"), str):
+    if not isinstance(speaker, str) or speaker not in ROLES or not isinstance(turn.get("value"), str):
         raise ConversationError(f'a turn is "from" {speaker!r} or has no "value"; use {", ".join(ROLES)}')
     return {"role": ROLES[speaker], "content": turn["value"]}
 
 
-def load_template(tokenizer: Path) -> Callable[[list[dict[str, Any]]], str]:
-    """Return what renders messages with the template of the tokenizer in this directory.
+def load_template(tokenizer: Path) -> Callable[[list[dict[str, Any]], list[Any] | None], str]:
+    """Return what renders messages, and tools, with the template of the tokenizer in this directory.
 
     Raises ConversationError if the directory has none; the result raises it for messages that the template
     refuses.
     """
     from transformers import PreTrainedTokenizerFast
 
-    loaded = PreTrainedTokenizerFast.from_pretrained(str(tokenizer), local_files_only=True)
+    try:
+        loaded = PreTrainedTokenizerFast.from_pretrained(str(tokenizer), local_files_only=True)
+    except Exception as error:  # of many kinds
+        raise ConversationError(f"transformers cannot load {tokenizer}: {error}") from error
     if not loaded.chat_template:
         raise ConversationError(
             f"{tokenizer} has no chat template; add chat_template.jinja there, or use format: jsonl"
         )
 
-    def render(messages: list[dict[str, Any]]) -> str:
+    def render(messages: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
         try:
-            return str(loaded.apply_chat_template(messages, tokenize=False))
+            return str(loaded.apply_chat_template(messages, tools=tools, tokenize=False))
         except Exception as error:  # whatever a template of the user raises
             shown = json.dumps(messages, ensure_ascii=False)[:200]
             raise ConversationError(f"the chat template refuses {shown}: {error}") from error

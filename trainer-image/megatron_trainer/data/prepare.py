@@ -7,10 +7,12 @@ Each file is one document; each line of a .jsonl file is one, under "text". Writ
 .idx with Megatron's own builder, then NAME.prepared.json, which marks the result as finished. With Megatron's
 flags of the run after `--`, the index of the run's samples is built too (dataset_index.py).
 
-With --sources instead of --source it prepares what `data.sources` of a recipe lists (sources_command.py).
+With --sources instead of --source it prepares what `data.sources` of a recipe lists (sources_command.py),
+with --chats chats for fine-tuning (chats_command.py).
 """
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -77,7 +79,9 @@ class PrepareOptions:
 
 
 def _log(text: str) -> None:
-    print(f"megatron-prepare: {text}", flush=True)
+    # A name that is not UTF-8 must not end the worker.
+    shown = text.encode(errors="backslashreplace").decode()
+    print(f"megatron-prepare: {shown}", flush=True)
 
 
 def parse_options(argv: Sequence[str]) -> PrepareOptions:
@@ -317,6 +321,11 @@ def _from_folder(argv: Sequence[str]) -> tuple[str, PreparationResult]:
     result = result or build(options)
     text = f"{result.data_path} {what}: {result.documents} documents, {result.tokens} tokens"
     if options.megatron_flags:
+        from megatron_trainer.data import check
+
+        needs = check.parse_needs(options.megatron_flags, None, 1)
+        if needs is not None and (problem := check.empty_split(needs, result.documents)):
+            raise PreparationError(ExitCode.BAD_DATA, f"data.prepare.source: {problem}")
         text = f"{text}; {build_index(options.megatron_flags)}"
     return text, result
 
@@ -328,6 +337,10 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
             from megatron_trainer.data import sources_command
 
             text, result = sources_command.run(argv)
+        elif "--chats" in argv:
+            from megatron_trainer.data import chats_command
+
+            text, result = chats_command.run(argv), None
         else:
             text, result = _from_folder(argv)
     except PreparationError as error:
@@ -339,7 +352,11 @@ def _run(argv: Sequence[str]) -> tuple[ExitCode, str, PreparationResult | None]:
             None,
         )
     except OSError as error:
-        return ExitCode.WORKER_DIED, f"{error.strerror}: {error.filename}", None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = "spec.data.volume: no space is left on the data volume; enlarge it, or delete old datasets"
+            return ExitCode.BAD_DATA, text, None
+        where = f": {error.filename}" if error.filename else ""
+        return ExitCode.WORKER_DIED, f"{error.strerror or error}{where}", None
     return ExitCode.OK, text, result
 
 

@@ -11,13 +11,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _BATCH_DOCUMENTS = 256
-_BATCH_CHARACTERS = 4 << 20
+# The tokenizer takes about 140 bytes for each.
+_BATCH_CHARACTERS = 1 << 20
+
+
+class RecordEncoder(Protocol):
+    """Makes the records of a shard: arrays of `dtype`."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements of all records."""
+
+    def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray[Any, Any]]:
+        """Yield the record of each text."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +79,16 @@ def lengths_file(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.lengths"
 
 
-def _tokens_file(folder: Path, number: int) -> Path:
+def records_file(folder: Path, number: int) -> Path:
+    """Return the file with the records of a shard."""
     return folder / f"{number:06d}.tokens"
 
 
-def write_shard(folder: Path, number: int, texts: Iterable[str], encoder: Encoder, limit: int | None) -> int:
+def write_shard(
+    folder: Path, number: int, texts: Iterable[str], encoder: RecordEncoder, limit: int | None
+) -> int:
     """Tokenize a shard, at most `limit` documents of it. Returns its number of tokens. Raises OSError."""
-    target = _tokens_file(folder, number)
+    target = records_file(folder, number)
     part = temporary(target)
     lengths: list[int] = []
     with part.open("wb", buffering=1 << 20) as stream:
@@ -82,20 +97,53 @@ def write_shard(folder: Path, number: int, texts: Iterable[str], encoder: Encode
             lengths.append(len(ids))
             if len(lengths) == limit:
                 break
+        flush(stream)
     part.replace(target)
     done = lengths_file(folder, number)
     part = temporary(done)
-    part.write_bytes(np.array(lengths, dtype=np.int32).tobytes())
+    with part.open("wb") as stream:
+        stream.write(np.array(lengths, dtype=np.int32).tobytes())
+        flush(stream)
     part.replace(done)
     return sum(lengths)
 
 
-def documents_before(folder: Path, number: int) -> int | None:
-    """Return the number of documents of all shards before this one; None while one is not complete."""
-    try:
-        return sum(lengths_file(folder, before).stat().st_size // 4 for before in range(number))
-    except FileNotFoundError:
-        return None
+def flush(stream: BinaryIO) -> None:
+    """Write a file to the disk.
+
+    A rename may reach the disk before the data: a node that then loses power leaves a shorter file.
+    """
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def documents_before(folder: Path, number: int, limit: int) -> int:
+    """Return the number of documents of the shards before this one, as far as they are complete.
+
+    Shards after `limit` documents are not counted.
+    """
+    count = 0
+    for before in range(number):
+        try:
+            count += lengths_file(folder, before).stat().st_size // 4
+        except FileNotFoundError:
+            continue
+        if count >= limit:
+            break
+    return count
+
+
+def remove_broken(folder: Path, count: int, encoder: RecordEncoder) -> list[int]:
+    """Remove the marks of shards whose two files do not belong together. Returns their numbers."""
+    broken = []
+    for number in range(count):
+        lengths = lengths_file(folder, number)
+        expected = int(np.fromfile(lengths, dtype=np.int32).sum(dtype=np.int64)) * encoder.dtype.itemsize
+        tokens = records_file(folder, number)
+        if not tokens.is_file() or tokens.stat().st_size != expected:
+            lengths.unlink(missing_ok=True)
+            broken.append(number)
+    return broken
 
 
 def join(folder: Path, count: int, prefix: Path, encoder: Encoder, limit: int | None) -> tuple[int, int]:
@@ -104,32 +152,35 @@ def join(folder: Path, count: int, prefix: Path, encoder: Encoder, limit: int | 
     Memory does not grow with the number of documents: one shard's lengths are held at a time. Raises OSError.
     """
     width = encoder.dtype.itemsize
-    taken = _documents_taken(folder, count, limit)
+    taken = documents_taken(folder, count, limit)
     tokens = 0
     with Path(f"{prefix}.bin").open("wb") as stream:
         for number, documents in enumerate(taken):
-            here = int(_lengths(folder, number, documents).sum(dtype=np.int64))
-            _copy(_tokens_file(folder, number), stream, here * width)
+            here = int(read_lengths(folder, number, documents).sum(dtype=np.int64))
+            _copy(records_file(folder, number), stream, here * width)
             tokens += here
+        flush(stream)
     documents = sum(taken)
     with Path(f"{prefix}.idx").open("wb") as stream:
         code = 8 if encoder.dtype == np.uint16 else 4
         stream.write(_MAGIC + (1).to_bytes(8, "little") + bytes([code]))
         stream.write(documents.to_bytes(8, "little") + (documents + 1).to_bytes(8, "little"))
         for number, some in enumerate(taken):
-            stream.write(_lengths(folder, number, some).tobytes())
+            stream.write(read_lengths(folder, number, some).tobytes())
         before = 0
         for number, some in enumerate(taken):
-            ends = np.cumsum(_lengths(folder, number, some), dtype=np.int64) * width + before
+            ends = np.cumsum(read_lengths(folder, number, some), dtype=np.int64) * width + before
             starts = np.concatenate([np.array([before], dtype=np.int64), ends[:-1]]) if some else ends
             stream.write(starts.tobytes())
             before = int(ends[-1]) if some else before
         for start, end in pairwise([*range(0, documents + 1, 1 << 20), documents + 1]):
             stream.write(np.arange(start, end, dtype=np.int64).tobytes())
+        flush(stream)
     return documents, tokens
 
 
-def _documents_taken(folder: Path, count: int, limit: int | None) -> Sequence[int]:
+def documents_taken(folder: Path, count: int, limit: int | None) -> Sequence[int]:
+    """Return how many documents of each shard are taken, of all `limit`. Raises OSError."""
     taken = []
     left = limit
     for number in range(count):
@@ -141,8 +192,19 @@ def _documents_taken(folder: Path, count: int, limit: int | None) -> Sequence[in
     return taken
 
 
-def _lengths(folder: Path, number: int, documents: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+def read_lengths(folder: Path, number: int, documents: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the lengths of the first `documents` records of a shard. Raises OSError."""
     return np.fromfile(lengths_file(folder, number), dtype=np.int32, count=documents)
+
+
+def count_tokens(index: Path, first: int, last: int) -> int:
+    """Return the number of tokens of the documents from `first` up to `last` of an index file."""
+    head = len(_MAGIC) + 8 + 1 + 8 + 8
+    total = 0
+    for start, end in pairwise([*range(first, last, 1 << 20), last]):
+        some = np.fromfile(index, dtype=np.int32, count=end - start, offset=head + 4 * start)
+        total += int(some.sum(dtype=np.int64))
+    return total
 
 
 def _copy(source: Path, target: BinaryIO, length: int) -> None:

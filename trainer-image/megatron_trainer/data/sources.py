@@ -10,19 +10,21 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.data.compression import is_compressed
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
 
 Format = Literal["jsonl", "chat", "text", "parquet", "hf"]
 SHARD_BYTES = 64 << 20
 """Bytes of the source, uncompressed, that one shard reads: the most that a killed worker repeats."""
-LONGEST_TEXT_FILE = 128 << 20
-"""Bytes of a text file, which is one document and is held in memory."""
-COMPRESSIONS = (".gz", ".zst")
+LONGEST_DOCUMENT = 16 << 20
+"""Bytes of a document: it is held in memory, and tokenizing it takes about 140 times as much."""
+# What ends a stream of Arrow's IPC format; its reader also takes a file that was cut between two batches.
+_ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Shard:
-    """Part of a source: `start` and `end` are bytes of a file of lines, or row groups of a Parquet file."""
+    """Part of a source: `start` and `end` are bytes of a file of lines, or row groups of a Parquet file.
+
+    `size` is how many bytes of the files it reads.
+    """
 
     files: tuple[Path, ...]
+    size: int
     start: int = 0
     end: int | None = None
 
@@ -80,21 +86,54 @@ def parse_sources(text: str) -> list[Source]:
 def find_files(source: Source) -> list[Path]:
     """Return the files of a source in the order in which they are read.
 
+    Hidden files are left out, as by a shell, unless the pattern names them: copies in progress are such.
     Raises PreparationError if there are none, and for a link that leads out of the source's volume.
     """
-    if source.format == "hf":
-        files = _arrow_files(source)
-    else:
-        root = Path(Path(source.path).anchor)
-        found = set(root.glob(str(Path(source.path).relative_to(root))))
-        files = sorted(path for path in found if path.is_file())
-        if not files:
-            fix = "mount it on the data volume, or correct the pattern (** crosses folders)"
-            raise source.refuse("path", f"no file matches {source.path}; {fix}")
+    files = _arrow_files(source) if source.format == "hf" else _matches(source)
     for path in files:
         if problem := left_volume(path):
             raise source.refuse("path", problem)
     return files
+
+
+def _matches(source: Source) -> list[Path]:
+    path = Path(source.path)
+    if path.is_file():  # also a name with brackets
+        return [path]
+    if path.is_dir():
+        raise source.refuse("path", f"{path} is a folder; name its files: {path}/*")
+    root = Path(path.anchor)
+    try:
+        found = {each for each in root.glob(str(path.relative_to(root))) if each.is_file()}
+    except ValueError as error:
+        raise source.refuse("path", f"{path} is not a pattern: {error}; write ** alone") from error
+    hidden = any(part.startswith(".") for part in path.parts)
+    fixed = len(_fixed(path).parts)
+    files = sorted(
+        each for each in found if hidden or not any(part.startswith(".") for part in each.parts[fixed:])
+    )
+    if not files:
+        raise source.refuse("path", f"no file matches {source.path}; {_nearest(path)}")
+    return files
+
+
+def _fixed(pattern: Path) -> Path:
+    """The folders of a pattern before its first wildcard."""
+    parts = [index for index, part in enumerate(pattern.parts) if any(sign in part for sign in "*?[")]
+    return Path(*pattern.parts[: parts[0]]) if parts else pattern.parent
+
+
+def _nearest(path: Path) -> str:
+    """What is there instead of a path without files."""
+    folder = _fixed(path)
+    missing = None
+    while not folder.is_dir() and folder != folder.parent:
+        missing, folder = folder, folder.parent
+    if missing is not None:
+        return f"{missing} does not exist; copy the files to the data volume, or correct the path"
+    names = sorted(entry.name for entry in folder.iterdir())
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"{folder} has {shown or 'nothing'}; correct the path (** crosses folders)"
 
 
 def _arrow_files(source: Source) -> list[Path]:
@@ -103,14 +142,19 @@ def _arrow_files(source: Source) -> list[Path]:
         raise source.refuse("path", f"{folder} is not a folder; format hf reads what save_to_disk wrote")
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-        raise source.refuse("path", f"{folder} has several splits; name one: {folder}/{splits[0]}")
+        named = f"{folder}/{splits[0]}" if splits else "none is there, copy it again"
+        raise source.refuse("path", f"{folder} has several splits; name one: {named}")
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        names = [entry["filename"] for entry in state["_data_files"]]
+        names = [str(entry["filename"]) for entry in state["_data_files"]]
+        selected = state.get("_indices_data_files")
     except FileNotFoundError:
-        names = sorted(path.name for path in folder.glob("*.arrow"))
-    except (ValueError, KeyError, TypeError) as error:
+        names, selected = sorted(path.name for path in folder.glob("*.arrow")), None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise source.refuse("path", f"{folder}/state.json is not of a saved dataset: {error!r}") from error
+    if selected:
+        problem = f"{folder} selects rows of its files by an index, which is not read"
+        raise source.refuse("path", f"{problem}; call flatten_indices() before save_to_disk")
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise source.refuse("path", f"{folder} lacks {missing[0]}, which its state.json names; copy it again")
     if not names:
@@ -118,6 +162,21 @@ def _arrow_files(source: Source) -> list[Path]:
             "path", f"{folder} has no .arrow files; for Parquet set format: parquet and a glob"
         )
     return [folder / name for name in names]
+
+
+def check_column(source: Source, path: Path, schema: Any) -> None:
+    """Raise PreparationError unless the column of the source is in the schema, and of strings."""
+    import pyarrow as pa
+
+    if source.key not in schema.names:
+        there = ", ".join(schema.names[:16])
+        raise source.refuse("column", f"{path} has no column {source.key}; it has {there}")
+    kind = schema.field(source.key).type
+    text = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text)):
+        names = [field.name for field in schema if field.type in (pa.string(), pa.large_string())]
+        fix = f"set column to one of {', '.join(names[:16])}" if names else "convert it"
+        raise source.refuse("column", f"column {source.key} of {path} is {kind}, not string; {fix}")
 
 
 def content_digest(source: Source, files: Sequence[Path], tokenizer: str, eod: int | None) -> str:
@@ -134,17 +193,24 @@ def divide(source: Source, files: Sequence[Path]) -> list[Shard]:
     if source.format == "parquet":
         return [shard for path in files for shard in _row_groups(source, path)]
     if source.format == "hf":
-        return [Shard((path,)) for path in files]
+        return [_arrow_shard(source, path) for path in files]
     return [shard for path in files for shard in _byte_ranges(path)]
 
 
 def _byte_ranges(path: Path) -> Iterator[Shard]:
-    if path.suffix in COMPRESSIONS:
-        yield Shard((path,))
+    if is_compressed(path):
+        yield Shard((path,), path.stat().st_size)
         return
     size = path.stat().st_size
     for start in range(0, size, SHARD_BYTES):
-        yield Shard((path,), start, min(start + SHARD_BYTES, size))
+        end = min(start + SHARD_BYTES, size)
+        yield Shard((path,), end - start, start, end)
+
+
+def too_long() -> str:
+    """Return what is wrong with a text file that is too large, and the fix."""
+    most = f"{LONGEST_DOCUMENT >> 20} MiB"
+    return f"is longer than {most}; a text file is one document: divide it, or convert it to JSON lines"
 
 
 def _groups(source: Source, files: Sequence[Path]) -> Iterator[Shard]:
@@ -152,16 +218,15 @@ def _groups(source: Source, files: Sequence[Path]) -> Iterator[Shard]:
     total = 0
     for path in files:
         size = path.stat().st_size
-        if size > LONGEST_TEXT_FILE:
-            fix = "a text file is one document; split it, or convert it to JSON lines"
-            raise source.refuse("path", f"{path} has {size:,} bytes, at most {LONGEST_TEXT_FILE:,}; {fix}")
+        if size > LONGEST_DOCUMENT and not is_compressed(path):
+            raise source.refuse("path", f"{path} {too_long()}")
         if group and total + size > SHARD_BYTES:
-            yield Shard(tuple(group))
+            yield Shard(tuple(group), total)
             group, total = [], 0
         group.append(path)
         total += size
     if group:
-        yield Shard(tuple(group))
+        yield Shard(tuple(group), total)
 
 
 def _row_groups(source: Source, path: Path) -> Iterator[Shard]:
@@ -169,15 +234,34 @@ def _row_groups(source: Source, path: Path) -> Iterator[Shard]:
     import pyarrow.parquet as pq
 
     try:
-        metadata = pq.ParquetFile(path).metadata
+        with pq.ParquetFile(path) as file:
+            metadata, schema = file.metadata, file.schema_arrow
     except pa.ArrowException as error:
-        raise source.refuse("path", f"{path} is not a Parquet file: {error}") from error
+        raise source.refuse("path", f"{path} is not a Parquet file: {error}; copy it again") from error
+    check_column(source, path, schema)
     start = total = 0
     for index in range(metadata.num_row_groups):
         size = metadata.row_group(index).total_byte_size
         if index > start and total + size > SHARD_BYTES:
-            yield Shard((path,), start, index)
+            yield Shard((path,), total, start, index)
             start, total = index, 0
         total += size
     if metadata.num_row_groups:
-        yield Shard((path,), start, metadata.num_row_groups)
+        yield Shard((path,), total, start, metadata.num_row_groups)
+
+
+def _arrow_shard(source: Source, path: Path) -> Shard:
+    import pyarrow as pa
+
+    try:
+        with path.open("rb") as raw:
+            raw.seek(max(0, path.stat().st_size - len(_ARROW_END)))
+            end = raw.read()
+        with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
+            check_column(source, path, stream.schema)
+    except pa.ArrowException as error:
+        problem = f"{path} is not an Arrow stream as save_to_disk writes it: {error}; copy it again"
+        raise source.refuse("path", problem) from error
+    if end != _ARROW_END:
+        raise source.refuse("path", f"{path} is not whole: the end of its stream is missing; copy it again")
+    return Shard((path,), path.stat().st_size)

@@ -4,6 +4,7 @@
         --sources '[{"path": "/data/raw/*.jsonl.zst", "format": "jsonl", "output": "/data/prepared/a"}]' \\
         --output-dir /data/prepared --tokenizer-dir /data/tokenizer --append-eod --pods 2
 
+With Megatron's flags of a run after `--`, what it reads is checked against what is prepared (check.py).
 JOB_COMPLETION_INDEX is the number of this one of the --pods, as Kubernetes sets it in an indexed Job.
 """
 
@@ -15,10 +16,13 @@ from pathlib import Path
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import PreparationResult
 
-from megatron_trainer.data.blend import Worker, prepare
+from megatron_trainer.data.blend import Worker, log, prepare
+from megatron_trainer.data.check import parse_needs
+from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import build_index, split_flags, use_threads
 from megatron_trainer.data.sources import parse_sources
+from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.volume_paths import left_volume
 
 _INDEX = "JOB_COMPLETION_INDEX"
@@ -32,16 +36,36 @@ def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
     own, megatron_flags = split_flags(argv)
     args = _parse(own)
     use_threads(args.workers)
-    worker = _worker(args.pods)
+    worker = worker_of(args.pods)
     sources = parse_sources(args.sources)
     for path in (args.output_dir, args.tokenizer_dir, *(source.output for source in sources)):
         if problem := left_volume(path):
             raise PreparationError(ExitCode.BAD_DATA, problem)
-    result = prepare(sources, args.output_dir, args.tokenizer_dir, worker, append_eod=args.append_eod)
+    needs = parse_needs(megatron_flags, args.vocab_size, args.max_epochs)
+    meter = Meter(log)
+    if args.progress_port is not None:
+        serve(args.progress_port, meter)
+    result = prepare(
+        sources,
+        args.output_dir,
+        args.tokenizer_dir,
+        worker,
+        append_eod=args.append_eod,
+        needs=needs,
+        meter=meter,
+    )
     if result is None:
         return "all shards are complete; worker 0 joins them", None
     text = f"{len(sources)} sources are prepared: {result.documents} documents, {result.tokens} tokens"
-    return (f"{text}; {build_index(megatron_flags)}" if megatron_flags else text), result
+    return (f"{text}; {build_index(megatron_flags)}" if args.index else text), result
+
+
+def serve(port: int, meter: Meter) -> None:
+    """Serve the progress, without which the preparation goes on."""
+    try:
+        ProgressServer(port, meter.report).start()
+    except OSError as error:
+        log(f"the progress is not served at port {port}: {error}")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -50,6 +74,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the prepared datasets")
     parser.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json")
     parser.add_argument("--append-eod", action="store_true", help="append the end-of-text token")
+    parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
+    parser.add_argument("--max-epochs", type=int, default=1, help="the most that a run may repeat a source")
+    parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
+    parser.add_argument("--progress-port", type=int, help="serve /progress there")
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="threads")
     try:
@@ -64,7 +92,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _worker(count: int) -> Worker:
+def worker_of(count: int) -> Worker:
+    """Return which of `count` pods this is. Raises PreparationError with USAGE."""
     text = os.environ.get(_INDEX, "0")
     if not text.isdecimal() or int(text) >= count:
         raise PreparationError(ExitCode.USAGE, f"{_INDEX} is {text!r}; use 0 to {count - 1} for these --pods")

@@ -69,15 +69,33 @@ def exists(directory: Path) -> bool:
 
 
 def load(directory: Path) -> tuple[Tokenizer, int | None]:
-    """Return the tokenizer and the id of its end-of-text token, if any. Raises TokenizerError."""
+    """Return the tokenizer and the id of its end-of-text token, if any. Raises TokenizerError.
+
+    What the file has of truncation and padding is for inference, and is not applied.
+    """
     try:
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{directory}/tokenizer.json cannot be read: {error}") from error
-    try:
-        named = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
-    except (OSError, ValueError):
-        named = END_OF_TEXT
-    if isinstance(named, dict):
-        named = named.get("content")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    named = _end_token(directory)
     return tokenizer, None if named is None else tokenizer.token_to_id(named)
+
+
+def _end_token(directory: Path) -> str | None:
+    """The name of eos_token where transformers reads it."""
+    found = False
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            config = json.loads((directory / name).read_text(encoding="utf-8"))
+        except OSError:
+            continue
+        except ValueError as error:
+            raise TokenizerError(f"{directory}/{name} is not JSON: {error}") from error
+        found = True
+        named = config.get("eos_token") if isinstance(config, dict) else None
+        named = named.get("content") if isinstance(named, dict) else named
+        if isinstance(named, str):
+            return named
+    return None if found else END_OF_TEXT

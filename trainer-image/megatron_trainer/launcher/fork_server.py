@@ -27,7 +27,8 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.launcher.cpu_binding import parse_cpus
-from megatron_trainer.launcher.stderr_tail import StderrTail
+from megatron_trainer.launcher.log_output import END_SECONDS, LogOutput
+from megatron_trainer.launcher.output_tail import OutputTail
 from megatron_trainer.telemetry.reporter import CPUS_ENV
 
 _PR_SET_PDEATHSIG = 1
@@ -35,6 +36,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE_BYTES = 256 << 10
 _STOP_SECONDS = 30.0
 _CLOSE_POLL_SECONDS = 0.02
+
+_OUTPUT = (1, 2)
+"""The descriptors that are the container's log."""
 
 # Key of the child that checks the flags, before any pod waits for another.
 PREFLIGHT = -1
@@ -143,10 +147,15 @@ class ForkServer:
                 time.sleep(_CLOSE_POLL_SECONDS)
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._control.send(json.dumps(message).encode())
+        try:
+            self._control.send(json.dumps(message).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            raise ForkServerLostError("the fork server has died") from None
 
     def _receive(self) -> dict[str, Any]:
-        data = self._control.recv(_MAX_MESSAGE_BYTES)
+        data = b""
+        with contextlib.suppress(ConnectionResetError):  # it had not read every request
+            data = self._control.recv(_MAX_MESSAGE_BYTES)
         if not data:
             raise ForkServerLostError("the fork server has died")
         return json.loads(data)  # type: ignore[no-any-return]
@@ -174,7 +183,9 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: dict[int, int] = {}
-        self._stderr: dict[int, StderrTail] = {}
+        self._output: dict[int, dict[int, OutputTail]] = {}
+        """The pipes of each child, by the descriptor that it writes to."""
+        self._logs = {descriptor: LogOutput(descriptor) for descriptor in _OUTPUT}
 
     def run(self, warm_up: Callable[[], Programs]) -> NoReturn:
         """Serve requests until the launcher closes the socket."""
@@ -193,8 +204,11 @@ class _Server:
             gc.collect()
             gc.freeze()
             while True:
-                tails = {tail.file: tail for tail in self._stderr.values() if tail.file >= 0}
-                ready, _, _ = select.select([self._control.fileno(), wake_read, *tails], [], [])
+                tails = {tail.file: tail for tail in self._tails() if tail.file >= 0}
+                logs = [log for log in self._logs.values() if log.waits]
+                ready, take_more, _ = select.select([self._control.fileno(), wake_read, *tails], logs, [])
+                for log in take_more:
+                    log.write()
                 for file in tails.keys() & set(ready):
                     tails[file].read()
                 if wake_read in ready:
@@ -206,11 +220,19 @@ class _Server:
                     if not message:
                         break
                     self._handle(json.loads(message), programs)
+        except BaseException:
+            # The launcher sees a closed socket alone.
+            traceback.print_exc()
         finally:
             self._kill_all()
             sys.stdout.flush()
             sys.stderr.flush()
+            for log in self._logs.values():
+                log.drain(END_SECONDS)
             os._exit(0)
+
+    def _tails(self) -> list[OutputTail]:
+        return [tail for tails in self._output.values() for tail in tails.values()]
 
     def _handle(self, request: dict[str, Any], programs: Programs) -> None:
         if request["do"] == "start":
@@ -230,22 +252,21 @@ class _Server:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        # The checks report what they find, and are few seconds long.
-        tail = StderrTail() if key >= 0 else None
+        tails = {descriptor: OutputTail(log.add) for descriptor, log in self._logs.items()}
         pid = os.fork()
         if pid:
             self._children[pid] = key
-            if tail is not None:
+            for tail in tails.values():
                 tail.close_writing()
-                self._stderr[pid] = tail
+            self._output[pid] = tails
             return pid
         code = int(ExitCode.WORKER_DIED)
         try:
             self._control.close()
-            for other in self._stderr.values():
+            for other in self._tails():
                 other.close()
-            if tail is not None:
-                tail.become_stderr()
+            for descriptor, tail in tails.items():
+                tail.become(descriptor)
             os.setsid()
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
@@ -282,8 +303,8 @@ class _Server:
         if key is None:
             return
         _kill_group(pid)
-        code, tail = os.waitstatus_to_exitcode(status), self._stderr.pop(pid, None)
-        stderr = tail.finish() if tail is not None else ""
+        code, tails = os.waitstatus_to_exitcode(status), self._output.pop(pid)
+        stderr = [tails[descriptor].finish() for descriptor in _OUTPUT][-1]
         reply = {"is": "exited", "key": key, "pid": pid, "code": code}
         # Nothing in it explains the others, nor an end by SIGKILL.
         self._reply(reply if code in (0, -signal.SIGKILL) else reply | {"stderr": stderr})
@@ -292,7 +313,7 @@ class _Server:
         for pid in self._children:
             _kill_group(pid)
         # What left the group does not wait for a reader while this waits for its end.
-        for tail in self._stderr.values():
+        for tail in self._tails():
             tail.finish()
         while True:
             try:

@@ -19,6 +19,7 @@ from megatron_contract.exit_codes import REASONS, ExitCode
 from megatron_trainer import engine
 from megatron_trainer import settings as pod_settings
 from megatron_trainer.flags import FlagError
+from megatron_trainer.launcher.log_output import finish_streams
 from megatron_trainer.platform import cpu
 from megatron_trainer.secret_values import name_secret_variables
 from megatron_trainer.settings import SettingError, Settings
@@ -131,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         write(settings.termination_log, ending, settings.node_rank, iteration, checkpoint)
     log(f"{REASONS[ending.code]} (exit {int(ending.code)}): {ending.message}")
     sys.stdout.flush()
+    finish_streams()
     # A thread that writes to a volume that does not respond may never return: do not wait for it.
     if threading.active_count() > 1:
         os._exit(int(ending.code))

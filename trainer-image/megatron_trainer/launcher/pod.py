@@ -18,6 +18,7 @@ from megatron_trainer.health.stacks import RankState, collect_stacks
 from megatron_trainer.health.watchdog import Watchdog
 from megatron_trainer.launcher import cpu_binding
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError
+from megatron_trainer.launcher.log_output import replace_streams
 from megatron_trainer.launcher.preflight import DeviceChecks, GangPreflight
 from megatron_trainer.launcher.warm_up import warm_up
 from megatron_trainer.rendezvous.state import RunEndedError, State
@@ -62,6 +63,7 @@ class Pod:
         os.environ[STACKS_ENV] = str(self._events.folder)
         # Before any thread starts, and before torch is imported here: the fork server imports its own.
         self._fork_server = ForkServer(lambda: warm_up(self._settings.platform, self._argv))
+        replace_streams()
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self._on_sigterm)
         self._events.start()

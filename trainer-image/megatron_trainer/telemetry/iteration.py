@@ -22,6 +22,10 @@ class IterationRecord(Message):
     consumed_samples: int | None = None
     time: float | None = None
     """When it was done, Unix seconds."""
+    save_seconds: float | None = None
+    """In saves since the iteration before it, as the progress file has it; None for none."""
+    evaluate_seconds: float | None = None
+    """The same in evaluations."""
 
 
 METRICS = (

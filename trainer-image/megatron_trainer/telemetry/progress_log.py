@@ -7,6 +7,7 @@ from typing import Final
 
 from megatron_contract.wire import WireError, load_json
 
+from megatron_trainer.telemetry.appended_lines import AppendedLines
 from megatron_trainer.telemetry.iteration import IterationRecord
 
 MOST_ITERATIONS: Final = 100_000_000
@@ -17,28 +18,21 @@ class ProgressLog:
     """The progress file of a run, over all its generations. Without a path it stays empty."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._offset = 0
+        self._lines = AppendedLines(path)
         # Step seconds of iteration i + 1, 0 if it was skipped. A repeated iteration replaces the discarded
         # one and all after it.
         self._seconds = array("d")
         self.last: IterationRecord | None = None
         self.started_at: float | None = None
         """When the first iteration started, Unix seconds."""
+        self.save_seconds = 0.0
+        """In saves, also between iterations that were discarded later."""
+        self.evaluate_seconds = 0.0
+        """In evaluations, the same way."""
 
     def read_new(self) -> list[IterationRecord]:
         """Read the lines that were added since the last call."""
-        if self._path is None:
-            return []
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        text = text[: text.rfind(b"\n") + 1]
-        self._offset += len(text)
-        records = list(_parse(text.splitlines()))
+        records = list(_parse(self._lines.read_new()))
         for record in records:
             self._add(record)
         return records
@@ -50,6 +44,8 @@ class ProgressLog:
         self.rewind(record.iteration - 1)
         self._seconds.extend([0.0] * (record.iteration - 1 - len(self._seconds)))
         self._seconds.append(seconds)
+        self.save_seconds += record.save_seconds or 0.0
+        self.evaluate_seconds += record.evaluate_seconds or 0.0
         self.last = record
 
     def rewind(self, iteration: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import MAX_INCIDENTS
 from megatron_contract.progress import ReportedWarning
@@ -21,6 +21,7 @@ from megatron_contract.wire import Message, load_json
 from megatron_trainer.telemetry.incidents import FailureReport, new_incident
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.progress_log import ProgressLog
+from megatron_trainer.telemetry.validation_log import ValidationLog
 
 JOURNAL_FILE = "incidents.json"
 JOURNAL_SCHEMA = 1
@@ -39,6 +40,12 @@ class RunSummary(Message):
     checkpoint_iteration: int | None = None
     """The newest complete checkpoint, which node 0 alone checks; None leaves what a pod knows."""
     checkpoint_time: str | None = None
+    save_seconds: float | None = None
+    evaluate_seconds: float | None = None
+    validation_iteration: int | None = None
+    validation_loss: float | None = None
+    best_validation_iteration: int | None = None
+    best_validation_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class RunJournal:
         self._path = None if save is None else save / JOURNAL_FILE
         self._log = log
         self._progress_log = ProgressLog(None if save is None else save / PROGRESS_FILE)
+        self._validation_log = ValidationLog(None if save is None else save / VALIDATION_FILE)
         stored, self._pending, self.policy = self._read()
         self._incidents: list[ReportedIncident] = list(stored.incidents)
         self._progress_log.read_new()
@@ -179,8 +187,16 @@ class RunJournal:
 
     def summary(self) -> RunSummary:
         """Return the fields of /progress that come from the journal."""
+        self._validation_log.read_new()
+        last, best = self._validation_log.last, self._validation_log.best
         return RunSummary(
             incidents=tuple(self._incidents),
             useful_seconds=round(self._progress_log.useful_seconds, 3),
             first_started_at=self._first_started_at,
+            save_seconds=round(self._progress_log.save_seconds, 3),
+            evaluate_seconds=round(self._progress_log.evaluate_seconds, 3),
+            validation_iteration=None if last is None else last.iteration,
+            validation_loss=None if last is None else last.lm_loss,
+            best_validation_iteration=None if best is None else best.iteration,
+            best_validation_loss=None if best is None else best.lm_loss,
         )

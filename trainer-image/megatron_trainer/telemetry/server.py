@@ -28,6 +28,8 @@ GAUGES: dict[str, tuple[str, str]] = {
     "iteration": ("iteration", "Last iteration done"),
     "train_iters": ("train_iterations", "Iterations to do"),
     "lm_loss": ("lm_loss", "Loss of the last iteration, over all data-parallel ranks"),
+    "validation_loss": ("validation_loss", "Loss of the last evaluation of the validation data"),
+    "best_validation_loss": ("best_validation_loss", "Lowest loss of an evaluation of the validation data"),
     "learning_rate": ("learning_rate", "Learning rate"),
     "step_seconds": ("step_seconds", "Duration of the last iteration in seconds"),
     "tokens_per_second": ("tokens_per_second", "Tokens trained per second, whole job"),

@@ -54,6 +54,12 @@ class Status:
                 incidents=run.incidents,
                 useful_seconds=run.useful_seconds,
                 first_started_at=run.first_started_at,
+                save_seconds=run.save_seconds,
+                evaluate_seconds=run.evaluate_seconds,
+                validation_iteration=run.validation_iteration,
+                validation_loss=run.validation_loss,
+                best_validation_iteration=run.best_validation_iteration,
+                best_validation_loss=run.best_validation_loss,
                 warnings=self._report.warnings if run.warnings is None else run.warnings,
             )
             if run.checkpoint_iteration is not None:

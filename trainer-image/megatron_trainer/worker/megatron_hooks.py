@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import checkpointing, get_args, training
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_trainer.checkpoints.checkpoint_lease import require_generation, require_lease
@@ -65,8 +65,14 @@ class MegatronHooks:
         self._owner = os.environ.get(LEASE_ENV, "")
         self._saving = False
         self._evaluating = False
+        # Whether the next loss of an evaluation is that of the validation data: not of the test data, and not
+        # of a second set.
+        self._validating = False
         self._pulse_at = 0.0
+        # Seconds between steps since the last line of the progress file.
+        self._between = dict.fromkeys(_BETWEEN_FIELDS, 0.0)
         self._progress: ProgressFile | None = None
+        self._validations: ProgressFile | None = None
         self._steps = 0
         self.iteration = 0
         # The iteration whose step is running, None between steps.
@@ -79,6 +85,7 @@ class MegatronHooks:
         self._wrap("load_checkpoint", self._load)
         self._wrap("save_checkpoint_and_time", self._save)
         self._wrap("evaluate_and_print_results", self._evaluate)
+        self._wrap("evaluate", self._record_validation)
         self._wrap("train_step", self._step)
         self._wrap("dummy_train_step", self._skip)
         self._wrap("maybe_finalize_async_save", self._finalize)
@@ -124,7 +131,9 @@ class MegatronHooks:
         self._reporter.send("phase", phase="saving")
         self._require_lease()
         self._saving = True
+        started = time.perf_counter()
         inner(iteration, *args, **kwargs)
+        self._between["saveSeconds"] += time.perf_counter() - started
         self._saving = False
         self._reporter.send("saved", iteration=iteration)
 
@@ -170,12 +179,35 @@ class MegatronHooks:
             self._reporter.send("pulse")
         return inner(*args, **kwargs)
 
-    def _evaluate(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _evaluate(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._reporter.send("phase", phase="evaluating")
         self._evaluating = True
-        inner(*args, **kwargs)
+        prefixes = [text for text in (*args[:2], kwargs.get("prefix")) if isinstance(text, str)]
+        self._validating = not any("test set" in prefix for prefix in prefixes)
+        started = time.perf_counter()
+        result = inner(*args, **kwargs)
+        self._between["evaluateSeconds"] += time.perf_counter() - started
         self._evaluating = False
         self._reporter.send("phase", phase="training")
+        return result
+
+    def _record_validation(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Append the loss of the validation data to the run's file, on the rank that keeps the progress."""
+        result = inner(*args, **kwargs)
+        loss = (result[0] or {}).get("lm loss")
+        if loss is not None and self._validating and self._keeps_progress() and get_args().save:
+            if self._validations is None:
+                self._validations = ProgressFile(Path(get_args().save) / VALIDATION_FILE)
+            generation = self._reporter.generation
+            self._validations.append(
+                {"iteration": self.iteration, "lmLoss": float(loss), "generation": generation}
+            )
+        self._validating = False
+        return result
+
+    def _keeps_progress(self) -> bool:
+        """Whether this rank appends to the run's files: the last one, which knows the loss."""
+        return bool(self._reporter.rank == torch.distributed.get_world_size() - 1)
 
     def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
@@ -195,7 +227,7 @@ class MegatronHooks:
         loss = losses.get("lm loss")
         value = None if loss is None else float(loss.reshape(-1)[0].item())
         record = self._record(value, seconds, optimizer)
-        if value is not None and self._reporter.rank == torch.distributed.get_world_size() - 1:
+        if value is not None and self._keeps_progress():
             self._append_progress(record)
         self._reporter.send("iteration", **record, settled=self._steps > _warm_up_steps())
         if value is not None:
@@ -222,7 +254,9 @@ class MegatronHooks:
             if self._progress is None:
                 self._progress = ProgressFile(Path(get_args().save) / PROGRESS_FILE)
             line = {key: record[key] for key in _PROGRESS_FIELDS}
-            self._progress.append(line | {"generation": self._reporter.generation})
+            between = {key: value for key, value in self._between.items() if value}
+            self._between = dict.fromkeys(_BETWEEN_FIELDS, 0.0)
+            self._progress.append(line | between | {"generation": self._reporter.generation})
 
     def _record(self, loss: float | None, seconds: float, optimizer: Any) -> dict[str, Any]:
         args = get_args()
@@ -249,3 +283,4 @@ def _warm_up_steps() -> int:
 
 
 _PROGRESS_FIELDS = ("iteration", "lmLoss", "learningRate", "tokens", "stepSeconds")
+_BETWEEN_FIELDS = ("saveSeconds", "evaluateSeconds")

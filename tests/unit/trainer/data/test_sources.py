@@ -12,87 +12,17 @@ from typing import Any
 import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import blend, documents, sources, tokenizer
-from megatron_trainer.data.blend import Worker
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.sources import Source
 
-TEXTS = [f"document {number}: " + "the quick brown fox " * (number % 7 + 1) for number in range(200)]
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.train(iter(TEXTS), 400, folder)
-    return folder
-
-
-def lines(texts: list[str], key: str = "text") -> bytes:
-    return b"".join(json.dumps({key: text}).encode() + b"\n" for text in texts)
-
-
-def write(folder: Path, kind: str) -> dict[str, Any]:
-    """The texts in one of the formats; returns the source's settings."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    import zstandard
-
-    folder.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"content": TEXTS, "id": list(range(len(TEXTS)))})
-    match kind:
-        case "jsonl":
-            (folder / "a.jsonl").write_bytes(lines(TEXTS[:120]))
-            (folder / "b.jsonl").write_bytes(lines(TEXTS[120:]).rstrip(b"\n"))
-            return {"path": f"{folder}/*.jsonl", "format": "jsonl"}
-        case "gz":
-            (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines(TEXTS, "body")))
-            return {"path": f"{folder}/**/*.gz", "format": "jsonl", "key": "body"}
-        case "zst":
-            packed = [zstandard.compress(lines(part)) for part in (TEXTS[:50], TEXTS[50:])]
-            (folder / "a.jsonl.zst").write_bytes(b"".join(packed))
-            return {"path": f"{folder}/a.jsonl.zst", "format": "jsonl"}
-        case "text":
-            for number, text in enumerate(TEXTS):
-                (folder / f"{number:04d}.txt").write_text(text)
-            return {"path": f"{folder}/*.txt", "format": "text"}
-        case "parquet":
-            pq.write_table(table, folder / "a.parquet", row_group_size=30)
-            return {"path": f"{folder}/a.parquet", "format": "parquet", "key": "content"}
-        case _:
-            for number, part in enumerate((table[:90], table[90:])):
-                path = folder / f"data-{number}.arrow"
-                with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-                    stream.write_table(part, max_chunksize=40)
-            state = {"_data_files": [{"filename": f"data-{number}.arrow"} for number in range(2)]}
-            (folder / "state.json").write_text(json.dumps(state))
-            return {"path": str(folder), "format": "hf", "key": "content"}
-
-
-def source(folder: Path, settings: dict[str, Any], name: str = "corpus_text_document") -> Source:
-    [found] = sources.parse_sources(json.dumps([settings | {"output": str(folder / "out" / name)}]))
-    return found
-
-
-def prepare(
-    folder: Path, tokenizer_dir: Path, *found: Source, index: int = 0, count: int = 1
-) -> dict[str, bytes]:
-    blend.prepare(found, folder / "out", tokenizer_dir, Worker(index, count), append_eod=True)
-    return {path.name: path.read_bytes() for path in sorted((folder / "out").glob("*_text_document.*"))}
-
-
-def decoded(prefix: Path, tokenizer_dir: Path) -> list[str]:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    loaded, eod = tokenizer.load(tokenizer_dir)
-    dataset = IndexedDataset(str(prefix))
-    found = [dataset[index].tolist() for index in range(len(dataset))]
-    assert all(ids[-1] == eod for ids in found)
-    return [loaded.decode(ids[:-1]) for ids in found]
-
-
-@pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SHARD_BYTES", 1500)
+from tests.unit.trainer.data.corpus import (
+    TEXTS,
+    decoded,
+    lines,
+    prepare,
+    source,
+    with_template,
+    write,
+)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -133,14 +63,6 @@ CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]},
     {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]},
 ]
-
-
-def with_template(tokenizer_dir: Path, folder: Path) -> Path:
-    folder.mkdir()
-    for path in tokenizer_dir.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
 
 
 @pytest.mark.parametrize("chat", CHATS, ids=["openai", "sharegpt"])
@@ -253,14 +175,18 @@ REFUSED: dict[str, tuple[dict[str, Any], bytes, str]] = {
     "no json": (
         {"path": "f", "format": "jsonl"},
         b'{"text": "a"}\nb\n',
-        r"f at byte 14 is not a line of JSON",
+        r"f:2 is not one line of JSON",
     ),
-    "no key": ({"path": "f", "format": "jsonl"}, b'{"body": "a"}\n', r'\.key: .*has no text under "text"'),
+    "no key": (
+        {"path": "f", "format": "jsonl"},
+        b'{"body": "a"}\n',
+        r'\.key: .*f:1 has no "text", it has body',
+    ),
     "truncated": ({"path": "f.gz", "format": "jsonl"}, gzip.compress(lines(TEXTS))[:-9], "is not whole"),
     "no zstd": ({"path": "f.zst", "format": "jsonl"}, b"abcdefgh" * 4, "is not whole"),
     "no utf-8": ({"path": "f", "format": "text"}, b"\xff\xfe\x80", "is not UTF-8 text"),
     "no gzip": ({"path": "f.gz", "format": "text"}, b"abcdefgh", "f.gz is not whole, or not"),
-    "empty": ({"path": "f", "format": "text"}, b"\n", "contains no text"),
+    "empty": ({"path": "f", "format": "text"}, b"\n", "contain no text"),
     "no parquet": ({"path": "f", "format": "parquet"}, b"abcd" * 8, "is not a Parquet file"),
     "no folder": ({"path": "f", "format": "hf"}, b"", "is not a folder"),
     "no template": ({"path": "f", "format": "chat"}, b"{}\n", r"\.format: .* has no chat template"),

@@ -1,5 +1,6 @@
 """The fork server with small programs instead of Megatron."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from megatron_trainer.launcher.fork_server import PREFLIGHT, ForkServer, ForkServerLostError, Programs
-from megatron_trainer.launcher.stderr_tail import TAIL_BYTES
+from megatron_trainer.launcher.output_tail import TAIL_BYTES
 
 pytestmark = pytest.mark.forks
 
@@ -64,6 +65,19 @@ def gone(pid: int) -> bool:
 
 def exits(fork_server: ForkServer, count: int) -> dict[int, int]:
     return wait_for(lambda: found if len(found := fork_server.exited(0.1)) == count else None)
+
+
+def test_a_warm_up_that_fails_prints_its_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def warm_up() -> Programs:
+        raise ModuleNotFoundError("No module named 'requests'")
+
+    server = ForkServer(warm_up)
+    with pytest.raises(ForkServerLostError, match="has died"):
+        server.start({PREFLIGHT: {}})
+    server.close()
+    assert "ModuleNotFoundError: No module named 'requests'" in capfd.readouterr().err
 
 
 def test_children_get_their_environment_and_exit_codes_are_reported(fork_server: ForkServer) -> None:
@@ -145,3 +159,32 @@ def test_the_end_of_an_aborted_ranks_stderr_is_kept_and_all_of_it_passed_on(
     dots = passed_on.count(".")
     assert dots == 400_000
     assert [rank for rank in (0, 1) if f"CUDA error: {rank}\n" not in passed_on] == []
+
+
+@contextlib.contextmanager
+def as_stderr(file: int) -> Iterator[None]:
+    """Have processes that are forked meanwhile write their stderr to a file descriptor."""
+    kept = os.dup(2)
+    os.dup2(file, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def test_a_log_that_nobody_reads_holds_up_neither_ranks_nor_their_ends() -> None:
+    reading, writing = os.pipe()
+    with as_stderr(writing):
+        fork_server = ForkServer(lambda: Programs(rank=rank_program, preflight=lambda: 64))
+    os.close(writing)
+    try:
+        fork_server.start({0: {"STDERR": "CUDA error: 0"}, 1: {"STDERR": "CUDA error: 1"}, 2: {"EXIT": "3"}})
+        assert exits(fork_server, 3) == {0: -signal.SIGABRT, 1: -signal.SIGABRT, 2: 3}
+        kept = [fork_server.last_stderr(key)[-14:] for key in (0, 1)]
+        assert kept == ["CUDA error: 0\n", "CUDA error: 1\n"]
+        fork_server.start({0: {"EXIT": "4"}})
+        assert exits(fork_server, 1) == {0: 4}
+    finally:
+        os.close(reading)
+        fork_server.close()

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.limits import MAX_INCIDENTS
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
@@ -127,6 +127,37 @@ def test_useful_seconds_are_those_of_iterations_that_were_kept(tmp_path: Path) -
     journal.update(None)
     assert journal.summary().useful_seconds == 6.5
     assert open_journal(tmp_path).summary().useful_seconds == 6.5
+
+
+def test_seconds_in_saves_count_for_the_whole_run_also_where_iterations_were_discarded(
+    tmp_path: Path,
+) -> None:
+    between = '{"iteration": %d, "generation": 1, "stepSeconds": 1.0, "time": 9.0, "%s": %f}\n'
+    write(tmp_path, between % (2, "saveSeconds", 2.5), between % (4, "saveSeconds", 1.5))
+    write(tmp_path, between % (5, "evaluateSeconds", 7.0), record(6))
+    journal = open_journal(tmp_path)
+    restart(journal, 2, resumed_from=2)
+    for summary in (journal.summary(), open_journal(tmp_path).summary()):
+        assert (summary.save_seconds, summary.evaluate_seconds) == (4.0, 7.0)
+
+
+def test_the_last_and_the_best_evaluation_are_reported_and_a_repeated_one_replaces_the_former(
+    tmp_path: Path,
+) -> None:
+    def evaluate(*losses: tuple[int, float]) -> None:
+        with (tmp_path / VALIDATION_FILE).open("a") as file:
+            file.writelines(f'{{"iteration": {at}, "lmLoss": {loss}, "time": 1.0}}\n' for at, loss in losses)
+
+    journal = open_journal(tmp_path)
+    assert journal.summary().validation_iteration is None
+    evaluate((10, 2.5), (20, 2.0), (30, 2.125), (40, float("nan")))
+    for each in (journal, open_journal(tmp_path)):
+        found = each.summary()
+        assert (found.validation_iteration, found.validation_loss) == (30, 2.125)
+        assert (found.best_validation_iteration, found.best_validation_loss) == (20, 2.0)
+    evaluate((20, 2.25))
+    found = journal.summary()
+    assert (found.validation_iteration, found.best_validation_iteration) == (20, 30)
 
 
 def test_skipped_iterations_and_incomplete_lines_do_not_count(tmp_path: Path) -> None:

@@ -90,6 +90,18 @@ def test_the_checkpoint_time_is_rfc3339(status: Status) -> None:
     assert status.report.checkpoint_time == "2023-11-14T22:13:20Z"
 
 
+def test_the_seconds_of_saves_and_evaluations_are_those_of_node_0(status: Status) -> None:
+    status.set_run(RunSummary((), 1.0, 2.0, save_seconds=3.5, evaluate_seconds=0.5))
+    assert (status.report.save_seconds, status.report.evaluate_seconds) == (3.5, 0.5)
+
+
+def test_evaluations_are_those_of_node_0(status: Status) -> None:
+    status.set_run(RunSummary((), 1.0, 2.0, None, None, None, None, None, 30, 2.125, 20, 2.0))
+    report = status.report
+    assert (report.validation_iteration, report.validation_loss) == (30, 2.125)
+    assert (report.best_validation_iteration, report.best_validation_loss) == (20, 2.0)
+
+
 def test_a_warning_is_replaced_and_cleared_by_its_reason(status: Status) -> None:
     status.warn("CheckpointVolumeLow", "2 GiB free")
     status.warn("CheckpointVolumeLow", "1 GiB free")

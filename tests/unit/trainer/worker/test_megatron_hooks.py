@@ -1,11 +1,13 @@
 """Ranks of a launcher that was replaced during a save write no further file of it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, LeaseLostError
 from megatron_trainer.checkpoints.selection import TRACKER
 from megatron_trainer.telemetry.reporter import GENERATION_ENV, LEASE_ENV, Reporter
@@ -63,6 +65,7 @@ HOOKED = (
     "load_checkpoint",
     "save_checkpoint_and_time",
     "evaluate_and_print_results",
+    "evaluate",
     "train_step",
     "dummy_train_step",
     "maybe_finalize_async_save",
@@ -149,3 +152,49 @@ def test_a_load_may_copy_into_parameters_that_require_a_gradient(rank: Rank) -> 
 
     assert rank.hooks._load(load) == (40, 0)
     assert parameter.tolist() == [0.0] * 4
+
+
+def test_the_seconds_of_a_save_are_in_the_next_line_of_the_progress_file(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from megatron_trainer.worker import megatron_hooks
+
+    record = {"iteration": 11, "lmLoss": 2.0, "learningRate": 0.1, "tokens": 8, "stepSeconds": 1.0}
+    clock = iter([5.0, 7.5, 100.0, 101.0])
+    rank.save_checkpoint(lambda: None)
+    monkeypatch.setattr(megatron_hooks, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    rank.hooks._between.update(saveSeconds=0.0)
+    rank.training.save_checkpoint_and_time(10)
+    rank.hooks._evaluate(lambda: None)
+    for iteration in (11, 12):
+        rank.hooks._append_progress(record | {"iteration": iteration})
+    first, second = map(json.loads, (rank.save / PROGRESS_FILE).read_text().splitlines())
+    assert (first["saveSeconds"], first["evaluateSeconds"]) == (2.5, 1.0)
+    assert second.keys().isdisjoint({"saveSeconds", "evaluateSeconds"})
+
+
+def test_only_the_loss_of_the_first_validation_set_is_in_the_file_of_evaluations(rank: Rank) -> None:
+    import torch
+
+    losses = iter([2.5, 9.0, 7.0, 2.25])
+    rank.training.evaluate = lambda: ({"lm loss": torch.tensor(next(losses))}, None, False)
+
+    def evaluate(prefix: str, sets: int = 1) -> None:
+        rank.hooks._evaluate(lambda _: [rank.training.evaluate() for _ in range(sets)], prefix)
+
+    rank.hooks._keeps_progress = lambda: True  # type: ignore[method-assign]
+    rank.hooks.install()
+    rank.hooks.iteration = 10
+    evaluate("iteration 10", sets=2)
+    evaluate("iteration 10 on test set")
+    rank.hooks.iteration = 20
+    evaluate("iteration 20")
+    lines = [json.loads(line) for line in (rank.save / VALIDATION_FILE).read_text().splitlines()]
+    assert [(line["iteration"], line["lmLoss"]) for line in lines] == [(10, 2.5), (20, 2.25)]
+
+
+def test_an_evaluation_that_a_time_limit_ends_has_no_loss(rank: Rank) -> None:
+    rank.training.evaluate = lambda: (None, None, True)
+    rank.hooks.install()
+    rank.hooks._evaluate(lambda _: rank.training.evaluate(), "iteration 10")
+    assert not (rank.save / VALIDATION_FILE).exists()

@@ -1,11 +1,11 @@
-"""What a rank writes to stderr: passed on unchanged, and the last of it kept.
+"""What a child writes to stdout and stderr: passed on unchanged, and the last of it kept.
 
 An error that a C++ thread does not catch, such as that of torch's NCCL watchdog, ends a rank by SIGABRT. Its
 text is on stderr alone.
 """
 
-import contextlib
 import os
+from collections.abc import Callable
 from typing import Final
 
 TAIL_BYTES: Final = 8 << 10
@@ -15,10 +15,11 @@ _LAST_CHUNKS: Final = 16
 """Reads after the end of a rank: what a pipe holds, and no more of a child of it that still writes."""
 
 
-class StderrTail:
-    """A pipe that is the stderr of a child process. The reader never waits."""
+class OutputTail:
+    """A pipe that is stdout or stderr of a child process. The reader never waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, pass_on: Callable[[bytes], None]) -> None:
+        self._pass_on = pass_on
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
         self._tail = b""
@@ -28,9 +29,9 @@ class StderrTail:
         """The descriptor to read from when it is ready; -1 once it is closed."""
         return self._reading
 
-    def become_stderr(self) -> None:
-        """In the child: write to this pipe from now on."""
-        os.dup2(self._writing, 2)
+    def become(self, descriptor: int) -> None:
+        """In the child: this pipe is its descriptor 1 or 2 from now on."""
+        os.dup2(self._writing, descriptor)
         self.close_writing()
         self.close()
 
@@ -50,7 +51,7 @@ class StderrTail:
             self.close()
             return False
         self._tail = (self._tail + data)[-TAIL_BYTES:]
-        _pass_on(data)
+        self._pass_on(data)
         return True
 
     def finish(self) -> str:
@@ -66,10 +67,3 @@ class StderrTail:
         if self._reading >= 0:
             os.close(self._reading)
             self._reading = -1
-
-
-def _pass_on(data: bytes) -> None:
-    # A log that nobody reads any more does not end the ranks.
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(2, data) :]

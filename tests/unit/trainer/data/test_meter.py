@@ -1,0 +1,89 @@
+"""The progress of a preparation, as each of its pods reports it."""
+
+import json
+import socket
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_contract.progress import PreparationProgress, ProgressReport
+from megatron_trainer.data import blend, meter, sources_command
+from megatron_trainer.data.blend import Worker
+from megatron_trainer.data.meter import Meter
+from megatron_trainer.telemetry.server import ProgressServer
+
+from tests.unit.trainer.data.corpus import TEXTS, source, write
+
+
+def prepare_and_sample(
+    folder: Path, tokenizer_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch, worker: Worker
+) -> list[PreparationProgress]:
+    """What the worker reports after every document, and at the end."""
+    monkeypatch.setattr(meter, "_REFRESH_SECONDS", -1.0)
+    monkeypatch.setattr(meter, "_LOG_SECONDS", -1.0)
+    samples: list[PreparationProgress] = []
+    gauge = Meter(lambda _: samples.append(gauge._last))
+    found = source(folder, write(folder / "raw", kind))
+    blend.prepare([found], folder / "out", tokenizer_dir, worker, append_eod=True, meter=gauge)
+    return samples
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("kind", ["jsonl", "gz", "zst", "text", "parquet", "hf"])
+def test_bytes_grow_to_the_total_and_the_rest_has_a_time(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    samples = prepare_and_sample(tmp_path, tokenizer_dir, kind, monkeypatch, Worker(0, 1))
+    done = [sample.bytes_done for sample in samples]
+    assert len(done) == len(TEXTS)
+    assert done == sorted(done)
+    total = samples[0].bytes_total
+    if kind != "parquet":
+        files = [path for path in (tmp_path / "raw").iterdir() if path.name != "state.json"]
+        assert total == sum(path.stat().st_size for path in files)
+    assert total / 2 < done[-1] <= total
+    assert samples[-1].documents <= len(TEXTS)
+    assert all(sample.seconds_left is not None for sample in samples if sample.bytes_done)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_the_work_of_other_pods_counts(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_and_sample(tmp_path, tokenizer_dir, "jsonl", monkeypatch, Worker(1, 2))
+    found = source(tmp_path, write(tmp_path / "raw2", "jsonl") | {"path": f"{tmp_path}/raw/*.jsonl"})
+    second = Meter(print)
+    blend.prepare([found], tmp_path / "out", tokenizer_dir, Worker(1, 2), append_eod=True, meter=second)
+    preparation = second.report().preparation
+    assert preparation is not None
+    assert preparation.documents == len(TEXTS)
+    assert preparation.bytes_done == preparation.bytes_total
+
+
+def test_the_report_is_served_and_parsed_as_that_of_a_trainer(tmp_path: Path, tokenizer_dir: Path) -> None:
+    gauge = Meter(print)
+    found = source(tmp_path, write(tmp_path / "raw", "jsonl"))
+    blend.prepare([found], tmp_path / "out", tokenizer_dir, Worker(0, 1), append_eod=True, meter=gauge)
+    server = ProgressServer(0, gauge.report)
+    server.start()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/progress", timeout=60) as answer:
+            body: Any = json.load(answer)
+    finally:
+        server.shutdown()
+        server.server_close()
+    report = ProgressReport.parse(body)
+    assert (report.phase, report.preparation) == ("preparing", gauge.report().preparation)
+
+
+def test_a_port_that_is_taken_does_not_end_the_preparation(tmp_path: Path, tokenizer_dir: Path) -> None:
+    settings = write(tmp_path / "raw", "jsonl") | {"output": str(tmp_path / "out" / "a_text_document")}
+    words = ["--sources", json.dumps([settings]), "--output-dir", str(tmp_path / "out")]
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        _, result = sources_command.run(
+            [*words, "--tokenizer-dir", str(tokenizer_dir), "--progress-port", port]
+        )
+    assert result is not None
+    assert result.documents == len(TEXTS)

@@ -1,0 +1,175 @@
+"""`megatron-convert` refuses what it cannot convert before it imports Megatron."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron_contract.conversion import ConversionResult
+from megatron_contract.environment import ENV_TERMINATION_LOG
+from megatron_contract.exit_codes import ExitCode
+from megatron_contract.termination import TerminationMessage
+from megatron_contract.wire import load_json
+from megatron_trainer.weights import command, destination
+from megatron_trainer.weights.audit import Audit
+from megatron_trainer.weights.huggingface_folder import write_weights
+
+
+@pytest.fixture(autouse=True)
+def restored_handler() -> Iterator[None]:
+    """Restore the handler that the command replaces."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    write_weights(folder, {"a": torch.ones(4)}.items())
+    return folder
+
+
+def _refuse(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(word) for word in words])
+    assert ended.value.code == command.REFUSED
+    assert "megatron.bridge" not in sys.modules
+    return capsys.readouterr().err
+
+
+def test_an_unknown_architecture_is_refused_with_those_that_convert(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "config.json").write_text(json.dumps({"architectures": ["Qwen4ForCausalLM"]}))
+    error = _refuse(capsys, "import", "--from", model, "--to", tmp_path / "out")
+    assert "architecture Qwen4ForCausalLM of config.json is not among" in error
+    assert "did you mean Qwen3ForCausalLM?" in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_an_existing_destination_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"--to {model} exists" in _refuse(capsys, "import", "--from", model, "--to", model)
+
+
+@pytest.mark.parametrize("name", ["export", "audit"])
+def test_a_missing_checkpoint_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = _refuse(capsys, name, "--from", tmp_path / "absent", "--to", tmp_path / "out")
+    assert "is not a folder" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_base_without_configuration_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = _refuse(capsys, "export", "--from", model, "--to", tmp_path / "out", "--base", tmp_path)
+    assert "--base" in error
+    assert "has no config.json" in error
+
+
+def test_a_missing_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--to" in _refuse(capsys, "import", "--from", "x")
+
+
+def test_sigterm_leaves_nothing(tmp_path: Path) -> None:
+    def build() -> None:
+        with destination.building(tmp_path / "out") as part:
+            (part / "file").touch()
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, command.terminate)
+    with pytest.raises(SystemExit) as ended:
+        build()
+    assert ended.value.code == ExitCode.TERMINATED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_ends_by_sigterm_as_the_contract_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _refuse(capsys, "import", "--from", tmp_path / "absent", "--to", tmp_path / "out")
+    assert signal.getsignal(signal.SIGTERM) is command.terminate
+
+
+def test_a_pod_finds_why_the_conversion_was_refused_in_its_termination_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv(ENV_TERMINATION_LOG, str(log))
+    error = _refuse(capsys, "import", "--from", tmp_path / "absent", "--to", tmp_path / "out")
+    message = TerminationMessage.parse(log.read_text())
+    assert message is not None
+    assert message.exit_code == command.REFUSED
+    assert not message.completed
+    assert error == f"megatron-convert: {message.message}\n"
+
+
+def test_parents_of_an_export_are_created_only_if_asked_for(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", "--from", tmp_path / "absent", "--to", tmp_path / "a" / "b" / "out", "--base", model]
+    assert "its parent" in _refuse(capsys, *words)
+    assert not (tmp_path / "a").exists()
+    assert "is not a folder" in _refuse(capsys, *words, "--parents")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def _convert(monkeypatch: pytest.MonkeyPatch, *words: str | Path, equal: bool) -> list[str]:
+    """Run the command where everything that needs Megatron-Bridge is replaced; what it did."""
+    done: list[str] = []
+
+    def convert(_source: Path, target: Path, *_: Path | None) -> Audit:
+        destination.check(target)
+        done.append("convert")
+        return Audit("import", "huggingFace", {})
+
+    def audit(*_: Path | None) -> Audit:
+        done.append("audit")
+        return Audit("import", "huggingFace", {}, [] if equal else ["a has other values"])
+
+    conversion = SimpleNamespace(import_weights=convert, export_weights=convert, audit=audit)
+    monkeypatch.setitem(sys.modules, "megatron_trainer.weights.conversion", conversion)
+    monkeypatch.setattr("megatron_trainer.weights.conversion", conversion, raising=False)
+    monkeypatch.setattr("megatron_trainer.weights.cpu_model.import_bridge", lambda: None)
+    monkeypatch.setattr(command, "find_spec", lambda _name: object())
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(word) for word in words])
+    return [*done, str(ended.value.code)]
+
+
+@pytest.mark.parametrize(("equal", "expected"), [(True, ["audit", "0"]), (False, ["audit", "2"])])
+def test_an_existing_destination_is_kept_only_if_it_is_the_same_model(
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    equal: bool,
+    expected: list[str],
+) -> None:
+    target = model.parent / "out"
+    target.mkdir()
+    words = ("import", "--from", model, "--to", target, "--reuse")
+    assert _convert(monkeypatch, *words, equal=equal) == expected
+    if not equal:
+        assert f"--to {target} exists and is another model: audit failed" in capsys.readouterr().err
+
+
+def test_a_destination_that_is_not_there_is_converted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("import", "--from", model, "--to", model.parent / "out", "--reuse")
+    assert _convert(monkeypatch, *words, equal=True) == ["convert", "0"]
+
+
+def test_a_pod_finds_the_tensors_that_were_audited_in_its_termination_message(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv(ENV_TERMINATION_LOG, str(log))
+    _convert(monkeypatch, "import", "--from", model, "--to", tmp_path / "out", equal=True)
+    assert ConversionResult.from_json(load_json(log.read_text())) == ConversionResult(0, 0)

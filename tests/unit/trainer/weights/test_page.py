@@ -1,0 +1,26 @@
+"""docs/weights.md has a row per family, as `make weights-table` measured them."""
+
+from pathlib import Path
+
+from megatron_trainer.weights.cpu_model import CONVERTS
+
+from testkit.weights.families import FAMILIES
+
+PAGE = Path(__file__).parents[4] / "docs" / "weights.md"
+
+
+def _rows() -> dict[str, str]:
+    cells = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    return {row[0].removeprefix("| "): " | ".join(row) for row in cells}
+
+
+def test_every_family_has_a_row_with_its_architecture() -> None:
+    rows = _rows()
+    for family in FAMILIES:
+        assert f"`{family.architecture}`" in rows[family.name]
+
+
+def test_the_families_that_convert_are_those_of_the_command() -> None:
+    rows = _rows()
+    converted = {family.architecture for family in FAMILIES if "| bit for bit |" in rows[family.name]}
+    assert converted == set(CONVERTS)

@@ -1,0 +1,47 @@
+"""Which tokens of a chat the loss counts, by Megatron-Bridge's own function."""
+
+import json
+from typing import Any, Final
+
+from megatron_trainer.errors import TrainerError
+
+_NO_MARKERS: Final = "Unable to build assistant loss mask"
+_NO_ANSWER: Final = "AssistantMaskBoundaryConfig did not match"
+_WITHOUT_ANSWER: Final = (
+    "the loss would count none of its tokens: it has no answer of the assistant; remove the line"
+)
+
+
+class AnswerError(TrainerError):
+    """What a chat has to teach cannot be computed."""
+
+
+def tokenize(record: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
+    """Return the ids of a chat, and for each whether the loss counts it, as Bridge's dataset does.
+
+    Raises AnswerError if the template refuses the chat or marks no answer in it.
+    """
+    from megatron.bridge.data.conversation_processing import tokenize_chat_example
+    from megatron.bridge.data.token_utils import extract_skipped_token_ids
+
+    try:
+        found = tokenize_chat_example(
+            record,
+            tokenizer,
+            skipped_tokens=extract_skipped_token_ids(tokenizer),
+            warn_on_all_masked=False,
+        )
+    except Exception as error:  # whatever a template of the user raises
+        if str(error).startswith(_NO_ANSWER):
+            raise AnswerError(_WITHOUT_ANSWER) from error
+        if str(error).startswith(_NO_MARKERS):
+            raise AnswerError(
+                "the chat template does not mark the answers: it has neither {% generation %} nor markers of "
+                "ChatML, Llama 3, Gemma, Kimi or Harmony; put {% generation %} and {% endgeneration %} "
+                "around what the assistant writes"
+            ) from error
+        shown = json.dumps(record, ensure_ascii=False)[:200]
+        raise AnswerError(f"the chat template refuses {shown}: {error}") from error
+    if not bool(found.assistant_mask.any()):
+        raise AnswerError(_WITHOUT_ANSWER)
+    return found.input_ids, found.assistant_mask

@@ -1,0 +1,93 @@
+"""`megatron-prepare --chats`: prepares `data.sources` of a recipe that fine-tunes, as one worker of several.
+
+    megatron-prepare --chats '[{"path": "/data/raw/*.jsonl.zst"}]' --output /data/prepared/support_chats \\
+        --output-dir /data/prepared --tokenizer-dir /data/model --seq-length 2048 --batch 16 --samples 8000
+
+What the run reads is checked against what is prepared. JOB_COMPLETION_INDEX is the number of this one of the
+--pods, as Kubernetes sets it in an indexed Job.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer.data.blend import log
+from megatron_trainer.data.chats import ChatRun, prepare_chats
+from megatron_trainer.data.meter import Meter
+from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.sources import Source
+from megatron_trainer.data.sources_command import serve, worker_of
+from megatron_trainer.volume_paths import left_volume
+
+
+def run(argv: Sequence[str]) -> str:
+    """Prepare the chats. Returns a line that describes the end. Raises PreparationError and OSError."""
+    args = _parse(argv)
+    worker = worker_of(args.pods)
+    sources = _sources(args.chats, args.output)
+    for path in (args.output_dir, args.tokenizer_dir, args.output):
+        if problem := left_volume(path):
+            raise PreparationError(ExitCode.BAD_DATA, problem)
+    meter = Meter(log)
+    if args.progress_port is not None:
+        serve(args.progress_port, meter)
+    asked = ChatRun(
+        args.seq_length,
+        args.batch,
+        args.samples,
+        args.max_epochs,
+        args.split,
+        args.evaluates,
+        args.vocab_size,
+    )
+    found = prepare_chats(sources, args.output_dir, args.output, args.tokenizer_dir, worker, asked, meter)
+    if found is None:
+        return "all shards are complete; worker 0 joins them"
+    text = f"{found.read:,} chats are prepared, {found.training:,} for training"
+    text += f", {found.validation:,} for validation"
+    if not found.left_out:
+        return text
+    return f"{text}; {found.left_out:,} have no answer within {args.seq_length:,} tokens and are left out"
+
+
+def _sources(text: str, output: Path) -> list[Source]:
+    try:
+        return [
+            Source(
+                f"data.sources[{number}]", str(each["path"]), "chat", output, documents=each.get("documents")
+            )
+            for number, each in enumerate(json.loads(text))
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PreparationError(ExitCode.USAGE, f"--chats is not a list of sources: {error!r}") from error
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="megatron-prepare", allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--chats", required=True, help="JSON list of sources of chats")
+    parser.add_argument("--output", type=Path, required=True, help="folder that the run reads")
+    parser.add_argument("--output-dir", type=Path, required=True, help="folder of the prepared datasets")
+    parser.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json")
+    parser.add_argument("--seq-length", type=int, required=True, help="tokens of a sample")
+    parser.add_argument("--batch", type=int, required=True, help="chats that an iteration takes")
+    parser.add_argument("--samples", type=int, required=True, help="chats that the run reads for training")
+    parser.add_argument("--max-epochs", type=int, default=1, help="the most that a run may repeat a chat")
+    parser.add_argument("--split", default="99,1", help="shares of training and validation")
+    parser.add_argument("--evaluates", action="store_true", help="the run reads chats for validation")
+    parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
+    parser.add_argument("--progress-port", type=int, help="serve /progress there")
+    parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
+    try:
+        args, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise PreparationError(ExitCode.USAGE, str(error)) from error
+    if unknown:
+        raise PreparationError(ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}")
+    for name in ("pods", "seq_length", "batch", "samples"):
+        if getattr(args, name) < 1:
+            flag = name.replace("_", "-")
+            raise PreparationError(ExitCode.USAGE, f"--{flag} is {getattr(args, name)}; set 1 or more")
+    return args

@@ -1,0 +1,172 @@
+"""Proves that prepared datasets suffice for a run, before any accelerator is taken.
+
+Megatron itself finds a token id above the vocabulary as an error of a device, repeats documents silently, and
+never returns where a split that it reads has no document.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import batched, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.data.shards import Encoder, count_tokens
+from megatron_trainer.data.sources import Source
+
+_BLOCK = 8 << 20
+_SPLITS = ("training", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run reads. `samples` are those of the training, each of `seq_length` tokens and one more."""
+
+    vocab_size: int | None
+    seq_length: int
+    samples: int
+    max_epochs: int
+    split: str
+    evaluates: bool
+    weights: Mapping[str, float]
+    """Prefix of a dataset -> its weight."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A dataset of the run: prefix of its files, and what they have."""
+
+    source: Source
+    prefix: Path
+    documents: int
+
+
+def parse_needs(flags: Sequence[str], vocab_size: int | None, max_epochs: int) -> Needs | None:
+    """Read the needs from Megatron's flags of a run; None where they do not have its length."""
+    values = dict(_values(flags))
+    try:
+        seq_length = int(values["seq-length"][0])
+        if "train-samples" in values:
+            samples = int(values["train-samples"][0])
+        else:
+            samples = int(values["train-iters"][0]) * int(values["global-batch-size"][0])
+        evaluates = int(values.get("eval-iters", ["100"])[0]) > 0
+        words = values["data-path"]
+        pairs = [("1", words[0])] if len(words) == 1 else list(batched(words, 2))
+        weights = {pair[1]: float(pair[0]) for pair in pairs}
+    except (KeyError, IndexError, ValueError):
+        return None
+    split = values.get("split", ["969,30,1"])[0]
+    return Needs(vocab_size, seq_length, samples, max_epochs, split, evaluates, weights)
+
+
+def _values(flags: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    name, values = "", list[str]()
+    for word in [*flags, "--"]:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if name:
+            yield name, values
+        name, _, value = word[2:].partition("=")
+        values = [value] if value else []
+
+
+def check_tokenizer(folder: Path, encoder: Encoder) -> None:
+    """Raise PreparationError unless transformers, as Megatron calls it, loads the tokenizer offline."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import AutoTokenizer
+
+    setting = "data.tokenizer.tokenizerModel"
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # of many kinds
+        reason = " ".join(str(error).split())[:200]
+        text = f"{setting}: transformers cannot load {folder} offline: {reason}; save it with save_pretrained"
+        raise PreparationError(ExitCode.BAD_DATA, text) from error
+    if encoder.eod is not None and loaded.eos_token_id != encoder.eod:
+        raise PreparationError(
+            ExitCode.BAD_DATA,
+            f"{setting}: the end token of {folder} is {encoder.eod}, but {loaded.eos_token_id} for "
+            "transformers, and so for Megatron; save the tokenizer again with save_pretrained",
+        )
+
+
+def check_vocabulary(folder: Path, encoder: Encoder, vocab_size: int | None) -> None:
+    """Raise PreparationError for a tokenizer whose own ids exceed the model; added tokens may be unused."""
+    own = max(encoder.tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+    if vocab_size is not None and own >= vocab_size:
+        raise PreparationError(
+            ExitCode.BAD_DATA,
+            f"data.tokenizer.tokenizerModel: {folder} has token ids up to {own:,}, and model.vocabSize is "
+            f"{vocab_size:,}; set model.vocabSize: {encoder.vocabulary}, or name the model's own tokenizer",
+        )
+
+
+def check_datasets(datasets: Sequence[Prepared], encoder: Encoder, needs: Needs) -> None:
+    """Raise PreparationError unless ids are below the vocabulary and the samples suffice."""
+    for dataset in datasets:
+        if needs.vocab_size is not None and encoder.vocabulary > needs.vocab_size:
+            _check_ids(dataset, encoder, needs.vocab_size)
+    total = sum(needs.weights.values())
+    for dataset in datasets:
+        weight = needs.weights.get(str(dataset.source.output))
+        if weight:
+            _check_samples(dataset, needs, weight / total)
+
+
+def _check_ids(dataset: Prepared, encoder: Encoder, vocab_size: int) -> None:
+    with Path(f"{dataset.prefix}.bin").open("rb") as stream:
+        while data := stream.read(_BLOCK):
+            largest = int(np.frombuffer(data, dtype=encoder.dtype).max())
+            if largest >= vocab_size:
+                problem = f"has token id {largest:,}, and model.vocabSize is {vocab_size:,}"
+                fix = f"set model.vocabSize: {encoder.vocabulary}, or remove these tokens from the documents"
+                raise dataset.source.refuse("path", f"{dataset.source.path} {problem}; {fix}")
+
+
+def split_bounds(split: str, documents: int) -> list[tuple[int, int]]:
+    """Return first and last document, exclusive, of each split, as Megatron rounds them."""
+    parts = [float(part) for part in split.replace("/", ",").split(",")][: len(_SPLITS)]
+    parts += [0.0] * (len(_SPLITS) - len(parts))
+    sums = [sum(parts[:count]) / sum(parts) for count in range(len(parts) + 1)]
+    ends = [round(share * float(documents)) for share in sums]
+    return list(pairwise(ends))
+
+
+def empty_split(needs: Needs, documents: int) -> str | None:
+    """Return what is wrong with a split that the run reads and that has no document, and the fix."""
+    shares = [float(part) > 0 for part in needs.split.split(",")] + [False] * len(_SPLITS)
+    read = (True, needs.evaluates and shares[1], needs.evaluates and shares[2])
+    for name, (first, last), used in zip(_SPLITS, split_bounds(needs.split, documents), read, strict=True):
+        if used and first == last:
+            fix = "set another data.split, or 100,0,0 with training.evalIters: 0"
+            if name == "training":
+                fix = "add documents, or set data.split to give it some"
+            return f"data.split {needs.split} leaves none of its {documents:,} documents to {name}; {fix}"
+    return None
+
+
+def _check_samples(dataset: Prepared, needs: Needs, share: float) -> None:
+    source = dataset.source
+    if problem := empty_split(needs, dataset.documents):
+        raise source.refuse("path", problem)
+    first, last = split_bounds(needs.split, dataset.documents)[0]
+    tokens = count_tokens(Path(f"{dataset.prefix}.idx"), first, last)
+    samples = (tokens - 1) // needs.seq_length
+    required = -(-needs.samples * share // 1)
+    if samples < 1:
+        problem = f"its training split has {tokens:,} tokens, and a sample has {needs.seq_length + 1:,}"
+        raise source.refuse("path", f"{problem}; add documents, or set training.seqLength lower")
+    epochs = -(-required // samples)
+    if epochs > needs.max_epochs:
+        problem = (
+            f"the run reads {required:,.0f} samples of it ({share:.3g} of {needs.samples:,}), an epoch has "
+            f"{samples:,} of {needs.seq_length:,} tokens: {epochs:,.0f} epochs, at most {needs.max_epochs}"
+        )
+        fix = f"set data.maxEpochs: {epochs:.0f}, a smaller weight or training.trainIters, or add documents"
+        raise source.refuse("weight", f"{problem}; {fix}")

@@ -1,0 +1,40 @@
+"""A dataset of a source: where its files are, and whether they are complete."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_trainer.data.sources import Shard, Source
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A source, its files as they were at the start, and the folder of what is made of it."""
+
+    source: Source
+    folder: Path
+    divided: Sequence[Shard]
+    tokenizer: str
+    """Digest of it."""
+    files: tuple[str, ...] = ("data.bin", "data.idx")
+    """Names of what is made."""
+
+    @property
+    def done(self) -> Path:
+        """The file that marks the dataset as complete: counts, of documents first, and bytes of its files."""
+        return self.folder / "done.json"
+
+    @property
+    def work(self) -> Path:
+        """The folder of its shards."""
+        return self.folder / "shards"
+
+    def counts(self) -> tuple[int, ...] | None:
+        """Return what `done` has; None unless all files are there in full length."""
+        try:
+            counts = [int(count) for count in json.loads(self.done.read_text(encoding="utf-8"))]
+            found = [(self.folder / name).stat().st_size for name in self.files]
+        except (OSError, ValueError, TypeError):
+            return None
+        return tuple(counts) if counts[-len(found) :] == found and len(counts) > len(found) else None

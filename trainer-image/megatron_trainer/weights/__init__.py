@@ -1,0 +1,1 @@
+"""`megatron-convert`: weights of Hugging Face models to Megatron's checkpoints and back, on CPUs."""

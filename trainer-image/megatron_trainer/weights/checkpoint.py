@@ -1,0 +1,181 @@
+"""Writes and reads checkpoints of Megatron that hold weights only: format torch_dist, tracker `release`.
+
+Megatron's loop and Bridge both start a new run from such a checkpoint, without optimizer and at iteration 0.
+"""
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megatron_trainer.checkpoints import selection
+from megatron_trainer.checkpoints.selection import TRACKER
+from megatron_trainer.weights import cpu_model
+from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.tensors import name_of
+
+RELEASE = "release"
+SOURCE_FOLDER = "huggingface"
+"""Configuration and tokenizer of the source, inside the checkpoint's folder."""
+_NOT_OF_THE_MODEL = ("optimizer.", "rng_state", "rerun_state_machine", "chained_")
+ADAPTER = ".adapter."
+
+
+def save(model: Any, bridge: Any, dtype: str, folder: Path) -> None:
+    """Write `folder`/release and the tracker.
+
+    `run_config.yaml` describes the model as Bridge derives it from config.json, not as it was built here.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    # By default the results of writers come through a spawned process, which imports everything again.
+    filesystem_async._results_queue = queue.SimpleQueue()
+    metadata = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    state = {"checkpoint_version": 3.0, "iteration": 0, "model": model.sharded_state_dict(metadata=metadata)}
+    release = folder / RELEASE
+    release.mkdir()
+    dist_checkpointing.save(state, str(release), content_metadata=metadata)
+    _describe_model(bridge, dtype, release / "run_config.yaml")
+    (folder / TRACKER).write_text(f"{RELEASE}\n", encoding="utf-8")
+
+
+def _describe_model(bridge: Any, dtype: str, file: Path) -> None:
+    from megatron.bridge.training.config import CheckpointConfig, ConfigContainer, LoggerConfig
+    from megatron.core.optimizer import OptimizerConfig
+
+    provider = cpu_model.make_provider(bridge, dtype)
+    # Both name the folder of the machine that converts.
+    for name in ("hf_model_id", "generation_config"):
+        if hasattr(provider, name):
+            setattr(provider, name, None)
+    ConfigContainer(
+        model=provider,
+        train=None,
+        optimizer=OptimizerConfig(use_distributed_optimizer=False),
+        ddp=None,
+        scheduler=None,
+        dataset=None,
+        logger=LoggerConfig(),
+        tokenizer=None,
+        checkpoint=CheckpointConfig(save_optim=False, save_rng=False),
+        dist=None,
+    ).to_yaml(str(file))
+
+
+def find(folder: Path, flag: str) -> Path:
+    """Return the directory with the shards: that which the tracker names, or `folder` itself.
+
+    Raises ConversionError if there is none, or one that is incomplete.
+    """
+    if not folder.is_dir():
+        raise ConversionError(f"{flag} {folder} is not a folder; give the checkpoints' folder of a run")
+    found = folder
+    if (folder / TRACKER).is_file():
+        text = (folder / TRACKER).read_text(encoding="utf-8").strip()
+        if text != RELEASE and not text.isdecimal():
+            raise ConversionError(
+                f"{folder / TRACKER} holds {text[:20]!r}; write an iteration or release into it"
+            )
+        found = folder / (RELEASE if text == RELEASE else f"iter_{int(text):07}")
+    if reason := selection.why_incomplete(found):
+        raise ConversionError(
+            f"{flag} {found} is not a complete checkpoint in the format torch_dist: {reason}; give a folder "
+            f"with {TRACKER}, or one of its iterations"
+        )
+    return found
+
+
+def names(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the model's tensors in a checkpoint. Raises ConversionError."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    try:
+        described = FileSystemReader(directory).read_metadata().state_dict_metadata
+    except Exception as error:  # a pickle raises anything
+        raise ConversionError(f"{directory / '.metadata'} is damaged: {error!r}") from error
+    return {
+        name: tuple(entry.size)
+        for name, entry in described.items()
+        if hasattr(entry, "size") and not name.startswith(_NOT_OF_THE_MODEL)
+    }
+
+
+def dtype(directory: Path) -> str:
+    """Return the dtype of the largest tensor of a checkpoint's model."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    described = FileSystemReader(directory).read_metadata().state_dict_metadata
+    tensors = [(described[name], shape) for name, shape in names(directory).items()]
+    largest, _ = max(tensors, key=lambda pair: _count(pair[1]))
+    return name_of(largest.properties.dtype)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def load(directory: Path, model: Any, *, keep: str | None = None) -> None:
+    """Load a checkpoint's tensors into the model; with `keep` only those whose name contains it.
+
+    Raises ConversionError for tensors that only one of the two has, and for damaged files.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
+
+    metadata = dist_checkpointing.load_content_metadata(str(directory)) or {}
+    wanted = model.sharded_state_dict(metadata=metadata)
+    wanted = {
+        name: entry
+        for name, entry in wanted.items()
+        if not name.endswith("_extra_state") and (keep is None or keep in name)
+    }
+    entries = [entry for entry in nested_values({"model": wanted}) if isinstance(entry, ShardedBase)]
+    shapes = {name: shape for name, shape in names(directory).items() if keep is None or keep in name}
+    keys = {entry.key for entry in entries}
+    problems = [f"{name} is missing" for name in sorted(keys - shapes.keys())]
+    problems += [f"{name} is unexpected" for name in sorted(shapes.keys() - keys)]
+    problems += sorted(
+        f"{entry.key} has shape {list(shapes[entry.key])}, config.json needs {list(entry.global_shape)}"
+        for entry in entries
+        if isinstance(entry, ShardedTensor) and entry.key in shapes
+        # Rows that a run adds to the vocabulary are left out; Megatron would fill missing ones with zeros.
+        if any(length < needed for length, needed in zip(shapes[entry.key], entry.global_shape, strict=False))
+    )
+    if problems:
+        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ConversionError(
+            f"{directory} is not a checkpoint of this model: {', '.join(problems[:5])}{more}"
+        )
+    try:
+        loaded = dist_checkpointing.load({"model": wanted}, str(directory))["model"]
+    except Exception as error:
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ConversionError(f"{directory} cannot be read: {text}") from error
+    _, unexpected = model.load_state_dict(loaded, strict=False)
+    if unexpected:
+        raise ConversionError(f"{directory} has tensors that the model lacks: {', '.join(unexpected[:5])}")
+
+
+def tensors(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the model's weights under Megatron's names, a tied output layer once."""
+    for name, value in model.state_dict().items():
+        if value is not None and not name.endswith("_extra_state") and hasattr(value, "shape"):
+            yield name, value
+
+
+def write_source(folder: Path, target: Path) -> None:
+    """Keep the configuration and tokenizer of the source with the checkpoint, for the export."""
+    from megatron_trainer.weights.huggingface_folder import copy_small_files
+
+    copy_small_files(folder, target / SOURCE_FOLDER)
+
+
+def kept_source(folder: Path) -> Path | None:
+    """Return the folder that `write_source` made, None if a run wrote the checkpoint."""
+    kept = folder / SOURCE_FOLDER
+    return kept if kept.is_dir() else None

@@ -1,0 +1,168 @@
+"""`megatron-convert`: weights of a Hugging Face model to a checkpoint of Megatron, and back.
+
+    megatron-convert import --from HF_FOLDER --to CHECKPOINT_FOLDER
+    megatron-convert export --from CHECKPOINT_FOLDER --to HF_FOLDER [--base HF_FOLDER]
+    megatron-convert audit --from FOLDER --to FOLDER
+
+One process, no GPU, no network. The destination appears under its name only when it is complete and its
+audit has passed; the audit is the file conversion-audit.json in it.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from megatron_contract.conversion import ConversionResult
+from megatron_contract.environment import ENV_TERMINATION_LOG
+from megatron_contract.exit_codes import REASON_COMPLETED, ExitCode
+from megatron_contract.limits import cut_to_json
+from megatron_contract.termination import MAX_MESSAGE_BYTES, TerminationMessage
+
+from megatron_trainer.weights.conversion_error import AuditError, ConversionError, DestinationExistsError
+
+if TYPE_CHECKING:
+    from megatron_trainer.weights.audit import Audit
+
+FAILED, REFUSED = 1, 2
+"""Exit codes: the result differs from the source or an unexpected error; the input cannot be converted."""
+_REASONS = {0: REASON_COMPLETED, FAILED: "ConversionFailed", REFUSED: "ConversionRefused"}
+"""Exit code -> `reason` of the termination message, which is written where a pod names the file."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Convert and exit with 0, FAILED or REFUSED; with TERMINATED of the contract after SIGTERM."""
+    arguments = make_parser().parse_args(argv)
+    # As an exception, so that the partial folder of a pod that is deleted is removed.
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        audit = _run(arguments)
+    except (ConversionError, DestinationExistsError) as error:
+        _end(REFUSED, f"error: {error}")
+    except AuditError as error:
+        _end(FAILED, f"{error}; nothing was written to {arguments.to}")
+    except OSError as error:
+        _end(FAILED, f"error: {error.strerror}: {error.filename}")
+    if not audit.passed:
+        _end(FAILED, audit.summary())
+    _end(0, f"{arguments.to}: {audit.summary()}", ConversionResult(len(audit.tensors), audit.bytes))
+
+
+def terminate(_signal: int, _frame: object) -> NoReturn:
+    """Handle SIGTERM: end, with the code of the contract."""
+    sys.exit(int(ExitCode.TERMINATED))
+
+
+def _end(code: int, text: str, result: ConversionResult | None = None) -> NoReturn:
+    print(f"megatron-convert: {text}", file=sys.stderr if code else sys.stdout, flush=True)
+    if path := os.environ.get(ENV_TERMINATION_LOG):
+        _write_termination(Path(path), code, text, result)
+    sys.exit(code)
+
+
+def _write_termination(path: Path, code: int, text: str, result: ConversionResult | None) -> None:
+    """Write the termination message. If that fails, the exit code stays the same."""
+    reason = _REASONS.get(code, "")
+    message = TerminationMessage(reason, cut_to_json(text, MAX_MESSAGE_BYTES), code)
+    with contextlib.suppress(OSError):
+        path.write_text(message.dumps(**(result.to_json() if result else {})), encoding="utf-8")
+
+
+def _run(arguments: argparse.Namespace) -> "Audit":
+    _check_paths(arguments)
+    if None in map(find_spec, ("megatron.bridge", "modelopt")):
+        raise ConversionError(
+            "this image lacks Megatron-Bridge or what it imports; install requirements-bridge-run.txt and "
+            "requirements-bridge.txt of trainer-image"
+        )
+    from megatron_trainer.weights import cpu_model
+
+    # Warnings of libraries, and the tracebacks that Bridge logs for packages which it can do without.
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(sys.stderr):
+        cpu_model.import_bridge()
+        from megatron_trainer.weights import conversion
+
+        try:
+            if arguments.command == "import":
+                return conversion.import_weights(arguments.source, arguments.to)
+            if arguments.command == "export":
+                return conversion.export_weights(arguments.source, arguments.to, arguments.base)
+        except DestinationExistsError:
+            # Also where another process finished the same conversion first.
+            if not arguments.reuse:
+                raise
+        base = arguments.base if arguments.command != "import" else None
+        audit = conversion.audit(arguments.source, arguments.to, base)
+        if arguments.command != "audit" and not audit.passed:
+            raise ConversionError(
+                f"--to {arguments.to} exists and is another model: {audit.summary()}; remove it or choose "
+                "another folder"
+            )
+        return audit
+
+
+def _check_paths(arguments: argparse.Namespace) -> None:
+    """Refuse what needs no model, before the seconds that Megatron's import takes."""
+    from megatron_trainer.weights import cpu_model, destination, huggingface_folder
+
+    if arguments.command == "export" and arguments.parents:
+        arguments.to.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.command != "audit" and not (arguments.reuse and arguments.to.exists()):
+        destination.check(arguments.to)
+    if arguments.command == "import":
+        folder = huggingface_folder.read(arguments.source, "--from", weights=True)
+        cpu_model.require_support(folder.architecture)
+    elif not arguments.source.is_dir():
+        raise ConversionError(f"--from {arguments.source} is not a folder; mount it there")
+    if arguments.command != "import" and arguments.base is not None:
+        folder = huggingface_folder.read(arguments.base, "--base", weights=False)
+        cpu_model.require_support(folder.architecture)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="megatron-convert",
+        description="Convert weights between Hugging Face and Megatron, on CPUs, and audit every tensor.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    texts = {
+        "import": ("Hugging Face folder -> checkpoint", "Hugging Face folder", "checkpoint, not there yet"),
+        "export": ("checkpoint -> Hugging Face folder", "checkpoint", "Hugging Face folder, not there yet"),
+        "audit": ("compare what a conversion read with what it wrote", "its --from", "its --to"),
+    }
+    for name, (summary, source, target) in texts.items():
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        command.add_argument("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=source)
+        command.add_argument("--to", type=Path, required=True, metavar="FOLDER", help=target)
+        if name != "audit":
+            command.add_argument(
+                "--reuse",
+                action="store_true",
+                help="audit a destination that exists instead of refusing it, and keep it if it is equal",
+            )
+        if name == "export":
+            command.add_argument("--parents", action="store_true", help="create missing parents of --to")
+        if name != "import":
+            command.add_argument(
+                "--base",
+                type=Path,
+                metavar="FOLDER",
+                help="Hugging Face folder with configuration and tokenizer (default: those that an import "
+                "keeps with the checkpoint), and with the weights that an adapter belongs to",
+            )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Imports and exports weights, and audits both."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megatron_trainer.weights import adapters, checkpoint, cpu_model, destination, huggingface_folder
+from megatron_trainer.weights.audit import Audit, Tie, check_tie, compare, imported_headers
+from megatron_trainer.weights.conversion_error import AuditError, ConversionError
+from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
+from megatron_trainer.weights.tensors import TensorRecord, records
+
+OUTPUT_LAYER = "lm_head.weight"
+
+
+def import_weights(source: Path, target: Path) -> Audit:
+    """Convert a Hugging Face folder to a checkpoint. Raises ConversionError, AuditError with nothing left."""
+    destination.check(target)
+    folder = huggingface_folder.read(source, "--from", weights=True)
+    bridge = cpu_model.make_bridge(folder)
+    with destination.building(target) as part, cpu_model.one_process():
+        model = model_of(bridge, folder, folder.dtype)
+        checkpoint.save(model, bridge, folder.dtype, part)
+        checkpoint.write_source(source, part)
+        del model
+        return finish(audit_import(folder, bridge, part), part)
+
+
+@dataclass(frozen=True)
+class _Exportable:
+    """A model to export, with what describes it."""
+
+    model: Any
+    bridge: Any
+    base: HuggingFaceFolder
+    dtype: str
+    conversion: str
+    details: dict[str, Any]
+
+
+def export_weights(source: Path, target: Path, base: Path | None) -> Audit:
+    """Convert a checkpoint to a Hugging Face folder. Raises ConversionError, AuditError with nothing left.
+
+    `base` has the configuration and the tokenizer; without it those that the import kept are taken. It must
+    have the weights too if the checkpoint holds adapters, which are merged into them.
+    """
+    destination.check(target)
+    directory = checkpoint.find(source, "--from")
+    folder = _base(source, base)
+    with destination.building(target) as part, cpu_model.one_process():
+        read = _load(directory, folder)
+        huggingface_folder.copy_small_files(folder.path, part)
+        huggingface_folder.set_dtype(part, read.dtype)
+        huggingface_folder.write_weights(part, exported(read.bridge, read.model, folder))
+        return finish(_audit_export(read, part), part)
+
+
+def _load(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
+    bridge = cpu_model.make_bridge(folder)
+    if not adapters.present(directory):
+        dtype = checkpoint.dtype(directory)
+        model = cpu_model.make_model(bridge, dtype)
+        checkpoint.load(directory, model)
+        return _Exportable(model, bridge, folder, dtype, "export", {})
+    if not folder.has_weights:
+        raise ConversionError(
+            f"{directory} holds adapters; give the folder with the weights that they were trained on: "
+            "--base FOLDER"
+        )
+    model = model_of(bridge, folder, folder.dtype)
+    before = records(checkpoint.tensors(model))
+    details = adapters.merge(model, directory)
+    after = records(checkpoint.tensors(model))
+    targets = details["merged"]["tensors"]
+    if changed := [name for name in before if after.get(name) != before[name] and name not in targets]:
+        raise AuditError(f"the merge changed tensors that have no adapter: {', '.join(changed[:5])}")
+    return _Exportable(model, bridge, folder, folder.dtype, "merge", details)
+
+
+def audit(source: Path, target: Path, base: Path | None) -> Audit:
+    """Compare what a conversion read with what it wrote; neither is changed. Raises ConversionError."""
+    kinds = [huggingface_folder.is_folder(folder) for folder in (source, target)]
+    if kinds == [False, False]:
+        raise ConversionError(f"neither {source} nor {target} is a Hugging Face folder with config.json")
+    if kinds == [True, True]:
+        before = records(huggingface_folder.read(source, "--from", weights=True).tensors())
+        after = records(huggingface_folder.read(target, "--to", weights=True).tensors())
+        return Audit("copy", "huggingFace", before, compare(before, after))
+    with cpu_model.one_process():
+        if kinds == [True, False]:
+            folder = huggingface_folder.read(source, "--from", weights=True)
+            return audit_import(folder, cpu_model.make_bridge(folder), target)
+        read = _load(checkpoint.find(source, "--from"), _base(source, base))
+        return _audit_export(read, target)
+
+
+def finish(audit: Audit, part: Path) -> Audit:
+    """Write a passed audit beside the weights. Raises AuditError for a failed one."""
+    if not audit.passed:
+        raise AuditError(audit.summary())
+    audit.write(part)
+    return audit
+
+
+def _base(source: Path, base: Path | None) -> HuggingFaceFolder:
+    if base is not None:
+        return huggingface_folder.read(base, "--base", weights=False)
+    kept = checkpoint.kept_source(source)
+    if kept is None:
+        raise ConversionError(
+            f"--from {source} was written by a run and does not keep the model's config.json and tokenizer; "
+            "give the Hugging Face folder that it began with: --base FOLDER"
+        )
+    folder = huggingface_folder.read(kept, "--from", weights=False)
+    return replace(folder, headers=imported_headers(source))
+
+
+def model_of(bridge: Any, folder: HuggingFaceFolder, dtype: str) -> Any:
+    """Return a Megatron model with the weights of a folder. Raises ConversionError unless it has them all."""
+    model = cpu_model.make_model(bridge, dtype)
+    values = [(name, value) for name, value in checkpoint.tensors(model) if value.is_floating_point()]
+    for _, value in values:
+        # Bridge leaves out what the folder lacks, without an error.
+        value.fill_(float("nan"))
+    try:
+        bridge.load_hf_weights([model], hf_path=folder.path)
+    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
+        text = " ".join(str(error).split())[:400]
+        raise ConversionError(f"the weights of {folder.path} do not fit its config.json: {text}") from error
+    if left := [name for name, value in values if value.isnan().any()]:
+        raise ConversionError(
+            f"the weights of {folder.path} do not fit its config.json: nothing, or not a number, for "
+            f"{', '.join(left[:3])} ({len(left)} of {len(values)} tensors of Megatron's model)"
+        )
+    return model
+
+
+def exported(bridge: Any, model: Any, folder: HuggingFaceFolder) -> Iterator[tuple[str, Any]]:
+    """Yield the model's weights under the names of Hugging Face, in the dtypes of the folder's."""
+    tied = folder.tied
+    weights = bridge.export_hf_weights([model], cpu=True, show_progress=False)
+    for name, tensor in huggingface_folder.conform(weights, folder.headers):
+        # transformers does not write it either.
+        if not (tied and name == OUTPUT_LAYER and name not in folder.headers):
+            yield name, tensor
+
+
+def audit_import(folder: HuggingFaceFolder, bridge: Any, target: Path) -> Audit:
+    """Load the written checkpoint into another model and compare its export with the source, bit for bit."""
+    model = cpu_model.make_model(bridge, folder.dtype)
+    checkpoint.load(checkpoint.find(target, "--to"), model)
+    found = records(exported(bridge, model, folder))
+    expected = records(folder.tensors())
+    tie = Tie(folder.tied, bool(model.share_embeddings_and_output_weights))
+    problems = [*compare(_without_tied_copy(expected, found, tie), found), *check_tie(tie)]
+    return Audit("import", "huggingFace", expected, problems, tie)
+
+
+def _without_tied_copy(
+    expected: dict[str, TensorRecord], found: dict[str, TensorRecord], tie: Tie
+) -> dict[str, TensorRecord]:
+    """Leave out an output layer of the source that equals the embedding which it is tied to."""
+    if not tie.expected:
+        return expected
+    copies = [
+        name
+        for name, record in expected.items()
+        if name == OUTPUT_LAYER and name not in found and record in found.values()
+    ]
+    return {name: record for name, record in expected.items() if name not in copies}
+
+
+def _audit_export(read: _Exportable, target: Path) -> Audit:
+    """Import the written folder into another model and compare it with the exported one, bit for bit."""
+    expected = records(checkpoint.tensors(read.model))
+    folder = huggingface_folder.read(target, "--to", weights=True)
+    found = records(checkpoint.tensors(model_of(cpu_model.make_bridge(folder), folder, read.dtype)))
+    tie = Tie(folder.tied, OUTPUT_LAYER not in folder.headers)
+    problems = [*compare(expected, found), *_compare_with_base(folder, read.base), *check_tie(tie)]
+    written = records(folder.tensors())
+    result = {name: record.to_json() for name, record in sorted(written.items())}
+    return Audit(read.conversion, "megatron", expected, problems, tie, {**read.details, "result": result})
+
+
+def _compare_with_base(folder: HuggingFaceFolder, base: HuggingFaceFolder) -> list[str]:
+    """Return one line per tensor whose name or shape differs from the base's, if that has weights."""
+    source = {name: header.shape for name, header in base.headers.items()}
+    result = {name: header.shape for name, header in folder.headers.items()}
+    if not source:
+        return []
+    if folder.tied:
+        source.pop(OUTPUT_LAYER, None)
+    problems = [f"{name} of the base is missing" for name in sorted(source.keys() - result.keys())]
+    problems += [f"{name} is not in the base" for name in sorted(result.keys() - source.keys())]
+    return problems + [
+        f"{name} has shape {list(result[name])}, in the base {list(source[name])}"
+        for name in sorted(source.keys() & result.keys())
+        if source[name] != result[name]
+    ]

@@ -1,0 +1,15 @@
+"""The errors of `megatron-convert`."""
+
+from megatron_trainer.errors import TrainerError
+
+
+class ConversionError(TrainerError):
+    """The input cannot be converted. The text names what is wrong and what to do."""
+
+
+class AuditError(TrainerError):
+    """The result of a conversion differs from its source."""
+
+
+class DestinationExistsError(TrainerError):
+    """The destination of a conversion exists already."""

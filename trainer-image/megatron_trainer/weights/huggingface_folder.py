@@ -1,0 +1,229 @@
+"""Reads and writes the folder of a Hugging Face model: config.json, tokenizer, safetensors."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_trainer.weights.audit import AUDIT_FILE
+from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.tensors import Header, dtype_of, name_of
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 4 << 30
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+# safetensors' names of dtypes -> torch's.
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+@dataclass(frozen=True)
+class HuggingFaceFolder:
+    """A model's folder. `headers` is empty if it has a configuration only."""
+
+    path: Path
+    config: Mapping[str, Any]
+    headers: Mapping[str, Header]
+
+    @property
+    def architecture(self) -> str:
+        """The first of `architectures` in config.json."""
+        return str(self.config["architectures"][0])
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the tensors themselves are there."""
+        return any(header.file is not None for header in self.headers.values())
+
+    @property
+    def tied(self) -> bool:
+        """Whether config.json ties the output layer to the embedding; transformers' default is by family."""
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(self.path)
+        return bool(config.get_text_config().tie_word_embeddings)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of most of the floating-point weights."""
+        sizes: dict[str, int] = {}
+        for header in self.headers.values():
+            size = 1
+            for length in header.shape:
+                size *= length
+            sizes[header.dtype] = sizes.get(header.dtype, 0) + size
+        return max(sizes, key=lambda name: sizes[name])
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield names and tensors, one file after the other."""
+        from safetensors import safe_open
+
+        by_file: dict[Path, list[str]] = {}
+        for name, header in self.headers.items():
+            if header.file is not None:
+                by_file.setdefault(header.file, []).append(name)
+        for file, names in by_file.items():
+            with safe_open(file, framework="pt") as opened:
+                for name in names:
+                    yield name, opened.get_tensor(name)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a Hugging Face model is there, not a checkpoint of Megatron."""
+    return (path / CONFIG).is_file()
+
+
+def read(path: Path, flag: str, *, weights: bool) -> HuggingFaceFolder:
+    """Check a folder and read its headers; with `weights` it must have some.
+
+    Raises ConversionError for a hub name, a folder without config.json or weights, and torn files.
+    """
+    if not path.is_dir():
+        if _HUB_NAME.fullmatch(str(path)) and not path.exists():
+            raise ConversionError(
+                f"{flag} {path} is not a folder. If it is a name on the Hugging Face hub: conversion is "
+                f"offline; download the model first (hf download {path} --local-dir FOLDER), then give FOLDER"
+            )
+        raise ConversionError(f"{flag} {path} is not a folder; mount or download the model there")
+    config = _read_config(path, flag)
+    headers = {} if not weights and not _shards(path) else _read_headers(path, flag)
+    if weights and not headers:
+        others = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHT_SUFFIXES)
+        found = f"; it has {', '.join(others[:3])}: save it as safetensors" if others else ""
+        raise ConversionError(f"{flag} {path} has no *.safetensors file{found}")
+    return HuggingFaceFolder(path, config, headers)
+
+
+def _read_config(path: Path, flag: str) -> Mapping[str, Any]:
+    file = path / CONFIG
+    if not file.is_file():
+        raise ConversionError(
+            f"{flag} {path} has no {CONFIG}; give the folder that `save_pretrained` of transformers wrote"
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConversionError(f"{file} is not JSON: {error}; download it again") from error
+    names = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConversionError(f'{file} has no architectures; add for example ["LlamaForCausalLM"]')
+    if isinstance(config.get("quantization_config"), dict):
+        method = config["quantization_config"].get("quant_method", "an unnamed method")
+        raise ConversionError(
+            f"{file}: the weights are quantized ({method}); convert a copy in bfloat16 or float32"
+        )
+    return dict(config)
+
+
+def _shards(path: Path) -> list[Path]:
+    return sorted(file for file in path.glob("*.safetensors") if file.is_file())
+
+
+def _read_headers(path: Path, flag: str) -> dict[str, Header]:
+    from safetensors import SafetensorError, safe_open
+
+    files = _shards(path)
+    if (path / INDEX).is_file():
+        try:
+            placed = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            files = [path / name for name in sorted(set(placed.values()))]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConversionError(f"{path / INDEX} is not an index of safetensors: {error!r}") from error
+        if absent := [file.name for file in files if not file.is_file()]:
+            raise ConversionError(
+                f"{flag} {path} lacks {', '.join(absent[:3])}, named in {INDEX}: {len(absent)} of "
+                f"{len(files)} files are missing; download them"
+            )
+    headers: dict[str, Header] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 -- not a mapping
+                    part = opened.get_slice(name)
+                    dtype = _DTYPES.get(part.get_dtype(), part.get_dtype())
+                    headers[name] = Header(file, tuple(part.get_shape()), dtype)
+        except (OSError, SafetensorError) as error:
+            raise ConversionError(
+                f"{file} is damaged or truncated ({file.stat().st_size:,} bytes): {error}; download it again"
+            ) from error
+    return headers
+
+
+def copy_small_files(source: Path, target: Path) -> None:
+    """Copy configuration, tokenizer and licence: all files but weights, as they are."""
+    target.mkdir(exist_ok=True)
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.suffix not in _WEIGHT_SUFFIXES and file.name not in (INDEX, AUDIT_FILE):
+            shutil.copyfile(file, target / file.name)
+
+
+def set_dtype(folder: Path, dtype: str) -> None:
+    """Have config.json name the dtype of the weights, if it names one."""
+    file = folder / CONFIG
+    config = json.loads(file.read_text(encoding="utf-8"))
+    fields = [name for name in ("dtype", "torch_dtype") if config.get(name, dtype) != dtype]
+    if fields:
+        config |= dict.fromkeys(fields, dtype)
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def write_weights(folder: Path, tensors: Iterable[tuple[str, Any]], shard_bytes: int = SHARD_BYTES) -> None:
+    """Write safetensors of at most `shard_bytes`, one in memory, and the index if there are several."""
+    from safetensors.torch import save_file
+
+    shard: dict[str, Any] = {}
+    names: list[list[str]] = []
+    held = total = 0
+
+    def flush() -> None:
+        names.append(list(shard))
+        save_file(shard, folder / f"{len(names):05}.partial", metadata={"format": "pt"})
+        shard.clear()
+
+    for name, tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if shard and held + size > shard_bytes:
+            flush()
+            held = 0
+        # A copy: safetensors refuses tensors that share memory.
+        shard[name] = tensor.detach().cpu().contiguous().clone()
+        held, total = held + size, total + size
+    flush()
+    placed: dict[str, str] = {}
+    for number, inside in enumerate(names, 1):
+        single = len(names) == 1
+        file = "model.safetensors" if single else f"model-{number:05}-of-{len(names):05}.safetensors"
+        (folder / f"{number:05}.partial").rename(folder / file)
+        placed |= dict.fromkeys(inside, file)
+    if len(names) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": placed}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def conform(tensors: Iterable[tuple[str, Any]], headers: Mapping[str, Header]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in the dtypes of `headers`, where the values stay the same.
+
+    Megatron keeps some in float32, such as the bias of a router, whatever the source has.
+    """
+    for name, tensor in tensors:
+        wanted = headers[name].dtype if name in headers else name_of(tensor.dtype)
+        cast = tensor.to(dtype_of(wanted))
+        same = bool((cast.to(tensor.dtype) == tensor).all())
+        yield name, cast if same else tensor

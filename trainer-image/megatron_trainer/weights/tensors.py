@@ -1,0 +1,66 @@
+"""What identifies a tensor: name, shape, dtype and a checksum of its bytes."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor. `dtype` is torch's name without the prefix; the checksum covers the bytes in C order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+
+    @property
+    def bytes(self) -> int:
+        """The size in memory."""
+        size = dtype_of(self.dtype).itemsize
+        for length in self.shape:
+            size *= length
+        return int(size)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as an object for the audit's file."""
+        return {"shape": list(self.shape), "dtype": self.dtype, "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class Header:
+    """A tensor without its values. `file` is the one that has it, None if that is not there any more."""
+
+    file: Path | None
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def dtype_of(name: str) -> Any:
+    """Return torch's dtype of a name such as bfloat16."""
+    import torch
+
+    return getattr(torch, name)
+
+
+def name_of(dtype: Any) -> str:
+    """Return the name of a dtype: bfloat16 for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def record(tensor: Any) -> TensorRecord:
+    """Compute the record of a tensor."""
+    import torch
+
+    data = tensor.detach().cpu().contiguous()
+    # NumPy has no bfloat16: the bytes are read as integers.
+    view = data.reshape(-1).view(torch.uint8) if data.numel() else data.new_empty(0, dtype=torch.uint8)
+    return TensorRecord(
+        tuple(data.shape), name_of(data.dtype), hashlib.sha256(memoryview(view.numpy())).hexdigest()
+    )
+
+
+def records(tensors: Iterable[tuple[str, Any]]) -> dict[str, TensorRecord]:
+    """Compute the records of named tensors, one tensor in memory at a time."""
+    return {name: record(tensor) for name, tensor in tensors}
