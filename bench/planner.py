@@ -32,6 +32,7 @@ _BOUNDS = {
     "step_seconds": (1e-3, 1e-1),
     "expert_layer_seconds": (1e-3, 2e-2),
     "expert_wait": (0.0, 0.6),
+    "eager": (0.1, 0.8),
     "edge": (1.0, 1000.0),
     "graph": (0.1, 0.9),
 }

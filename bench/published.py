@@ -21,6 +21,7 @@ FILE = Path(__file__).parent / "data" / "published.yaml"
 
 _GPT = {"vocabSize": 131072, "maxPositionEmbeddings": 4096}
 _OTHERS = {
+    "hiddenDropout": 0.0,
     "maxPositionEmbeddings": 8192,
     "positionEmbeddingType": "rope",
     "normalization": "RMSNorm",
@@ -55,11 +56,12 @@ def document() -> dict[str, Any]:
 def measurements() -> list[Measurement]:
     """All measurements, in the order of the file. Raises ValueError for an inconsistent one."""
     read = document()
-    models = {name: _shape(name, sizes) for name, sizes in read["models"].items()}
+    models = {name: shape_of(name, sizes) for name, sizes in read["models"].items()}
     return [_measurement(entry, models[entry["model"]]) for entry in read["measurements"]]
 
 
-def _shape(name: str, sizes: Mapping[str, Any]) -> ModelShape:
+def shape_of(name: str, sizes: Mapping[str, Any]) -> ModelShape:
+    """The model of a name with its sizes. Raises ValueError for inconsistent sizes."""
     family = _GPT if name.startswith("gpt-") and "numExperts" not in sizes else _OTHERS
     found = Diagnostics()
     built = model_shape(ModelSpec.model_validate({**family, **sizes}), found)
@@ -72,7 +74,7 @@ def _measurement(entry: Mapping[str, Any], shape: ModelShape) -> Measurement:
     accelerator = hardware.get(entry["accelerator"])
     if accelerator is None:
         raise ValueError(f"{FILE}: {entry['accelerator']} is not in the table of accelerators")
-    w = _workload(entry, shape)
+    w = workload_of(entry, shape)
     tokens = w.seq_length * entry["gbs"] / entry["count"]
     if "tokens" in entry:
         published = float(entry["tokens"])
@@ -81,7 +83,7 @@ def _measurement(entry: Mapping[str, Any], shape: ModelShape) -> Measurement:
     else:
         published = entry["tflops"] * 1e12 / _flops(w, entry["flops"])
     return Measurement(
-        name=_name(entry),
+        name=name_of(entry),
         part=entry["part"],
         source=entry["source"],
         workload=w,
@@ -99,13 +101,14 @@ def _flops(w: Workload, counted: str) -> float:
     return 2 * causal - flops_per_token(w.shape, 0, vocabulary)
 
 
-def _workload(entry: Mapping[str, Any], shape: ModelShape) -> Workload:
+def workload_of(entry: Mapping[str, Any], shape: ModelShape) -> Workload:
+    """The workload of an entry. Raises ValueError where layers or batch do not divide."""
     sizes = ParallelDims(**{name: entry.get(name, 1) for name in ("tp", "pp", "cp", "ep", "vp")})
     dims = replace(sizes, dp=entry["count"] // sizes.model_parallel)
     split = automatic_split(shape.layers, dims.pp)
     layers = entry.get("layers") or (split.layers if split else None)
     if layers is None or entry["gbs"] % (entry["mbs"] * dims.dp):
-        raise ValueError(f"{FILE}: {_name(entry)}: layers or batch do not divide")
+        raise ValueError(f"{FILE}: {name_of(entry)}: layers or batch do not divide")
     flags = set(entry.get("with", ()))
     full, modules = entry.get("full"), entry.get("selective")
     return Workload(
@@ -125,6 +128,7 @@ def _workload(entry: Mapping[str, Any], shape: ModelShape) -> Workload:
             tensor_overlap="tpOverlap" in flags,
             expert_overlap="epOverlap" in flags,
             deduplicated_dispatch="flex" in flags,
+            fused_experts="opFuser" in flags,
             graphs="full" if "graphs" in flags else "partial" if "partialGraphs" in flags else "none",
         ),
     )
@@ -139,7 +143,8 @@ def _numerics(entry: Mapping[str, Any]) -> Numerics:
     return Numerics(gradient=gradient, fp8=True, block_scaled=scaled, gathered_weight=1)
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def name_of(entry: Mapping[str, Any]) -> str:
+    """Model, accelerators, precision and layout in one line."""
     sizes = [f"{key.upper()}{entry[key]}" for key in ("tp", "pp", "vp", "cp", "ep") if entry.get(key, 1) > 1]
     words = [entry["model"], f"{entry['count']} x {entry['accelerator']}", entry["precision"], *sizes]
     if "full" in entry:

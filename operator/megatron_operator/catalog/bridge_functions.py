@@ -24,6 +24,8 @@ TRAINING: Final = frozenset(
     | {"clipGrad", "adamBeta1", "adamBeta2", "adamEps", "seed", "logInterval", "bf16", "fp8Format"}
 )
 """Settings of `training` that the command can pass on."""
+EVALUATION: Final = frozenset({"evalInterval", "evalIters"})
+"""Further ones that the operator passes on to the functions that it starts."""
 PARALLELISM: Final = frozenset(
     {"tensorModelParallelSize", "pipelineModelParallelSize", "numVirtualStagesPerPipelineRank"}
     | {"contextParallelSize", "expertModelParallelSize", "expertTensorParallelSize", "sequenceParallel"}
@@ -39,8 +41,9 @@ def select_function(
 ) -> PublishedLayout:
     """The function that starts an entry of engine `bridge`: the named one, or the closest one.
 
-    In this order: not a benchmark (they run on random data), the requested precision, the same hardware, the
-    closest number of accelerators. Raises InvalidRecipeError where the entry has no function.
+    In this order: one that the operator starts, not a benchmark (they run on random data), the requested
+    precision, the same hardware, the closest number of accelerators. Raises InvalidRecipeError where the
+    entry has no function.
     """
     if not any(layout.function for layout in entry.layouts):
         message = f"{entry.name} has engine bridge, but no function of Megatron-Bridge"
@@ -50,8 +53,9 @@ def select_function(
     count = spec.accelerator.count
     fp8 = spec.training is not None and spec.training.fp8_format is not None
 
-    def distance(layout: PublishedLayout) -> tuple[bool, bool, bool, float, bool]:
+    def distance(layout: PublishedLayout) -> tuple[bool, bool, bool, bool, float, bool]:
         return (
+            entry.starts and not entry.can_start(layout),
             bool(layout.benchmark),
             (layout.training.fp8_format is not None) != fp8,
             hardware not in layout.accelerators,
@@ -62,10 +66,15 @@ def select_function(
     return named or min(entry.layouts, key=distance)
 
 
-def unsupported_setting_errors(spec: MegatronRecipeSpec, function: PublishedLayout) -> list[FieldError]:
-    """Errors for settings of a recipe that the command of the function cannot pass on."""
+def unsupported_setting_errors(
+    spec: MegatronRecipeSpec, function: PublishedLayout, *, started: bool
+) -> list[FieldError]:
+    """Errors for settings of a recipe that cannot be passed on to the function.
+
+    `started`: by the operator, otherwise by a command that the user starts.
+    """
     sections: list[tuple[str, ApiModel | None, frozenset[str]]] = [
-        ("training", spec.training, TRAINING),
+        ("training", spec.training, TRAINING | EVALUATION if started else TRAINING),
         ("parallelism", spec.parallelism, PARALLELISM),
     ]
     unsupported = [

@@ -7,8 +7,8 @@
 (measures throughput, on random data), `least` (the function gives no count: the smallest for its sizes),
 `later` (not in this release yet), and rare settings: `optimizer=`, `first=` and `last=` (layers of these
 stages), `account` (embedding and loss count as layers), `split=` (pipelineModelParallelLayout), `decay=`
-(lrDecayIters, where it differs from the length), `rank=` and `alpha=` (of LoRA). `performance_options` has
-those that make a function fast.
+(lrDecayIters, where it differs from the length), `rank=`, `alpha=` and `targets=` (of LoRA; by default all
+linear layers). `performance_options` has those that make a function fast.
 """
 
 from collections.abc import Iterator, Mapping
@@ -102,7 +102,9 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
     if "split" in options:
         parallelism["pipelineModelParallelLayout"] = options.pop("split")
     also = options.pop("also", "")
-    lora = {leaf: int(options.pop(word)) for word, leaf in _LORA.items() if word in options}
+    lora: dict[str, Any] = {leaf: int(options.pop(word)) for word, leaf in _LORA.items() if word in options}
+    if "targets" in options:
+        lora["loraTargets"] = options.pop("targets").split(",")
     fast = performance_options.settings(bare, options, cells["precision"])
     unknown = [*options, *({*bare} - {"account", "benchmark", "least", "later"} - performance_options.BARE)]
     if unknown:
@@ -115,6 +117,7 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
         "alsoNamed": also.split(",") if also else None,
         "precision": cells["precision"],
         "benchmark": True if "benchmark" in bare else None,
+        "later": True if "later" in bare else None,
         "accelerators": _HARDWARE.get(hardware, [hardware]),
         "count": int(count),
         "parallelism": parallelism | fast.parallelism,
@@ -122,6 +125,5 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
         "model": fast.model or None,
         "megatronArgs": fast.megatron_args or None,
         "leftOut": fast.left_out or None,
-        "leftOutArgs": fast.left_out_args or None,
         "source": f"Megatron Bridge {release}, {cells['function']}{kind}{least}",
     }

@@ -6,7 +6,7 @@ from typing import Any, Final
 from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.errors import shown
+from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.catalog import sources
 
 DEFAULT_SPLIT: Final = "99,1,0"
@@ -25,6 +25,8 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
     """
     origins = found.origins
     prepare = data.get("prepare")
+    if data.get("maxEpochs") is not None and not data.get("sources"):
+        found.error("spec.data.maxEpochs", "has no effect without data.sources", "leave it out")
     if data.get("sources"):
         _complete_sources(data, found)
     elif prepare is not None:
@@ -74,7 +76,19 @@ def _complete_sources(data: dict[str, Any], found: Diagnostics) -> None:
     for number, source in enumerate(data["sources"]):
         found.extend(sources.source_errors(source, f"spec.data.sources[{number}]"))
     data["blend"] = sources.blend(data["sources"], prepare, tokenizer)
+    found.extend(sources.repeated_sources(data["blend"], "spec.data.sources"))
+    found.extend(workers_errors(data))
     found.origins["data.blend"] = "data.sources"
+
+
+def workers_errors(data: Mapping[str, Any]) -> list[FieldError]:
+    """The error of several pods that prepare on a volume of one node."""
+    volume, workers = data.get("volume") or {}, (data.get("prepare") or {}).get("workers") or 1
+    if workers == 1 or volume.get("accessMode") != "ReadWriteOnce":
+        return []
+    message = f"ReadWriteOnce is for the pods of one node, and data.prepare.workers is {workers}"
+    fix = "set ReadWriteMany, or workers: 1, which uses all processors of its node"
+    return [FieldError("spec.data.volume.accessMode", message, fix)]
 
 
 def _is_overridden(path: str, origin: str, origins: Mapping[str, str]) -> bool:

@@ -6,9 +6,11 @@ from pydantic import Field, model_validator
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import Accelerators, Width
+from megatron_operator.api.fine_tuning import TargetModule
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.recipe import DataSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog import bridge_support
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 FunctionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -29,6 +31,18 @@ class Correction(ApiModel):
     """Why the value differs."""
 
 
+class LeftOut(ApiModel):
+    """A setting of a function that this operator cannot use."""
+
+    setting: Text
+    reason: Text
+    """Follows the setting and a comma."""
+    args: MegatronArgs | None = None
+    """Its arguments, by which the planner predicts what leaving it out costs; none where it cannot."""
+    less_memory: bool = False
+    """It makes the function's layout fit: without it the planner may have to choose another one."""
+
+
 class PublishedLayout(ApiModel):
     """Settings published for one kind and number of accelerators."""
 
@@ -44,10 +58,8 @@ class PublishedLayout(ApiModel):
     """How the experts are dispatched; never the model's shape."""
     megatron_args: MegatronArgs | None = None
     """Further settings that make a function fast."""
-    left_out: list[Text] | None = None
-    """Settings of the function that this operator cannot use, with the reason."""
-    left_out_args: MegatronArgs | None = None
-    """Arguments among them, by which the planner predicts what leaving them out costs."""
+    left_out: list[LeftOut] | None = None
+    """Settings of the function that this operator cannot use; one that needs another follows it."""
     source: Text
     """Document, function or paper."""
     function: FunctionName | None = None
@@ -58,10 +70,25 @@ class PublishedLayout(ApiModel):
     """Precision of the function, as Bridge names it (`bf16`, `fp8cs`, `nvfp4`)."""
     benchmark: bool | None = None
     """The function measures throughput, on random data."""
+    later: bool | None = None
+    """The function is not in the release of Megatron-Bridge that the image has."""
     lora_rank: Width | None = None
     """Rank of the adapters that the function adds."""
     lora_alpha: Width | None = None
     """Adapters are scaled by alpha / rank."""
+    lora_targets: list[TargetModule] | None = None
+    """Linear layers that get an adapter, where not all do."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why no recipe is started by this function, whatever its model; empty if one is."""
+        if self.benchmark:
+            return "measures throughput"
+        if self.later:
+            return "is not in the image's release of Megatron-Bridge"
+        if self.precision != "bf16":
+            return f"trains in {self.precision}"
+        return "splits samples over ranks" if (self.parallelism.context_parallel_size or 1) > 1 else ""
 
     @property
     def title(self) -> str:
@@ -94,6 +121,27 @@ class Entry(ApiModel):
     """Origin of the values."""
     corrections: list[Correction] = Field(default_factory=list)
 
+    @property
+    def starts(self) -> bool:
+        """Whether the operator creates a job for it."""
+        return not self.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """Why it is planned only; empty if it starts."""
+        if self.engine == "megatron":
+            return ""
+        function = next((x.function for x in self.layouts if x.function), "")
+        return bridge_support.obstacle(function, self.modes[0])
+
+    def can_start(self, function: PublishedLayout) -> bool:
+        """Whether the operator starts it by this function.
+
+        Of engine `bridge` by those of the image's release, in BF16, that neither measure throughput nor split
+        samples over ranks.
+        """
+        return self.starts and (self.engine == "megatron" or not function.obstacle)
+
     @model_validator(mode="after")
     def _one_layout_each(self) -> "Entry":
         seen: set[tuple[str, int]] = set()
@@ -110,6 +158,8 @@ class Entry(ApiModel):
         Of several functions the one with the requested precision (default: the entry's), not a benchmark.
         """
         matching = [x for x in self.layouts if x.count == count and hardware in x.accelerators]
+        if self.engine == "bridge" and self.starts:
+            matching = [x for x in matching if self.can_start(x)]
         requested = self.training.fp8_format is not None if fp8 is None else fp8
 
         def order(layout: PublishedLayout) -> tuple[bool, bool, bool]:

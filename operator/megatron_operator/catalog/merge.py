@@ -20,7 +20,7 @@ _EXCLUSIVE_GROUPS: Final[dict[str, tuple[frozenset[str], ...]]] = {
         frozenset({"bf16", "fp16"}),
     ),
     "parallelism": (frozenset({"recomputeGranularity", "recomputeMethod", "recomputeNumLayers"}),),
-    "data": (frozenset({"blend", "mockData", "prepare", "sources"}),),
+    "data": (frozenset({"blend", "datasetRoot", "mockData", "prepare", "sources"}),),
     "data.tokenizer": (frozenset({"tokenizerType", "tokenizerModel", "vocabFile", "mergeFile"}),),
     "data.volume": (frozenset({"claimName", "size", "storageClassName", "accessMode"}),),
 }

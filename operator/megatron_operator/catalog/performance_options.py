@@ -15,10 +15,18 @@ The routing that benchmarks force to be even is not among them: it would change 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from megatron_operator.catalog.entry import LeftOut, MegatronArgs
+
 BARE: Final = frozenset({"ep-overlap", "delay-wgrad", "tp-overlap", "fsdp", "offload"})
 _LEFT_OUT: Final = {
-    "fsdp": "sharding by FSDP, whose checkpoints are in another format",
-    "offload": "activations in host memory, for which the planner has no estimate",
+    "fsdp": LeftOut(
+        setting="sharding by FSDP", reason="whose checkpoints are in another format", less_memory=True
+    ),
+    "offload": LeftOut(
+        setting="activations in host memory",
+        reason="for which the planner has no estimate",
+        less_memory=True,
+    ),
 }
 
 
@@ -30,15 +38,17 @@ class FastSettings:
     training: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     megatron_args: dict[str, Any] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    """What is not used, with the reason."""
-    left_out_args: dict[str, Any] = field(default_factory=dict)
-    """The arguments of it that the planner can time."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """What is not used, in the wire form of `LeftOut`."""
+
+    def leave_out(self, setting: str, reason: str, args: MegatronArgs) -> None:
+        """Name a setting that is not used, with the arguments by which the planner can time it."""
+        self.left_out.append(LeftOut(setting=setting, reason=reason, args=args).wire())
 
 
 def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSettings:
     """The settings of the options of one line; takes them from `options`."""
-    found = FastSettings(left_out=[_LEFT_OUT[word] for word in bare if word in _LEFT_OUT])
+    found = FastSettings(left_out=[_LEFT_OUT[word].wire() for word in bare if word in _LEFT_OUT])
     args = found.megatron_args
     if precision == "nvfp4":
         args |= {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"}
@@ -54,9 +64,10 @@ def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSe
         args |= {
             name: value for name, value in zip(names, formats.split(","), strict=True) if value != "fp32"
         }
-    if backend := options.pop("flex", None):
-        found.left_out.append(f"the dispatcher flex, whose package for {backend} the project's image lacks")
-        found.left_out_args["moe-flex-dispatcher-backend"] = backend
+    backend = options.pop("flex", None)
+    if backend:
+        reason = f"whose package for {backend} the project's image lacks"
+        found.leave_out("the dispatcher flex", reason, {"moe-flex-dispatcher-backend": backend})
     if "ep-overlap" in bare:
         args["overlap-moe-expert-parallel-comm"] = True
     if "delay-wgrad" in bare:
@@ -64,10 +75,10 @@ def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSe
     if "tp-overlap" in bare:
         found.parallelism["tpCommOverlap"] = True
     graphs = options.pop("graphs", None)
-    if graphs == "full_iteration" and found.left_out_args:
+    if graphs == "full_iteration" and backend:
         # Megatron's alltoall copies the experts' token counts to the host, which no graph can capture.
-        found.left_out.append("CUDA graphs of whole iterations, which need the dispatcher flex")
-        found.left_out_args["cuda-graph-impl"] = graphs
+        reason = "which need the dispatcher flex"
+        found.leave_out("CUDA graphs of whole iterations", reason, {"cuda-graph-impl": graphs})
     elif graphs:
         args |= _graphs(graphs)
     if recompute := options.pop("recompute", None):

@@ -88,12 +88,17 @@ def select_layout(
     if reason is not None:
         found.note(f"the published layout for {count} x {hardware} is not used: {reason}; planned")
         return None
-    found.note(f"the published layout for {count} x {hardware} is used ({layout.source})")
-    if layout.precision == "nvfp4":
-        found.note("NVFP4 is estimated at the speed of FP8")
+    for note in layout_notes(layout, count, hardware):
+        found.note(note)
     for what in layout.left_out or ():
-        found.note(f"left out of {layout.function}: {what}")
+        found.note(f"left out of {layout.function}: {what.setting}, {what.reason}")
     return layout
+
+
+def layout_notes(layout: PublishedLayout, count: int, hardware: str) -> list[str]:
+    """What is true only where this layout is used."""
+    used = f"the published layout for {count} x {hardware} is used ({layout.source})"
+    return [used, "NVFP4 is estimated at the speed of FP8"] if layout.precision == "nvfp4" else [used]
 
 
 def layout_settings(layout: PublishedLayout) -> Settings:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
+from megatron_operator.api.fine_tuning import InitSpec
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.platform_validation import beyond_baseline
 from megatron_operator.api.recipe import (
@@ -18,7 +19,7 @@ from megatron_operator.api.recipe import (
     SchedulingSpec,
     VolumeSpec,
 )
-from megatron_operator.catalog import bridge_functions, cpu, data, schedule
+from megatron_operator.catalog import bridge_functions, conversions, cpu, data, fine_tuning, schedule
 from megatron_operator.catalog.accelerator import (
     limit_errors,
     queue_errors,
@@ -75,6 +76,7 @@ def resolve_for_planning(
     found.extend(service_account_errors(spec.service_account_name, platform))
     found.extend(queue_errors(spec.scheduling.queue, platform))
     found.extend(_repeated_variables(spec))
+    found.extend(fine_tuning.refused_settings(spec, entry))
     if entry is None and spec.recipe is not None:
         raise InvalidRecipeError(found.errors)
 
@@ -83,6 +85,10 @@ def resolve_for_planning(
         published = _catalog_layers(entry, spec, catalog, profile.known_as(accelerator), found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
     _complete(merged, entry, published, profile, found)
+    if entry is not None and entry.engine == "bridge" and entry.starts:
+        fine_tuning.complete_data(merged, spec, found)
+        found.extend(fine_tuning.path_errors(spec, profile))
+        found.extend(conversions.conversion_errors(spec, entry))
     if beyond := beyond_baseline(profile):
         found.note(
             f"pods of profile {accelerator} have {', '.join(beyond)}: "
@@ -91,13 +97,17 @@ def resolve_for_planning(
     settings = merged | {
         "recipe": entry.name if entry else None,
         "engine": entry.engine if entry else "megatron",
+        "starts": published.starts,
         "mode": entry.modes[0] if entry else "pretrain",
         "function": published.function,
         "layout": published.layout,
         "acceleratorType": accelerator,
-        **_pods(spec, profile, platform),
+        **_pods(spec, entry, profile, platform),
+        "init": spec.init or InitSpec(),
+        "export": spec.export,
+        "peft": fine_tuning.adapters(spec, entry, published.function, found) if entry else None,
         "data": _data_volume(merged["data"], platform, found),
-        "checkpoint": _checkpoint(spec, profile, platform, found),
+        "checkpoint": _checkpoint(spec, entry, profile, platform, found),
         "recovery": spec.recovery,
         "scheduling": _scheduling(spec.scheduling, profile, platform, found),
     }
@@ -137,13 +147,17 @@ def _complete(
         raise InvalidRecipeError(found.errors)
 
 
-def _pods(spec: MegatronRecipeSpec, profile: AcceleratorProfile, platform: PlatformConfig) -> dict[str, Any]:
+def _pods(
+    spec: MegatronRecipeSpec, entry: Entry | None, profile: AcceleratorProfile, platform: PlatformConfig
+) -> dict[str, Any]:
     """What is set about the pods: the recipe comes before the profile, the profile before the platform."""
+    by_bridge = entry is not None and entry.engine == "bridge"
+    image = platform.bridge_image if by_bridge else profile.image or platform.image
     return {
         "profile": profile,
         "acceleratorCount": spec.accelerator.count,
         "perNode": spec.accelerator.per_node or profile.per_node,
-        "image": spec.image or profile.image or platform.image,
+        "image": spec.image or image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "networkPolicies": platform.network_policies,
         "gangScheduling": platform.gang_scheduling,
@@ -175,6 +189,8 @@ class _CatalogLayers:
     layout: PublishedLayout | None = None
     batch: int | None = None
     """Global batch size of the entry."""
+    starts: bool = True
+    """Whether the operator starts it."""
 
 
 def _catalog_layers(
@@ -186,7 +202,7 @@ def _catalog_layers(
     function = named = catalog.function(spec.recipe or "")
     if entry.engine == "bridge":
         function = bridge_functions.select_function(entry, named, hardware, spec)
-        found.extend(bridge_functions.unsupported_setting_errors(spec, function))
+        found.extend(bridge_functions.unsupported_setting_errors(spec, function, started=entry.starts))
     layout = select_layout(entry, hardware, spec, found, named)
     if function is not None:
         settings = bridge_functions.function_settings(function, entry, found)
@@ -198,7 +214,8 @@ def _catalog_layers(
     if layout is not None:
         layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
     batch = schedule.largest_batch(merge_layers(layers)[0]["training"])
-    return _CatalogLayers(layers, function, layout, batch)
+    starts = entry.starts and (function is None or entry.can_start(function))
+    return _CatalogLayers(layers, function, layout, batch, starts)
 
 
 def _entry(spec: MegatronRecipeSpec, catalog: Catalog, found: Diagnostics) -> Entry | None:
@@ -279,11 +296,17 @@ def _complete_precision(training: dict[str, Any], found: Diagnostics) -> None:
 
 
 def _checkpoint(
-    asked: MegatronRecipeSpec, profile: AcceleratorProfile, platform: PlatformConfig, found: Diagnostics
+    asked: MegatronRecipeSpec,
+    entry: Entry | None,
+    profile: AcceleratorProfile,
+    platform: PlatformConfig,
+    found: Diagnostics,
 ) -> CheckpointSpec:
     spec = asked.checkpoint
     defaults, volume = platform.checkpoint, spec.volume
-    if spec.async_save is None and profile.platform == "gpu" and asked.accelerator.count > _SYNCHRONOUS_UP_TO:
+    own_loop = entry is None or entry.engine == "megatron"
+    large = profile.platform == "gpu" and asked.accelerator.count > _SYNCHRONOUS_UP_TO
+    if spec.async_save is None and own_loop and large:
         spec = spec.model_copy(update={"async_save": True})
         found.origin("checkpoint.asyncSave", "default")
     if volume is None:

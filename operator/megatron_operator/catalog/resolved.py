@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
+from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, NetworkPolicies
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
@@ -18,6 +19,8 @@ class ResolvedRecipe(ApiModel):
     """The catalog entry, if one was named."""
     engine: Engine = "megatron"
     """Training loop that runs it."""
+    starts: bool = True
+    """Whether the operator creates a job for it: not for every recipe of engine `bridge`."""
     mode: Mode = "pretrain"
     """What is trained: all weights from scratch, all weights of an existing model, or its adapters."""
     function: PublishedLayout | None = None
@@ -34,6 +37,10 @@ class ResolvedRecipe(ApiModel):
     accelerator_count: int
     per_node: int
     data: DataSpec
+    init: InitSpec = InitSpec()
+    peft: PeftSpec | None = None
+    """Adapters of a run of mode `lora`, complete; None where they are not known here."""
+    export: ExportSpec | None = None
     checkpoint: CheckpointSpec
     recovery: RecoverySpec
     scheduling: SchedulingSpec

@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from megatron_contract.environment import DATA_DIR
+
 from megatron_operator.api.errors import FieldError, shown
 
 FOLDER: Final = "prepared"
@@ -48,8 +50,25 @@ def source_errors(source: Mapping[str, Any], at: str) -> list[FieldError]:
     elif not path.startswith("/"):
         fix = f"write it from the root, for example /data/{path}"
         found.append(FieldError(f"{at}.path", f"{shown(path)} is not a path in the pod", fix))
+    elif not path.startswith(f"{DATA_DIR}/"):
+        fix = f"copy the files to the data volume, which the pods mount at {DATA_DIR}"
+        found.append(FieldError(f"{at}.path", f"{shown(path)} is not on the data volume", fix))
     for field in ("key", "column"):
         if source.get(field) is not None and _NAMED_BY.get(kind) != field:
             fix = f"use {_NAMED_BY[kind]}" if kind in _NAMED_BY else "leave it out"
             found.append(FieldError(f"{at}.{field}", f"has no effect with format: {kind}", fix))
+    return found
+
+
+def repeated_sources(parts: Sequence[Mapping[str, Any]], at: str) -> list[FieldError]:
+    """Errors of sources that become the same dataset as an earlier one; `parts` is what `blend` returns."""
+    first: dict[str, int] = {}
+    found = []
+    for number, part in enumerate(parts):
+        other = first.setdefault(part["path"], number)
+        if other != number:
+            message = f"is the same as sources[{other}]"
+            found.append(
+                FieldError(f"{at}[{number}]", message, "leave one out, and add its weight to the other")
+            )
     return found

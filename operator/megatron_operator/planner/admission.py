@@ -14,7 +14,7 @@ from megatron_operator.planner.alternatives import Alternative
 from megatron_operator.planner.checks.lint import lint_warnings
 from megatron_operator.planner.megatron_args import megatron_arguments
 from megatron_operator.planner.notes import memory_warnings
-from megatron_operator.planner.plan import plan, plan_and_alternatives
+from megatron_operator.planner.plan import as_planned, plan, plan_and_alternatives
 
 DEFAULT_NAMESPACE = "default"
 
@@ -77,6 +77,7 @@ def _admit[T](
 ) -> tuple[ResolvedRecipe, T]:
     found = Diagnostics()
     resolved = resolve_for_planning(spec, platform, catalog, namespace, found)
+    resolved = as_planned(resolved)
     try:
         made = make(resolved)
     except InvalidRecipeError as invalid:

@@ -16,8 +16,10 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import PLAN_FIELDS, SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
+from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 
@@ -47,8 +49,23 @@ _FURTHER: Final = {
 
 
 def is_modelled(resolved: ResolvedRecipe) -> bool:
-    """Whether the planner's estimates apply: the model is known completely and trained completely."""
-    return resolved.mode != "lora" and model_shape(resolved.model, Diagnostics()) is not None
+    """Whether the planner's estimates apply: the model and what is trained of it are known completely."""
+    shape = model_shape(resolved.model, Diagnostics())
+    if shape is None:
+        return False
+    return resolved.mode != "lora" or Adapters.of(resolved.peft, shape) is not None
+
+
+def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
+    """The recipe with what the functions that the operator starts have in common.
+
+    None of them overlaps communication of gradients and parameters, or splits sequences over ranks.
+    """
+    if not resolved.starts:
+        return resolved
+    fixed = {"overlap_grad_reduce": False, "overlap_param_gather": False, "context_parallel_size": 1}
+    parallelism = resolved.parallelism.model_copy(update=fixed)
+    return resolved.model_copy(update={"parallelism": parallelism})
 
 
 def without_published_layout(resolved: ResolvedRecipe) -> ResolvedRecipe:
@@ -131,8 +148,8 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         recompute_num_layers=p.recompute_num_layers,
         stage_layers=[],
         use_distributed_optimizer=True,
-        overlap_grad_reduce=True,
-        overlap_param_gather=True,
+        overlap_grad_reduce=p.overlap_grad_reduce is not False,
+        overlap_param_gather=p.overlap_param_gather is not False,
         micro_batch_size=micro,
         global_batch_size=batch,
         gradient_accumulation=batch // (micro * dims.dp),
@@ -171,7 +188,10 @@ def _check_divisible(resolved: ResolvedRecipe, dims: ParallelDims) -> None:
 
 
 def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
-    """The plan with a note that Megatron-Bridge would run it."""
+    """The plan with notes about Megatron-Bridge, which runs it or would."""
+    if resolved.starts:
+        note = f"run by Megatron-Bridge ({_name(resolved)}); not seen on GPUs yet"
+        return plan.model_copy(update={"notes": [*plan.notes, *_adapter_notes(resolved), note]})
     note = (
         f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
         " not start its loop yet, and the command is untested on hardware"
@@ -179,14 +199,35 @@ def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     return plan.model_copy(update={"notes": [*plan.notes, note]})
 
 
+def _adapter_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+    shape = model_shape(resolved.model, Diagnostics())
+    adapters = Adapters.of(resolved.peft, shape) if shape else None
+    if shape is None or adapters is None:
+        return
+    trained = shape.layers * adapters.parameters_of_layer(shape)
+    kind = "DoRA" if adapters.magnitudes else "LoRA"
+    yield (
+        f"{kind} of rank {adapters.dim} trains {trained:,} parameters; frozen weights have no gradients and"
+        " no optimizer states. TFLOP/s and MFU count the operations of training all weights, as Megatron does"
+    )
+
+
 def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
     """Why no job is created for it."""
+    function = resolved.function
+    assert function is not None, "every recipe of engine bridge has a function"
+    reason = bridge_support.obstacle(str(function.function), resolved.mode)
+    if not reason:
+        return FieldError(
+            "spec.recipe",
+            f"{_name(resolved)} {function.obstacle}, and the trainer image does not start it",
+            f"name the recipe instead: {resolved.recipe}",
+        )
     return FieldError(
         "spec.recipe",
-        f"{resolved.recipe} is run by Megatron-Bridge ({_name(resolved)}), whose loop the trainer image does"
-        " not start yet",
-        "choose a recipe of engine megatron (megatron recipes list), or start the command that"
-        " `megatron args` prints yourself",
+        f"{resolved.recipe} is run by Megatron-Bridge ({_name(resolved)}) and not started: {reason}",
+        "choose a recipe that is started (docs/catalog/bridge.md), or start the command that `megatron args`"
+        " prints yourself",
     )
 
 

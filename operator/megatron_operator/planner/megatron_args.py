@@ -15,6 +15,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.automatic_flags import automatic_flags, has_fused_experts
+from megatron_operator.planner.bridge_run import bridge_run
 from megatron_operator.planner.checks.ineffective_flags import without_ineffective_settings
 from megatron_operator.planner.checks.passthrough import flag_and_value, passthrough_arguments
 
@@ -64,8 +65,11 @@ _ON_CPU = (
 def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     """All arguments of `megatron-train`; the run of the recipe `name` saves to /checkpoints/<name>.
 
-    For a recipe of engine `bridge`, the complete command that starts it.
+    For a recipe of engine `bridge` its function and the overrides or, where the operator does not start it,
+    the complete command that does.
     """
+    if resolved.engine == "bridge" and resolved.starts:
+        return bridge_run(resolved, plan, name).to_arguments()
     if resolved.engine == "bridge":
         return bridge.command(resolved, plan, name)
     resolved = without_ineffective_settings(resolved)

@@ -8,6 +8,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.catalog.published_layouts import layout_notes
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
@@ -47,6 +48,8 @@ _LAYOUT_FIELDS = (
     "recompute_modules",
 )
 """Fields of `spec.parallelism` that a published layout fixes and another layout may change."""
+_SETTINGS = ("spec.megatronArgs.", "spec.training.")
+"""Fields whose errors do not depend on the layout."""
 
 
 def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
@@ -97,6 +100,22 @@ def _plan_from_scratch(resolved: ResolvedRecipe) -> Plan:
         return _plan_layout(_without_function(resolved, invalid))
 
 
+def as_planned(resolved: ResolvedRecipe) -> ResolvedRecipe:
+    """The recipe whose arguments Megatron gets.
+
+    It lacks what came with the layout of its Megatron-Bridge function where the planner rejects a setting of
+    it, such as NVFP4 on Hopper: planned without it, the run must not be started with it.
+    """
+    if resolved.function is None or resolved.layout is None or resolved.engine == "bridge":
+        return resolved
+    try:
+        _plan_layout(resolved)
+    except InvalidRecipeError as invalid:
+        if any(error.field.startswith(_SETTINGS) for error in invalid.errors):
+            return _without_function(resolved, invalid)
+    return resolved
+
+
 def _without_function(resolved: ResolvedRecipe, invalid: InvalidRecipeError) -> ResolvedRecipe:
     """The recipe without the layout of its Megatron-Bridge function, which the planner rejects.
 
@@ -107,7 +126,10 @@ def _without_function(resolved: ResolvedRecipe, invalid: InvalidRecipeError) -> 
         raise invalid
     note = f"the layout of {resolved.function.function} is not used ({invalid.errors[0]}): planned"
     free = bridge.without_published_layout(resolved.model_copy(update={"layout": None}))
-    return free.model_copy(update={"notes": [*free.notes, note]})
+    name = resolved.profile.known_as(resolved.accelerator_type)
+    of_layout = layout_notes(resolved.layout, resolved.accelerator_count, name)
+    kept = [each for each in free.notes if each not in of_layout]
+    return free.model_copy(update={"notes": [*kept, note]})
 
 
 def _plan_layout(resolved: ResolvedRecipe) -> Plan:
@@ -116,12 +138,12 @@ def _plan_layout(resolved: ResolvedRecipe) -> Plan:
 
 def _plan_bridge(resolved: ResolvedRecipe) -> Plan:
     """A plan for engine `bridge`: the planner's where its estimates apply, else the published layout."""
+    resolved = bridge.for_function(resolved)
     found = Diagnostics(notes=list(resolved.notes))
     if bridge.is_modelled(resolved):
         try:
-            return bridge.with_bridge_note(
-                _plan_from_scratch(bridge.without_published_layout(resolved)), resolved
-            )
+            free = bridge.for_function(bridge.without_published_layout(resolved))
+            return bridge.with_bridge_note(_plan_from_scratch(free), resolved)
         except InvalidRecipeError as invalid:
             if resolved.layout is None:
                 raise
@@ -135,13 +157,33 @@ def _plan_with_layout_of(previous: Plan, resolved: ResolvedRecipe) -> Plan:
     """A plan with the layout of `previous`. Raises InvalidRecipeError where the recipe rules it out."""
     asked = parallelism_of(previous, resolved)
     own = resolved.training.micro_batch_size if _set_by_user(resolved, "training.microBatchSize") else None
-    return _to_plan(*_solve(resolved, asked, own or previous.micro_batch_size, interleave=False))
+    return _to_plan(*_solve(resolved, asked, own or previous.micro_batch_size, refine=False))
 
 
 def _plan_and_compare(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternative]]:
     micro_batch = resolved.training.micro_batch_size
     problem, ranking, found = _solve(resolved, resolved.parallelism, micro_batch)
     chosen = _to_plan(problem, ranking, found)
+    free, free_batch = _without_layout(resolved)
+    if free != resolved.parallelism or free_batch != micro_batch:
+        try:
+            _, ranking, _ = _solve(resolved, free, free_batch, refine=True)
+        except InvalidRecipeError:
+            return chosen, []
+    return chosen, alternatives_to(chosen, ranking, most, published=_is_published(resolved))
+
+
+def search(resolved: ResolvedRecipe) -> Ranking:
+    """All layouts that keep what the recipe sets, best first, as if the catalog had no layout.
+
+    Settings other than the layout are kept, whether recipe or catalog set them. Raises InvalidRecipeError
+    without a candidate.
+    """
+    return _solve(resolved.model_copy(update={"layout": None}), *_without_layout(resolved), refine=True)[1]
+
+
+def _without_layout(resolved: ResolvedRecipe) -> tuple[ParallelismSpec, int | None]:
+    """Parallelism and micro batch size as the recipe, not the catalog, sets them."""
     free = resolved.parallelism.model_copy(
         update={
             name: None
@@ -149,13 +191,8 @@ def _plan_and_compare(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[A
             if not _set_by_user(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
         }
     )
-    free_batch = micro_batch if _set_by_user(resolved, "training.microBatchSize") else None
-    if free != resolved.parallelism or free_batch != micro_batch:
-        try:
-            _, ranking, _ = _solve(resolved, free, free_batch, interleave=True)
-        except InvalidRecipeError:
-            return chosen, []
-    return chosen, alternatives_to(chosen, ranking, most, published=_is_published(resolved))
+    own = _set_by_user(resolved, "training.microBatchSize")
+    return free, resolved.training.micro_batch_size if own else None
 
 
 def _set_by_user(resolved: ResolvedRecipe, path: str) -> bool:
@@ -172,16 +209,16 @@ def _solve(
     asked: ParallelismSpec,
     micro_batch: int | None,
     *,
-    interleave: bool | None = None,
+    refine: bool | None = None,
 ) -> tuple[PlanningProblem, Ranking, Diagnostics]:
     """The problem, its ranked candidates and the notes. Raises InvalidRecipeError without a candidate.
 
-    `interleave`: whether virtual stages may be added; by default unless the catalog fixes the stages.
+    `refine`: as in `PlanningProblem`; by default unless the catalog fixes the stages.
     """
-    if interleave is None:
-        interleave = not _is_published(resolved) or resolved.parallelism.pipeline_model_parallel_size is None
+    if refine is None:
+        refine = not _is_published(resolved) or resolved.parallelism.pipeline_model_parallel_size is None
     found = Diagnostics(notes=list(resolved.notes))
-    problem = _problem(resolved, asked, micro_batch, interleave, found)
+    problem = _problem(resolved, asked, micro_batch, refine, found)
     ranking = rank(problem, found)
     if ranking.best is not None:
         _check_sequence_parallel(problem, ranking.best, found)
@@ -194,7 +231,7 @@ def _problem(
     resolved: ResolvedRecipe,
     asked: ParallelismSpec,
     micro_batch: int | None,
-    interleave: bool,
+    refine: bool,
     found: Diagnostics,
 ) -> PlanningProblem:
     """The planning problem of a recipe; errors go to `found`.
@@ -224,7 +261,7 @@ def _problem(
         resolved=resolved,
         asked=asked,
         micro_batch=micro_batch,
-        interleave=interleave,
+        refine=refine,
         world=resolved.accelerator_count,
         pod=pod,
         seq_length=resolved.training.seq_length,

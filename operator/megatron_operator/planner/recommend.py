@@ -68,7 +68,7 @@ class Recommendation:
     @property
     def runnable(self) -> bool:
         """Whether the operator can start it."""
-        return self.plan is not None and self.entry.engine == "megatron"
+        return self.plan is not None and self.entry.starts
 
 
 Limits = Callable[[], AbstractContextManager[None]]
@@ -148,14 +148,14 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
             stretched,
             not suits,
             # A name decides by itself; otherwise prefer what this operator can start.
-            found.by != "name" and entry.engine != "megatron",
+            found.by != "name" and not entry.starts,
             not exact,
             # A plain size is that of a dense model that people know.
             found.by == "size" and bool(entry.model.num_experts),
             found.by == "size" and not hugging_face.is_known(entry.name),
             -(size or 0) if found.by == "kind" else 0,
             layout is None,
-            entry.engine != "megatron",
+            not entry.starts,
             *generation(entry.name),
         )
         yield _Candidate(entry, size, found, layout, order)
@@ -268,7 +268,7 @@ def _reasons(
     if found.expected is not None and found.train_iters:
         seconds = found.expected.step_seconds * found.train_iters
         yield f"{duration(seconds)} for its {found.train_iters:,} iterations, as estimated"
-    if entry.engine != "megatron":
+    if not entry.starts:
         yield "run by Megatron-Bridge, whose loop this operator does not start yet"
 
 

@@ -155,7 +155,7 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 def suggestions(resolved: ResolvedRecipe) -> list[str]:
     """Settings to try that would not fix a mistake."""
-    if resolved.training.fp8_format is None and _has_fp8(resolved):
+    if resolved.engine == "megatron" and resolved.training.fp8_format is None and _has_fp8(resolved):
         return ["the accelerator supports FP8 matrix products: training.fp8Format hybrid would use them"]
     return []
 

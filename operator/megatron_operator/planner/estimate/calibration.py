@@ -26,6 +26,8 @@ class Calibration:
     """Share of the BF16 peak that fused attention reaches, on any chip."""
     memory: float = 0.8
     """Share of the memory bandwidth that element-wise kernels reach; set."""
+    eager: float = 0.278
+    """The same for operations that PyTorch runs one by one on parts of tensors."""
     link: float = 0.8
     """Share of the link's bandwidth that collectives reach inside a domain; set."""
     network: float = 0.8

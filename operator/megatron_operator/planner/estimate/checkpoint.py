@@ -3,22 +3,30 @@
 from collections.abc import Mapping
 from typing import Any
 
+from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate.adapters import Adapters
+from megatron_operator.planner.estimate.model_shape import model_shape
 
 _MOMENTS = 8
 """Adam's two moments. They are saved in FP32 also where they are kept in less."""
 
 
 def checkpoint_bytes(resolved: ResolvedRecipe, plan: Plan) -> int | None:
-    """Bytes of one checkpoint; None where the plan has no number of parameters.
+    """Bytes of one checkpoint; None where the plan has no number of parameters. With LoRA, of its adapters.
 
     The padding of the optimizer's buckets, below 1 %, is left out. All ranks write, each into one file.
     """
     if plan.parameters_padded is None:
         return None
-    return plan.parameters_padded * bytes_per_parameter(
+    shape = model_shape(resolved.model, Diagnostics())
+    adapters = Adapters.of(resolved.peft, shape) if shape else None
+    saved = plan.parameters_padded
+    if shape is not None and adapters is not None:
+        saved = shape.layers * adapters.parameters_of_layer(shape)
+    return saved * bytes_per_parameter(
         resolved.training, resolved.megatron_args, sharded=plan.use_distributed_optimizer
     )
 

@@ -8,10 +8,14 @@ from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Workload
 
-_EXPERT_BIAS_BYTES = 64
+_BIAS_BYTES = 68
 """Bytes moved per element of the experts' output for its bias, forward and backward:
 `TEGroupedMLP._apply_bias` multiplies by the token's weight, adds, concatenates and casts in FP32, and so do
 the gradients."""
+_CLAMP_BYTES = 40
+"""Bytes moved per element of the experts' width for the clamp of a quick GEGLU and for the gradient of the
+first bias: `weighted_bias_quick_geglu_impl` clamps both halves and concatenates them before its fused part
+(16), the gradients do the same (20), and the bias' gradient reads the product's (4)."""
 _FORWARD_AND_BACKWARD = 3
 """The backward pass of a product is two products of the same size."""
 
@@ -125,10 +129,12 @@ class ComputeModel:
     def _layer(self, *, moe: bool) -> ComputeTime:
         w = self._w
         products = [*_attention_products(w), *(_expert_products(w) if moe else _dense_products(w))]
+        added = _adapter_products(w)
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
         again = _recomputed_products(w, moe=moe)
         return ComputeTime(
             matmul=sum(self._product(product, passes=factor) for product in products)
+            + sum(self._product(product, passes=factor, frozen=False) for product in added)
             + sum(self._product(product, passes=1) for product in again),
             attention=self._attention(),
             elementwise=self._elementwise(moe=moe) * factor / _FORWARD_AND_BACKWARD,
@@ -156,8 +162,12 @@ class ComputeModel:
             return 1.0
         return min(1.0, w.recompute.layers / max(w.stage_layers))
 
-    def _product(self, product: MatMul, fp8: bool = True, passes: float = 3) -> float:
+    def _product(
+        self, product: MatMul, fp8: bool = True, passes: float = 3, frozen: bool | None = None
+    ) -> float:
         """Seconds of a product and, for three passes, of its two gradients, each with a start-up time.
+
+        A `frozen` weight, by default any where adapters are trained, has no gradient.
 
         Roofline model (Williams et al. 2009): each pass takes the longer of arithmetic and memory traffic,
         which is two operands in the precision of the product and a result of 2 bytes; the weight gradient is
@@ -173,6 +183,8 @@ class ComputeModel:
         if passes == 1:
             return forward + c.matmul_seconds
         inputs = max(arithmetic, (size * (out + second) + 2 * first) / bandwidth)
+        if self._w.adapters is not None if frozen is None else frozen:
+            return forward * (passes - 2) + inputs + (passes - 1) * c.matmul_seconds
         weights = max(arithmetic, (size * (out + first) + 2 * w.numerics.gradient * second) / bandwidth)
         return forward * (passes - 2) + inputs + weights + passes * c.matmul_seconds
 
@@ -225,21 +237,26 @@ class ComputeModel:
         if moe:
             width = shape.topk * shape.expert_ffn + shape.shared_ffn
             moved += 8 * shape.topk * shape.hidden + activation * width
-            if shape.bias:
-                moved += _EXPERT_BIAS_BYTES / _FORWARD_AND_BACKWARD * shape.topk * shape.hidden
             inputs += shape.topk * shape.hidden + width
         else:
             moved += activation * shape.ffn
             inputs += shape.ffn
         if w.numerics.fp8:
             moved += (8 if w.numerics.block_scaled else 4) * inputs
-        return (
-            _FORWARD_AND_BACKWARD
-            * moved
-            * w.tokens
-            / self._sequence_split
-            / (self._on.memory_bandwidth * self._c.memory)
-        )
+        eager = self._eager_bytes() if moe else 0.0
+        moved = _FORWARD_AND_BACKWARD * moved / self._c.memory + eager / self._c.eager
+        return moved * w.tokens / self._sequence_split / self._on.memory_bandwidth
+
+    def _eager_bytes(self) -> float:
+        """Bytes moved per token by operations of experts with biases that PyTorch runs one by one.
+
+        Transformer Engine's fuser has all of them in the products.
+        """
+        shape, run = self._w.shape, self._w.execution
+        if not shape.bias or run.fused_experts:
+            return 0.0
+        clamp = _CLAMP_BYTES * shape.expert_ffn if shape.quick_geglu else 0.0
+        return shape.topk * (_BIAS_BYTES * shape.hidden + clamp)
 
 
 def _keys(w: Workload) -> float:
@@ -297,6 +314,17 @@ def _expert_products(w: Workload) -> list[MatMul]:
     return products + (
         _feed_forward(shape, w.tokens, shape.shared_ffn / w.dims.tp) if shape.shared_ffn else []
     )
+
+
+def _adapter_products(w: Workload) -> list[MatMul]:
+    """The two products of each adapter of a dense layer."""
+    if w.adapters is None:
+        return []
+    rows, dim = w.tokens, w.adapters.dim
+    products = []
+    for inputs, outputs in w.adapters.widths(w.shape):
+        products += [MatMul(rows, inputs, dim / w.dims.tp), MatMul(rows, dim, outputs / w.dims.tp)]
+    return products
 
 
 def _recomputed_products(w: Workload, *, moe: bool) -> list[MatMul]:

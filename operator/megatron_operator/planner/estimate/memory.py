@@ -1,8 +1,9 @@
 """Memory of the GPU that needs most, by part. All sizes in bytes.
 
-Dense models with query groups follow `megatron/training/theoretical_memory_usage.py` of megatron-core 0.19.2.
-What that file does not cover (experts, latent attention, context parallelism, FP8, full recomputation, uneven
-stages, the stages after the first) follows the tensors that Megatron keeps.
+States follow `megatron/training/theoretical_memory_usage.py` of megatron-core 0.19.2, and so do activations
+of a GPT. What that file does not cover (query groups, gated products, experts, latent attention, context
+parallelism, FP8, full recomputation, uneven stages, the stages after the first) follows the tensors that
+Megatron keeps.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,9 @@ def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
     is 0.
     """
     stages = {0, w.dims.pp - 1, w.stage_layers.index(max(w.stage_layers))}
-    parts = ((states(w, stage), activations(w, stage)) for stage in sorted(stages))
+    parts = (
+        (states(w, stage), max(activations(w, stage), optimizer_step(w, stage))) for stage in sorted(stages)
+    )
     held, kept = max(parts, key=lambda part: part[0].total + part[1])
     other = _runtime(w) if capacity is not None else 0
     weights, gradients, optimizer, kept_bytes = map(int, (held.weights, held.gradients, held.optimizer, kept))
@@ -100,21 +103,40 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     return layers, experts, vocabulary
 
 
+def trained_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
+    """Numbers of parameters of one rank that are trained, as `held_parameters` groups them."""
+    if w.adapters is None:
+        return held_parameters(w, stage)
+    return w.stage_layers[stage] * w.adapters.parameters_of_layer(w.shape) / w.dims.tp, 0.0, 0.0
+
+
 def states(w: Workload, stage: int) -> States:
     """Bytes of weights, gradients and optimizer states of one rank of a stage.
 
     The distributed optimizer splits the optimizer states over DP x CP ranks, those of experts over their own
-    data-parallel group (Megatron's estimate leaves CP out).
+    data-parallel group (Megatron's estimate leaves CP out). Frozen weights have neither gradients nor
+    optimizer states.
     """
     layers, experts, vocabulary = held_parameters(w, stage)
+    trained = trained_parameters(w, stage)
     n = w.numerics
-    held = layers + experts + vocabulary
+    held = layers + experts + vocabulary + (sum(trained) if w.adapters else 0)
     copies, expert_copies = w.optimizer_copies
     return States(
         weights=n.weight * held + n.fp8_copies * (layers + experts),
-        gradients=n.gradient * held,
-        optimizer=n.optimizer * ((layers + vocabulary) / copies + experts / expert_copies),
+        gradients=n.gradient * sum(trained),
+        optimizer=n.optimizer * ((trained[0] + trained[2]) / copies + trained[1] / expert_copies),
     )
+
+
+def optimizer_step(w: Workload, stage: int) -> float:
+    """Bytes of FP32 copies of 16-bit moments during the optimizer's step, when no activations are kept.
+
+    Experts have an optimizer of their own, which steps before or after that of the other parameters.
+    """
+    layers, experts, vocabulary = trained_parameters(w, stage)
+    copies, expert_copies = w.optimizer_copies
+    return w.numerics.step_copies * max((layers + vocabulary) / copies, experts / expert_copies)
 
 
 def micro_batches_kept(w: Workload, stage: int) -> float:
@@ -135,6 +157,9 @@ def activations(w: Workload, stage: int) -> float:
     moe = w.moe_of_stage[stage]
     dense = w.stage_layers[stage] - moe
     each = (layer_bytes(w, moe=False) if dense else 0.0, layer_bytes(w, moe=True) if moe else 0.0)
+    if w.adapters is not None:
+        beside = w.adapters.kept_of_layer(shape, tokens, w.dims.tp)
+        each = (each[0] + beside if dense else 0.0, each[1] + beside if moe else 0.0)
     last = stage == w.dims.pp - 1
     if w.recompute.granularity == "full":
         total = _recomputed(
@@ -143,7 +168,7 @@ def activations(w: Workload, stage: int) -> float:
     else:
         total = (dense * each[0] + moe * each[1]) * kept
     if stage == 0:
-        embedding = tokens * (8 + shape.hidden) * kept
+        embedding = tokens * (8 + (shape.hidden if shape.dropout else 0)) * kept
         total += embedding / w.dims.tp if w.split_sequence else embedding
     if last:
         total += shape.mtp_layers * layer_bytes(w, moe=bool(shape.moe_layers[-1]))
@@ -180,31 +205,46 @@ def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: fl
 def layer_bytes(w: Workload, *, moe: bool) -> float:
     """Bytes that one layer keeps of one micro batch on one rank.
 
-    Dense with sequence parallelism: s b (18 h + 4 f) / t, without: s b h (10 + 24 / t), both as in Megatron,
-    where s is the sequence length, b the micro batch, h the hidden size, f the feed-forward width and t TP.
-    18 h are inputs and outputs of the norms, queries, keys, values, the attention's output and dropout masks.
-    Latent attention replaces queries to output with its own tensors. A layer with experts has, for each of
-    the k experts of a token, its input and three widths of 2 bytes if gated (two products, one activation),
-    else two. FP8 keeps inputs of linear layers in one byte, and the attention's output twice.
+    The tensors that Megatron's layers with Transformer Engine save for the backward pass, of 2 bytes an
+    element, per token: input and output of both norms, 8 h, where h is the hidden size; queries, keys, values
+    and attention's output, of the width of all heads or of all groups; the inputs of norms of queries and
+    keys; the masks of two dropouts, 2 h. Then what the feed-forward part keeps: the first product, of twice
+    the width if gated, and the activation. For a GPT with as many groups as heads this is (18 h + 4 f) / t,
+    as `theoretical_memory_usage.py` counts for every model. Latent attention has its own tensors. FP8 keeps
+    inputs of linear layers in one byte, and the attention's output twice.
+
+    With sequence parallelism all of it is split over t tensor-parallel ranks, without only what is not 8 h
+    and masks.
     """
-    shape, tokens, modules = w.shape, w.tokens, _modules(w)
-    h, fp8 = shape.hidden, w.numerics.fp8
-    attention = 18.0 * h - (h if fp8 else 0)
-    if shape.latent is not None:
-        attention += _latent_width(shape, "mla_up_proj" in modules) - 8 * h
+    shape, modules, fp8 = w.shape, _modules(w), w.numerics.fp8
+    norms = (6.0 if fp8 else 8.0) * shape.hidden
     if "layernorm" in modules:
-        attention -= 4 * h - (2 * h if fp8 else 0)
+        norms -= (2 if fp8 else 4) * shape.hidden
+    whole = norms + (2 * shape.hidden if shape.dropout else 0)
+    split = _attention_width(w, modules)
     if w.execution.unfused_attention and w.recompute.granularity is None:
-        attention += 5 * shape.heads * w.seq_length / w.dims.cp
-    if not moe:
-        if not w.split_sequence:
-            return tokens * (10 * h + (24 * h + attention - 18 * h) / w.dims.tp)
-        width = 0 if "mlp" in modules else (3 if fp8 else 4) * shape.ffn
-        return tokens * (attention + width) / w.dims.tp
-    feed_forward = _expert_width(w, modules)
-    if not w.split_sequence:
-        return tokens * (10 * h + (attention - 10 * h + feed_forward) / w.dims.tp)
-    return tokens * (attention + feed_forward) / w.dims.tp
+        split += 5 * shape.heads * w.seq_length / w.dims.cp
+    split += _expert_width(w, modules) if moe else _dense_width(w, modules)
+    return w.tokens * (split / w.dims.tp + whole / (w.dims.tp if w.split_sequence else 1))
+
+
+def _attention_width(w: Workload, modules: frozenset[str]) -> float:
+    """Bytes per token of queries, keys, values, the inputs of their norms and the attention's output."""
+    shape, fp8 = w.shape, w.numerics.fp8
+    if shape.latent is not None:
+        output = shape.heads * shape.latent.v_dim
+        return _latent_width(shape, "mla_up_proj" in modules) + (output if fp8 else 0)
+    heads, groups = shape.heads * shape.head_dim, shape.groups * shape.head_dim
+    normalized = 2.0 * (heads + groups) if shape.qk_norm else 0.0
+    return 2.0 * (heads + 2 * groups) + normalized + (3 if fp8 else 2) * heads
+
+
+def _dense_width(w: Workload, modules: frozenset[str]) -> float:
+    """Bytes per token of the first product of a dense feed-forward part and of its activation."""
+    if "mlp" in modules:
+        return 0.0
+    product = 4 if w.shape.gated else 2
+    return (product + (1 if w.numerics.fp8 else 2)) * w.shape.ffn
 
 
 def _modules(w: Workload) -> frozenset[str]:
@@ -239,7 +279,12 @@ def _expert_width(w: Workload, modules: frozenset[str]) -> float:
 
 def _runtime(w: Workload) -> int:
     """Bytes that are neither states nor activations: runtime, communicators, communication buffers."""
-    shape, tokens = w.shape, w.tokens
+    return int(outside_allocator(w) + _buffers(w))
+
+
+def outside_allocator(w: Workload) -> float:
+    """Bytes that PyTorch's allocator does not count: runtime and communicators."""
+    shape = w.shape
     groups = (
         w.dims.tp,
         w.dims.cp,
@@ -248,11 +293,16 @@ def _runtime(w: Workload) -> int:
         w.dims.ep,
         w.dims.expert_dp if shape.is_moe else 1,
     )
-    communicators = sum(size > 1 for size in groups) * COMMUNICATOR_BYTES
+    return CONTEXT_BYTES + sum(size > 1 for size in groups) * COMMUNICATOR_BYTES
+
+
+def _buffers(w: Workload) -> float:
+    """Bytes of tensors that are gathered or dispatched, one layer at a time."""
+    shape, tokens = w.shape, w.tokens
     gathered = 2 * tokens * shape.hidden if w.dims.tp > 1 else 0
     dispatched = (
         4 * tokens * shape.topk * shape.hidden * w.dims.etp / w.dims.tp
         if shape.is_moe and w.dims.ep > 1
         else 0
     )
-    return int(CONTEXT_BYTES + communicators + gathered + dispatched)
+    return gathered + dispatched

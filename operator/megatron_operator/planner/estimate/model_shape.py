@@ -56,6 +56,8 @@ class ModelShape:
     """For each layer, whether its feed-forward part is a mixture of experts."""
     mtp_layers: int
     latent: LatentAttention | None
+    dropout: bool = True
+    """Whether attention, feed-forward part and embedding are followed by a dropout (Megatron's default)."""
     sinks: bool = False
     """Whether the softmax has a learned term for each head."""
     window: int | None = None
@@ -130,6 +132,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         moe_layers=pattern,
         mtp_layers=model.mtp_num_layers or 0,
         latent=latent,
+        dropout=model.hidden_dropout is None or model.hidden_dropout > 0,
         sinks=model.softmax_type == "learnable",
         window=window,
         windowed=windowed,

@@ -15,8 +15,9 @@ from megatron_operator.planner.estimate.calibration import FITTED, Calibration
 from megatron_operator.planner.estimate.communication import CommunicationModel
 from megatron_operator.planner.estimate.compute import ComputeModel
 from megatron_operator.planner.estimate.hardware import Accelerator
-from megatron_operator.planner.estimate.memory import held_parameters
+from megatron_operator.planner.estimate.memory import trained_parameters
 from megatron_operator.planner.estimate.parameters import flops_per_token
+from megatron_operator.planner.estimate.uncertainty import spread
 from megatron_operator.planner.estimate.workload import Workload
 
 
@@ -70,9 +71,12 @@ def expected(w: Workload, on: Accelerator) -> Expected:
     tokens = w.seq_length * w.micro_batch * w.micro_batches * w.dims.dp / w.dims.world_size
     flops = tokens * flops_per_token(w.shape, w.seq_length, w.shape.padded_vocab(w.dims.tp)) / seconds
     peak = on.fp8 if w.numerics.fp8 and on.fp8 else on.bf16
+    factor = spread(w, on)
     return Expected(
         step_seconds=seconds,
         tokens_per_second_per_gpu=tokens / seconds,
+        tokens_per_second_per_gpu_low=tokens / seconds / factor,
+        tokens_per_second_per_gpu_high=tokens / seconds * factor,
         tflops_per_gpu=flops / 1e12,
         mfu=flops / peak,
         bubble=step.bubble / seconds,
@@ -96,7 +100,7 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     working = kernels.total + tensor + context + expert + pipeline
     waiting = compute.waiting(slowest, working)
     busy = working + waiting
-    held = held_parameters(w, slowest)
+    trained = trained_parameters(w, slowest)
     m = w.micro_batches
     # Interleaved chunks finish one after the other: all but the last reduce gradients during later passes.
     overlapped = busy * (min(dims.pp, m) if dims.vp > 1 else 1)
@@ -110,6 +114,6 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
         expert=m * expert,
         pipeline=m * pipeline,
         bubble=busy * (dims.pp - 1) / dims.vp,
-        data=communication.data(held, forward=overlapped / 3, backward=overlapped * 2 / 3),
-        optimizer=compute.optimizer(held) + constants.step_seconds,
+        data=communication.data(trained, forward=overlapped / 3, backward=overlapped * 2 / 3),
+        optimizer=compute.optimizer(trained) + constants.step_seconds,
     )

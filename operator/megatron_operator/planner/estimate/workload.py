@@ -11,6 +11,7 @@ from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 
 MegatronArgs = Mapping[str, Any]
@@ -27,8 +28,12 @@ class Numerics:
     fp8: bool = False
     block_scaled: bool = False
     """FP8 with a scale for each block (mxfp8, blockwise) instead of one for each tensor."""
+    fp4: bool = False
+    """Whether products are in FP4; their time is that of FP8."""
     fp8_copies: float = 0
     """Additional bytes per parameter of a layer: FP8 copies that are kept between micro batches."""
+    step_copies: float = 0
+    """Bytes per parameter of the optimizer's shard while it steps: FP32 copies of 16-bit moments."""
     gathered_weight: float = 2
     """Bytes per parameter that the distributed optimizer gathers."""
 
@@ -58,6 +63,9 @@ class Execution:
     """A token is sent to each node once, even if several of its experts are there (flex dispatcher)."""
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs of parts of a layer, or of the whole iteration."""
+    fused_experts: bool = False
+    """Biases and activation of experts are in the kernels of their products: Transformer Engine's operation
+    fuser, which has such kernels for MXFP8."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,8 @@ class Workload:
     numerics: Numerics = Numerics()
     recompute: Recomputation = Recomputation()
     execution: Execution = field(default_factory=Execution)
+    adapters: Adapters | None = None
+    """All that is trained, with LoRA; None trains all weights."""
 
     @property
     def tokens(self) -> float:
@@ -137,6 +147,7 @@ class Workload:
                 gradient_overlap=plan.overlap_grad_reduce,
                 parameter_overlap=plan.overlap_param_gather,
             ),
+            adapters=Adapters.of(resolved.peft, shape),
         )
 
 
@@ -158,11 +169,13 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     Source: "Distributed optimizer" of Megatron's documentation: BF16 weights 2, FP32 gradients 4, Adam 12;
     all in FP32 4, 4 and 8. The precision-aware optimizer keeps only the 16 bits of the FP32 master weight
     that the BF16 weight lacks (`store_param_remainders`) and takes the types of moments and gradients from
-    `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`. FP8 keeps two FP8 copies of a weight,
+    `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`; its kernel takes FP32 copies of 16-bit
+    moments. FP8 keeps two FP8 copies of a weight,
     one for each direction of the product, unless the weights themselves are FP8 (`--fp8-param-gather`).
     """
     # FP4 products are taken to be as fast as FP8: no published peak is reached yet.
-    fp8 = training.fp8_format is not None or "fp4-format" in args
+    fp4 = "fp4-format" in args
+    fp8 = training.fp8_format is not None or fp4
     if not (training.bf16 or training.fp16):
         moments = 8 if training.optimizer in (None, "adam") else 4
         return Numerics(weight=4, gradient=4, optimizer=moments, gathered_weight=4)
@@ -170,6 +183,7 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     master = _bytes_of(args, "main-params-dtype")
     if aware and master == 4 and training.bf16:
         master = 2
+    # FP32 copies of other moments: `FusedAdam.get_unscaled_state` of Transformer Engine.
     first = _bytes_of(args, "exp-avg-dtype") if aware else 4
     second = _bytes_of(args, "exp-avg-sq-dtype") if aware else 4
     gradient = _bytes_of(args, "main-grads-dtype") if aware else 4
@@ -179,8 +193,10 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
         weight=2,
         gradient=gradient,
         optimizer=master + first + (second if training.optimizer in (None, "adam") else 0),
+        step_copies=4 * ((first < 4) + (second < 4 and training.optimizer in (None, "adam"))),
         fp8=fp8,
         block_scaled=training.fp8_recipe in ("mxfp8", "blockwise"),
+        fp4=fp4,
         fp8_copies=2 if fp8 and not training.fp8_param_gather else 0,
         gathered_weight=1 if training.fp8_param_gather else 2,
     )
@@ -205,6 +221,7 @@ def execution(
         parameter_overlap=parameter_overlap,
         deduplicated_dispatch=dispatcher == "flex",
         graphs=_graphs(args),
+        fused_experts=bool(args.get("use-transformer-engine-op-fuser")) and training.fp8_recipe == "mxfp8",
     )
 
 

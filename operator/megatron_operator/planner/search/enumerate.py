@@ -20,13 +20,16 @@ from megatron_operator.planner.search.pipeline_split import (
 from megatron_operator.planner.search.problem import PlanningProblem
 
 TOKENS_PER_CP_RANK = 8192
-"""Sequences up to this length are not split; longer ones may be, down to this length per rank."""
+"""Long sequences are split down to this length per rank."""
+SHORTEST_SPLIT, SMALL_CP = 4096, 4
+"""Sequences of this length or more may be split by this number: it saves as many activations as pipeline
+stages do, without a bubble. Published recipes have CP 2 at 8,192 tokens and CP 4 at 4,096."""
 MAX_UNEVEN_CHUNKS = 8
 """Uneven chunks are considered where no number of virtual stages up to this one makes even chunks."""
 MAX_SIZES = 16
 """Sizes of PP and of EP that are considered: of numbers with more divisors, some are left out."""
-MAX_INTERLEAVINGS = 4
-"""Numbers of virtual stages that are considered for one layout."""
+MAX_INTERLEAVINGS = 8
+"""Numbers of virtual stages that are considered for one layout: of more divisors, some are left out."""
 
 
 def valid_layouts(problem: PlanningProblem) -> list[Layout]:
@@ -38,8 +41,7 @@ def valid_layouts(problem: PlanningProblem) -> list[Layout]:
 def _all(problem: PlanningProblem) -> Iterator[Layout]:
     asked, shape, world = problem.asked, problem.shape, problem.world
     tps = _only(asked.tensor_model_parallel_size) or _powers(problem.pod, dividing=problem.pod)
-    longest = max(problem.seq_length // TOKENS_PER_CP_RANK, 1)
-    cps = _only(asked.context_parallel_size) or _powers(longest, dividing=world)
+    cps = _only(asked.context_parallel_size) or _powers(largest_cp(problem), dividing=world)
     pps = _only(asked.pipeline_model_parallel_size) or _considered(
         divisors(world, shape.layers), shape.layers
     )
@@ -62,6 +64,20 @@ def _layout(problem: PlanningProblem, tp: int, pp: int, cp: int, ep: int, split:
     return Layout(ParallelDims(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, etp=etp, vp=virtual), split)
 
 
+def _spread[T](values: list[T], most: int) -> list[T]:
+    """At most `most` of the values, the first and the last among them."""
+    if len(values) <= most:
+        return values
+    return [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]
+
+
+def largest_cp(problem: PlanningProblem, micro_batch: int = 1) -> int:
+    """The largest CP to consider; larger micro batches would undo what splits a short sequence."""
+    long = max(problem.seq_length // TOKENS_PER_CP_RANK, 1)
+    split_short = problem.refine and problem.seq_length >= SHORTEST_SPLIT and micro_batch == 1
+    return max(long, SMALL_CP) if split_short else long
+
+
 def _only(value: int | None) -> list[int]:
     return [] if value is None else [value]
 
@@ -76,7 +92,7 @@ def _considered(sizes: list[int], divided: int) -> list[int]:
         return sizes
     usual = [size for size in sizes if size & (size - 1) == 0 or divided % size == 0]
     if len(usual) > MAX_SIZES:
-        return [usual[i * (len(usual) - 1) // (MAX_SIZES - 1)] for i in range(MAX_SIZES)]
+        return _spread(usual, MAX_SIZES)
     others = [size for size in sizes if size not in usual]
     return sorted([*usual, *others[: MAX_SIZES - len(usual)]])
 
@@ -101,7 +117,7 @@ def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageS
 
 def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | None:
     """A split of the planner's choice, with the virtual stages that are requested."""
-    split = automatic_split(shape.layers, pp, shape.mtp_layers)
+    split = automatic_split(shape.layers, pp)
     if split is None or virtual is None:
         return split
     split = replace(split, virtual=virtual)
@@ -111,15 +127,15 @@ def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | 
 
 
 def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[int]) -> list[Layout]:
-    """The layout itself first, then with virtual stages where the planner may add them.
+    """The layout with virtual stages, where the planner may add them.
 
     `micro_batches` are those of one data-parallel rank per step, for each global batch size.
     """
     split, pp = layout.split, layout.dims.pp
     if split is None or split.virtual is not None or split.layout is not None or pp == 1:
-        return [layout]
-    if not problem.interleave or problem.on_cpu or any(m % pp for m in micro_batches):
-        return [layout]
+        return []
+    if not problem.refine or problem.on_cpu or any(m % pp for m in micro_batches):
+        return []
     chunked = [
         trial
         for virtual in divisors(math.gcd(*split.counted))[1:]
@@ -132,7 +148,7 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
             for virtual in range(2, MAX_UNEVEN_CHUNKS + 1)
         )
         chunked = [each for each in uneven if each is not None] + chunked
-    return [layout, *(layout.with_split(each) for each in chunked[:MAX_INTERLEAVINGS])]
+    return [layout.with_split(each) for each in _spread(chunked, MAX_INTERLEAVINGS)]
 
 
 def _requests_split(problem: PlanningProblem) -> bool:

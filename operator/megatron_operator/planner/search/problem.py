@@ -6,6 +6,7 @@ from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.hardware import Accelerator, nvlink_ranks
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Execution, Numerics, Workload
@@ -25,8 +26,8 @@ class PlanningProblem:
     """Settings that the layout must keep."""
     micro_batch: int | None
     """Micro batch size that must be kept; none lets the planner choose."""
-    interleave: bool
-    """Whether the planner may add virtual stages that were not requested."""
+    refine: bool
+    """Whether the planner may add virtual stages and split short sequences: not to a published layout."""
     world: int
     pod: int
     """Ranks of one pod."""
@@ -39,6 +40,11 @@ class PlanningProblem:
     """None where memory and speed are unknown."""
     numerics: Numerics
     execution: Execution
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """All that is trained, with LoRA."""
+        return Adapters.of(self.resolved.peft, self.shape)
 
     @property
     def capacity(self) -> int | None:

@@ -15,7 +15,13 @@ from megatron_operator.planner.estimate.memory import memory_per_gpu
 from megatron_operator.planner.estimate.step_time import expected
 from megatron_operator.planner.estimate.workload import Recomputation, Workload
 from megatron_operator.planner.search.constraints import Layout, Recompute
-from megatron_operator.planner.search.enumerate import batch_errors, interleavings, refusal, valid_layouts
+from megatron_operator.planner.search.enumerate import (
+    batch_errors,
+    interleavings,
+    largest_cp,
+    refusal,
+    valid_layouts,
+)
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 
 EQUAL_SPEED = 0.02
@@ -120,17 +126,16 @@ def _candidates(problem: PlanningProblem, layout: Layout) -> Iterator[Candidate]
     sizes = [problem.micro_batch] if problem.micro_batch else MICRO_BATCHES if known else [1]
     options = _recomputations(problem)
     for micro_batch in sizes:
-        if batch_errors(problem, layout, micro_batch):
+        if batch_errors(problem, layout, micro_batch) or _splits_too_much(problem, layout, micro_batch):
             return
         accumulation = [batch // (micro_batch * layout.dims.dp) for batch in problem.batches]
-        plain, *interleaved = interleavings(problem, layout, accumulation)
         while options:
-            candidate = _candidate(problem, plain, micro_batch, *options[0], max(accumulation))
+            candidate = _candidate(problem, layout, micro_batch, *options[0], max(accumulation))
             yield candidate
             if candidate.fits:
                 break
             options = options[1:]
-        for each in interleaved if options else ():
+        for each in interleavings(problem, layout, accumulation) if options else ():
             for recompute in options:
                 candidate = _candidate(problem, each, micro_batch, *recompute, max(accumulation))
                 yield candidate
@@ -138,6 +143,13 @@ def _candidates(problem: PlanningProblem, layout: Layout) -> Iterator[Candidate]
                     break
         if not options:
             return
+
+
+def _splits_too_much(problem: PlanningProblem, layout: Layout, micro_batch: int) -> bool:
+    """Whether a CP of the planner's choice is not worth considering with a micro batch of its choice."""
+    if problem.asked.context_parallel_size or problem.micro_batch:
+        return False
+    return layout.dims.cp > largest_cp(problem, micro_batch)
 
 
 def _recomputations(problem: PlanningProblem) -> Recomputations:
@@ -179,6 +191,7 @@ def _candidate(
             frozenset(modules),
         ),
         execution=problem.execution,
+        adapters=problem.adapters,
     )
     memory = memory_per_gpu(workload, problem.capacity)
     return Candidate(layout, micro_batch, recompute, modules, workload, memory)
@@ -211,7 +224,7 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         return
     layout = smallest.dims.describe()
     needs = f"{memory.total / GIB:.1f} GiB of {problem.resolved.accelerator_type}'s {capacity / GIB:.1f} GiB"
-    if fully_requested:
+    if fully_requested and problem.world > 1:
         pp = problem.asked.pipeline_model_parallel_size
         name = "pipelineModelParallelSize" if pp else "tensorModelParallelSize"
         found.error(

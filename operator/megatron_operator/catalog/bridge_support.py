@@ -1,0 +1,80 @@
+"""Which models of engine `bridge` the operator fine-tunes, and what is in the way of all others.
+
+`tests/bridge` compares the architectures with those that the functions of Megatron-Bridge ask for, and
+`tests/unit/catalog` the reasons with the table of docs/weights.md.
+"""
+
+import re
+from typing import Final
+
+_NO_LOW_RANK: Final = "queries without a low rank need Transformer Engine's fused norm"
+_NO_TENSOR: Final = "Bridge maps no tensor to one that Megatron's local layers have"
+_ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
+_MORE_THAN_TEXT: Final = (
+    "images, video and sound are not passed on, and the conversion of its weights is not tried"
+)
+_NOT_TRIED: Final = "the conversion of its weights is not tried"
+_DIFFUSION: Final = "the trainer's image lacks what diffusion models need (diffusers)"
+
+_MODELS: Final[tuple[tuple[str, str, str], ...]] = (
+    (r"llama", "LlamaForCausalLM", ""),
+    (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen25_vl", "Qwen2_5_VLForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen2", "Qwen2ForCausalLM", ""),
+    (r"qwen3_next", "Qwen3NextForCausalLM", "gated delta net is not among Megatron's local layers"),
+    (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen3_vl", "Qwen3VLForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen35_.*_a\d+b", "Qwen3_5MoeForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen35", "Qwen3_5ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen3_\d+b_a\d+b", "Qwen3MoeForCausalLM", ""),
+    (r"qwen3", "Qwen3ForCausalLM", ""),
+    (r"gpt_oss", "GptOssForCausalLM", ""),
+    (r"ministral3", "Mistral3ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"moonlight", "DeepseekV3ForCausalLM", _NO_LOW_RANK),
+    (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_LOW_RANK),
+    (r"deepseek_v4", "DeepseekV4ForCausalLM", _NOT_TRIED),
+    (r"kimi_k25", "KimiK25ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"gemma2", "Gemma2ForCausalLM", _ZERO_CENTRED),
+    (r"gemma3_vl", "Gemma3ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"gemma3", "Gemma3ForCausalLM", _ZERO_CENTRED),
+    (r"gemma4", "Gemma4ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"glm_45v", "Glm4vMoeForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"glm45", "Glm4MoeForCausalLM", _NO_TENSOR),
+    (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
+    (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _MORE_THAN_TEXT),
+    (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _MORE_THAN_TEXT),
+    (r"nemotron", "NemotronHForCausalLM", _NOT_TRIED),
+    (r"olmoe", "OlmoeForCausalLM", "one norm over all heads, local layers have one each"),
+    (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"exaone_moe", "ExaoneMoEForCausalLM", _NOT_TRIED),
+    (r"exaone4", "Exaone4ForCausalLM", _NO_TENSOR),
+    (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"step35", "Step3p5ForCausalLM", _NOT_TRIED),
+    (r"step37", "Step3p7ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"flux", "", _DIFFUSION),
+    (r"wan", "", _DIFFUSION),
+)
+"""Pattern of a function, architecture, and what is in the way. The first match is used."""
+
+STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason)
+"""Architectures that the operator fine-tunes: their weights convert, and a small one of each was trained."""
+
+
+def architecture(function: str) -> str:
+    """The class of transformers, as `architectures` of config.json names it; empty where there is none."""
+    return _model(function)[0]
+
+
+def obstacle(function: str, mode: str) -> str:
+    """Why the operator does not start a function; empty if it does."""
+    if mode == "pretrain":
+        return "the operator pretrains by Megatron Core's own loop only"
+    return _model(function)[1]
+
+
+def _model(function: str) -> tuple[str, str]:
+    return next(
+        ((found, text) for pattern, found, text in _MODELS if re.match(pattern, function)),
+        ("", "its model is not known"),
+    )

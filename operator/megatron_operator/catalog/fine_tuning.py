@@ -1,0 +1,176 @@
+"""Recipes of engine `bridge` that the operator starts: what they take, and what follows from it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
+
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import FieldError, shown
+from megatron_operator.api.fine_tuning import ATTENTION_MODULES, TARGET_MODULES, PeftSpec
+from megatron_operator.api.platform import AcceleratorProfile
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog import chats
+from megatron_operator.catalog.data import DEFAULT_SPLIT
+from megatron_operator.catalog.entry import Entry, PublishedLayout
+
+TOKENIZER: Final = "HuggingFaceTokenizer"
+DEFAULT_DROPOUT: Final = 0.0
+_DATA: Final = frozenset({"volume", "mockData", "datasetRoot", "examples", "numWorkers", "tokenizer"})
+_DATA_OF_SOURCES: Final = _DATA | {"sources", "prepare", "split", "maxEpochs"}
+_ONLY_BRIDGE: Final = "only recipes of engine bridge that fine-tune take it"
+_LEAVE: Final = "leave it out"
+
+
+def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[FieldError]:
+    """Errors of settings that the engine of a recipe does not take.
+
+    `training` and `parallelism` of engine `bridge`: `bridge_functions.unsupported_setting_errors`.
+    """
+    if entry is not None and entry.engine == "bridge":
+        if entry.starts:
+            yield from _not_taken_by_bridge(spec)
+            if spec.peft is not None and entry.modes[0] != "lora":
+                message = f"{entry.name} trains all weights (mode {entry.modes[0]})"
+                yield FieldError("spec.peft", message, "leave it out, or choose a recipe of mode lora")
+            elif spec.peft is not None and entry.model.num_experts:
+                yield from _expert_adapters(spec.peft, entry)
+        return
+    data_root = spec.data is not None and spec.data.dataset_root is not None
+    examples = spec.data is not None and spec.data.examples is not None
+    fields = {
+        "init": spec.init,
+        "peft": spec.peft,
+        "export": spec.export,
+        "data.datasetRoot": data_root,
+        "data.examples": examples,
+    }
+    for field, value in fields.items():
+        if value:
+            fix = "leave it out, or choose a recipe of mode sft or lora (megatron recipes list)"
+            yield FieldError(f"spec.{field}", f"has no effect on Megatron Core's loop: {_ONLY_BRIDGE}", fix)
+
+
+def _expert_adapters(peft: PeftSpec, entry: Entry) -> Iterator[FieldError]:
+    for name in peft.target_modules or ():
+        if name not in ATTENTION_MODULES:
+            message = f"{name} of {entry.name} is the experts', whose adapters are not planned"
+            known = ", ".join(each for each in TARGET_MODULES if each in ATTENTION_MODULES)
+            fix = f"set {known}, or one of these"
+            yield FieldError("spec.peft.targetModules", message, fix)
+
+
+def _not_taken_by_bridge(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
+    data: dict[str, Any] = spec.data.wire() if spec.data else {}
+    has_sources = bool(data.get("sources"))
+    for leaf in sorted(data.keys() - (_DATA_OF_SOURCES if has_sources else _DATA)):
+        fix = "set data.sources with format: chat, data.datasetRoot, or data.mockData: true"
+        yield FieldError(f"spec.data.{leaf}", "is not passed to Megatron-Bridge", fix)
+    if has_sources:
+        yield from chats.chat_errors(data, _tokenizer_folder(spec))
+    yield from _tokenizer_errors(data.get("tokenizer") or {})
+    training, sizes = spec.training, spec.parallelism
+    if training is not None and training.bf16 is False:
+        message = "false is not passed to Megatron-Bridge: its fine-tuning functions train in BF16"
+        yield FieldError("spec.training.bf16", message, _LEAVE)
+    cp = sizes.context_parallel_size if sizes else None
+    if cp is not None and cp > 1:
+        message = f"{cp} is not passed to Megatron-Bridge: its samples are not split over ranks here"
+        yield FieldError("spec.parallelism.contextParallelSize", message, "set 1, or leave it out")
+    if spec.checkpoint.async_save:
+        message = "true is not passed to Megatron-Bridge: the writer that it starts is not supervised"
+        yield FieldError("spec.checkpoint.asyncSave", message, _LEAVE)
+    if spec.checkpoint.local is not None:
+        message = "is not passed to Megatron-Bridge: its local checkpoints cannot be verified"
+        yield FieldError("spec.checkpoint.local", message, _LEAVE)
+    if spec.recovery.elastic is not None:
+        message = "runs of Megatron-Bridge do not change their size"
+        yield FieldError("spec.recovery.elastic", message, _LEAVE)
+
+
+def _tokenizer_errors(tokenizer: dict[str, Any]) -> Iterator[FieldError]:
+    kind = tokenizer.get("tokenizerType")
+    if kind not in (None, TOKENIZER):
+        message = f"{kind} is not passed to Megatron-Bridge"
+        yield FieldError("spec.data.tokenizer.tokenizerType", message, f"set {TOKENIZER}, or leave it out")
+    for leaf in sorted({"vocabFile", "mergeFile"} & tokenizer.keys()):
+        yield FieldError(f"spec.data.tokenizer.{leaf}", "is not passed to Megatron-Bridge", _LEAVE)
+
+
+def complete_data(merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec, found: Diagnostics) -> None:
+    """Complete `data`: the model's tokenizer unless the recipe names another, the folder of prepared chats.
+
+    What is not read is removed.
+    """
+    data = merged["data"]
+    has_sources = bool(data.get("sources"))
+    for leaf in data.keys() - (_DATA_OF_SOURCES if has_sources else _DATA):
+        data.pop(leaf)
+        found.origins.pop(f"data.{leaf}", None)
+    folder = _tokenizer_folder(spec)
+    if not (spec.data and spec.data.tokenizer and spec.data.tokenizer.tokenizer_model):
+        data["tokenizer"] = {"tokenizerType": TOKENIZER} | ({"tokenizerModel": folder} if folder else {})
+        found.origins["data.tokenizer"] = "init.modelFolder"
+    if not has_sources:
+        return
+    if "split" not in data:
+        data["split"] = DEFAULT_SPLIT
+        found.origins["data.split"] = "default"
+    data["datasetRoot"] = chats.chat_root(data, folder, merged["training"].get("seqLength"))
+    data["examples"] = "chat"
+    found.origins["data.datasetRoot"] = found.origins["data.examples"] = "data.sources"
+
+
+def _tokenizer_folder(spec: MegatronRecipeSpec) -> str | None:
+    own = spec.data.tokenizer.tokenizer_model if spec.data and spec.data.tokenizer else None
+    return own or (spec.init.folder_of_model if spec.init else None)
+
+
+def adapters(
+    spec: MegatronRecipeSpec, entry: Entry, function: PublishedLayout | None, found: Diagnostics
+) -> PeftSpec | None:
+    """The adapters of a recipe of mode `lora` that the operator starts, complete; None for any other."""
+    if not entry.starts or entry.modes[0] != "lora" or function is None:
+        return None
+    asked = spec.peft or PeftSpec()
+    targets = function.lora_targets or TARGET_MODULES
+    if entry.model.num_experts:
+        targets = [name for name in targets if name in ATTENTION_MODULES]
+    own = {
+        "type": "lora",
+        "dim": function.lora_rank,
+        "alpha": function.lora_alpha,
+        "dropout": DEFAULT_DROPOUT,
+        "targetModules": list(targets),
+    }
+    for name in own:
+        found.origins[f"peft.{name}"] = "recipe" if name in asked.wire() else f"catalog {entry.name}"
+    return PeftSpec.model_validate(own | asked.wire())
+
+
+def path_errors(spec: MegatronRecipeSpec, profile: AcceleratorProfile) -> Iterator[FieldError]:
+    """Errors of folders outside of every volume that the pods mount."""
+    mounted = [CHECKPOINT_DIR, *(mount.mount_path for mount in profile.pod_template.volume_mounts)]
+    if spec.data is not None and spec.data.volume is not None:
+        mounted.append(DATA_DIR)
+    for field, path in _paths(spec):
+        if not _is_below(path, mounted):
+            message = f"{shown(path)} is on no volume of the pods, which mount {', '.join(sorted(mounted))}"
+            fix = f"name a folder below one of them; data.volume is mounted at {DATA_DIR}"
+            yield FieldError(field, message, fix)
+
+
+def _paths(spec: MegatronRecipeSpec) -> Iterator[tuple[str, str]]:
+    if spec.init is not None and spec.init.model_folder is not None:
+        yield "spec.init.modelFolder", spec.init.model_folder
+    if spec.init is not None and spec.init.source is not None and spec.init.source.megatron is not None:
+        yield "spec.init.from.megatron.path", spec.init.source.megatron.path
+    tokenizer = spec.data.tokenizer if spec.data else None
+    if tokenizer is not None and tokenizer.tokenizer_model is not None:
+        yield "spec.data.tokenizer.tokenizerModel", tokenizer.tokenizer_model
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    parents = {PurePosixPath(path), *PurePosixPath(path).parents}
+    return any(PurePosixPath(folder) in parents for folder in folders)

@@ -1,0 +1,179 @@
+"""The run of a Megatron-Bridge function that the operator starts: overrides by path in its ConfigContainer.
+
+`tests/bridge` sets every path in what the installed functions return.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from megatron_contract.bridge_run import CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME, BridgeRun, Value
+from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
+from megatron_contract.time_limits import collective_minutes
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.status import Plan
+from megatron_operator.api.training import TrainingSpec
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.batch import iterations
+
+_OF_PLAN: Final = {
+    "tensor_model_parallel_size": "model.tensor_model_parallel_size",
+    "pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
+    "context_parallel_size": "model.context_parallel_size",
+    "sequence_parallel": "model.sequence_parallel",
+    "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split": "model.account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split": "model.account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
+    "recompute_granularity": "model.recompute_granularity",
+    "recompute_method": "model.recompute_method",
+    "recompute_num_layers": "model.recompute_num_layers",
+    "micro_batch_size": "train.micro_batch_size",
+    "global_batch_size": "train.global_batch_size",
+    "overlap_grad_reduce": "ddp.overlap_grad_reduce",
+    "overlap_param_gather": "ddp.overlap_param_gather",
+}
+"""Field of the plan -> path."""
+_OF_EXPERTS: Final = {
+    "expert_model_parallel_size": "model.expert_model_parallel_size",
+    "expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
+}
+"""Field of the plan -> path, for models with experts."""
+_OF_TRAINING: Final = {
+    "seq_length": "model.seq_length",
+    "lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr",
+    "lr_warmup_iters": "scheduler.lr_warmup_iters",
+    "eval_interval": "validation.eval_interval",
+    "eval_iters": "validation.eval_iters",
+}
+"""Field of `spec.training` -> path; set in every run."""
+_IF_ASKED: Final = {
+    "lr_decay_style": "scheduler.lr_decay_style",
+    "lr_decay_iters": "scheduler.lr_decay_iters",
+    "optimizer": "optimizer.optimizer",
+    "weight_decay": "optimizer.weight_decay",
+    "clip_grad": "optimizer.clip_grad",
+    "adam_beta1": "optimizer.adam_beta1",
+    "adam_beta2": "optimizer.adam_beta2",
+    "adam_eps": "optimizer.adam_eps",
+    "seed": "rng.seed",
+    "log_interval": "logger.log_interval",
+}
+"""Field of `spec.training` -> path; the function's value where the recipe sets none."""
+_OF_PEFT: Final = {
+    "dim": "peft.dim",
+    "alpha": "peft.alpha",
+    "dropout": "peft.dropout",
+    "target_modules": "peft.target_modules",
+}
+
+
+def bridge_run(resolved: ResolvedRecipe, plan: Plan, name: str) -> BridgeRun:
+    """The function and the overrides of a planned run; the recipe `name` saves to /checkpoints/<name>."""
+    function = resolved.function
+    assert function is not None, "every recipe of engine bridge has a function"
+    overrides: dict[str, Value] = {}
+    for found in (
+        _layout(resolved, plan),
+        _training(resolved, plan),
+        _adapters(resolved),
+        _checkpoint(resolved, name),
+        _data(resolved, name),
+    ):
+        overrides |= dict(found)
+    return BridgeRun(str(function.function), overrides)
+
+
+def missing_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Errors of what the run needs besides a layout: its model's folder, weights and data."""
+    found = []
+    if resolved.init.folder_of_model is None:
+        message = "is not set: the architecture and the tokenizer are read from it"
+        fix = f"copy config.json and the tokenizer to a volume and name the folder, such as {DATA_DIR}/model"
+        found.append(FieldError("spec.init.modelFolder", message, fix))
+    if resolved.init.source is None:
+        message = f"is not set: {resolved.recipe} would train random weights"
+        fix = "set init.from.huggingFace.path to the folder of a model"
+        found.append(FieldError("spec.init.from", message, fix))
+    if not resolved.data.mock_data and resolved.data.dataset_root is None:
+        fix = "set data.sources, data.datasetRoot, or data.mockData: true for a trial"
+        found.append(FieldError("spec.data", "no training data is configured", fix))
+    return found
+
+
+def _layout(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]:
+    for field, path in (_OF_PLAN | (_OF_EXPERTS if resolved.model.num_experts else {})).items():
+        yield path, getattr(plan, field)
+    virtual = plan.virtual_pipeline_model_parallel_size
+    yield "model.virtual_pipeline_model_parallel_size", virtual if virtual and virtual > 1 else None
+    if plan.recompute_modules:
+        yield "model.recompute_modules", list(plan.recompute_modules)
+    for section in ("ddp", "optimizer"):
+        yield f"{section}.use_distributed_optimizer", plan.use_distributed_optimizer
+
+
+def _training(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]:
+    training = resolved.training
+    for field, path in _OF_TRAINING.items():
+        if (value := getattr(training, field)) is not None:
+            yield path, value
+    for field, path in _IF_ASKED.items():
+        alias = TrainingSpec.model_fields[field].alias
+        if resolved.origins.get(f"training.{alias}") == "recipe":
+            yield path, getattr(training, field)
+    # The launcher and the hooks follow iterations; a length in samples is converted.
+    yield "train.train_iters", plan.train_iters or iterations(training)
+    timeout = resolved.recovery.hang_timeout
+    if timeout != "off":
+        seconds = None if timeout == "auto" else float(timeout.removesuffix("s"))
+        yield "dist.distributed_timeout_minutes", collective_minutes(seconds)
+
+
+def _adapters(resolved: ResolvedRecipe) -> Iterator[tuple[str, Value]]:
+    if resolved.peft is None:
+        return
+    yield PEFT_SCHEME, resolved.peft.type
+    for field, path in _OF_PEFT.items():
+        yield path, getattr(resolved.peft, field)
+
+
+def _checkpoint(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
+    yield "checkpoint.save", f"{CHECKPOINT_DIR}/{name}"
+    yield "checkpoint.save_interval", resolved.checkpoint.save_interval
+    if resolved.init.source is not None:
+        yield "checkpoint.pretrained_checkpoint", resolved.init.source.checkpoint
+
+
+def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
+    data, tokenizer = resolved.data, resolved.data.tokenizer
+    if (folder := resolved.init.folder_of_model) is not None:
+        yield MODEL_FOLDER, folder
+    if tokenizer is not None and tokenizer.tokenizer_model is not None:
+        yield "tokenizer.tokenizer_type", tokenizer.tokenizer_type
+        yield "tokenizer.tokenizer_model", tokenizer.tokenizer_model
+    if data.num_workers is not None:
+        yield "dataset.num_workers", data.num_workers
+    if data.mock_data:
+        yield MOCK_DATA, True
+    elif data.dataset_root is not None:
+        yield CHATS, data.examples == "chat"
+        yield from _files(
+            f"{DATA_DIR}/{data.dataset_root}", name, evaluates=resolved.training.eval_iters != 0
+        )
+
+
+def _files(root: str, name: str, *, evaluates: bool) -> Iterator[tuple[str, Value]]:
+    """A folder of JSON lines instead of the function's data set, which is on a hub.
+
+    Samples are padded instead of packed: Bridge would write packed files beside the data, which is read-only.
+    """
+    yield "dataset.dataset_root", root
+    for leaf in ("hf_dataset", "hf_validation_dataset", "hf_validation_proportion", "offline_packing_specs"):
+        yield f"dataset.{leaf}", None
+    yield "dataset.enable_offline_packing", False
+    yield "dataset.do_validation", evaluates
+    yield "dataset.do_test", False
+    index = f"{CHECKPOINT_DIR}/{name}/data-cache"
+    yield "dataset.dataset_kwargs", {"pad_to_max_length": True, "index_mapping_dir": index}

@@ -1,0 +1,56 @@
+"""How far a measured speed may be from the estimate: `data/uncertainty.yaml`, by kind, precision and chips.
+
+`bench.intervals` computes the file from the errors of published runs.
+"""
+
+import math
+from functools import cache
+from importlib import resources
+
+import yaml
+
+from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.workload import Numerics, Workload
+
+NINE_OF_TEN = 1.645
+"""Standard deviations on both sides of the mean that hold 90 % of a normal distribution."""
+UNMEASURED = "unmeasured"
+"""Key of the runs of a kind for which nothing was measured."""
+
+_GENERATIONS = {"blackwell-ultra": "blackwell"}
+
+
+@cache
+def table() -> dict[str, dict[str, float]]:
+    """Factor for each kind of model, precision and generation of chips."""
+    text = resources.files("megatron_operator.planner").joinpath("data/uncertainty.yaml").read_text()
+    loaded: dict[str, dict[str, float]] = yaml.load(
+        text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
+    return loaded
+
+
+def spread(w: Workload, on: Accelerator) -> float:
+    """The factor by which nine of ten measured runs like this one are at most slower or faster."""
+    kind, group = group_of(w, on)
+    factors = table()[kind]
+    return factors.get(group, factors[UNMEASURED])
+
+
+def mean_error(factor: float) -> float:
+    """Mean of the absolute errors of a normal distribution of which nine of ten are within the factor."""
+    return math.expm1(math.sqrt(2 / math.pi) * math.log(factor) / NINE_OF_TEN)
+
+
+def group_of(w: Workload, on: Accelerator) -> tuple[str, str]:
+    """Kind of the model, and precision and generation of the chips: `moe`, `mxfp8 on blackwell`."""
+    kind = "moe" if w.shape.is_moe else "dense"
+    return kind, f"{_precision(w.numerics)} on {_GENERATIONS.get(on.architecture, on.architecture)}"
+
+
+def _precision(n: Numerics) -> str:
+    if n.fp4:
+        return "fp4"
+    if n.fp8:
+        return "mxfp8" if n.block_scaled else "fp8"
+    return "fp32" if n.weight == 4 else "bf16"
