@@ -1,0 +1,97 @@
+"""A run's course over its iterations: what was sampled from its status, and what its log has."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from megatron_operator.api.status import MegatronRecipeStatus, Plan, Progress
+from megatron_operator.sdk.losses import LossPoint
+
+Object = dict[str, Any]
+MAX_SAMPLES: Final = 2000
+"""Samples of one run; beyond that every other one is dropped."""
+_MEMORY: Final = re.compile(r"memory \(MB\) \|.*\bmax reserved: ([\d.]+)")
+"""Megatron prints it once, after the first logged iterations, on ranks of data-parallel rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run at one iteration. None where it is not known."""
+
+    iteration: int
+    lm_loss: float | None = None
+    learning_rate: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+
+
+class Samples:
+    """What the statuses of one run have reported since the page was started."""
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+
+    def add(self, status: MegatronRecipeStatus) -> None:
+        """Note the progress of a status; an iteration that is repeated replaces it and all after it."""
+        point = None if status.progress is None else point_of(status.progress, status.plan)
+        if point is None or (self._points and self._points[-1].iteration == point.iteration):
+            return
+        while self._points and self._points[-1].iteration >= point.iteration:
+            self._points.pop()
+        self._points.append(point)
+        if len(self._points) > MAX_SAMPLES:
+            self._points = self._points[::2]
+
+    def points(self) -> list[Point]:
+        """In order of iterations."""
+        return list(self._points)
+
+
+def point_of(progress: Progress, plan: Plan | None) -> Point | None:
+    """The point of a status; None before the first iteration."""
+    if progress.iteration is None:
+        return None
+    peak = peak_tflops(plan)
+    known = progress.tflops_per_gpu is not None and peak is not None
+    mfu = progress.tflops_per_gpu / peak if known else None  # type: ignore[operator]
+    return Point(
+        progress.iteration, progress.lm_loss, progress.learning_rate, progress.tokens_per_second, mfu
+    )
+
+
+def peak_tflops(plan: Plan | None) -> float | None:
+    """Peak of one accelerator by which the plan's MFU is computed, in TFLOP/s; None where it has none."""
+    expected = None if plan is None else plan.expected
+    if expected is None or expected.mfu <= 0 or expected.tflops_per_gpu <= 0:
+        return None
+    return expected.tflops_per_gpu / expected.mfu
+
+
+def points_of_log(found: Iterable[LossPoint], plan: Plan | None) -> list[Point]:
+    """Points of log lines. Tokens and work of an iteration are the plan's, its duration is the log's."""
+    expected = None if plan is None else plan.expected
+    points = []
+    for each in found:
+        speed = mfu = None
+        if expected is not None and plan is not None and each.step_seconds:
+            ratio = expected.step_seconds / each.step_seconds
+            speed = expected.tokens_per_second_per_gpu * plan.world_size * ratio
+            mfu = expected.mfu * ratio if expected.mfu > 0 else None
+        points.append(Point(each.iteration, each.lm_loss, each.learning_rate, speed, mfu))
+    return points
+
+
+def merge(samples: Sequence[Point], log: Sequence[Point]) -> list[Point]:
+    """Both sources in order of iterations; within the iterations that the log has, the log's."""
+    if not log:
+        return list(samples)
+    first, last = log[0].iteration, log[-1].iteration
+    before = [each for each in samples if each.iteration < first]
+    return [*before, *log, *(each for each in samples if each.iteration > last)]
+
+
+def measured_memory(lines: Iterable[str]) -> int | None:
+    """Largest memory that Megatron has reported in these lines (`max reserved`), in bytes; None without."""
+    found = [float(match[1]) for line in lines if (match := _MEMORY.search(line))]
+    return round(max(found) * 2**20) if found else None

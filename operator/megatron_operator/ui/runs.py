@@ -1,0 +1,218 @@
+"""The runs of a cluster: watched, so that any number of viewers costs the API server as much as one."""
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from megatron_operator.cli.first_failure import first_failed_pod
+from megatron_operator.cli.kubectl import trainer_selector
+from megatron_operator.controller.api_client import PODS, RECIPES, ApiError
+from megatron_operator.lifecycle.status_reading import read_status
+from megatron_operator.manifests.pytorchjob import node_rank
+from megatron_operator.sdk.connection import RETRY_DELAYS, WATCH_SECONDS, AsyncConnection
+from megatron_operator.sdk.errors import ClusterUnreachableError
+from megatron_operator.sdk.losses import loss_points
+from megatron_operator.ui.points import Point, Samples, measured_memory, points_of_log
+
+Object = dict[str, Any]
+LOG_LINES: Final = 20_000
+"""Newest lines of a log that are read for the charts."""
+FAILURE_LINES: Final = 80
+"""Newest lines of the log of the pod that failed first."""
+LOG_REMEMBERED: Final = 20.0
+"""Seconds for which what was read of a run's logs is shown again."""
+_LOG_SECONDS: Final = 15.0
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLogs:
+    """What a run's logs have."""
+
+    points: tuple[Point, ...] = ()
+    memory: int | None = None
+    """Memory that Megatron has reported, in bytes."""
+    failed_pod: str | None = None
+    failure: str | None = None
+    """End of the log of the pod that failed first."""
+    problem: str | None = None
+    """Why there is nothing, or not everything."""
+
+
+class Runs(Protocol):
+    """The runs that the page can show."""
+
+    problem: str | None
+    """Why the runs may be outdated."""
+
+    def all(self) -> list[Object]:
+        """All recipes, in no order."""
+
+    def get(self, namespace: str, name: str) -> Object | None:
+        """One recipe."""
+
+    def samples(self, recipe: Object) -> list[Point]:
+        """What its statuses have reported while the page was running."""
+
+    async def pods(self, recipe: Object) -> list[Object]:
+        """Its trainer pods. Raises ApiError, ClusterUnreachableError."""
+
+    async def logs(self, recipe: Object) -> RunLogs:
+        """What its logs have."""
+
+
+class WatchedRuns:
+    """Recipes of a cluster, kept by a watch of each namespace, or of all."""
+
+    def __init__(self, connection: AsyncConnection, namespaces: Sequence[str | None]) -> None:
+        """Of these namespaces; (None,) for all."""
+        self.problem: str | None = "the runs have not been read yet"
+        self._connection = connection
+        self._namespaces = tuple(namespaces)
+        self._problems: dict[str | None, str] = dict.fromkeys(self._namespaces, self.problem)
+        self._recipes: dict[tuple[str, str], Object] = {}
+        self._samples: dict[tuple[str, str], tuple[str, Samples]] = {}
+        """UID of the recipe with its samples."""
+        self._logs: dict[tuple[str, str], tuple[float, asyncio.Task[RunLogs]]] = {}
+
+    def all(self) -> list[Object]:
+        """All recipes, in no order."""
+        return list(self._recipes.values())
+
+    def get(self, namespace: str, name: str) -> Object | None:
+        """One recipe."""
+        return self._recipes.get((namespace, name))
+
+    def samples(self, recipe: Object) -> list[Point]:
+        """What its statuses have reported since the watch began."""
+        uid, samples = self._samples.get(_key(recipe), ("", Samples()))
+        return samples.points() if uid == recipe["metadata"].get("uid") else []
+
+    async def pods(self, recipe: Object) -> list[Object]:
+        """Its trainer pods."""
+        namespace, name = _key(recipe)
+        async with self._connection.client() as api:
+            return await api.find(PODS, namespace, labels=trainer_selector(name))
+
+    async def logs(self, recipe: Object) -> RunLogs:
+        """What its logs have, read at most once in LOG_REMEMBERED seconds whoever asks."""
+        key, now = _key(recipe), time.monotonic()
+        self._logs = {each: known for each, known in self._logs.items() if now < known[0]}
+        if key not in self._logs:
+            self._logs[key] = (now + LOG_REMEMBERED, asyncio.create_task(self._read_logs(recipe)))
+        return await asyncio.shield(self._logs[key][1])
+
+    async def follow(self) -> None:
+        """Keep the recipes up to date until this is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for namespace in self._namespaces:
+                group.create_task(self._follow(namespace))
+
+    async def _follow(self, namespace: str | None) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._connection.client() as api:
+                    found, version = await api.list_recipes(namespace)
+                self._replace(namespace, found)
+                self._note(namespace, None)
+                failures = 0
+                await self._watch(namespace, version)
+            except (ApiError, ClusterUnreachableError, ValueError, KeyError, TimeoutError) as error:
+                _logger.warning("cannot watch recipes of %s: %s", namespace or "all namespaces", error)
+                self._note(namespace, str(error))
+                failures += 1
+                await asyncio.sleep(max(1.0, RETRY_DELAYS[min(failures, 6)]))
+
+    def _note(self, namespace: str | None, problem: str | None) -> None:
+        self._problems[namespace] = problem or ""
+        self.problem = next((each for each in self._problems.values() if each), None)
+
+    async def _watch(self, namespace: str | None, version: str) -> None:
+        """Take over changes until the API server ends the watch."""
+        query = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_SECONDS)}
+        path = RECIPES.path(namespace) if namespace else RECIPES.cluster_path()
+        async with self._connection.client() as api, aclosing(api.lines(path, query)) as lines:
+            async for line in lines:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return  # Mostly 410, the version is too old: list again.
+                if event["type"] == "DELETED":
+                    self._recipes.pop(_key(event["object"]), None)
+                    self._samples.pop(_key(event["object"]), None)
+                else:
+                    self._put(event["object"])
+
+    def _replace(self, namespace: str | None, found: Sequence[Object]) -> None:
+        kept = {_key(each) for each in found}
+        for key in [each for each in self._recipes if namespace in (None, each[0]) and each not in kept]:
+            del self._recipes[key]
+            self._samples.pop(key, None)
+        for each in found:
+            self._put(each)
+
+    def _put(self, recipe: Object) -> None:
+        key, uid = _key(recipe), str(recipe["metadata"].get("uid"))
+        recipe["metadata"].pop("managedFields", None)
+        self._recipes[key] = recipe
+        if (recipe.get("status") or {}).get("progress"):
+            known = self._samples.get(key)
+            if known is None or known[0] != uid:
+                known = self._samples[key] = (uid, Samples())
+            known[1].add(read_status(recipe["status"])[0])
+
+    async def _read_logs(self, recipe: Object) -> RunLogs:
+        try:
+            async with asyncio.timeout(_LOG_SECONDS):
+                return await self._logs_of(recipe)
+        except TimeoutError:
+            return RunLogs(problem=f"reading the log took more than {_LOG_SECONDS:.0f} s")
+        except ApiError as error:
+            if error.status == 403:
+                return RunLogs(problem="this page has no right to read logs (chart value ui.logs)")
+            return RunLogs(problem=f"the log cannot be read: {error}")
+        except ClusterUnreachableError as error:
+            return RunLogs(problem=str(error))
+
+    async def _logs_of(self, recipe: Object) -> RunLogs:
+        namespace, _ = _key(recipe)
+        pods = await self.pods(recipe)
+        if not pods:
+            return RunLogs(problem="the run has no pods, whose logs could be read")
+        last = max(pods, key=node_rank)["metadata"]["name"]
+        lines = [line async for line in self._tail(namespace, last, LOG_LINES)]
+        status = read_status(recipe.get("status"))[0]
+        failed = first_failed_pod(recipe, pods)
+        failure = None
+        if failed is not None and (status.phase == "Failed" or _has_incident(recipe)):
+            tail = self._tail(namespace, failed.pod, FAILURE_LINES, previous=failed.previous)
+            failure = "\n".join(deque([line async for line in tail], FAILURE_LINES))
+        return RunLogs(
+            tuple(points_of_log(loss_points(lines), status.plan)),
+            measured_memory(lines),
+            None if failed is None else failed.pod,
+            failure,
+        )
+
+    async def _tail(
+        self, namespace: str, pod: str, count: int, *, previous: bool = False
+    ) -> AsyncGenerator[str]:
+        log = self._connection.log(namespace, pod, tail=count, timestamps=True, previous=previous)
+        async with aclosing(log) as lines:
+            async for line in lines:
+                yield line[:2000]
+
+
+def _has_incident(recipe: Object) -> bool:
+    return bool(((recipe.get("status") or {}).get("recovery") or {}).get("lastIncident"))
+
+
+def _key(recipe: Object) -> tuple[str, str]:
+    metadata = recipe["metadata"]
+    return str(metadata["namespace"]), str(metadata["name"])

@@ -1,0 +1,358 @@
+"""What the templates show of a run, from its status: plain values, which the templates escape."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from megatron_operator.api.conditions import Phase
+from megatron_operator.api.status import Incident, LostSeconds, MegatronRecipeStatus
+from megatron_operator.api.times import seconds
+from megatron_operator.cli.run_ledger import run_ledger
+from megatron_operator.cli.run_status import is_outdated
+from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost, timeline
+from megatron_operator.lifecycle.status_reading import read_status
+from megatron_operator.ui.charts import Line, Mark, Part, bar, line_chart, short
+from megatron_operator.ui.points import Point, peak_tflops
+from megatron_operator.ui.runs import RunLogs
+
+Object = dict[str, Any]
+PAGE_SIZE: Final = 100
+"""Runs of one page of the list."""
+_GIB: Final = 2**30
+_ORDER: Final = (
+    Phase.RECOVERING, Phase.FAILED, Phase.REFUSED, Phase.TRAINING, Phase.STARTING, Phase.PREPARING,
+    Phase.PENDING, Phase.SUSPENDED, Phase.SUCCEEDED,
+)  # fmt: skip
+"""Phases in the list: what needs attention first."""
+GLYPHS: Final = {
+    "Training": "▶", "Recovering": "▲", "Failed": "✕", "Refused": "✕", "Succeeded": "✓", "Suspended": "‖",
+}  # fmt: skip
+"""A sign for each phase beside its name, so that colour is not needed; others have `…`."""
+_TITLES: Final = (
+    ("lm_loss", "Loss", ""),
+    ("learning_rate", "Learning rate", ""),
+    ("tokens_per_second", "Tokens per second", ""),
+    ("mfu", "MFU", ""),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run in the list."""
+
+    namespace: str
+    name: str
+    recipe: str
+    phase: str
+    accelerators: str
+    iteration: str
+    share: float | None
+    """Of its iterations, 0 to 1."""
+    loss: str
+    speed: str
+    eta: str
+    incident: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """A page of the list, and what can be filtered by."""
+
+    rows: tuple[Row, ...]
+    total: int
+    page: int
+    pages: int
+    phases: tuple[tuple[str, int], ...]
+    namespaces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure of plan against reality."""
+
+    name: str
+    planned: str
+    measured: str
+    ratio: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with the values that it is drawn from."""
+
+    title: str
+    svg: Markup
+    table: tuple[tuple[str, ...], ...]
+    """Iteration and value of each run, at most 20 rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """An incident with what it cost by phase."""
+
+    number: int
+    time: str
+    kind: str
+    cause: str
+    cost: str
+    bar: Markup
+    phases: tuple[tuple[str, str], ...]
+
+
+def run_list(recipes: Sequence[Object], phase: str, text: str, page: int, now: float) -> RunList:
+    """The runs whose namespace or name has `text`, of a phase (empty: all), those with trouble first."""
+    found = [each for each in recipes if text.lower() in "/".join(_names(each)).lower()]
+    phases = Counter(_phase(each) for each in found)
+    chosen = [each for each in found if phase in ("", _phase(each))]
+    order = {name: number for number, name in enumerate(_ORDER)}
+    chosen.sort(key=lambda each: (order.get(_phase(each), len(order)), _names(each)))  # type: ignore[call-overload]
+    pages = max(1, -(-len(chosen) // PAGE_SIZE))
+    page = min(max(1, page), pages)
+    shown = chosen[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
+    names = tuple(sorted({_names(each)[0] for each in recipes}))
+    rows = tuple(row(each, now) for each in shown)
+    return RunList(rows, len(chosen), page, pages, tuple(sorted(phases.items())), names)
+
+
+def row(recipe: Object, now: float) -> Row:
+    """A run in the list; `now` is in Unix seconds."""
+    status, spec = read_status(recipe.get("status"))[0], recipe.get("spec") or {}
+    progress, plan, recovery = status.progress, status.plan, status.recovery
+    iteration, share = "–", None
+    if progress is not None and progress.iteration is not None:
+        iteration = f"{progress.iteration:,}"
+        if progress.train_iters:
+            iteration += f" of {progress.train_iters:,}"
+            share = min(1.0, progress.iteration / progress.train_iters)
+    end = seconds(progress.eta) if progress is not None and status.phase == Phase.TRAINING else None
+    last = None if recovery is None else recovery.last_incident
+    incident = "–"
+    if last is not None:
+        at = seconds(last.time)
+        ago = "" if at is None else f" {format_duration(max(0.0, now - at))} ago"
+        incident = f"{KINDS.get(last.kind, last.kind)}{ago}: {last.cause}"
+    namespace, name = _names(recipe)
+    return Row(
+        namespace,
+        name,
+        str(spec.get("recipe") or "own model"),
+        _phase(recipe),
+        "–" if plan is None else f"{plan.world_size:,}",
+        iteration,
+        share,
+        "–" if progress is None or progress.lm_loss is None else f"{progress.lm_loss:.4g}",
+        "–" if progress is None or progress.tokens_per_second is None else short(progress.tokens_per_second),
+        "–" if end is None else f"in {format_duration(max(0.0, end - now))}",
+        incident,
+    )
+
+
+def facts(recipe: Object, now: float) -> list[tuple[str, str]]:
+    """The first lines of a run's page."""
+    status, one = read_status(recipe.get("status"))[0], row(recipe, now)
+    progress, recovery, plan = status.progress, status.recovery, status.plan
+    found = [("Recipe", one.recipe), ("Progress", one.iteration)]
+    if progress is not None and progress.lm_loss is not None:
+        found.append(("Loss", one.loss))
+    if progress is not None and progress.tokens_per_second is not None:
+        each = f" ({progress.tokens_per_second / plan.world_size:,.0f} per accelerator)" if plan else ""
+        found.append(("Tokens/s", f"{progress.tokens_per_second:,.0f}{each}"))
+    if one.eta != "–" and progress is not None:
+        found.append(("End", f"{one.eta}, {_time(progress.eta)}"))
+    if (checkpoint := status.checkpoint) is not None and checkpoint.iteration is not None:
+        saved = seconds(checkpoint.time)
+        age = f", {format_duration(max(0.0, now - saved))} ago" if saved is not None else ""
+        found.append(("Newest checkpoint", f"iteration {checkpoint.iteration:,}{age}"))
+    if recovery is not None:
+        inside = f", and {recovery.rank_restarts:,} of ranks inside pods" if recovery.rank_restarts else ""
+        found.append(("Restarts", f"{recovery.restarts:,}{inside}"))
+        if recovery.goodput is not None:
+            found.append(("Goodput", f"{recovery.goodput:.1%} of wall time since the first start"))
+        if recovery.elastic is not None:
+            found.append(("Resized", f"{recovery.elastic.count} accelerators: {recovery.elastic.reason}"))
+        if recovery.nodes_avoided:
+            found.append(("Avoided nodes", ", ".join(recovery.nodes_avoided)))
+    if is_outdated(recipe):
+        found.append(("Note", "the newest edit of the recipe is not observed yet"))
+    return found
+
+
+def charts(
+    runs: Sequence[tuple[str, Sequence[Point]]],
+    incidents: Sequence[Incident] = (),
+    status: MegatronRecipeStatus | None = None,
+) -> list[Chart]:
+    """Loss, learning rate, tokens/s and MFU of one run or of two; those without a value are left out."""
+    marks = [
+        Mark(
+            each.iteration,
+            str(each.number),
+            f"incident {each.number} at iteration {each.iteration}: {each.cause}",
+        )
+        for each in incidents
+        if each.iteration is not None
+    ]
+    expected = None if status is None or status.plan is None else status.plan.expected
+    found = []
+    for attribute, title, unit in _TITLES:
+        percent = attribute == "mfu"
+        pairs = [
+            tuple(
+                (float(point.iteration), float(getattr(point, attribute)))
+                for point in points
+                if getattr(point, attribute) is not None
+            )
+            for _, points in runs
+        ]
+        planned = None
+        if expected is not None and status is not None and status.plan is not None:
+            rate = expected.tokens_per_second_per_gpu * status.plan.world_size
+            planned = {"tokens_per_second": rate, "mfu": expected.mfu or None}.get(attribute)
+        lines = [Line(name, each) for (name, _), each in zip(runs, pairs, strict=True)]
+        if svg := line_chart(title, unit, lines, marks, expected=planned, percent=percent):
+            found.append(Chart(title, svg, _values(pairs, percent=percent)))
+    return found
+
+
+def plan_against_reality(status: MegatronRecipeStatus, logs: RunLogs) -> list[Comparison]:
+    """Predicted and measured figures; none without a plan."""
+    plan, progress = status.plan, status.progress
+    if plan is None:
+        return []
+    found = []
+    if (memory := plan.memory_per_gpu) is not None:
+        room = f" of {memory.capacity / _GIB:.0f}" if memory.capacity else ""
+        measured = None if logs.memory is None else logs.memory / _GIB
+        found.append(
+            Comparison(
+                "Memory of the fullest accelerator",
+                f"{memory.total / _GIB:.1f}{room} GiB",
+                "not in the log that was read" if measured is None else f"{measured:.1f} GiB reserved",
+                _ratio(measured, memory.total / _GIB),
+            )
+        )
+    if (expected := plan.expected) is not None:
+        step = None if progress is None else progress.step_seconds
+        speed = None if progress is None else progress.tokens_per_second
+        each = None if speed is None else speed / max(1, plan.world_size)
+        work = None if progress is None else progress.tflops_per_gpu
+        peak = peak_tflops(plan)
+        low, high = expected.tokens_per_second_per_gpu_low, expected.tokens_per_second_per_gpu_high
+        within = f" ({low:,.0f} to {high:,.0f})" if low is not None and high is not None else ""
+        rate = expected.tokens_per_second_per_gpu
+        found += [
+            _comparison("Seconds per iteration", expected.step_seconds, step, ".3g"),
+            Comparison(
+                "Tokens/s per accelerator", f"{rate:,.0f}{within}", _or_none(each, ",.0f"), _ratio(each, rate)
+            ),
+            _comparison("TFLOP/s per accelerator", expected.tflops_per_gpu, work, ",.0f"),
+        ]
+        if peak is not None:
+            found.append(_comparison("MFU", expected.mfu, None if work is None else work / peak, ".1%"))
+    return found
+
+
+def interruptions(status: MegatronRecipeStatus) -> list[Interruption]:
+    """The incidents, newest first; their bars have one scale."""
+    history = [] if status.recovery is None else status.recovery.history
+    lost = {each.number: _phases(each.seconds) for each in history}
+    whole = max((sum(part.value for part in parts) for parts in lost.values()), default=0.0)
+    return [
+        Interruption(
+            each.number,
+            _time(each.time),
+            KINDS.get(each.kind, each.kind),
+            each.cause,
+            incident_cost(each.wire()),
+            bar(lost[each.number], whole, f"incident {each.number}: seconds lost by phase"),
+            tuple((part.name, format_duration(part.value)) for part in lost[each.number]),
+        )
+        for each in reversed(history)
+    ]
+
+
+def events(recipe: Object) -> list[tuple[str, str, str]]:
+    """Time, reason and message of conditions' last changes and incidents, newest first."""
+    known = read_status(recipe.get("status"))[0]
+    readable = recipe | {"status": known.wire()}
+    entries = reversed(timeline(readable, []))
+    return [(_time(each.time), each.reason, each.message) for each in entries]
+
+
+def ledger(recipe: Object, now: float) -> Object | None:
+    """Where the time of the run went, with a bar for all; None before it has a ledger."""
+    found = run_ledger(recipe, now, None)
+    if found is None:
+        return None
+    parts = [Part(each["category"], each["seconds"]) for each in found["categories"]]
+    rows = [
+        (
+            each["category"],
+            format_duration(each["seconds"]),
+            f"{each['share']:.1%}",
+            f"{each['gpuHours']:,.1f}",
+            None if each["cost"] is None else f"{each['cost']:,.2f}",
+        )
+        for each in [*found["categories"], found["total"] | {"category": "total"}]
+    ]
+    losses = [
+        (each["category"], format_duration(each["seconds"]), each["node"] or "–", each["cause"] or "–")
+        for each in found["losses"]
+    ]
+    picture = bar(parts, found["total"]["seconds"], "share of each category in the time since creation")
+    return {"bar": picture, "rows": rows, "losses": losses, "priced": found["price"] is not None}
+
+
+def problems(status: MegatronRecipeStatus) -> list[str]:
+    """What needs attention: conditions of a run in trouble, and warnings of the pods."""
+    found = []
+    for each in status.conditions:
+        wrong = {"Planned": "False", "Prepared": "False", "Failed": "True", "InternalError": "True"}
+        if wrong.get(each.type) == each.status:
+            found.append(f"{each.type} {each.status} ({each.reason}): {each.message}")
+    return [*found, *(f"{each.reason}: {each.message}" for each in status.warnings)]
+
+
+def _phases(lost: LostSeconds) -> list[Part]:
+    return [Part(name, value) for name in LostSeconds.model_fields if (value := getattr(lost, name))]
+
+
+def _values(pairs: Sequence[Sequence[tuple[float, float]]], *, percent: bool) -> tuple[tuple[str, ...], ...]:
+    """Up to 20 iterations, evenly spread, with the value of each run; `–` where a run has none."""
+    maps = [dict(each) for each in pairs]
+    iterations = sorted(set().union(*maps))
+    stride = max(1, -(-len(iterations) // 20))
+    # Counted from the end, so that the newest one is there.
+    chosen = sorted(iterations[::-1][::stride])
+    return tuple(
+        (f"{x:,.0f}", *(short(each[x], percent=percent) if x in each else "–" for each in maps))
+        for x in chosen
+    )
+
+
+def _comparison(name: str, planned: float, measured: float | None, form: str) -> Comparison:
+    return Comparison(name, format(planned, form), _or_none(measured, form), _ratio(measured, planned))
+
+
+def _or_none(value: float | None, form: str) -> str:
+    return "not reported yet" if value is None else format(value, form)
+
+
+def _ratio(measured: float | None, planned: float) -> str:
+    return "–" if measured is None or not planned else f"{measured / planned:.2f}"
+
+
+def _time(text: str | None) -> str:
+    return (text or "").replace("T", " ").removesuffix("Z") + " UTC" if text else "–"
+
+
+def _phase(recipe: Object) -> str:
+    return str((recipe.get("status") or {}).get("phase") or "not reconciled yet")
+
+
+def _names(recipe: Object) -> tuple[str, str]:
+    metadata = recipe["metadata"]
+    return str(metadata["namespace"]), str(metadata["name"])
