@@ -11,6 +11,34 @@ app.kubernetes.io/name: megatron-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "megatron-operator.uiSelector" -}}
+app.kubernetes.io/name: megatron-ui
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "megatron-operator.uiLabels" -}}
+{{ include "megatron-operator.uiSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* What the page reads of a namespace with recipes. */}}
+{{- define "megatron-operator.uiRules" -}}
+- apiGroups: [megatron.training]
+  resources: [megatronrecipes]
+  verbs: [get, list, watch]
+# The nodes of ranks.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+{{- if .Values.ui.logs }}
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+{{- end }}
+{{- end }}
+
 {{/* The Lease with which the replicas of a release elect their leader. */}}
 {{- define "megatron-operator.lease" -}}
 {{ .Release.Name }}-leader

@@ -64,6 +64,8 @@ class AcceleratorProfile(ApiModel):
     """Bind ranks to the cores of their GPU's NUMA node, where the node shows them; false leaves it out."""
     compute_domain: bool = False
     """Create a ComputeDomain of NVIDIA's DRA driver for each run of several nodes: IMEX channels of NVL72."""
+    price_per_gpu_hour: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Price of an accelerator and hour, in any currency, for the cost of plans and of `megatron ledger`."""
 
     def known_as(self, name: str) -> str:
         """The accelerator's name in catalog and planner; `name` is the profile's."""
@@ -167,6 +169,9 @@ class PlatformConfig(ApiModel):
     """Profile of recipes that set none; default the only one."""
     image: Image | None = None
     """Trainer image of profiles that set none."""
+    bridge_image: Image | None = None
+    """Trainer image with Megatron-Bridge, for recipes of engine `bridge` that set no `image`. Default none:
+    such recipes are refused."""
     image_pull_secrets: list[str] = Field(default_factory=list)
     service_accounts: Annotated[list[Name], Field(max_length=1024)] = Field(default_factory=list)
     """Service accounts that recipes may name, each in the recipe's own namespace; default none."""

@@ -50,6 +50,19 @@ class Reason(StrEnum):
         "Correct sizes that are far too large, or set the parallel sizes.",
     )
 
+    IMPORTING = "Importing", "`Imported=False`", "The import Job is starting or running."
+    IMPORTED = (
+        "Imported",
+        "`Imported=True`, Event",
+        "The weights are imported and audited; the message has the folder of the checkpoint.",
+    )
+    IMPORT_FAILED = (
+        "ImportFailed",
+        "`Imported=False`, `Failed`, `Running=False`, Event",
+        "The import Job failed; the message ends with its termination message.",
+        "Correct `init.from.huggingFace` or the folder; any edit of the spec starts it again.",
+    )
+
     PREPARING = "Preparing", "`Prepared=False`", "The preparation Job is starting or running."
     PREPARED = "Prepared", "`Prepared=True`", "Tokenizer and dataset are complete."
     NOTHING_TO_PREPARE = "NothingToPrepare", "`Prepared=True`", "The recipe has no `data.prepare`."
@@ -77,6 +90,12 @@ class Reason(StrEnum):
         "`Running=False`",
         "The API server rejected a claim that the operator creates or changes; the message is its own.",
         "Correct the volume's size, access mode or storage class.",
+    )
+    VOLUME_CLAIM_OF_ONE_NODE = (
+        "VolumeClaimOfOneNode",
+        "`Running=False`, `Prepared=False`",
+        "Several pods (`data.prepare.workers`) are to prepare data on a claim that one node mounts.",
+        "Name a claim with ReadWriteMany, or set `workers: 1`, which uses all processors of its node.",
     )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
@@ -245,6 +264,24 @@ class Reason(StrEnum):
         "they report.",
     )
     SUCCEEDED = "Succeeded", "`Succeeded`, `Running=False`, Event", "The run reached its last iteration."
+    EXPORTING = (
+        "Exporting",
+        "`Exported=False`",
+        "The run has reached its last iteration; the export Job is starting or running.",
+    )
+    EXPORTED = (
+        "Exported",
+        "`Exported=True`, Event",
+        "The weights are exported and audited; the message has their folder.",
+    )
+    EXPORT_FAILED = (
+        "ExportFailed",
+        "`Exported=False`, `Failed`, `Running=False`, Event",
+        "The run has trained to the end, and the export Job failed; the message ends with its termination "
+        "message.",
+        "Correct `export` or the folder; any edit of the spec that changes no setting of the training starts "
+        "only the export again.",
+    )
     JOB_FAILED = (
         "JobFailed",
         "`Failed`, `Running=False`, Event",

@@ -19,6 +19,7 @@ from megatron_operator.api.bounds import (
     Text,
     Weight,
 )
+from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
@@ -133,7 +134,13 @@ class DataSpec(ApiModel):
     blend: Annotated[list[BlendPart], Field(max_length=1024)] | None = None
     """Datasets and their weights."""
     sources: Annotated[list[SourceSpec], Field(min_length=1, max_length=256)] | None = None
-    """Raw documents and their weights, which are prepared first."""
+    """Raw documents and their weights, which are prepared first; to fine-tune, chats."""
+    dataset_root: RelativePath | None = None
+    """Folder with `training.jsonl` and `validation.jsonl`, relative to the data volume; to fine-tune."""
+    examples: Literal["questionAndAnswer", "chat"] | None = None
+    """Lines of `datasetRoot`: `input` and `output` (default), or chats. The loss is that of the answers."""
+    max_epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """How often a run may read a document of `sources`; default 1. Above it the preparation fails."""
     split: Annotated[str, Field(pattern=SPLIT_PATTERN, max_length=64)] | None = None
     """Train, validation and test shares (`99,1,0`)."""
     mock_data: bool | None = None
@@ -249,6 +256,12 @@ class MegatronRecipeSpec(ApiModel):
     """Hyperparameters; override the catalog's."""
     parallelism: ParallelismSpec | None = None
     """Layout; sizes that are set are kept, the others are planned."""
+    init: InitSpec | None = None
+    """What a fine-tuning run starts from; engine `bridge` only."""
+    peft: PeftSpec | None = None
+    """Adapters of a recipe of mode `lora`."""
+    export: ExportSpec | None = None
+    """Weights for others, written once the run has succeeded; engine `bridge` only."""
     accelerator: AcceleratorSpec
     """Type and number of accelerators."""
     data: DataSpec | None = None
@@ -273,5 +286,10 @@ class MegatronRecipeSpec(ApiModel):
     """Service account of all pods, one that the platform allows; pods get no token of it."""
     suspend: bool = False
     """Release the accelerators and keep everything else; false resumes from the newest checkpoint."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=100_000_000)] | None = None
+    """Seconds after the end of the run until its job and pods, with their logs, are deleted; default never.
+
+    The recipe, its status and its volumes stay, and so do Jobs that import, prepare or export.
+    """
     megatron_args: MegatronArgs | None = None
     """Any Megatron flag that has no field here, without its dashes: `log-throughput: true`."""

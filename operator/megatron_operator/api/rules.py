@@ -4,11 +4,7 @@ Each is defined once: `crd` writes it into the CRD as CEL, `validation` evaluate
 the catalog, the platform or the planner are not here.
 """
 
-from dataclasses import dataclass
-
 from megatron_operator.api.cel import (
-    Expression,
-    Message,
     at_most_one,
     exactly_one,
     field,
@@ -16,39 +12,7 @@ from megatron_operator.api.cel import (
     is_set,
     is_true,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`holds` must be true of the object at `at`; otherwise `field` below it, or itself, is reported.
-
-    `at` ends with `{}` for each value of a map, with `[]` for each item of a list.
-    """
-
-    at: str
-    field: str
-    holds: Expression
-    message: Message
-    fix: str
-
-    @property
-    def path(self) -> str:
-        """Path of the reported field from the root of the object."""
-        return f"{self.at}.{self.field}" if self.field else self.at
-
-    @property
-    def text(self) -> Message:
-        """Message and fix in one."""
-        return Message(f"{self.message.template}; {self.fix}", self.message.values)
-
-
-def _rule(at: str, name: str, holds: Expression, message: str, fix: str, *values: Expression) -> Rule:
-    return Rule(at, name, holds, Message(message, values), fix)
-
-
-def _exclusive(at: str, first: str, second: str, fix: str) -> Rule:
-    return _rule(at, second, at_most_one(first, second), f"is set together with {first}", fix)
-
+from megatron_operator.api.rule import Rule, exclusive, rule
 
 _COUNT = field("accelerator.count", 1)
 _PER_NODE = field("accelerator.perNode", 1)
@@ -62,21 +26,21 @@ _SEQ = field("training.seqLength", 0)
 
 
 _SPEC = (
-    _rule(
+    rule(
         "spec",
         "recipe",
         is_set("recipe") | (is_set("model") & is_set("training")),
         "is required unless model and training are both set",
         "name a catalog entry (megatron recipes list), or set model and training in full",
     ),
-    _rule(
+    rule(
         "spec",
         "data",
         is_set("data"),
         "is required",
         "set data.blend with data.volume, data.prepare for text to tokenize, or data.mockData: true",
     ),
-    _rule(
+    rule(
         "spec",
         "parallelism",
         (_COUNT % (_TP * _PP * _CP)).equals(0),
@@ -87,7 +51,7 @@ _SPEC = (
         _CP,
         _COUNT,
     ),
-    _rule(
+    rule(
         "spec",
         "parallelism.tensorModelParallelSize",
         ~is_set("accelerator.perNode") | (_PER_NODE >= _TP) | (_TP % _PER_NODE).equals(0),
@@ -96,7 +60,7 @@ _SPEC = (
         _TP,
         _PER_NODE,
     ),
-    _rule(
+    rule(
         "spec",
         "parallelism.tensorModelParallelSize",
         (_HEADS % _TP).equals(0),
@@ -105,7 +69,7 @@ _SPEC = (
         _TP,
         _HEADS,
     ),
-    _rule(
+    rule(
         "spec",
         "parallelism.expertModelParallelSize",
         (field("model.numExperts", 0) % _EP).equals(0),
@@ -114,7 +78,7 @@ _SPEC = (
         _EP,
         field("model.numExperts", 0),
     ),
-    _rule(
+    rule(
         "spec",
         "parallelism.contextParallelSize",
         _CP.equals(1) | (_SEQ % (_CP * 2)).equals(0),
@@ -123,7 +87,7 @@ _SPEC = (
         _SEQ,
         _CP,
     ),
-    _rule(
+    rule(
         "spec",
         "training.seqLength",
         ~is_set("model.maxPositionEmbeddings") | (field("model.maxPositionEmbeddings", 1) >= _SEQ),
@@ -132,7 +96,7 @@ _SPEC = (
         _SEQ,
         field("model.maxPositionEmbeddings", 1),
     ),
-    _rule(
+    rule(
         "spec",
         "recovery.elastic.minCount",
         _MIN_COUNT <= _COUNT,
@@ -141,7 +105,7 @@ _SPEC = (
         _MIN_COUNT,
         _COUNT,
     ),
-    _rule(
+    rule(
         "spec",
         "recovery.elastic.minCount",
         (_MIN_COUNT <= _PER_NODE) | (_MIN_COUNT % _PER_NODE).equals(0),
@@ -153,7 +117,7 @@ _SPEC = (
 )
 
 _ACCELERATOR = (
-    _rule(
+    rule(
         "spec.accelerator",
         "count",
         (field("count", 1) < field("perNode", 1)) | (field("count", 1) % field("perNode", 1)).equals(0),
@@ -165,7 +129,7 @@ _ACCELERATOR = (
 )
 
 _MODEL = (
-    _rule(
+    rule(
         "spec.model",
         "numQueryGroups",
         ~is_set("numAttentionHeads") | (field("numAttentionHeads", 1) % field("numQueryGroups", 1)).equals(0),
@@ -174,7 +138,7 @@ _MODEL = (
         field("numQueryGroups", 1),
         field("numAttentionHeads", 1),
     ),
-    _rule(
+    rule(
         "spec.model",
         "hiddenSize",
         is_set("kvChannels")
@@ -185,14 +149,14 @@ _MODEL = (
         field("hiddenSize", 0),
         field("numAttentionHeads", 1),
     ),
-    _rule(
+    rule(
         "spec.model",
         "squaredRelu",
         ~(is_true("squaredRelu") & is_true("swiglu")),
         "is set together with swiglu",
         "set one of the two",
     ),
-    _rule(
+    rule(
         "spec.model",
         "moeRouterTopk",
         ~is_set("numExperts") | (field("moeRouterTopk", 1) <= field("numExperts", 1)),
@@ -201,7 +165,7 @@ _MODEL = (
         field("moeRouterTopk", 1),
         field("numExperts", 1),
     ),
-    _rule(
+    rule(
         "spec.model",
         "moeRouterGroupTopk",
         ~is_set("moeRouterNumGroups") | (field("moeRouterGroupTopk", 1) <= field("moeRouterNumGroups", 1)),
@@ -210,7 +174,7 @@ _MODEL = (
         field("moeRouterGroupTopk", 1),
         field("moeRouterNumGroups", 1),
     ),
-    _rule(
+    rule(
         "spec.model",
         "ropeScalingFactor",
         ~is_set("ropeScalingFactor") | ~is_false("useRopeScaling"),
@@ -220,50 +184,50 @@ _MODEL = (
 )
 
 _TRAINING = (
-    _rule(
+    rule(
         "spec.training",
         "trainTokens",
         at_most_one("trainIters", "trainSamples", "trainTokens"),
         "the length of the run is set more than once",
         "keep one of trainTokens, trainIters and trainSamples",
     ),
-    _exclusive("spec.training", "globalBatchSize", "stepBatchSizeSchedule", "set one of the two"),
-    _rule(
+    exclusive("spec.training", "globalBatchSize", "stepBatchSizeSchedule", "set one of the two"),
+    rule(
         "spec.training",
         "fp16",
         ~(is_true("bf16") & is_true("fp16")),
         "is set together with bf16",
         "set one of the two",
     ),
-    _rule(
+    rule(
         "spec.training",
         "fp8Format",
         ~is_set("fp8Format") | ~is_false("bf16"),
         "is set, but bf16 is false: parameters would be FP32",
         "set bf16: true",
     ),
-    _rule(
+    rule(
         "spec.training",
         "lrWarmupFraction",
         at_most_one("lrWarmupFraction", "lrWarmupIters", "lrWarmupSamples"),
         "the warm-up is set more than once",
         "keep one of lrWarmupFraction, lrWarmupIters and lrWarmupSamples",
     ),
-    _rule(
+    rule(
         "spec.training",
         "lrWarmupSamples",
         ~(is_set("trainIters") & (is_set("lrWarmupSamples") | is_set("lrDecaySamples"))),
         "warm-up or decay is in samples, but trainIters sets the length in iterations",
         "set lrWarmupIters and lrDecayIters, or trainSamples",
     ),
-    _rule(
+    rule(
         "spec.training",
         "lrWarmupIters",
         ~(is_set("trainSamples") & (is_set("lrWarmupIters") | is_set("lrDecayIters"))),
         "warm-up or decay is in iterations, but trainSamples sets the length in samples",
         "set lrWarmupSamples and lrDecaySamples, or trainIters",
     ),
-    _rule(
+    rule(
         "spec.training",
         "lrWarmupIters",
         ~is_set("trainIters") | is_set("lrDecayIters") | (field("lrWarmupIters", 0) < field("trainIters", 1)),
@@ -272,14 +236,14 @@ _TRAINING = (
         field("lrWarmupIters", 0),
         field("trainIters", 1),
     ),
-    _rule(
+    rule(
         "spec.training",
         "minLr",
         ~is_set("lr") | ~is_set("minLr") | (field("minLr", 0.0) <= field("lr", 0.0)),
         "is above lr",
         "set at most lr",
     ),
-    _rule(
+    rule(
         "spec.training",
         "globalBatchSize",
         ~is_set("globalBatchSize") | (field("globalBatchSize", 1) % field("microBatchSize", 1)).equals(0),
@@ -295,49 +259,49 @@ _SPLIT = ("decoderFirstPipelineNumLayers", "decoderLastPipelineNumLayers")
 _ACCOUNT = is_true("accountForEmbeddingInPipelineSplit") | is_true("accountForLossInPipelineSplit")
 
 _PARALLELISM = (
-    _rule(
+    rule(
         "spec.parallelism",
         "recomputeMethod",
         ~_FULL | (is_set("recomputeMethod") & is_set("recomputeNumLayers")),
         "recomputeGranularity full needs recomputeMethod and recomputeNumLayers",
         "set both, for example uniform and 1",
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "recomputeMethod",
         _FULL | ~(is_set("recomputeMethod") | is_set("recomputeNumLayers")),
         "recomputeMethod and recomputeNumLayers apply only to recomputeGranularity full",
         "set recomputeGranularity: full, or leave both out",
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "overlapParamGather",
         ~is_true("overlapParamGather") | ~is_false("useDistributedOptimizer"),
         "needs useDistributedOptimizer, which is false",
         "set useDistributedOptimizer: true, or leave it out",
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "overlapParamGather",
         ~is_true("overlapParamGather") | ~is_false("overlapGradReduce"),
         "needs overlapGradReduce, which is false",
         "set both or none",
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "tpCommOverlap",
         ~is_true("tpCommOverlap") | ~is_false("sequenceParallel"),
         "needs sequenceParallel, which is false",
         "set both or none",
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "sequenceParallel",
         ~is_true("sequenceParallel") | ~field("tensorModelParallelSize", 2).equals(1),
         "is true at TP 1, where Megatron silently disables it",
         "leave it out, or set tensorModelParallelSize above 1",
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "numVirtualStagesPerPipelineRank",
         field("numVirtualStagesPerPipelineRank", 1).equals(1)
@@ -346,7 +310,7 @@ _PARALLELISM = (
         "leave it out, or set pipelineModelParallelSize above 1",
         field("numVirtualStagesPerPipelineRank", 1),
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "pipelineModelParallelLayout",
         ~is_set("pipelineModelParallelLayout")
@@ -354,7 +318,7 @@ _PARALLELISM = (
         "is set together with another setting of the pipeline split",
         "leave the others out",
     ),
-    _rule(
+    rule(
         "spec.parallelism",
         "accountForEmbeddingInPipelineSplit",
         ~_ACCOUNT | ~(is_set(_SPLIT[0]) | is_set(_SPLIT[1])),
@@ -366,51 +330,76 @@ _PARALLELISM = (
 
 def _volume(at: str) -> tuple[Rule, ...]:
     return (
-        _exclusive(at, "claimName", "size", "set claimName for an existing claim, or size for a new one"),
-        _exclusive(at, "claimName", "storageClassName", "leave it out: an existing claim keeps its class"),
+        exclusive(at, "claimName", "size", "set claimName for an existing claim, or size for a new one"),
+        exclusive(at, "claimName", "storageClassName", "leave it out: an existing claim keeps its class"),
     )
 
 
 _DATA = (
-    _rule(
+    rule(
         "spec.data",
         "blend",
         at_most_one("blend", "prepare", "mockData"),
         "the data source is set more than once",
         "keep one of blend, prepare and mockData",
     ),
-    _rule(
+    rule(
         "spec.data",
         "sources",
         at_most_one("blend", "sources", "mockData"),
         "the data source is set more than once",
         "keep one of blend, sources and mockData",
     ),
-    _rule(
+    rule(
+        "spec.data",
+        "datasetRoot",
+        ~is_set("datasetRoot")
+        | ~(is_set("blend") | is_set("prepare") | is_set("sources") | is_set("mockData")),
+        "the data source is set more than once",
+        "keep one of datasetRoot, blend, prepare, sources and mockData",
+    ),
+    rule(
+        "spec.data",
+        "examples",
+        ~is_set("examples") | is_set("datasetRoot"),
+        "has no effect without datasetRoot",
+        "leave it out, or set datasetRoot; data.sources name their format themselves",
+    ),
+    rule(
         "spec.data",
         "prepare",
         ~is_set("prepare") | exactly_one("sources", "prepare.source"),
         "has not exactly one thing to prepare",
         "set either data.sources or data.prepare.source",
     ),
-    _rule(
+    rule(
         "spec.data",
         "volume",
-        is_set("volume") | ~(is_set("blend") | is_set("prepare") | is_set("sources")),
+        is_set("volume") | ~(is_set("blend") | is_set("prepare") | is_set("sources") | is_set("datasetRoot")),
         "no volume is set for the datasets",
         "set data.volume.claimName, or data.volume.size for a new one",
     ),
 )
 
+_WEIGHTS = (
+    rule(
+        "spec.init.from",
+        "",
+        exactly_one("huggingFace", "megatron"),
+        "has not exactly one source of weights",
+        "set either huggingFace.path or megatron.path",
+    ),
+)
+
 _ENVIRONMENT = (
-    _rule(
+    rule(
         "spec.envValueFrom{}",
         "",
         exactly_one("secretKeyRef", "configMapKeyRef", "fieldRef"),
         "has not exactly one source",
         "set one of secretKeyRef, configMapKeyRef and fieldRef",
     ),
-    _rule(
+    rule(
         "spec.envFrom[]",
         "",
         exactly_one("secretRef", "configMapRef"),
@@ -428,5 +417,6 @@ RULES: tuple[Rule, ...] = (
     *_DATA,
     *_volume("spec.data.volume"),
     *_volume("spec.checkpoint.volume"),
+    *_WEIGHTS,
     *_ENVIRONMENT,
 )

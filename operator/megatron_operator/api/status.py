@@ -25,6 +25,9 @@ class Expected(ApiModel):
 
     step_seconds: float
     tokens_per_second_per_gpu: float
+    tokens_per_second_per_gpu_low: float | None = None
+    """With the high one, where nine of ten measured runs of this kind would be."""
+    tokens_per_second_per_gpu_high: float | None = None
     tflops_per_gpu: float
     mfu: float
     bubble: float
@@ -80,6 +83,8 @@ class Plan(ApiModel):
     """FLOPs of forward and backward pass, as Megatron counts them."""
     memory_per_gpu: MemoryPerGpu | None = None
     expected: Expected | None = None
+    price_per_gpu_hour: float | None = None
+    """Price of an accelerator and hour on this platform, in its currency."""
     notes: list[str] = Field(default_factory=list)
     """What was chosen or changed, and why."""
 
@@ -102,6 +107,45 @@ class Progress(ApiModel):
     """How often the ranks were restarted, as the pods count."""
     time: str | None = None
     """When the iteration last changed, RFC 3339."""
+
+
+class ValidationStatus(ApiModel):
+    """Evaluations of the validation data (`training.evalInterval`) that the pods report."""
+
+    iteration: int
+    """Iteration of the last one."""
+    loss: float
+    best_iteration: int | None = None
+    """Iteration of the one with the lowest loss."""
+    best_loss: float | None = None
+
+
+class PreparationStatus(ApiModel):
+    """Progress of the data preparation, over all of its pods."""
+
+    documents: int
+    """Documents in complete shards."""
+    bytes_done: int
+    """Bytes of the sources that have been read, as they are on the volume."""
+    bytes_total: int
+    bytes_per_second: float | None = None
+    eta: str | None = None
+    """Expected end, RFC 3339."""
+
+
+class ConversionStatus(ApiModel):
+    """Weights that were imported or exported, and the audit that compared every tensor."""
+
+    source: str
+    """Folder that was read."""
+    path: str
+    """Folder that was written."""
+    tensors: int | None = None
+    """Tensors that the audit compared; none where the Job's pod was deleted before it was read."""
+    bytes: int | None = None
+    """Their size."""
+    audit: str
+    """File with name, shape, dtype and checksum of every tensor."""
 
 
 class CheckpointStatus(ApiModel):
@@ -255,6 +299,50 @@ class RecoveryStatus(ApiModel):
     """UID of the job that is to be deleted because the run is resized."""
 
 
+class LedgerMark(ApiModel):
+    """What the run does from a moment on, until the next mark."""
+
+    time: str
+    """RFC 3339."""
+    category: str
+    cause: str | None = None
+    """Reason of the condition Running, or the cause of the incident."""
+    node: str | None = None
+    accelerators: int = 0
+    """Accelerators that the run holds meanwhile."""
+
+
+class LedgerLoss(ApiModel):
+    """Time that was lost to one cause."""
+
+    category: str
+    cause: str | None = None
+    node: str | None = None
+    seconds: float
+
+
+class TimeLedger(ApiModel):
+    """Where the time since the recipe's creation went; `megatron ledger` adds up both parts.
+
+    Categories: queue, prepare, schedule, start, load, train, save, evaluate, redo, detect, hang, idle.
+    """
+
+    settled_at: str
+    """Up to when the sums below reach, RFC 3339; for a run that is over, its end."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Seconds by category up to settledAt."""
+    accelerator_seconds: dict[str, float] = Field(default_factory=dict)
+    """The same times the accelerators that the run held."""
+    losses: list[LedgerLoss] = Field(default_factory=list)
+    """What is lost of `seconds` by cause and node, largest first, at most 32."""
+    marks: list[LedgerMark] = Field(default_factory=list)
+    """Changes of state since settledAt, at most 40. Their time is not final: incidents may lie over it."""
+    save_seconds: float | None = None
+    """Seconds of the whole run in which saves held up the training, as the pods report."""
+    evaluate_seconds: float | None = None
+    """Seconds of the whole run in evaluations, as the pods report."""
+
+
 class JobStatus(ApiModel):
     """The training job of this recipe."""
 
@@ -294,8 +382,17 @@ class MegatronRecipeStatus(ApiModel):
     checkpoint: CheckpointStatus | None = None
     recovery: RecoveryStatus | None = None
     job: JobStatus | None = None
+    validation: ValidationStatus | None = None
+    preparation: PreparationStatus | None = None
+    """Only while `data.sources` are prepared."""
+    imported: ConversionStatus | None = None
+    """The complete import of `init.from.huggingFace`."""
+    exported: ConversionStatus | None = None
+    """The complete export of what the run's job has trained."""
     prepared: str | None = None
     """Hash of the completed data preparation."""
+    ledger: TimeLedger | None = None
+    """Where the time of the run went."""
     warnings: list[RunWarning] = Field(default_factory=list)
     """Current warnings of the pods, such as a checkpoint volume that fills up."""
     omitted: list[str] | None = None

@@ -88,6 +88,11 @@ _PATHS: Final = {
     "data.prepare.source",
     "data.prepare.include",
     "data.sources[].path",
+    "data.datasetRoot",
+    "init.modelFolder",
+    "init.from.megatron.path",
+    "init.from.huggingFace.path",
+    "export.huggingFace.path",
 }
 _ARGUMENTS: Final = ("data.tokenizer.", "data.prepare.", "training.", "parallelism.", "megatronArgs.")
 

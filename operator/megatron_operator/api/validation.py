@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import LONGEST_TEXT
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
+from megatron_operator.api.fine_tuning import ABSOLUTE_PATTERN, FOLDER_PATTERN
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
 from megatron_operator.api.other_names import fix_for_name, fix_for_value, plain
@@ -127,6 +128,11 @@ _TOO_LONG = f"set at most {LONGEST_TEXT} characters or entries"
 _PATTERNS = {
     AMOUNT_PATTERN: ("number", "use a number with an optional suffix K, M, B or T, for example 15T"),
     QUANTITY_PATTERN: ("quantity", "use for example 4Ti"),
+    ABSOLUTE_PATTERN: ("path", "use an absolute path, as the pod sees it"),
+    FOLDER_PATTERN: (
+        "folder",
+        "name a folder of a volume, for example /data/model: no hub is reached, so download the model there",
+    ),
     RELATIVE_PATTERN: ("path", "use a path relative to the data volume, without a leading slash"),
     HANG_PATTERN: ("timeout", "use auto, off or seconds, for example 600s"),
     SPLIT_PATTERN: ("split", "use three shares, for example 99,1,0"),

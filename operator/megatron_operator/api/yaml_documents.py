@@ -115,6 +115,24 @@ def load_all(text: str) -> list[Any]:
         raise _translated(problem) from None
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that `load` or kubectl would read as something else, such as `1e3`."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [
+        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
+        *_Loader.yaml_implicit_resolvers.get(first, []),
+    ]
+    for first in yaml.SafeDumper.yaml_implicit_resolvers.keys() | _Loader.yaml_implicit_resolvers.keys()
+}
+
+
+def dump(value: Any) -> str:
+    """A document that `load` reads as the same value: dicts, lists, strings, numbers, booleans, None."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
 def _check(text: str) -> None:
     """Raise YamlError for a text that is too long, too deep, or too large with its aliases written out."""
     if len(text) > LONGEST_DOCUMENT:

@@ -5,6 +5,7 @@ from megatron_operator.planner.estimate import hardware
 
 DEFAULT_ACCELERATOR = "h100-sxm"
 IMAGE = "megatron-trainer:dev"
+BRIDGE_IMAGE = "megatron-trainer-bridge:dev"
 
 
 def default_platform() -> PlatformConfig:
@@ -16,5 +17,10 @@ def default_platform() -> PlatformConfig:
     }
     profiles["cpu"] = {"platform": "cpu", "perNode": 2, "resourceName": None, "shmSize": "1Gi"}
     return PlatformConfig.model_validate(
-        {"accelerators": profiles, "defaultAccelerator": DEFAULT_ACCELERATOR, "image": IMAGE}
+        {
+            "accelerators": profiles,
+            "defaultAccelerator": DEFAULT_ACCELERATOR,
+            "image": IMAGE,
+            "bridgeImage": BRIDGE_IMAGE,
+        }
     )

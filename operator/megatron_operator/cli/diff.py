@@ -1,16 +1,23 @@
-"""`megatron diff`: compares the command line of a recipe with a published or a running one."""
+"""`megatron diff`: compares a recipe with the published one or with a running job."""
 
+import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.cli import printing
+from megatron_operator.cli.diff_speed import compare, document, show
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options
 from megatron_operator.cli.kubectl import Kubectl, kubectl_options
+
+if TYPE_CHECKING:
+    from megatron_operator.planner import PlannedRun
 
 EXIT_DIFFERENT = 1
 
@@ -28,12 +35,15 @@ Flags = dict[str, str]
 @kubectl_options
 @printing.output_option
 def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: Kubectl, output: str) -> None:
-    """Compare a recipe's command line with the catalog's for the same accelerators, or with a running job's.
+    """Compare a recipe with the published one for the same accelerators, or with a running job.
 
-    Exits with 0 when they are equal, with 1 when they differ.
+    Prints the flags that differ. Against the published recipe also what its function of Megatron-Bridge has
+    and the plan has not, and the predicted speed of each step from the function to this recipe. Exits with 0
+    when nothing differs, with 1 when something does.
 
     \b
     megatron diff -f recipe.yaml
+    megatron diff --recipe deepseek_v3_pretrain_config --gpus 1024
     megatron diff -f recipe.yaml --live -n research
     kubectl get pytorchjob llama3-8b -o yaml | megatron diff -f recipe.yaml --running -
     """
@@ -42,6 +52,7 @@ def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: K
 
     recipe = load_recipe(options)
     planned = plan_recipe(options, recipe)
+    speed = None
     if running is not None:
         before = flags(_arguments(documents.read_yaml(running), str(running)))
     elif live:
@@ -50,23 +61,37 @@ def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: K
         if planned.resolved.recipe is None:
             fix = "name a recipe, or give --live or --running"
             raise CommandError("spec.recipe", "is required: without it there is nothing to compare with", fix)
-        names = ("recipe", "accelerator", "data")
-        spec = {name: recipe["spec"][name] for name in names if name in recipe["spec"]}
-        before = flags(plan_recipe(options, recipe | {"spec": spec}).arguments)
-    after = flags(planned.arguments)
-    changes = [
-        {"flag": flag, "before": before.get(flag), "after": after.get(flag)}
-        for flag in [*before, *(flag for flag in after if flag not in before)]
-        if before.get(flag) != after.get(flag)
-    ]
+
+        def plan_with(further: dict[str, Any]) -> "PlannedRun":
+            return plan_recipe(options, recipe | {"spec": _identity(recipe["spec"]) | further})
+
+        published = plan_with({})
+        before = flags(published.arguments)
+        speed = compare(recipe["spec"], published, planned, plan_with)
+    changes = _changes(before, flags(planned.arguments))
     if output != "table":
-        printing.print_data(changes, output)
+        printing.print_data({"flags": changes} | document(speed), output)
     else:
         for change in changes:
             _print("-", "red", change["flag"], change["before"])
             _print("+", "green", change["flag"], change["after"])
-    if changes:
+        if speed is not None:
+            show(speed)
+    if changes or (speed is not None and not speed.is_as_published):
         raise click.exceptions.Exit(EXIT_DIFFERENT)
+
+
+def _identity(spec: dict[str, Any]) -> dict[str, Any]:
+    """What makes another recipe of it: everything else is an override."""
+    return {name: spec[name] for name in ("recipe", "accelerator", "data") if name in spec}
+
+
+def _changes(before: Flags, after: Flags) -> list[dict[str, str | None]]:
+    return [
+        {"flag": flag, "before": before.get(flag), "after": after.get(flag)}
+        for flag in [*before, *(flag for flag in after if flag not in before)]
+        if before.get(flag) != after.get(flag)
+    ]
 
 
 def _print(sign: str, colour: str, flag: str | None, value: str | None) -> None:
@@ -75,7 +100,13 @@ def _print(sign: str, colour: str, flag: str | None, value: str | None) -> None:
 
 
 def flags(arguments: list[str]) -> Flags:
-    """Each flag with its values in one string; a flag without a value has an empty one."""
+    """Each flag with its values in one string; a flag without a value has an empty one.
+
+    Of a run of Megatron-Bridge the function, and each override by its path.
+    """
+    with contextlib.suppress(ValueError):
+        run = BridgeRun.from_arguments(arguments)
+        return {"function": run.function} | {path: json.dumps(run.overrides[path]) for path in run.overrides}
     found: dict[str, list[str]] = {}
     last: list[str] = []
     for argument in arguments:

@@ -7,7 +7,7 @@ from typing import Any
 from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api.times import seconds
-from megatron_operator.manifests.pytorchjob import node_rank
+from megatron_operator.manifests.job_backends import node_rank, stable_name
 
 Object = dict[str, Any]
 DETECTED_WITHIN = 60.0
@@ -70,7 +70,7 @@ def _failed_pod(pod: Object, rank: int | None, previous: bool, why: str) -> Fail
 
 
 def _pod_named(pods: Sequence[Object], short_name: str) -> Object | None:
-    return next((pod for pod in pods if pod["metadata"]["name"].endswith(f"-{short_name}")), None)
+    return next((pod for pod in pods if stable_name(pod).endswith(f"-{short_name}")), None)
 
 
 def _trainer_container(pod: Object) -> Object:

@@ -115,7 +115,7 @@ def load_recipes(options: RecipeOptions) -> list[dict[str, Any]]:
             {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
-                "metadata": {"name": _object_name(str(options.recipe))},
+                "metadata": {"name": object_name(str(options.recipe))},
                 "spec": {"recipe": options.recipe, "accelerator": {}, "data": {"mockData": True}},
             }
         ]
@@ -127,7 +127,7 @@ def load_recipes(options: RecipeOptions) -> list[dict[str, Any]]:
     return found
 
 
-def _object_name(recipe: str) -> str:
+def object_name(recipe: str) -> str:
     """Name of the object for a catalog entry or function: `qwen3_8b_config` becomes `qwen3-8b-config`."""
     return re.sub(r"[^a-z0-9.]+", "-", recipe.lower()).strip("-.") or "recipe"
 
@@ -145,19 +145,20 @@ def _apply_overrides(options: RecipeOptions, resource: dict[str, Any]) -> None:
     from megatron_operator.cli import documents
 
     if options.gpus is not None:
-        _set_field(resource, "accelerator.count", options.gpus)
+        set_field(resource, "accelerator.count", options.gpus)
     if options.accelerator is not None:
-        _set_field(resource, "accelerator.type", options.accelerator)
+        set_field(resource, "accelerator.type", options.accelerator)
     for override in options.overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise click.UsageError(
                 f"invalid --set {override}; use PATH=VALUE, for example training.globalBatchSize=512"
             )
-        _set_field(resource, path.removeprefix("spec."), documents.parse_value(text))
+        set_field(resource, path.removeprefix("spec."), documents.parse_value(text))
 
 
-def _set_field(resource: dict[str, Any], path: str, value: Any) -> None:
+def set_field(resource: dict[str, Any], path: str, value: Any) -> None:
+    """Set a field below `spec` of a MegatronRecipe object. Raises CommandError."""
     target = resource.setdefault("spec", {})
     *parents, leaf = path.split(".", 1) if path.startswith("megatronArgs.") else path.split(".")
     for parent in parents:

@@ -79,18 +79,27 @@ class Kubectl:
         except KeyboardInterrupt:  # the usual end of --follow
             return 0
 
+    def log_text(self, arguments: Sequence[str]) -> str:
+        """What `kubectl logs` prints. Raises CommandError."""
+        return self._run(["logs", *arguments], "kubectl logs")
+
     def _items(self, arguments: Sequence[str], what: str) -> list[Object]:
         return list(self._json(arguments, what)["items"])
 
     def _json(self, arguments: Sequence[str], what: str, nothing: Any = None) -> Any:
+        printed = self._run([*arguments, "--output", "json"], what)
+        return json.loads(printed) if nothing is None or printed.strip() else nothing
+
+    def _run(self, arguments: Sequence[str], what: str) -> str:
+        """What kubectl prints. Raises CommandError with the last line of its errors."""
         done = subprocess.run(
-            [*self._command(), *arguments, "--output", "json"], capture_output=True, text=True, check=False
+            [*self._command(), *arguments], capture_output=True, text=True, errors="replace", check=False
         )
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"kubectl exited with {done.returncode}"]
             fix = "see kubectl get megatronrecipes --all-namespaces; choose with -n, --context, --kubeconfig"
             raise CommandError(what, lines[-1].removeprefix("Error from server "), fix)
-        return json.loads(done.stdout) if nothing is None or done.stdout.strip() else nothing
+        return done.stdout
 
     def _command(self) -> list[str]:
         binary = shutil.which("kubectl")

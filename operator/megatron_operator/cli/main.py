@@ -17,12 +17,15 @@ _COMMANDS = {
     "plan": "Show the layout of a run, its memory and speed, and why it was chosen.",
     "validate": "Report every error of a recipe.",
     "args": "Print Megatron's command line.",
-    "diff": "Compare a recipe's command line with the published or the running one.",
+    "diff": "Compare a recipe with the published one or with a running job.",
     "render": "Print the Kubernetes objects of a recipe.",
     "explain": "Print the reference of a field.",
     "status": "Show where a run is: phase, progress, loss, speed, last incident.",
     "history": "Show the interruptions, Events and conditions of a run.",
+    "ledger": "Show where the time of a run went, in hours of accelerators and money.",
     "logs": "Print the log of the pod that failed first.",
+    "support-bundle": "Write what others need to find out what is wrong with a run into one archive.",
+    "ui": "Serve a web page of runs: progress, charts, incidents, layout.",
     "cluster": "Check what a cluster lacks for runs.",
     "completion": "Print the shell's completion script.",
 }
@@ -37,7 +40,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"megatron_operator.cli.{cmd_name}")
+        # The page is built on the SDK, which is built on the other commands.
+        package = "ui.command" if cmd_name == "ui" else f"cli.{cmd_name.replace('-', '_')}"
+        module = importlib.import_module(f"megatron_operator.{package}")
         command: click.Command = module.command
         return command
 

@@ -7,6 +7,7 @@ import click
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
 from megatron_operator.cli import printing, run_length
+from megatron_operator.cli.conversion_jobs import conversion_lines
 from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options, single_option
 from megatron_operator.cli.tables import Column, output_width, print_fitting, print_item
 
@@ -25,7 +26,7 @@ _COLORS = ("blue", "cyan", "green", "yellow", "magenta")
     "--price",
     type=click.FloatRange(0, 1_000_000),
     metavar="PRICE",
-    help="Price of an accelerator per hour, for the cost of the run.",
+    help="Price of an accelerator per hour, for the cost of the run; default the platform's.",
 )
 @printing.output_option
 def command(options: RecipeOptions, price: float | None, output: str) -> None:
@@ -40,14 +41,21 @@ def command(options: RecipeOptions, price: float | None, output: str) -> None:
     megatron plan --recipe llama3-8b --gpus 64 --accelerator h100-sxm --price 2.5
     """
     from megatron_operator.cli.planning import plan_with_alternatives, refusals
+    from megatron_operator.cli.proposals import documents, proposals, show
 
-    planned, alternatives = plan_with_alternatives(options, load_recipe(options))
+    recipe = load_recipe(options)
+    planned, alternatives = plan_with_alternatives(options, recipe)
     refused = refusals(planned)
+    proposed = [] if refused else proposals(options, recipe, planned)
+    if price is None:
+        price = planned.resolved.profile.price_per_gpu_hour
     if output != "table":
         verdict = {"runnable": not refused, "errors": printing.error_documents(refused)}
+        verdict |= {"proposals": documents(proposed)}
         printing.print_data(document(planned.plan, alternatives, price) | verdict, output)
     else:
         _print(planned, alternatives, price)
+        show(proposed)
         printing.print_errors(refused)
     if refused:
         raise click.exceptions.Exit(printing.EXIT_INVALID)
@@ -56,7 +64,7 @@ def command(options: RecipeOptions, price: float | None, output: str) -> None:
 def _print(planned: "PlannedRun", alternatives: "list[Alternative]", price: float | None) -> None:
     p = planned.plan
     click.secho(f"{planned.name} on {p.world_size} x {planned.resolved.accelerator_type}", bold=True)
-    for name, text in [*_whole_run(p, price), *_lines(p)]:
+    for name, text in [*_whole_run(p, price), *_lines(p), *conversion_lines(planned)]:
         print_item(f"  {name:<12}", text)
     if p.memory_per_gpu is not None:
         _memory(p.memory_per_gpu)
@@ -175,11 +183,19 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
         lines.append(
             (
                 "expected",
-                f"{e.step_seconds:.2f} s per step, {e.tokens_per_second_per_gpu:,.0f} tokens/s and "
-                f"{e.tflops_per_gpu:.0f} TFLOP/s per GPU ({e.mfu:.0%} MFU, {e.bubble:.0%} bubble)",
+                f"{e.step_seconds:.2f} s per step, {e.tokens_per_second_per_gpu:,.0f} tokens/s{_interval(e)} "
+                f"and {e.tflops_per_gpu:.0f} TFLOP/s per GPU ({e.mfu:.0%} MFU, {e.bubble:.0%} bubble)",
             )
         )
     return lines
+
+
+def _interval(e: Expected) -> str:
+    """` (880 to 1,060)`; empty where a status of an older release has none."""
+    low, high = e.tokens_per_second_per_gpu_low, e.tokens_per_second_per_gpu_high
+    if low is None or high is None:
+        return ""
+    return f" ({float(f'{low:.3g}'):,.0f} to {float(f'{high:.3g}'):,.0f})"
 
 
 def _memory(memory: MemoryPerGpu) -> None:

@@ -107,7 +107,7 @@ def _print(found: "list[Recommendation]", query: "Query") -> None:
 
 
 def _next_command(recommendation: "Recommendation", query: "Query") -> str:
-    verb = "plan" if recommendation.entry.engine == "megatron" else "args"
+    verb = "plan" if recommendation.entry.starts else "args"
     words = f"megatron {verb} --recipe {recommendation.entry.name} --gpus {query.gpus}"
     words += f" --accelerator {query.accelerator}" if query.accelerator else ""
     if query.seq_length is not None and query.seq_length != recommendation.entry.training.seq_length:

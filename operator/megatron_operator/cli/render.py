@@ -10,11 +10,12 @@ from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_opti
 @recipe_options
 @printing.output_option
 def command(options: RecipeOptions, output: str) -> None:
-    """Print the Kubernetes objects of a recipe: claims, preparation Job, NetworkPolicy, PyTorchJob.
+    """Print the Kubernetes objects of a recipe: claims, Jobs of weights and data, NetworkPolicy, PyTorchJob.
 
     They are what the operator applies, without the Secret of the gang's token, which the job refers to. Only
     the cluster knows the UID of the recipe: without `metadata.uid` they have no owner, and the token's name,
-    MEGATRON_RUN_ID and hashes differ from the cluster's. JSON is one object, a List.
+    MEGATRON_RUN_ID and hashes differ from the cluster's. The operator creates the PyTorchJob once import and
+    preparation are complete, and an export Job once the run has succeeded. JSON is one object, a List.
 
     \b
     megatron render -f recipe.yaml --platform platform.yaml

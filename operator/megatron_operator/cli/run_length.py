@@ -66,11 +66,11 @@ def _least_batch(plan: Plan, count: int) -> int:
 def batch_remark(plan: Plan) -> str | None:
     """Why a global batch is too small for the count; None where it is large enough."""
     dims = ParallelDims.of_plan(plan)
-    if plan.gradient_accumulation > 1 or plan.global_batch_size >= plan.world_size:
+    if plan.gradient_accumulation > dims.pp or plan.global_batch_size >= plan.world_size:
         return None
     ranks = plan.global_batch_size // plan.micro_batch_size
     return (
-        f"too small for {plan.world_size:,} GPUs: at most {ranks:,} ranks can be data parallel, so "
+        f"too small for {plan.world_size:,} GPUs: at most {ranks:,} ranks can be data parallel, and "
         f"{dims.tp * dims.pp * dims.cp} GPUs share a sample; set a larger training.globalBatchSize (with its "
         "learning rate), or take fewer GPUs"
     )

@@ -39,7 +39,7 @@ def status_lines(recipe: Object, now: float, width: int | None) -> list[str]:
     phase = status.get("phase")
     shown = click.style(phase, fg=_COLORS.get(phase), bold=True) if phase else "not reconciled yet"
     lines = [_line("run", f"{metadata['namespace']}/{metadata['name']}")]
-    if phase and _is_outdated(metadata, status):
+    if phase and is_outdated(recipe):
         shown += " (the newest edit is not observed yet)"
     lines.append(_line("phase", shown))
     for label, text in (*_progress(status, now), *_incident(status, now), *_attention(status)):
@@ -47,9 +47,10 @@ def status_lines(recipe: Object, now: float, width: int | None) -> list[str]:
     return lines
 
 
-def _is_outdated(metadata: Object, status: Object) -> bool:
-    observed = status.get("observedGeneration")
-    return observed is not None and observed < metadata.get("generation", observed)
+def is_outdated(recipe: Object) -> bool:
+    """Whether the operator has not observed the newest edit of the spec yet."""
+    observed = (recipe.get("status") or {}).get("observedGeneration")
+    return observed is not None and observed < recipe["metadata"].get("generation", observed)
 
 
 def _line(label: str, text: str) -> str:
@@ -67,6 +68,8 @@ def _wrapped(label: str, text: str, width: int | None) -> list[str]:
 def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
     progress = status.get("progress") or {}
     iteration, total = progress.get("iteration"), progress.get("trainIters")
+    if (preparation := status.get("preparation")) and status.get("phase") == Phase.PREPARING:
+        yield from _preparation(preparation, now)
     if iteration is not None:
         yield "progress", _bar(iteration, total)
     if progress.get("lmLoss") is not None:
@@ -75,6 +78,11 @@ def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
             "loss",
             f"{progress['lmLoss']:.4g}" + (f", learning rate {rate:.3g}" if rate is not None else ""),
         )
+    if validation := status.get("validation"):
+        best = ""
+        if validation.get("bestIteration") not in (None, validation["iteration"]):
+            best = f", lowest {validation['bestLoss']:.4g} at {validation['bestIteration']:,}"
+        yield "validation", f"loss {validation['loss']:.4g} at iteration {validation['iteration']:,}{best}"
     if speed := _speed(progress, status.get("plan") or {}):
         yield "speed", speed
     end = seconds(progress.get("eta"))
@@ -83,6 +91,7 @@ def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
             "end",
             f"{progress['eta'].replace('T', ' ').rstrip('Z')} UTC, in {format_duration(max(0.0, end - now))}",
         )
+    yield from _converted(status)
     checkpoint = status.get("checkpoint") or {}
     if checkpoint.get("iteration") is not None:
         saved = seconds(checkpoint.get("time"))
@@ -90,12 +99,32 @@ def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
         yield "checkpoint", f"iteration {checkpoint['iteration']:,}{age}"
 
 
+def _converted(status: Object) -> Iterator[tuple[str, str]]:
+    for label in ("imported", "exported"):
+        if found := status.get(label):
+            audit = f", {found['tensors']:,} tensors audited" if found.get("tensors") else ""
+            yield label, f"{found['path']}{audit}"
+
+
+def _preparation(preparation: Object, now: float) -> Iterator[tuple[str, str]]:
+    done, total = (preparation[name] / (1 << 30) for name in ("bytesDone", "bytesTotal"))
+    share = _share(done / total if total else 0.0)
+    yield "prepared", f"{share}, {done:,.1f} of {total:,.1f} GiB, {preparation['documents']:,} documents"
+    if rate := preparation.get("bytesPerSecond"):
+        end = seconds(preparation.get("eta"))
+        left = f", done in {format_duration(max(0.0, end - now))}" if end is not None else ""
+        yield "speed", f"{rate / (1 << 20):,.1f} MiB/s{left}"
+
+
+def _share(share: float) -> str:
+    filled = int(min(1.0, share) * _BAR)
+    return f"{'█' * filled}{'░' * (_BAR - filled)} {min(1.0, share):.1%}"
+
+
 def _bar(iteration: int, total: int | None) -> str:
     if not total:
         return f"iteration {iteration:,}"
-    share = min(1.0, iteration / total)
-    filled = int(share * _BAR)
-    return f"{'█' * filled}{'░' * (_BAR - filled)} {share:.1%}, {iteration:,} of {total:,} iterations"
+    return f"{_share(iteration / total)}, {iteration:,} of {total:,} iterations"
 
 
 def _speed(progress: Object, plan: Object) -> str:

@@ -20,7 +20,9 @@ from megatron_operator.cli import printing
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.limits import planning_limits
 from megatron_operator.cli.planning import refusals
+from megatron_operator.cli.timeline import format_duration
 from megatron_operator.planner import PlannedRun, admit
+from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.recommend import Query, recommend
 
 KEEP = 3
@@ -39,6 +41,7 @@ _LAYOUT = (
     "context_parallel_size",
     "expert_model_parallel_size",
 )
+_CLAIM, _MODEL = "corpus", "/data/model"
 _HYPERPARAMETERS = ("seq_length", "global_batch_size", "lr", "train_iters", "train_samples")
 
 
@@ -61,7 +64,7 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
     accelerator, counts = _accelerators(request, entry, catalog.function(name), platform)
     failed: list[FieldError] = []
     for count in counts:
-        body = _resource(name, entry.name, accelerator, count)
+        body = _resource(name, entry, accelerator, count)
         try:
             with planning_limits():
                 planned = admit(entry.name, parse_recipe(body), platform, catalog, "default")
@@ -139,17 +142,21 @@ def _accelerators(
     return name, [*counts, *(profile.per_node * 2**k for k in range(_DOUBLINGS))]
 
 
-def _resource(recipe: str, name: str, accelerator: str, count: int) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": name},
-        "spec": {
-            "recipe": recipe,
-            "accelerator": {"type": accelerator, "count": count},
-            "data": {"mockData": True},
-        },
+def _resource(recipe: str, entry: Entry, accelerator: str, count: int) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "recipe": recipe,
+        "accelerator": {"type": accelerator, "count": count},
+        "data": {"mockData": True},
     }
+    if _fine_tunes(entry):
+        spec["data"]["volume"] = {"claimName": _CLAIM}
+        spec["init"] = {"from": {"huggingFace": {"path": _MODEL}}}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": entry.name}, "spec": spec}
+
+
+def _fine_tunes(entry: Entry) -> bool:
+    """Whether the operator starts it by Megatron-Bridge, from the weights of a model."""
+    return entry.engine == "bridge" and entry.starts
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -188,9 +195,31 @@ def _lines(
     yield f"    type: {accelerator}"
     pods = f"{planned.plan.nodes} pod{'s' if planned.plan.nodes > 1 else ''} of {planned.plan.per_node}"
     yield f"    count: {count}  # of the whole run, in {pods}"
-    yield from _data(entry)
+    yield from _init(entry) if _fine_tunes(entry) else ()
+    yield from _samples() if _fine_tunes(entry) else _data(entry)
     yield from _checkpoint(planned)
     yield from _overrides(planned)
+
+
+def _init(entry: Entry) -> Iterator[str]:
+    yield "  init:"
+    yield "    # A folder of the claim below with the model, as Hugging Face publishes it. A Job imports it."
+    yield f"    from: {{huggingFace: {{path: {_MODEL}}}}}"
+    yield "  # The fine-tuned model, written by another Job at the end:"
+    merge = ", merge: true" if entry.modes[0] == "lora" else ""
+    yield f"  #export: {{huggingFace: {{path: {_MODEL}-tuned}}{merge}}}"
+
+
+def _samples() -> Iterator[str]:
+    yield "  data:"
+    yield "    # An existing claim, mounted at /data, with both folders:"
+    yield f"    volume: {{claimName: {_CLAIM}}}"
+    yield "    # Random tokens, for a first trial. For your data remove this line and switch on the others."
+    yield "    mockData: true"
+    yield "    # Chats in it (OpenAI's or ShareGPT's form); shares of both files; epochs at most:"
+    yield '    #sources: [{path: "/data/raw/*.jsonl", format: chat}]'
+    yield "    #split: 98,2,0"
+    yield "    #maxEpochs: 3"
 
 
 def _data(entry: Entry) -> Iterator[str]:
@@ -215,12 +244,15 @@ def _checkpoint(planned: PlannedRun) -> Iterator[str]:
         yield f"    saveInterval: {_at_most(500, plan.train_iters)}  # iterations"
     else:
         interval = _at_most(_rounded(_SAVE_SECONDS / step), plan.train_iters)
-        yield f"    saveInterval: {interval}  # iterations; about {interval * step / 60:.0f} minutes"
+        yield f"    saveInterval: {interval}  # iterations; about {format_duration(interval * step)}"
     yield f"    keep: {KEEP}"
     if plan.parameters is not None:
-        size = math.ceil(plan.parameters * _BYTES_PER_PARAMETER * (KEEP + 1) / 2**30 / 10) * 10
-        each = printing.format_bytes(plan.parameters * _BYTES_PER_PARAMETER)
-        yield f"    # For {KEEP} checkpoints and the one being written, of about {each} each."
+        each = plan.parameters * _BYTES_PER_PARAMETER
+        if planned.resolved.peft is not None:
+            each = checkpoint_bytes(planned.resolved, plan) or each
+        size = math.ceil(each * (KEEP + 1) / 2**30 / 10) * 10
+        shown = printing.format_bytes(each)
+        yield f"    # For {KEEP} checkpoints and the one being written, of about {shown} each."
         yield "    # The storage class is the platform's default; another one: storageClassName."
         yield f"    volume: {{size: {size}Gi}}"
 

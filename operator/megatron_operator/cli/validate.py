@@ -20,6 +20,7 @@ def command(options: RecipeOptions, output: str) -> None:
     megatron validate -f recipe.yaml
     megatron validate --recipe llama3-8b --gpus 12 --accelerator h100-sxm
     """
+    from megatron_operator.cli.conversion_jobs import conversion_lines
     from megatron_operator.cli.planning import plan_recipe, refusals
 
     errors: list[FieldError] = []
@@ -46,5 +47,7 @@ def command(options: RecipeOptions, output: str) -> None:
             f"{planned.name}: valid on {p.world_size} x {planned.resolved.accelerator_type} "
             f"({ParallelDims.of_plan(p).describe(('tp', 'pp', 'cp', 'dp'))})"
         )
+        for name, text in conversion_lines(planned):
+            click.echo(f"  {name}: {text}")
         if planned.resolved.engine == "bridge":
             click.echo(f"  {p.notes[-1]}")

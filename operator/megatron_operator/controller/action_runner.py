@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from megatron_operator.controller.api_client import JOBS, PODS, ApiClient, ApiError
+from megatron_operator.controller.api_client import PODS, ApiClient, ApiError, training_jobs
 from megatron_operator.lifecycle.actions import (
     Action,
     AvoidNodes,
@@ -29,7 +29,7 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
             case PinImage(job, image):
                 await _patch_job(api, job, image_pinning.merge_patch(job, image))
             case DeleteJob(job):
-                await api.delete(JOBS, job)
+                await api.delete(training_jobs(job), job)
             case DeletePods(pods):
                 for pod in pods:
                     await api.delete(PODS, pod, GANG_GRACE)
@@ -49,7 +49,7 @@ async def force_delete(api: ApiClient, pods: Iterable[Object]) -> None:
 async def _patch_job(api: ApiClient, job: Object, changes: Object) -> None:
     """Patch this version of a job; the next reconcile judges a newer one."""
     try:
-        await api.merge(JOBS, job, changes)
+        await api.merge(training_jobs(job), job, changes)
     except ApiError as error:
         if not (error.not_found or error.conflict):
             raise

@@ -17,6 +17,7 @@ from megatron_operator.controller.fence import Fence, NotLeaderError
 from megatron_operator.controller.metrics import WRITES
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests import compute_domain, pytorchjob
+from megatron_operator.manifests.job_backends import backend_of
 
 TIMEOUT: Final = 20.0
 """Seconds for one request; the work queue retries."""
@@ -45,6 +46,8 @@ class Resource:
 
 RECIPES: Final = Resource(GROUP, VERSION, PLURAL)
 JOBS: Final = Resource(pytorchjob.GROUP, pytorchjob.VERSION, pytorchjob.PLURAL)
+TRAINING_JOBS: Final = {JOBS.group: JOBS}
+"""Training jobs of each backend, by API group."""
 COMPUTE_DOMAINS: Final = Resource(compute_domain.GROUP, compute_domain.VERSION, compute_domain.PLURAL)
 BATCH_JOBS: Final = Resource("batch", "v1", "jobs")
 PODS: Final = Resource("", "v1", "pods")
@@ -58,6 +61,11 @@ NODES: Final = Resource("", "v1", "nodes")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 
 
+def training_jobs(job: Object) -> Resource:
+    """The resource that a training job belongs to."""
+    return TRAINING_JOBS[backend_of(job).GROUP]
+
+
 class ApiError(OperatorError):
     """The API server responded with an error; `message` is from its response."""
 
@@ -66,6 +74,15 @@ class ApiError(OperatorError):
         self.status = status
         self.reason = reason
         self.message = message
+
+    @classmethod
+    def of(cls, code: int, content: bytes) -> "ApiError":
+        """The error of a response with this code and body."""
+        try:
+            status = json.loads(content)
+        except ValueError:
+            status = {"message": content[:200].decode(errors="replace")}
+        return cls(code, str(status.get("reason", "")), str(status.get("message", "")))
 
     @property
     def not_found(self) -> bool:
@@ -248,11 +265,7 @@ class ApiClient:
             content = await response.read()  # type: ignore[no-untyped-call]
         if response.status < 400:
             return dict(json.loads(content)) if content else {}
-        try:
-            status = json.loads(content)
-        except ValueError:
-            status = {"message": content[:200].decode(errors="replace")}
-        raise ApiError(response.status, str(status.get("reason", "")), str(status.get("message", "")))
+        raise ApiError.of(response.status, content)
 
 
 def _require_before_sending(fence: Fence) -> aiohttp.TraceConfig:

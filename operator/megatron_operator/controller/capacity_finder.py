@@ -19,7 +19,7 @@ from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.observation import Capacity, Elastic, ElasticCapacity, Limits
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
-from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.node_avoidance import avoiding
 
 FRESH: Final = 30.0
@@ -139,4 +139,4 @@ class CapacityFinder:
 
 
 def _template(job: Object) -> Object:
-    return pytorchjob.templates(job)[-1]
+    return backend_of(job).templates(job)[-1]

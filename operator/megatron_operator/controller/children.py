@@ -1,4 +1,4 @@
-"""Ensures the objects of a recipe: claims, data preparation, training job. Every step may run twice.
+"""Ensures the objects of a recipe: claims, batch Jobs, training job. Every step may run twice.
 
 Everything is created with POST and changed only where `lifecycle.children` judges it to be the recipe's own.
 """
@@ -6,7 +6,6 @@ Everything is created with POST and changed only where `lifecycle.children` judg
 import secrets
 from typing import Final
 
-from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.action_runner import force_delete
@@ -14,27 +13,28 @@ from megatron_operator.controller.api_client import (
     BATCH_JOBS,
     CLAIMS,
     COMPUTE_DOMAINS,
-    JOBS,
     NETWORK_POLICIES,
     PODS,
     SECRETS,
     ApiClient,
     ApiError,
     Resource,
+    training_jobs,
 )
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue
 from megatron_operator.lifecycle.children import (
-    Preparation,
+    access_obstacle,
+    batch_job_obstacle,
     claim_changes,
     claim_obstacle,
     compute_domain_obstacle,
     ending_claim,
     missing_claim,
     policy_obstacle,
-    preparation_obstacle,
-    preparation_state,
-    set_preparation_failed,
+    preparation_targets,
+    set_preparation_progress,
 )
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_prepared, set_starting
@@ -42,9 +42,22 @@ from megatron_operator.lifecycle.object_metadata import Object, content_hash, is
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import abandoned_pods
+from megatron_operator.lifecycle.stages import (
+    PREPARATION,
+    Stage,
+    StageState,
+    conversion_of,
+    is_converted,
+    manifest_of,
+    set_converted,
+    set_stage_failed,
+    set_stage_obstacle,
+    stage_state,
+)
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import gang_token, pytorchjob
-from megatron_operator.manifests.metadata import ROLE_PREPARE, Owner
+from megatron_operator.manifests import gang_token
+from megatron_operator.manifests.job_backends import backend_of
+from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.node_avoidance import avoiding
 
 TOKEN_BYTES: Final = 32
@@ -63,9 +76,10 @@ class Children:
     A method that returns a Requeue has set the condition that explains the wait.
     """
 
-    def __init__(self, api: ApiClient, nodes: NodeReader) -> None:
+    def __init__(self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller) -> None:
         self._api = api
         self._nodes = nodes
+        self._poller = poller
 
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool
@@ -81,6 +95,8 @@ class Children:
                 return set_obstacle(status, missing_claim(name, namespace), running=running)
             if is_deleting(existing):
                 return set_obstacle(status, ending_claim(name), running=running)
+            if (obstacle := access_obstacle(desired.manifests, existing)) is not None:
+                return set_obstacle(status, obstacle, running=running)
         for claim in desired.manifests.claims:
             try:
                 obstacle = await self._ensure_claim(status, desired, claim)
@@ -129,43 +145,79 @@ class Children:
         `edited` retries a preparation that failed.
         """
         body, digest = desired.manifests.prepare_job, desired.manifests.prepare_hash
-        if body is None or digest is None or status.current.prepared == digest:
-            set_prepared(status, desired)
+        if body is not None and status.current.prepared != digest:
+            blocked, _ = await self._run(status, PREPARATION, body, edited=edited)
+            if blocked is not None:
+                return blocked
+        # The answer of a pod that prepared is not one of the pods that train.
+        self._poller.forget(status.key)
+        set_prepared(status, desired)
+        return None
+
+    async def ensure_converted(
+        self, status: StatusBuilder, desired: DesiredState, stage: Stage, *, edited: bool
+    ) -> Requeue | None:
+        """Import or export weights once for each pair of folders; None once that is done or not asked for.
+
+        `edited` retries a conversion that failed.
+        """
+        body = manifest_of(stage, desired.manifests)
+        wanted = conversion_of(stage, desired.run.resolved, status.key.name)
+        if body is None or wanted is None:
+            status.remove_conditions(stage.condition)
             return None
+        if is_converted(status, stage, wanted):
+            return None
+        blocked, pods = await self._run(status, stage, body, edited=edited)
+        if blocked is None:
+            set_converted(status, stage, wanted, pods)
+        return blocked
+
+    async def _run(
+        self, status: StatusBuilder, stage: Stage, body: Object, *, edited: bool
+    ) -> tuple[Requeue | None, list[Object]]:
+        """Run a stage's Job; what it waits for, or None once it is complete, and the Job's pods."""
         existing = await self._api.get(BATCH_JOBS, status.key.namespace, body["metadata"]["name"])
         if existing is None:
-            status.set(phase=Phase.PREPARING)
-            message = "the preparation job is being created"
-            status.set_condition(Condition.PREPARED, False, Reason.PREPARING, message)
+            status.set(phase=stage.phase)
+            message = f"the {stage.noun} job is being created"
+            status.set_condition(stage.condition, False, stage.running, message)
             created = await self._create(BATCH_JOBS, body)
-            return Requeue(SOON if created is None else LATER, Reason.PREPARING)
-        if (obstacle := preparation_obstacle(status, existing)) is not None:
-            return set_obstacle(status, obstacle, running=False)
-        state = preparation_state(existing, digest, edited=edited)
-        if state is Preparation.COMPLETE:
-            set_prepared(status, desired)
-            return None
-        if state in (Preparation.OUTDATED, Preparation.DELETING):
-            if state is Preparation.OUTDATED:
+            return Requeue(SOON if created is None else LATER, stage.running), []
+        if (obstacle := batch_job_obstacle(status, existing)) is not None:
+            return set_stage_obstacle(status, stage, obstacle), []
+        state = stage_state(existing, content_hash(body), edited=edited)
+        if state in (StageState.OUTDATED, StageState.DELETING):
+            if state is StageState.OUTDATED:
                 await self._api.delete(BATCH_JOBS, existing)
-            return Requeue(SOON, "the previous preparation is being deleted")
-        pods = await pods_of_role(self._api, status, ROLE_PREPARE)
-        if state is Preparation.FAILED:
-            set_preparation_failed(status, existing, pods)
-            return Requeue(LATER, Reason.PREPARE_FAILED)
-        await self._wait_for_preparation(status, existing["metadata"]["name"], pods)
-        return Requeue(LATER, Reason.PREPARING)
+            # A run that had failed has begun again.
+            status.set(phase=stage.phase)
+            message = f"the previous {stage.noun} job is being deleted"
+            status.set_condition(stage.condition, False, stage.running, message)
+            return Requeue(SOON, message), []
+        pods = await pods_of_role(self._api, status, stage.role)
+        if state is StageState.COMPLETE:
+            return None, pods
+        if state is StageState.FAILED:
+            self._poller.forget(status.key)
+            set_stage_failed(status, stage, existing, pods)
+            return Requeue(LATER, stage.failed), pods
+        await self._wait_for(status, stage, existing["metadata"]["name"], pods)
+        return Requeue(LATER, stage.running), pods
 
-    async def _wait_for_preparation(self, status: StatusBuilder, name: str, pods: list[Object]) -> None:
+    async def _wait_for(self, status: StatusBuilder, stage: Stage, name: str, pods: list[Object]) -> None:
         # The Job creates no other pod before this one has ended.
         nodes = await self._nodes.of(pods, status.now)
         await force_delete(self._api, abandoned_pods(pods, nodes, status.now))
+        if stage.reports:
+            self._poller.watch(status.key, preparation_targets(pods))
+            set_preparation_progress(status, self._poller.reading(status.key))
         obstacle = diagnose(pods, [], name)
-        status.set(phase=Phase.PREPARING)
+        status.set(phase=stage.phase)
         if obstacle is None:
-            status.set_condition(Condition.PREPARED, False, Reason.PREPARING, f"job {name} is running")
+            status.set_condition(stage.condition, False, stage.running, f"job {name} is running")
         else:
-            status.set_condition(Condition.PREPARED, False, obstacle.reason, obstacle.message)
+            status.set_condition(stage.condition, False, obstacle.reason, obstacle.message)
 
     async def _ensure_network_policy(self, status: StatusBuilder, desired: DesiredState) -> Obstacle | None:
         """Create the run's NetworkPolicy where the platform wants one, or change it to what it should be."""
@@ -207,12 +259,13 @@ class Children:
                 set_obstacle(status, obstacle, running=False)
                 return None
             await self._ensure_token(status)
-            job = await self._create(JOBS, manifest)
+            job = await self._create(training_jobs(manifest), manifest)
         except ApiError as error:
             if error.not_found:
+                backend = backend_of(manifest)
                 message = (
-                    f"this cluster does not know {pytorchjob.KIND} "
-                    f"({pytorchjob.GROUP}/{pytorchjob.VERSION}); install the Kubeflow training-operator"
+                    f"this cluster does not know {backend.KIND} "
+                    f"({backend.GROUP}/{backend.VERSION}); install {backend.CONTROLLER}"
                 )
                 set_blocked(status, Reason.PYTORCHJOB_MISSING, message, running=False)
             elif error.refused:

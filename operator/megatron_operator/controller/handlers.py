@@ -11,6 +11,7 @@ import kopf
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, PLURAL
 from megatron_operator.controller.api_client import RECIPES, ApiClient
+from megatron_operator.controller.cache_check import CacheCheck
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
@@ -18,6 +19,7 @@ from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_checker import NodeChecker
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.object_cache import Caches, ObjectCache
 from megatron_operator.controller.plan_worker import PlanWorker
 from megatron_operator.controller.planning import Planning
 from megatron_operator.controller.policy_remover import PolicyRemover
@@ -27,7 +29,7 @@ from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.workqueue import WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
-from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.job_backends import BACKENDS
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,9 @@ class Operator:
         settings = self.settings
         self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
         nodes = NodeReader(self.api, allowed=settings.node_discovery)
-        self.snapshots = SnapshotReader(self.api, nodes, self.poller)
+        self.caches = Caches()
+        self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
+        self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches)
         self._workers = [PlanWorker()]
         planning = Planning(self.config, self._workers[0], lambda key: self.queue.add(key, 0))
         cordoner = Cordoner(self.api, self.config)
@@ -66,16 +70,17 @@ class Operator:
             self.config,
             planning,
             self.snapshots,
-            Children(self.api, nodes),
+            Children(self.api, nodes, self.poller),
             CapacityFinder(self.api, planning, allowed=settings.node_discovery),
             self.poller,
             cordoner,
+            self.caches,
         )
         self.queue = WorkQueue(reconciler, settings.workers)
-        self.queue.start()
         self._tasks = [
             asyncio.create_task(self.poller.run(), name="progress"),
             asyncio.create_task(self._watch_config(), name="config"),
+            asyncio.create_task(self._work(), name="caches"),
             asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
             asyncio.create_task(policies.run(), name="network-policies"),
             *([] if settings.watch_namespaces else [asyncio.create_task(checker.run(), name="node-checks")]),
@@ -83,6 +88,15 @@ class Operator:
         ]
         for task in self._tasks:
             task.add_done_callback(log_end)
+
+    async def _work(self) -> None:
+        """Start the workers once the caches are filled, and compare the caches with lists from then on."""
+        await self._cache_check.first_lists()
+        self.queue.start()
+        await self._cache_check.run()
+
+    def _missed(self, key: RecipeKey) -> None:
+        self.queue.add(key)
 
     async def stop(self) -> None:
         """Finish the reconciles that run, and stop all tasks."""
@@ -100,6 +114,7 @@ class Operator:
     def recipe_event(self, body: dict[str, Any], gone: bool) -> None:
         """A recipe changed. A known generation is ignored: the operator's own writes cause such events."""
         key = RecipeKey(body["metadata"]["namespace"], body["metadata"]["name"])
+        _update(self.caches.recipes, body, gone=gone)
         if gone:
             self._seen.pop(key, None)
             self.queue.add(key)
@@ -113,8 +128,14 @@ class Operator:
         """An object of a recipe changed."""
         self.queue.add(_recipe_of(body))
 
-    def pod_event(self, body: dict[str, Any]) -> None:
+    def job_event(self, body: dict[str, Any], gone: bool) -> None:
+        """A training job of a recipe changed."""
+        _update(self.caches.jobs, body, gone=gone)
+        self.child_event(body)
+
+    def pod_event(self, body: dict[str, Any], gone: bool) -> None:
         """A pod of a recipe changed."""
+        _update(self.caches.pods, body, gone=gone)
         self.snapshots.cache_pod_end(_recipe_of(body), body)
         self.child_event(body)
 
@@ -148,6 +169,13 @@ def _waits_for_config(recipe: dict[str, Any]) -> bool:
     return refused or status.get("phase") in WAITING_PHASES
 
 
+def _update(cache: ObjectCache, body: dict[str, Any], *, gone: bool) -> None:
+    if gone:
+        cache.remove(body)
+    else:
+        cache.put(body)
+
+
 def _recipe_of(body: dict[str, Any]) -> RecipeKey:
     metadata = body["metadata"]
     return RecipeKey(metadata["namespace"], metadata["labels"][LABEL_RECIPE])
@@ -170,17 +198,25 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     async def recipe(body: kopf.Body, type: str | None, **_: Any) -> None:
         operator.recipe_event(dict(body), type == "DELETED")
 
-    @kopf.on.event(pytorchjob.GROUP, pytorchjob.PLURAL, registry=registry, labels=HAS_RECIPE_LABEL)
-    async def training_job(body: kopf.Body, **_: Any) -> None:
-        operator.child_event(dict(body))
+    async def training_job(body: kopf.Body, type: str | None, **_: Any) -> None:
+        operator.job_event(dict(body), type == "DELETED")
+
+    for backend in BACKENDS.values():
+        kopf.on.event(
+            backend.GROUP,
+            backend.PLURAL,
+            id=f"training_job_{backend.PLURAL}",
+            registry=registry,
+            labels=HAS_RECIPE_LABEL,
+        )(training_job)
 
     @kopf.on.event("batch", "jobs", registry=registry, labels=HAS_RECIPE_LABEL)
     async def prepare_job(body: kopf.Body, **_: Any) -> None:
         operator.child_event(dict(body))
 
     @kopf.on.event("", "pods", registry=registry, labels=HAS_RECIPE_LABEL)
-    async def pod(body: kopf.Body, **_: Any) -> None:
-        operator.pod_event(dict(body))
+    async def pod(body: kopf.Body, type: str | None, **_: Any) -> None:
+        operator.pod_event(dict(body), type == "DELETED")
 
 
 class Backoffs:
@@ -202,6 +238,6 @@ def kopf_settings(*, clusterwide: bool) -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     # By default kopf gives up after a minute and exits; an API server may be unavailable for longer.
     settings.networking.error_backoffs = Backoffs()
-    for plural in ("pods", "jobs", pytorchjob.PLURAL):
+    for plural in ("pods", "jobs", *(backend.PLURAL for backend in BACKENDS.values())):
         settings.watching.label_selectors[plural] = LABEL_RECIPE
     return settings

@@ -7,6 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.status import LostSeconds, RestartsByKind
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+from megatron_operator.lifecycle.time_ledger import CATEGORIES, TICKS, account, until_of
 
 RECONCILES: Final = Counter("megatron_operator_reconciles", "Reconciles, by outcome", ["outcome"])
 RECONCILE_SECONDS: Final = Histogram(
@@ -25,6 +26,11 @@ WRITES: Final = Counter(
     "Write requests to the API server, by method and resource",
     ["method", "plural"],
 )
+STALE_OBJECTS: Final = Counter(
+    "megatron_operator_stale_objects",
+    "Objects whose change no watch delivered, found by comparing the caches with lists",
+    ["plural"],
+)
 EVENTS_DROPPED: Final = Counter(
     "megatron_operator_events_dropped", "Events that were not posted because their recipe posts too many"
 )
@@ -42,10 +48,34 @@ NODES_AVOIDED: Final = Gauge("megatron_recipe_nodes_avoided", "Nodes that the ru
 ACCELERATORS: Final = Gauge(
     "megatron_recipe_accelerators", "Accelerators that the run holds or waits for", _RUN
 )
-_PHASES: Final = tuple(LostSeconds.model_fields)
+PHASE: Final = Gauge("megatron_recipe_phase", "1 for the phase of the run", [*_RUN, "phase"])
+TIME: Final = Gauge(
+    "megatron_recipe_time_seconds",
+    "Seconds since the recipe's creation, by category; falls where an incident is reported late",
+    [*_RUN, "category"],
+)
+ACCELERATOR_TIME: Final = Gauge(
+    "megatron_recipe_accelerator_time_seconds",
+    "The same times the accelerators that the run held",
+    [*_RUN, "category"],
+)
+_LOST: Final = tuple(LostSeconds.model_fields)
 _KINDS: Final = tuple(RestartsByKind.model_fields)
-_WITHOUT_ACCELERATORS: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED, Phase.REFUSED})
-_runs: set[RecipeKey] = set()
+_WITHOUT_ACCELERATORS: Final = frozenset(
+    {Phase.EXPORTING, Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED, Phase.REFUSED}
+)
+_OF_RUNS: Final = (
+    RESTARTS,
+    LOST_SECONDS,
+    LOST_ITERATIONS,
+    GOODPUT,
+    NODES_AVOIDED,
+    ACCELERATORS,
+    TIME,
+    ACCELERATOR_TIME,
+    PHASE,
+)
+_phase_of: dict[RecipeKey, str] = {}
 
 
 def update_run(status: StatusBuilder) -> None:
@@ -53,23 +83,39 @@ def update_run(status: StatusBuilder) -> None:
     plan, recovery = status.current.plan, status.recovery
     if plan is None:
         return
-    _runs.add(status.key)
+    phase = status.phase or Phase.PENDING
+    last = _phase_of.get(status.key, phase)
+    if last != phase:
+        PHASE.remove(*status.key, last)
+    _phase_of[status.key] = phase
+    PHASE.labels(*status.key, phase).set(1)
     for kind in _KINDS:
         RESTARTS.labels(*status.key, kind).set(getattr(recovery.restarts_by_kind, kind))
-    for phase in _PHASES:
-        LOST_SECONDS.labels(*status.key, phase).set(getattr(recovery.lost_seconds, phase) or 0.0)
+    for name in _LOST:
+        LOST_SECONDS.labels(*status.key, name).set(getattr(recovery.lost_seconds, name) or 0.0)
     LOST_ITERATIONS.labels(*status.key).set(recovery.lost_iterations)
     NODES_AVOIDED.labels(*status.key).set(len(recovery.nodes_avoided))
     holds_none = status.phase in _WITHOUT_ACCELERATORS
     ACCELERATORS.labels(*status.key).set(0 if holds_none else plan.world_size)
     if recovery.goodput is not None:
         GOODPUT.labels(*status.key).set(recovery.goodput)
+    _update_time(status)
+
+
+def _update_time(status: StatusBuilder) -> None:
+    ledger = status.current.ledger
+    if ledger is None:
+        return
+    until = until_of(ledger, None if status.ended else status.now)
+    found = account(ledger, status.recovery.history, until)
+    for name in CATEGORIES:
+        TIME.labels(*status.key, name).set(found.ticks.get(name, 0) / TICKS)
+        ACCELERATOR_TIME.labels(*status.key, name).set(found.accelerator_ticks.get(name, 0) / TICKS)
 
 
 def remove_run(key: RecipeKey) -> None:
     """Remove the series of a recipe that no longer exists."""
-    if key not in _runs:
+    if _phase_of.pop(key, None) is None:
         return
-    _runs.discard(key)
-    for gauge in (RESTARTS, LOST_SECONDS, LOST_ITERATIONS, GOODPUT, NODES_AVOIDED, ACCELERATORS):
+    for gauge in _OF_RUNS:
         gauge.remove_by_labels({"namespace": key.namespace, "name": key.name})

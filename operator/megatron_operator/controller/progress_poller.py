@@ -1,4 +1,4 @@
-"""Polls the progress of all runs from one task, with a bounded number of requests in flight."""
+"""Polls the progress of runs: each on a schedule of its own, with a bounded number of requests in flight."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ from megatron_contract.progress import ProgressReport
 from megatron_contract.wire import WireError, load_json
 
 from megatron_operator.controller.pod_http import AnswerError, fetch
+from megatron_operator.controller.polled_pod import PolledPod, Slots, Standing
 from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.progress_reading import (
     ProgressReading,
@@ -25,43 +26,54 @@ log = logging.getLogger(__name__)
 
 TIMEOUT: Final = 2.0
 """Seconds for one answer, from the connection to its last byte."""
-CONCURRENCY: Final = 32
-"""Requests in flight, over all runs."""
+CONCURRENCY: Final = {Standing.PROMPT: 32, Standing.SLOW: 16, Standing.NEW: 32, Standing.SILENT: 16}
+"""Slots for requests, over all runs: pods that answer late or not at all take none from those that answer."""
 ALL_PODS_UP_TO: Final = 8
 """In larger gangs only the first and the last pod are polled: rank 0, and the stage that knows the loss."""
 RUNS_PER_SECOND: Final = 50
-"""With more runs than that in an interval, the interval grows."""
+"""With more runs that answer than that in an interval, the interval grows."""
 LONGEST_REST: Final = 6
-"""Rounds that a run whose pods let requests time out is left out, so that it does not delay the others."""
+"""Rounds in which a pod that lets requests time out is not asked."""
+LONGEST_REST_SECONDS: Final = 30.0
+"""The same where rounds are long: hang detection needs an answer a minute."""
 REMIND: Final = 30.0
 """Seconds after which a run is reconciled without a change: a hang shows as no change."""
 
 
 @dataclass(slots=True)
 class _Run:
-    targets: tuple[ProgressTarget, ...]
+    pods: dict[ProgressTarget, PolledPod]
+    task: asyncio.Task[None] | None = None
     reading: ProgressReading | None = None
     notified: float = field(default_factory=time.monotonic)
     answered: float = 0.0
-    """By the monotonic clock, as `moved`: the wall clock may be set."""
+    """When a pod last answered, by the monotonic clock, as `moved`: the wall clock may be set."""
     moved: float = 0.0
-    refused: set[str] = field(default_factory=set)
-    """Pods whose last answer was refused, which is logged once."""
     silent_since: float | None = None
-    """When the first request was sent that has no answer, and none after it has; by the monotonic clock."""
+    """Since when no pod has answered although all were asked; None once one answers."""
     problem: str = ""
     """What became of the last request without an answer."""
-    timed_out: bool = False
-    """Whether a request of the current round has timed out."""
-    rest: int = 0
-    """Rounds of rest after the last one without an answer."""
-    resting: int = 0
-    """Rounds of it that are left."""
 
-    def due(self) -> bool:
-        """Whether to poll the run in this round; to be called once for each."""
-        self.resting -= 1
-        return self.resting < 0
+    def set_targets(self, targets: tuple[ProgressTarget, ...]) -> None:
+        """Poll these pods; what is known of those that stay is kept."""
+        self.pods = {target: self.pods.get(target) or PolledPod(target) for target in targets}
+        if not targets:
+            self.silent_since = None
+
+    def add_answer(self, pod: PolledPod, report: ProgressReport) -> None:
+        """Record that a pod answered."""
+        pod.report, pod.answered = report, time.monotonic()
+        pod.silent_since = self.silent_since = None
+
+    def add_silence(self, pod: PolledPod, asked: float, problem: str) -> None:
+        """Record that a request to a pod, sent at `asked`, has no answer."""
+        self.problem = f"{pod.target.pod}: {problem}"
+        if pod.silent_since is None:
+            pod.silent_since = asked
+        since = [each.silent_since for each in self.pods.values()]
+        known = [each for each in since if each is not None]
+        if self.silent_since is None and known and len(known) == len(since):
+            self.silent_since = max(known)
 
 
 def _motion(report: ProgressReport) -> tuple[Any, ...]:
@@ -77,6 +89,8 @@ def _notable(report: ProgressReport) -> tuple[Any, ...]:
 class ProgressPoller:
     """Polls pods, keeps the last answer of each run, and notifies of runs whose answer changed.
 
+    Each run is polled in rounds of its own. A round waits for its pods, except for those that let the last
+    request time out: they rest, are asked again less and less often, and do not delay the others' answers.
     Nothing here is persistent: a restarted operator polls again.
     """
 
@@ -87,7 +101,10 @@ class ProgressPoller:
         self._notify = notify
         self._now = now
         self._runs: dict[RecipeKey, _Run] = {}
-        self._in_flight = asyncio.Semaphore(CONCURRENCY)
+        self._added: asyncio.Queue[tuple[RecipeKey, _Run]] = asyncio.Queue()
+        self._answering: set[RecipeKey] = set()
+        """Runs whose last round had an answer."""
+        self._slots = {standing: Slots(count) for standing, count in CONCURRENCY.items()}
         self._parsing = asyncio.Lock()
 
     def watch(self, key: RecipeKey, targets: tuple[ProgressTarget, ...]) -> None:
@@ -96,13 +113,16 @@ class ProgressPoller:
             targets = (targets[0], targets[-1])
         run = self._runs.get(key)
         if run is None:
-            self._runs[key] = _Run(targets)
-        else:
-            run.targets = targets
+            run = self._runs[key] = _Run({})
+            self._added.put_nowait((key, run))
+        run.set_targets(targets)
 
     def forget(self, key: RecipeKey) -> None:
         """Stop polling a run."""
-        self._runs.pop(key, None)
+        run = self._runs.pop(key, None)
+        self._answering.discard(key)
+        if run is not None and run.task is not None:
+            run.task.cancel()
 
     def reading(self, key: RecipeKey) -> ProgressReading | None:
         """The last answer of a run's pods; None before the first."""
@@ -120,72 +140,109 @@ class ProgressPoller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        while True:
-            interval = max(self._settings.progress_interval, len(self._runs) / RUNS_PER_SECOND)
-            await asyncio.sleep(interval)
-            runs = [(key, run) for key, run in self._runs.items() if run.due()]
-            outcomes = await asyncio.gather(
-                *(self._poll(key, run) for key, run in runs), return_exceptions=True
-            )
-            for (key, _), outcome in zip(runs, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    log.error("%s: its progress cannot be polled", key, exc_info=outcome)
+        async with asyncio.TaskGroup() as runs:
+            while True:
+                key, run = await self._added.get()
+                if self._runs.get(key) is run:
+                    run.task = runs.create_task(self._follow(key, run), name=f"progress of {key}")
 
-    async def _poll(self, key: RecipeKey, run: _Run) -> None:
-        targets, run.timed_out, asked = run.targets, False, time.monotonic()
-        answers = await asyncio.gather(*(self._fetch(key, run, target) for target in targets))
+    async def _follow(self, key: RecipeKey, run: _Run) -> None:
+        """Poll one run until it is forgotten; its requests end with it."""
+        async with asyncio.TaskGroup() as requests:
+            while True:
+                began = time.monotonic()
+                try:
+                    await self._poll(key, run, requests)
+                except Exception as error:
+                    log.error("%s: its progress cannot be polled", key, exc_info=error)
+                await asyncio.sleep(max(0.0, began + self._interval() - time.monotonic()))
+
+    def _interval(self) -> float:
+        """Seconds between two rounds of a run. Runs that do not answer cost little, and do not count."""
+        return max(self._settings.progress_interval, len(self._answering) / RUNS_PER_SECOND)
+
+    async def _poll(self, key: RecipeKey, run: _Run, requests: asyncio.TaskGroup) -> None:
+        """One round: ask the pods that are due, and publish what those that usually answer report."""
+        began = time.monotonic()
+        due = [pod for pod in run.pods.values() if pod.due()]
+        awaited = [pod for pod in due if pod.standing is not Standing.SILENT] or due
+        for pod in due:
+            pod.request = requests.create_task(self._ask(key, run, pod))
+        if awaited:
+            await asyncio.wait([pod.request for pod in awaited if pod.request is not None])
         reports = {
-            target.node_rank: answer
-            for target, answer in zip(targets, answers, strict=True)
-            if answer is not None
+            pod.target.node_rank: pod.report
+            for pod in run.pods.values()
+            if pod.report is not None and pod.answered >= began
         }
-        if reports or not targets:
-            run.silent_since = None
-        elif run.silent_since is None:
-            run.silent_since = asked
-        blocked = run.timed_out and not reports
-        run.rest = min(2 * run.rest + 1, LONGEST_REST) if blocked else 0
-        run.resting = run.rest
         moment = time.monotonic()
         changed = moment - run.notified >= REMIND
         if reports:
-            report = merge_reports(reports)
-            before = None if run.reading is None else run.reading.report
-            if before is None or _motion(before) != _motion(report):
-                run.moved = moment
-            changed = changed or before is None or _notable(before) != _notable(report)
-            restarts = sum(each.rank_restarts for each in reports.values())
-            run.answered = moment
-            run.reading = ProgressReading(report, self._now(), restarts, moment - run.moved)
+            self._answering.add(key)
+            changed = self._publish(run, reports) or changed
+        elif due:
+            self._answering.discard(key)
         if changed:
             run.notified = moment
             self._notify(key)
 
-    async def _fetch(self, key: RecipeKey, run: _Run, target: ProgressTarget) -> ProgressReport | None:
+    def _publish(self, run: _Run, reports: dict[int, ProgressReport]) -> bool:
+        """Set the run's reading; returns whether to reconcile its recipe."""
+        report = merge_reports(reports)
+        answered = max(pod.answered for pod in run.pods.values())
+        before = None if run.reading is None else run.reading.report
+        if before is None or _motion(before) != _motion(report):
+            run.moved = answered
+        reached = None if run.reading is None else run.reading.reached
+        if before is not None and before.generation != report.generation:
+            reached = before.iteration
+        restarts = sum(each.rank_restarts for each in reports.values())
+        run.answered = answered
+        run.reading = ProgressReading(report, self._now(), restarts, answered - run.moved, reached)
+        return before is None or _notable(before) != _notable(report)
+
+    async def _ask(self, key: RecipeKey, run: _Run, pod: PolledPod) -> None:
+        """Send a pod one request, and record what becomes of it."""
+        async with self._slots[pod.standing].held() as asked:
+            try:
+                report = await self._fetch(key, pod.target)
+            except TimeoutError:
+                pod.timed_out(self._longest_rest())
+                run.add_silence(pod, asked, f"no answer within {TIMEOUT:.0f} s")
+                return
+            except Exception as error:
+                run.add_silence(pod, asked, self._describe(key, pod, error))
+            else:
+                pod.refused = False
+                run.add_answer(pod, report)
+            pod.responded(time.monotonic() - asked)
+
+    def _describe(self, key: RecipeKey, pod: PolledPod, error: Exception) -> str:
+        """Log why a pod's answer cannot be used; returns it in a few words."""
+        name = pod.target.pod
+        if isinstance(error, AnswerError | WireError):
+            log.log(logging.DEBUG if pod.refused else logging.WARNING, "%s: %s: %s", key, name, error)
+            pod.refused = True
+            return str(error)
+        if isinstance(error, OSError):
+            log.debug("%s: no progress from %s: %r", key, name, error)
+            return error.strerror or type(error).__name__
+        log.error("%s: the progress of %s cannot be read", key, name, exc_info=error)
+        return f"unexpected {type(error).__name__}"
+
+    def _longest_rest(self) -> int:
+        interval = max(self._interval(), LONGEST_REST_SECONDS / LONGEST_REST)
+        return max(1, int(LONGEST_REST_SECONDS / interval))
+
+    async def _fetch(self, key: RecipeKey, target: ProgressTarget) -> ProgressReport:
+        """A pod's report. Raises AnswerError, WireError and OSError."""
         host = f"[{target.ip}]" if ":" in target.ip else target.ip
         url = self._settings.progress_url.format(
             ip=host, port=PROGRESS_PORT, namespace=key.namespace, pod=target.pod
         )
-        try:
-            async with self._in_flight:
-                body = await fetch(url, TIMEOUT)
-            async with self._parsing:
-                # The largest answer takes 15 ms; between two of them the event loop has a turn.
-                report = ProgressReport.parse(load_json(body))
-                await asyncio.sleep(0)
-        except (AnswerError, WireError) as error:
-            level = logging.DEBUG if target.pod in run.refused else logging.WARNING
-            log.log(level, "%s: %s: %s", key, target.pod, error)
-            run.refused.add(target.pod)
-            run.problem = f"{target.pod}: {error}"
-        except OSError as error:
-            timed_out = isinstance(error, TimeoutError)
-            run.timed_out = run.timed_out or timed_out
-            broken = error.strerror or type(error).__name__
-            what = f"no answer within {TIMEOUT:.0f} s" if timed_out else broken
-            run.problem = f"{target.pod}: {what}"
-            log.debug("%s: no progress from %s: %r", key, target.pod, error)
-        else:
-            run.refused.discard(target.pod)
-            return report
-        return None
+        body = await fetch(url, TIMEOUT)
+        async with self._parsing:
+            # The largest answer takes 15 ms; between two of them the event loop has a turn.
+            report = ProgressReport.parse(load_json(body))
+            await asyncio.sleep(0)
+        return report

@@ -1,5 +1,6 @@
 """Reconciles one MegatronRecipe."""
 
+import contextlib
 import logging
 
 from megatron_operator.api.conditions import Condition, Phase
@@ -8,15 +9,22 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import MegatronRecipeStatus, RecoveryStatus
 from megatron_operator.controller import metrics
 from megatron_operator.controller.action_runner import execute
-from megatron_operator.controller.api_client import EXPECTED_ERRORS, JOBS, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.api_client import (
+    EXPECTED_ERRORS,
+    RECIPES,
+    ApiClient,
+    ApiError,
+    training_jobs,
+)
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.events import EventPoster
+from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.planning import Planning, PlanPendingError
 from megatron_operator.controller.progress_poller import ProgressPoller
-from megatron_operator.controller.snapshot_reader import SnapshotReader
+from megatron_operator.controller.snapshot_reader import LiveReadNeededError, SnapshotReader
 from megatron_operator.lifecycle.actions import (
     DONE,
     LATER,
@@ -28,6 +36,7 @@ from megatron_operator.lifecycle.actions import (
 )
 from megatron_operator.lifecycle.children import job_obstacle
 from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflicts
+from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.job_status import (
     adopt_job,
     reset_job_status,
@@ -38,12 +47,15 @@ from megatron_operator.lifecycle.job_status import (
     set_prepared,
     set_refused,
     set_starting,
+    set_succeeded,
     set_suspended,
+    set_trained,
 )
+from megatron_operator.lifecycle.ledger_state import update_ledger, update_reported_times
 from megatron_operator.lifecycle.node_health import judge_nodes
-from megatron_operator.lifecycle.object_metadata import content_hash, is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
-from megatron_operator.lifecycle.progress_status import update_goodput
+from megatron_operator.lifecycle.progress_status import update_goodput, update_iteration
 from megatron_operator.lifecycle.readiness import set_readiness
 from megatron_operator.lifecycle.recovery import (
     accelerators_before,
@@ -58,9 +70,12 @@ from megatron_operator.lifecycle.recovery import (
 )
 from megatron_operator.lifecycle.recovery_policy import Avoid, Wait, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.stages import EXPORT, IMPORT
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
-from megatron_operator.manifests.pytorchjob import JobPhase
+from megatron_operator.lifecycle.undisturbed import trained_last
+from megatron_operator.lifecycle.write_delay import is_notable, write_delay
+from megatron_operator.manifests.job_backend import JobPhase
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +92,10 @@ class ReconcileError(OperatorError):
 
 
 class Reconciler:
-    """Level-triggered: every reconcile reads everything again, and all that must persist is in the status.
+    """Level-triggered: every reconcile judges everything again, and all that must persist is in the status.
+
+    A run that trains undisturbed is judged by the caches. If anything but progress follows from them, the
+    recipe and its run are read from the API server, and the cached ones have had no effect.
 
     Snapshot -> desired state -> decision -> status, written once -> actions -> Events. Two writes precede the
     status, so that a restarted operator repeats them: deleting the job of an earlier generation, and
@@ -94,8 +112,10 @@ class Reconciler:
         capacity: CapacityFinder,
         poller: ProgressPoller,
         cordoner: Cordoner,
+        caches: Caches,
     ) -> None:
         self._api = api
+        self._caches = caches
         self._config = config
         self._planning = planning
         self._snapshots = snapshots
@@ -113,21 +133,34 @@ class Reconciler:
         Raises one of EXPECTED_ERRORS when the API server cannot be used, and ReconcileError after an
         unexpected error has been reported; the work queue retries.
         """
+        cached = self._caches.recipes.get(*key)
+        if cached is not None and trained_last(cached):
+            with contextlib.suppress(LiveReadNeededError):
+                return await self._reconcile_recipe(cached, cached=True)
         recipe = await self._api.get(RECIPES, *key)
         if recipe is None or is_deleting(recipe):
             self._forget(key)
             return None
+        return await self._reconcile_recipe(recipe, cached=False)
+
+    async def _reconcile_recipe(self, recipe: Object, *, cached: bool) -> float | None:
+        """As `__call__`. Raises LiveReadNeededError, without having written, where `cached` is not enough."""
         status = StatusBuilder.of(recipe, self._api.clock.now())
-        before = status.current
+        key, before = status.key, status.current
         if status.dropped:
             log.warning(
                 "%s: unknown parts of the status are dropped: %s", key, ", ".join(status.dropped[:20])
             )
-        result = await self._result(status)
+        snapshot = self._snapshots.from_cache(status) if cached else None
+        result = await self._result(status, snapshot)
         if status.internal_error is None:
             status.remove_conditions(Condition.INTERNAL_ERROR)
         set_readiness(status)
-        if status.changed() and not await self._write(status):
+        if cached and (result.actions or status.internal_error is not None or is_notable(status)):
+            raise LiveReadNeededError(f"{key} is disturbed")
+        if rest := 0.0 if result.actions else write_delay(status, self._poller.reading(key)):
+            status.current, result = before, result.within(rest, "progress is written later")
+        elif status.changed() and not await self._write(status, cached=cached):
             return None
         self._report(status, before)
         await execute(self._api, result.actions)
@@ -137,20 +170,27 @@ class Reconciler:
             raise ReconcileError(after) from status.internal_error
         return after
 
-    async def _result(self, status: StatusBuilder) -> Result:
-        """Bring the status up to the cluster. An unexpected error leaves it as it was, with a condition."""
-        before, snapshot = status.current, None
+    async def _result(self, status: StatusBuilder, snapshot: RunSnapshot | None) -> Result:
+        """Bring the status up to the cluster. An unexpected error leaves it as it was, with a condition.
+
+        Without a `snapshot` the cluster is read.
+        """
+        before = status.current
         try:
-            snapshot = await self._snapshots.read(status)
+            if snapshot is None:
+                snapshot = await self._snapshots.read(status)
             try:
                 result = await self._reconcile(status, snapshot)
             except PlanPendingError:
                 result = await self._wait_for_plan(status, snapshot)
             add_incident_events(status, before.recovery or RecoveryStatus())
+            update_ledger(status, snapshot)
             if status.changed():
-                update_goodput(status, self._poller.reading(status.key))
+                reading = self._poller.reading(status.key)
+                update_goodput(status, reading)
+                update_reported_times(status, reading)
             return result
-        except EXPECTED_ERRORS:
+        except (LiveReadNeededError, *EXPECTED_ERRORS):
             raise
         except Exception as error:
             status.current = before
@@ -183,7 +223,7 @@ class Reconciler:
         if status.suspended and phase is not JobPhase.SUCCEEDED:
             return await self._suspend(status, snapshot)
         if job is not None and not edited:
-            return await self._supervise(status, snapshot)
+            return await self._follow(status, snapshot)
 
         accelerators = accelerators_before(status, snapshot)
         may_continue = job is not None and phase is not JobPhase.FAILED
@@ -197,9 +237,9 @@ class Reconciler:
                 return await self._supervise(status, snapshot)
             self._poller.forget(status.key)
             return DONE
-        if job is None and status.phase == Phase.SUCCEEDED and _job_hash(status) == desired.job_hash:
+        if job is None and _has_trained(status) and _job_hash(status) == desired.job_hash:
             status.observe_generation()
-            return DONE
+            return await self._finish(status, snapshot, desired, edited=edited)
 
         if edited:
             # Also where a refusal of this generation was observed: nothing of the edit is done yet.
@@ -216,7 +256,7 @@ class Reconciler:
             waits = await self._supervise(status, snapshot) if running else DONE
             return waits.within(blocked.after, blocked.reason)
         if edited:
-            record_edited_count(status, accelerators, desired.plan.world_size)
+            record_edited_count(status, snapshot, accelerators, desired.plan.world_size)
         status.observe_generation()
         if blocked is not None:
             return Result(requeue=blocked)
@@ -225,7 +265,7 @@ class Reconciler:
         if not may_continue or content_hash(job) != desired.job_hash:
             return await self._replace(status, snapshot)
         set_prepared(status, desired)
-        return await self._supervise(status, snapshot)
+        return await self._follow(status, snapshot, desired)
 
     def _refusal_is_outdated(self, status: StatusBuilder) -> bool:
         """Whether the spec was refused by another platform, catalog or operator, so that it is planned again.
@@ -241,19 +281,20 @@ class Reconciler:
         """Release what a run that has ended still holds."""
         self._poller.forget(status.key)
         if status.phase == Phase.SUCCEEDED:
-            return DONE
+            return expire_job(status, snapshot)
         job = snapshot.job
         if job is not None and snapshot.job_phase not in (JobPhase.FAILED, JobPhase.SUCCEEDED):
             return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else [DeleteJob(job)])
         if snapshot.deleting_pods:
             return wait(LATER, "the failed run's pods end", [ForceDeletePods(snapshot.abandoned_pods)])
-        return DONE
+        return expire_job(status, snapshot)
 
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete job and pods. The plan is only made once they are gone, so that it cannot prevent it."""
         job, left = snapshot.job, snapshot.leftover_pods
         self._poller.forget(status.key)
         if job is not None:
+            update_iteration(status, snapshot)
             set_suspended(status, "pods are ending")
             return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])
         if left:
@@ -298,16 +339,19 @@ class Reconciler:
     async def _replace(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete the job of an earlier generation; the next reconcile creates the new one."""
         self._poller.forget(status.key)
+        update_iteration(status, snapshot)
         set_job_replaced(status)
         if not is_deleting(snapshot.existing_job):
             # Before the status records that this generation is observed: a restart must find it undone.
-            await self._api.delete(JOBS, snapshot.existing_job)
+            await self._api.delete(training_jobs(snapshot.existing_job), snapshot.existing_job)
         return wait(SOON, Reason.JOB_REPLACED)
 
     async def _start(
         self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
     ) -> Result:
-        """Prepare the data, wait for pods of an earlier job to end, create the job."""
+        """Import weights, prepare the data, wait for pods of an earlier job to end, create the job."""
+        if blocked := await self._children.ensure_converted(status, desired, IMPORT, edited=edited):
+            return Result(requeue=blocked)
         if blocked := await self._children.ensure_data(status, desired, edited=edited):
             return Result(requeue=blocked)
         if left := snapshot.leftover_pods:
@@ -318,6 +362,30 @@ class Reconciler:
             return wait(LATER, "the job cannot be created")
         return await self._supervise(status, snapshot.with_job(job))
 
+    async def _follow(
+        self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState | None = None
+    ) -> Result:
+        """Supervise the job; once it has succeeded, finish the run. `desired` is that of an edit."""
+        result, edited = await self._supervise(status, snapshot), desired is not None
+        if status.phase != Phase.EXPORTING and not (edited and status.phase == Phase.SUCCEEDED):
+            return result
+        desired = desired or await self._plan(status, running=True)
+        return result if desired is None else await self._finish(status, snapshot, desired, edited=edited)
+
+    async def _finish(
+        self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
+    ) -> Result:
+        """Export what the run has trained, if its recipe asks for it; then the run has succeeded."""
+        running = status.condition(Condition.RUNNING)
+        text = "" if running is None or running.reason != Reason.SUCCEEDED else running.message
+        if waits := await self._children.ensure_converted(status, desired, EXPORT, edited=edited):
+            if status.phase != Phase.FAILED:
+                set_trained(status, text)
+            return Result(requeue=waits)
+        status.remove_conditions(Condition.FAILED)
+        set_succeeded(status, text)
+        return expire_job(status, snapshot)
+
     async def _supervise(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Follow a job: bring the status up to the snapshot, decide on recovery."""
         if is_deleting(snapshot.existing_job):
@@ -326,9 +394,11 @@ class Reconciler:
         self._poller.watch(status.key, snapshot.progress_targets)
         adopt_job(status, snapshot.existing_job)
         update_status(status, snapshot)
-        if status.ended:
+        if snapshot.cached and is_notable(status):
+            raise LiveReadNeededError(f"{status.key} is disturbed")
+        if status.ended or status.phase == Phase.EXPORTING:
             self._poller.forget(status.key)
-            return DONE
+            return expire_job(status, snapshot)
         if (unfinished := unfinished_actions(status, snapshot)) is not None:
             return unfinished
         limits, rules = recovery_limits(status), await self._cordoner.rules(status)
@@ -337,6 +407,8 @@ class Reconciler:
         observation = observe(status, snapshot, limits, capacity, rules)
         report_kept_nodes(status, observation)
         decision = decide(observation)
+        if snapshot.cached and not isinstance(decision, Wait):
+            raise LiveReadNeededError(f"{status.key} is disturbed")
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)
@@ -359,13 +431,18 @@ class Reconciler:
             set_internal_error(status, error, running=True)
         return Capacity()
 
-    async def _write(self, status: StatusBuilder) -> bool:
-        """Write the status; False when the recipe no longer exists."""
+    async def _write(self, status: StatusBuilder, *, cached: bool) -> bool:
+        """Write the status; False when the recipe no longer exists.
+
+        Raises LiveReadNeededError where it was made from a `cached` recipe that has changed.
+        """
         try:
-            await self._api.apply(RECIPES, status.patch(), "status")
+            self._caches.recipes.refresh(await self._api.apply(RECIPES, status.patch(), "status"))
         except ApiError as error:
             if error.not_found:
                 return False
+            if error.conflict and cached:
+                raise LiveReadNeededError(f"{status.key} has changed") from None
             raise
         return True
 
@@ -387,6 +464,11 @@ class Reconciler:
         self._snapshots.drop_pod_ends(key)
         metrics.remove_run(key)
         self._refused.pop(key, None)
+
+
+def _has_trained(status: StatusBuilder) -> bool:
+    """Whether the recorded job has reached the last iteration, though the run may still export."""
+    return status.phase == Phase.SUCCEEDED or status.condition(Condition.EXPORTED) is not None
 
 
 def _job_hash(status: StatusBuilder) -> str | None:

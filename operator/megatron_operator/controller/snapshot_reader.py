@@ -2,20 +2,29 @@
 
 from dataclasses import replace
 
+from megatron_operator.api.errors import OperatorError
+from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.controller.api_client import EVENTS, JOBS, ApiClient
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
 from megatron_operator.lifecycle.node_health import suspects
-from megatron_operator.lifecycle.object_metadata import Object, owned_by
+from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import replacement_pods
-from megatron_operator.manifests import object_name, pytorchjob
+from megatron_operator.lifecycle.undisturbed import trains_undisturbed
+from megatron_operator.manifests import object_name
+from megatron_operator.manifests.job_backend import JobPhase
+from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
 from megatron_operator.manifests.metadata import ROLE_TRAINER
-from megatron_operator.manifests.pytorchjob import JobPhase
+
+
+class LiveReadNeededError(OperatorError):
+    """What the caches hold is not enough: the run has to be read from the API server."""
 
 
 class SnapshotReader:
@@ -24,20 +33,21 @@ class SnapshotReader:
     The cache may be lost: then the cause of a restart is less precise, and nothing else changes.
     """
 
-    def __init__(self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller) -> None:
+    def __init__(self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller, caches: Caches) -> None:
         self._api = api
+        self._caches = caches
         self._nodes = nodes
         self._poller = poller
         self._ends: dict[RecipeKey, dict[str, PodEnd]] = {}
 
     def cache_pod_end(self, key: RecipeKey, pod: Object) -> None:
         """Cache how a pod ended, if it has ended."""
-        job_name = (pod["metadata"].get("labels") or {}).get(pytorchjob.LABEL_JOB_NAME)
+        job_name = backend_of_pod(pod).job_name(pod)
         end = pod_end(pod, job_name) if job_name else None
         if end is None:
             return
         known = self._ends.setdefault(key, {})
-        name = pod["metadata"]["name"]
+        name = stable_name(pod)
         # A deletion after the end adds nothing.
         if end.exit_code is not None or name not in known:
             known[name] = end
@@ -54,25 +64,43 @@ class SnapshotReader:
         """The run as it is now."""
         key = status.key
         job = await self.read_job(key)
+        # After the job: where there is none, no pod of it can appear any more.
         trainers = await pods_of_role(self._api, status, ROLE_TRAINER)
-        uid = None if job is None else job["metadata"]["uid"]
-        own = [pod for pod in trainers if uid is not None and owned_by(pod, uid)]
-        snapshot = RunSnapshot(
+        nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
+        snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
+        if snapshot.job_phase is JobPhase.ACTIVE and len(snapshot.pods) < snapshot.size:
+            backend, existing = snapshot.backend, snapshot.existing_job
+            events = await self._api.find(EVENTS, key.namespace, fields=backend.event_selector(existing))
+            own_events = tuple(event for event in events if backend.is_event_of(existing, event))
+            snapshot = replace(snapshot, events=own_events)
+        return await self._with_ends_from_events(status, snapshot)
+
+    def from_cache(self, status: StatusBuilder) -> RunSnapshot:
+        """The run as the watches delivered it, without any request.
+
+        Raises LiveReadNeededError unless it trains undisturbed.
+        """
+        key = status.key
+        job = self._caches.jobs.get(key.namespace, object_name(key.name))
+        pods = self._caches.pods.of_recipe(key)
+        trainers = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_TRAINER]
+        snapshot = replace(self._snapshot(status, job, trainers), cached=True)
+        if not trains_undisturbed(status, snapshot):
+            raise LiveReadNeededError(f"{key} does not train undisturbed")
+        return snapshot
+
+    def _snapshot(self, status: StatusBuilder, job: Object | None, trainers: list[Object]) -> RunSnapshot:
+        key = status.key
+        own = [] if job is None else [pod for pod in trainers if backend_of(job).owns(job, pod)]
+        return RunSnapshot(
             now=status.now,
             job=job,
-            pods=tuple(sorted(own, key=pytorchjob.node_rank)),
+            pods=tuple(sorted(own, key=node_rank)),
             leftover_pods=tuple(pod for pod in trainers if pod not in own),
             reading=self._poller.reading(key),
             silence=self._poller.silence(key),
             ends=dict(self._ends.get(key, {})),
-            nodes=await self._nodes.of(trainers, status.now, suspects(status.recovery)),
         )
-        if snapshot.job_phase is JobPhase.ACTIVE and len(snapshot.pods) < snapshot.size:
-            selector = f"involvedObject.uid={uid},type=Warning"
-            snapshot = replace(
-                snapshot, events=tuple(await self._api.find(EVENTS, key.namespace, fields=selector))
-            )
-        return await self._with_ends_from_events(status, snapshot)
 
     async def _with_ends_from_events(self, status: StatusBuilder, snapshot: RunSnapshot) -> RunSnapshot:
         """Add how pods ended that were replaced while the operator was not running."""

@@ -8,6 +8,7 @@ from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.pod_end_events import exit_code_in_events, previous_pod_end
 from megatron_operator.lifecycle.pod_termination import PodEnd, short_name
 from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.manifests.job_backends import stable_name
 
 MAX_PODS: Final = 8
 """At most so many pods are inspected."""
@@ -21,7 +22,7 @@ async def ends_from_events(
     `since` is an RFC 3339 time: exit codes reported before are of an earlier pod. `placement` is what the
     status has of the gang's nodes.
     """
-    missing = [pod for pod in pods if pod["metadata"]["name"] not in snapshot.ends][:MAX_PODS]
+    missing = [pod for pod in pods if stable_name(pod) not in snapshot.ends][:MAX_PODS]
     if not missing:
         return {}
     namespace = snapshot.existing_job["metadata"]["namespace"]
@@ -36,5 +37,5 @@ async def ends_from_events(
         code = exit_code_in_events(of_job, name, since)
         end = previous_pod_end(pod, short_name(pod, snapshot.name), code, of_pod, placement)
         if end is not None:
-            ends[name] = end
+            ends[stable_name(pod)] = end
     return ends

@@ -41,6 +41,8 @@ LAYOUT: Final = (
     ("expertTensorParallelSize", "expert_tensor_parallel_size"),
 )
 RESHARDABLE: Final = "optimizerReshardable"
+DISTRIBUTED: Final = frozenset({"--use-distributed-optimizer", "ddp.use_distributed_optimizer=true"})
+"""Arguments of both engines by which ranks share the optimizer states."""
 FULLY_RESHARDABLE_FLAG: Final = "--dist-ckpt-optim-fully-reshardable"
 
 
@@ -61,9 +63,12 @@ def checkpoint_contract(
     if resolved.data.prepare is not None and resolved.data.prepare.tokenizer_vocab_size is not None:
         fixed["data.prepare.tokenizerVocabSize"] = resolved.data.prepare.tokenizer_vocab_size
     fixed |= {f"parallelism.{name}": getattr(plan, attribute) for name, attribute in LAYOUT}
-    fixed[RESHARDABLE] = (
-        "--use-distributed-optimizer" not in megatron_args or FULLY_RESHARDABLE_FLAG in megatron_args
-    )
+    if resolved.peft is not None:
+        fixed |= {f"peft.{name}": value for name, value in resolved.peft.wire().items() if name != "dropout"}
+        if resolved.init.source is not None:
+            # Checkpoints hold adapters only: a restart takes the frozen weights from there again.
+            fixed["init.from.megatron.path"] = resolved.init.source.checkpoint
+    fixed[RESHARDABLE] = not DISTRIBUTED & set(megatron_args) or FULLY_RESHARDABLE_FLAG in megatron_args
     # False equals unset: Megatron's switches are off by default.
     set_values = {path: value for path, value in fixed.items() if value is not False or path == RESHARDABLE}
     return {path: _text(set_values[path]) for path in sorted(set_values)}

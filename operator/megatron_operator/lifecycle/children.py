@@ -1,36 +1,25 @@
 """What to do about the objects that exist for a recipe: claims, data preparation, training job."""
 
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
-from typing import Any
+from collections.abc import Iterable
 
-from megatron_operator.api.conditions import Condition
 from megatron_operator.api.reasons import Reason
+from megatron_operator.api.status import PreparationStatus
+from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.actions import LATER
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle, name_obstacle
-from megatron_operator.lifecycle.pod_termination import pod_end
+from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import Manifests, compute_domain, prepare, pytorchjob
+from megatron_operator.manifests import Manifests, compute_domain
+from megatron_operator.manifests.job_backends import backend_of
 
 CLAIM_KIND = "PersistentVolumeClaim"
 DELETE_OR_RENAME = "delete it, or rename the recipe"
 
 
-class Preparation(StrEnum):
-    """State of a data preparation."""
-
-    DELETING = "deleting"
-    OUTDATED = "outdated"
-    """It is to be deleted and created again."""
-    RUNNING = "running"
-    COMPLETE = "complete"
-    FAILED = "failed"
-
-
 def job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:
-    """Why a PyTorchJob of the recipe's name cannot be followed; None where it is the recipe's own."""
-    return name_obstacle(status, pytorchjob.KIND, job, DELETE_OR_RENAME)
+    """Why a training job of the recipe's name cannot be followed; None where it is the recipe's own."""
+    return name_obstacle(status, backend_of(job).KIND, job, DELETE_OR_RENAME)
 
 
 def compute_domain_obstacle(status: StatusBuilder, existing: Object) -> Obstacle | None:
@@ -42,8 +31,8 @@ def compute_domain_obstacle(status: StatusBuilder, existing: Object) -> Obstacle
     return found
 
 
-def preparation_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:
-    """Why a Job of the preparation's name cannot be used; None where it is the recipe's own."""
+def batch_job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:
+    """Why a Job of a stage's name cannot be used; None where it is the recipe's own."""
     return name_obstacle(status, "Job", job, DELETE_OR_RENAME)
 
 
@@ -52,29 +41,33 @@ def policy_obstacle(status: StatusBuilder, policy: Object) -> Obstacle | None:
     return name_obstacle(status, "NetworkPolicy", policy, DELETE_OR_RENAME)
 
 
-def preparation_state(job: Mapping[str, Any], digest: str, *, edited: bool) -> Preparation:
-    """State of the recipe's own preparation; `digest` is the hash of the one that is needed.
-
-    `edited` retries one that failed.
-    """
-    if is_deleting(job):
-        return Preparation.DELETING
-    done = {c["type"] for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
-    if content_hash(job) != digest or ("Failed" in done and edited):
-        return Preparation.OUTDATED
-    if "Complete" in done:
-        return Preparation.COMPLETE
-    return Preparation.FAILED if "Failed" in done else Preparation.RUNNING
+def preparation_targets(pods: Iterable[Object]) -> tuple[ProgressTarget, ...]:
+    """Pods that serve the progress of the preparation; each knows that of all."""
+    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+    return tuple(
+        ProgressTarget(pod["metadata"]["name"], pod["status"]["podIP"], number)
+        for number, pod in enumerate(running)
+        if pod["status"].get("podIP")
+    )
 
 
-def set_preparation_failed(status: StatusBuilder, job: Object, pods: Iterable[Object]) -> None:
-    """End the run because its preparation failed; the newest pod's termination message has the cause."""
-    name = job["metadata"]["name"]
-    ends = [end.cause for pod in pods if (end := pod_end(pod, name, prepare.CONTAINER))]
-    failed = next(c for c in job["status"]["conditions"] if (c["type"], c["status"]) == ("Failed", "True"))
-    cause = f"preparation failed: {ends[-1] if ends else failed.get('message', 'no reason given')}"
-    status.set_condition(Condition.PREPARED, False, Reason.PREPARE_FAILED, cause)
-    status.fail(Reason.PREPARE_FAILED, cause)
+def set_preparation_progress(status: StatusBuilder, reading: ProgressReading | None) -> None:
+    """Report how far the preparation is, as its pods last answered."""
+    progress = None if reading is None else reading.report.preparation
+    if reading is None or progress is None:
+        return
+    left = progress.seconds_left
+    # Rounded, so that the time does not change with every answer.
+    end = None if left is None else timestamp(60.0 * round((reading.answered + left) / 60.0))
+    status.set(
+        preparation=PreparationStatus(
+            documents=progress.documents,
+            bytes_done=min(progress.bytes_done, progress.bytes_total),
+            bytes_total=progress.bytes_total,
+            bytes_per_second=progress.bytes_per_second and float(f"{progress.bytes_per_second:.3g}"),
+            eta=end,
+        )
+    )
 
 
 def missing_claim(name: str, namespace: str) -> Obstacle:
@@ -87,6 +80,26 @@ def ending_claim(name: str) -> Obstacle:
     """A claim is being deleted: a pod that mounts it would not start, and its data will be gone."""
     message = f"{CLAIM_KIND} {name} is being deleted; the run waits until it is gone"
     return Obstacle(Reason.VOLUME_CLAIM_TERMINATING, message, LATER)
+
+
+def access_obstacle(manifests: Manifests, existing: Object) -> Obstacle | None:
+    """Why the pods that prepare the data cannot all mount the recipe's claim; None where they can."""
+    job, name = manifests.prepare_job, existing["metadata"]["name"]
+    workers = 1 if job is None else job["spec"].get("parallelism", 1)
+    if job is None or workers == 1:
+        return None
+    volumes = job["spec"]["template"]["spec"]["volumes"]
+    mounted = {
+        each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each
+    }
+    modes = existing.get("spec", {}).get("accessModes") or []
+    if name not in mounted or "ReadWriteMany" in modes:
+        return None
+    message = (
+        f"{CLAIM_KIND} {name} is {' and '.join(modes)}, for the pods of one node, and data.prepare.workers "
+        f"is {workers}; name one with ReadWriteMany, or set workers: 1, which uses all processors of its node"
+    )
+    return Obstacle(Reason.VOLUME_CLAIM_OF_ONE_NODE, message, LATER)
 
 
 def claim_obstacle(status: StatusBuilder, manifests: Manifests, existing: Object) -> Obstacle | None:

@@ -15,6 +15,7 @@ from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.node_evidence import NODE_LOST, SAME_FAILURE, add_evidence
 from megatron_operator.lifecycle.pod_termination import PodEnd
+from megatron_operator.lifecycle.reported_incidents import OBSERVED_KINDS
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
 
 
@@ -160,6 +161,24 @@ def recovered(recovery: RecoveryStatus, now: float, *, resumed_from: int | None)
         resumed_from=resumed_from,
         lost_iterations=lost,
     )
+
+
+def interrupted_at(recovery: RecoveryStatus, reached: int | None, *, progress: str | None) -> RecoveryStatus:
+    """Raise the iteration of an open incident to the one that the run had reached.
+
+    An operator that has just started records an incident before a pod has answered it. Then the status is
+    behind, and surviving pods that report a later iteration have not trained since.
+
+    Args:
+        reached: The last iteration that is known from before the incident.
+        progress: The time of the progress in the status; once it is later than the incident, pods answered.
+    """
+    open_ = incident_history.unrecovered(recovery)
+    if open_ is None or open_.kind not in OBSERVED_KINDS or open_.generation is not None or reached is None:
+        return recovery
+    if (seconds(progress) or 0.0) >= (seconds(open_.time) or 0.0) or reached <= (open_.iteration or 0):
+        return recovery
+    return incident_history.change(recovery, open_.number, iteration=reached)
 
 
 def checkpoint_saved(recovery: RecoveryStatus, iteration: int | None) -> RecoveryStatus:

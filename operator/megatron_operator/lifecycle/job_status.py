@@ -21,7 +21,8 @@ def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
     """Report the plan: how the run is mapped to its accelerators."""
     plan = desired.plan
     notes = [cut(note, LONGEST_CAUSE) for note in plan.notes[:MAX_NOTES]]
-    status.set(plan=plan.model_copy(update={"notes": notes}))
+    price = desired.run.resolved.profile.price_per_gpu_hour
+    status.set(plan=plan.model_copy(update={"notes": notes, "price_per_gpu_hour": price}))
     if plan.world_size == desired.requested and status.recovery.elastic is not None:
         status.set_recovery(elastic=None)
     sizes = (
@@ -95,9 +96,28 @@ def set_obstacle(status: StatusBuilder, obstacle: Obstacle, *, running: bool) ->
 def set_prepared(status: StatusBuilder, desired: DesiredState) -> None:
     """Report that the data is ready: its preparation is complete, or none was needed."""
     digest = desired.manifests.prepare_hash
-    status.set(prepared=digest)
+    status.set(prepared=digest, preparation=None)
     reason = Reason.PREPARED if digest else Reason.NOTHING_TO_PREPARE
     status.set_condition(Condition.PREPARED, True, reason)
+
+
+def set_trained(status: StatusBuilder, text: str) -> None:
+    """Report that the run has reached its last iteration, and that its export is left to do."""
+    status.set(phase=Phase.EXPORTING)
+    status.remove_conditions(Condition.FAILED, Condition.SUCCEEDED)
+    status.set_condition(Condition.RUNNING, False, Reason.SUCCEEDED, text)
+    if status.condition(Condition.EXPORTED) is None:
+        status.set_condition(Condition.EXPORTED, False, Reason.EXPORTING, "the export job is due")
+
+
+def set_succeeded(status: StatusBuilder, text: str) -> None:
+    """Report that all that the recipe asks for is done."""
+    known = status.is_true(Condition.SUCCEEDED)
+    status.set(phase=Phase.SUCCEEDED)
+    status.set_condition(Condition.RUNNING, False, Reason.SUCCEEDED, text)
+    status.set_condition(Condition.SUCCEEDED, True, Reason.SUCCEEDED, text)
+    if not known:
+        status.add_event(Reason.SUCCEEDED, text or "the run is complete")
 
 
 def set_starting(status: StatusBuilder, reason: Reason, message: str) -> None:
@@ -156,6 +176,8 @@ def reset_job_status(status: StatusBuilder) -> None:
 
 def _clear_job_fields(status: StatusBuilder) -> None:
     """The run continues in another job, so its count of restarts stays."""
+    status.set(exported=None)
+    status.remove_conditions(Condition.EXPORTED)
     status.set(job=None, progress=status.progress.model_copy(update={"generation": None, "eta": None}))
     status.set_recovery(
         pods_as_of=None, gang=None, restart_before=None, outgoing_job=None, waiting_since=None

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from megatron_operator.lifecycle.node_state import node_of
+from megatron_operator.manifests.job_backends import node_rank
 from megatron_operator.manifests.metadata import digest
-from megatron_operator.manifests.pytorchjob import node_rank
 
 DIGITS: Final = 6
 """Hex digits for each pod: 12 KB of the status for 2,000 pods. A wrong name passes one time in 16 million."""

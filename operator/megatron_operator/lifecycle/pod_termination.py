@@ -11,6 +11,7 @@ from megatron_contract.termination import TerminationMessage
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import disruption_target, node_of
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE
+from megatron_operator.manifests.job_backends import stable_name
 
 DELETED: Final = "Deleted"
 VOLUNTARY_DISRUPTIONS: Final = frozenset(
@@ -59,7 +60,7 @@ class PodEnd:
 
 def short_name(pod: Mapping[str, Any], job_name: str) -> str:
     """`llama3-8b-worker-3` -> `worker-3`."""
-    return str(pod["metadata"]["name"]).removeprefix(f"{job_name}-")
+    return stable_name(dict(pod)).removeprefix(f"{job_name}-")
 
 
 def pod_end(pod: Mapping[str, Any], job_name: str, container: str = CONTAINER_NAME) -> PodEnd | None:
@@ -136,6 +137,11 @@ def ended_early(pod: Mapping[str, Any]) -> bool:
     return ended.get("exitCode") == 0 and (message is None or not message.completed)
 
 
+def container_message(pod: Mapping[str, Any], container: str) -> str:
+    """The termination message of a container that has ended; empty while it runs."""
+    return str((_terminated(pod, container) or {}).get("message") or "")
+
+
 def termination_message(pod: Mapping[str, Any]) -> TerminationMessage | None:
     """The trainer's termination message; None while it runs, or when another program wrote the message."""
-    return TerminationMessage.parse((_terminated(pod, CONTAINER_NAME) or {}).get("message") or "")
+    return TerminationMessage.parse(container_message(pod, CONTAINER_NAME))

@@ -28,6 +28,8 @@ class ProgressReading:
     """Restarts of ranks, summed over the pods."""
     unmoved: float = 0.0
     """Seconds for which pods have answered while phase, iteration and generation stayed the same."""
+    reached: int | None = None
+    """The last iteration that was reported in the generation before this one; None when not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Final
 
 from megatron_contract.progress import ProgressReport
 
-from megatron_operator.api.status import Progress, RunWarning
+from megatron_operator.api.status import Progress, RunWarning, ValidationStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.pod_termination import short_name
@@ -14,7 +14,7 @@ from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_rep
 from megatron_operator.lifecycle.snapshot import RunSnapshot, bound_since
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_size import LONGEST_WARNING, MAX_WARNINGS, cut
-from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.job_backends import node_rank
 
 TRAINING_PHASES: Final = frozenset({"training", "saving", "evaluating"})
 _NUMBERS: Final = re.compile(r"[0-9.]+")
@@ -30,10 +30,32 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         status.set(checkpoint=status.checkpoint.model_copy(update=newest))
     if snapshot.reading.rank_restarts > status.recovery.rank_restarts:
         status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
+    _update_validation(status, report)
     _update_warnings(status, report)
     _add_incidents(status, snapshot, report)
-    if report.generation is not None:
-        _update_iteration(status, report)
+    update_iteration(status, snapshot)
+
+
+def update_iteration(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    """Copy the iteration that pods last reported into the status, with its loss and speed."""
+    reading = snapshot.reading
+    if reading is not None and snapshot.pods and reading.report.generation is not None:
+        _update_iteration(status, reading)
+
+
+def reached_iteration(status: StatusBuilder, snapshot: RunSnapshot) -> int | None:
+    """The last iteration that the generation in the status is known to have completed.
+
+    The status may be older than what pods have reported since, and new pods may have completed the
+    rendezvous by now: then what they report is from after the interruption.
+    """
+    written, reading = status.progress, snapshot.reading
+    if reading is None or written.generation is None:
+        return written.iteration
+    same = reading.report.generation == written.generation
+    live = reading.report.iteration if same else reading.reached
+    known = [each for each in (written.iteration, live) if each is not None]
+    return max(known, default=None)
 
 
 def update_goodput(status: StatusBuilder, reading: ProgressReading | None) -> None:
@@ -47,7 +69,8 @@ def display(iteration: int | None, total: int | None) -> str | None:
     return None if iteration is None else f"{iteration}/{total if total is not None else '?'}"
 
 
-def _update_iteration(status: StatusBuilder, report: ProgressReport) -> None:
+def _update_iteration(status: StatusBuilder, reading: ProgressReading) -> None:
+    report = reading.report
     old, generation = status.progress, report.generation
     restarted = old.generation is not None and generation != old.generation
     iteration = report.iteration
@@ -56,6 +79,10 @@ def _update_iteration(status: StatusBuilder, report: ProgressReport) -> None:
     step, total = report.step_seconds, report.train_iters
     if (iteration, total, generation) == (old.iteration, old.train_iters, old.generation):
         return
+    moved = status.now
+    if generation == old.generation:
+        # The status may be behind: the iteration may have changed some time ago.
+        moved = min(moved, reading.answered) - reading.unmoved
     eta = None
     if step and total and iteration is not None:
         eta = timestamp(status.now + step * max(0, total - iteration))
@@ -71,7 +98,7 @@ def _update_iteration(status: StatusBuilder, report: ProgressReport) -> None:
             eta=eta,
             display=display(iteration, total),
             generation=generation,
-            time=timestamp(status.now),
+            time=timestamp(moved),
         )
     )
 
@@ -80,7 +107,7 @@ def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: Progres
     if not report.incidents:
         return
     placement = {
-        pytorchjob.node_rank(pod): PodPlacement(
+        node_rank(pod): PodPlacement(
             short_name(pod, snapshot.name), node_of(pod), since=bound_since(pod) or 0.0
         )
         for pod in snapshot.pods
@@ -93,6 +120,19 @@ def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: Progres
         checkpoint=status.checkpoint.iteration,
     )
     status.set(recovery=recovery)
+
+
+def _update_validation(status: StatusBuilder, report: ProgressReport) -> None:
+    if report.validation_iteration is None or report.validation_loss is None:
+        return
+    status.set(
+        validation=ValidationStatus(
+            iteration=report.validation_iteration,
+            loss=float(f"{report.validation_loss:.5g}"),
+            best_iteration=report.best_validation_iteration,
+            best_loss=_rounded(report.best_validation_loss),
+        )
+    )
 
 
 def _update_warnings(status: StatusBuilder, report: ProgressReport) -> None:

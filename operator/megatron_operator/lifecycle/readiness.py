@@ -17,6 +17,7 @@ NEEDS_A_USER: Final = frozenset(
     {
         Reason.VOLUME_CLAIM_MISSING,
         Reason.VOLUME_CLAIM_REFUSED,
+        Reason.VOLUME_CLAIM_OF_ONE_NODE,
         Reason.NAME_TAKEN,
         Reason.PYTORCHJOB_MISSING,
         Reason.COMPUTE_DOMAIN_MISSING,
@@ -28,7 +29,9 @@ NEEDS_A_USER: Final = frozenset(
 )
 """Reasons to wait that end only when somebody acts. Capacity, quota and queues become free by themselves."""
 _IN_PROGRESS: Final = {
+    Phase.IMPORTING: Condition.IMPORTED,
     Phase.PREPARING: Condition.PREPARED,
+    Phase.EXPORTING: Condition.EXPORTED,
     Phase.RECOVERING: Condition.RECOVERING,
 }
 """Phase -> the condition that explains it; Running for all others."""

@@ -39,6 +39,7 @@ from megatron_operator.lifecycle.node_health import avoidance_limits
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.observation import Capacity, Heartbeat, History, Limits, Observation
 from megatron_operator.lifecycle.pod_termination import ended_early, pod_end, short_name
+from megatron_operator.lifecycle.progress_status import reached_iteration
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     Decision,
@@ -51,8 +52,8 @@ from megatron_operator.lifecycle.recovery_policy import (
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import REASONS
+from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.node_avoidance import avoided, avoided_by
-from megatron_operator.manifests.pytorchjob import JobPhase
 
 STARTING_RECHECK: Final = 3.0
 """Seconds between two checks of pods that do not all run: what blocks them may show in Events only."""
@@ -196,7 +197,7 @@ def add_incident_events(status: StatusBuilder, before: RecoveryStatus) -> None:
             status.add_event(REASONS[each.kind], f"{each.cause}{where}", warning=True)
 
 
-def record_edited_count(status: StatusBuilder, before: int | None, count: int) -> None:
+def record_edited_count(status: StatusBuilder, snapshot: RunSnapshot, before: int | None, count: int) -> None:
     """Record an incident when an edit changes the run's accelerators from `before` to `count`.
 
     `before` is read from the job, or from a status that still records a deleted job, so the incident is
@@ -205,7 +206,8 @@ def record_edited_count(status: StatusBuilder, before: int | None, count: int) -
     if before is None or before == count or status.ended:
         return
     cause = f"accelerator.count was edited: {before} before, {count} now"
-    recovery = resized_by_edit(status.recovery, cause, status.now, iteration=status.progress.iteration)
+    reached = reached_iteration(status, snapshot)
+    recovery = resized_by_edit(status.recovery, cause, status.now, iteration=reached)
     status.set(recovery=recovery)
     status.add_event(_direction(before, count), f"continues on {count} accelerators: {cause}")
 

@@ -14,10 +14,10 @@ from megatron_operator.lifecycle.observation import PodPhase, PodView
 from megatron_operator.lifecycle.pod_termination import PodEnd, ended_early, pod_end
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, Silence
 from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delete_or_wait
-from megatron_operator.manifests import pytorchjob
 from megatron_operator.manifests.image_pinning import by_digest, trainer_image
+from megatron_operator.manifests.job_backend import LABEL_QUEUE, JobBackend, JobPhase
+from megatron_operator.manifests.job_backends import backend_of, node_rank
 from megatron_operator.manifests.metadata import digest
-from megatron_operator.manifests.pytorchjob import JobPhase
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class RunSnapshot:
     """Warnings about the job."""
     nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
     """Nodes with pods that are being deleted, and suspects; empty where nodes may not be read."""
+    cached: bool = False
+    """Whether job and pods are what the watches delivered, which may be out of date."""
 
     def with_job(self, job: Object) -> "RunSnapshot":
         """The same moment with the job that has just been created."""
@@ -52,6 +54,11 @@ class RunSnapshot:
         """The job, where the caller knows that there is one."""
         assert self.job is not None, "the run has no job"
         return self.job
+
+    @cached_property
+    def backend(self) -> JobBackend:
+        """The kind of the job."""
+        return backend_of(self.existing_job)
 
     @cached_property
     def name(self) -> str:
@@ -66,29 +73,28 @@ class RunSnapshot:
     @cached_property
     def job_phase(self) -> JobPhase | None:
         """The job's phase; None without a job."""
-        return None if self.job is None else pytorchjob.state(self.job).phase
+        return None if self.job is None else self.backend.state(self.job).phase
 
     @cached_property
     def job_message(self) -> str | None:
         """The message of the job's last condition."""
-        return pytorchjob.state(self.existing_job).message
+        return self.backend.state(self.existing_job).message
 
     @cached_property
     def queue(self) -> str | None:
         """The Kueue queue that the job waits in."""
         labels = self.existing_job["metadata"].get("labels") or {}
-        return labels.get(pytorchjob.LABEL_QUEUE)
+        return labels.get(LABEL_QUEUE)
 
     @cached_property
     def size(self) -> int:
         """Number of pods in the gang."""
-        replicas = self.existing_job["spec"]["pytorchReplicaSpecs"].values()
-        return sum(int(replica.get("replicas", 1)) for replica in replicas)
+        return self.backend.size(self.existing_job)
 
     @cached_property
     def per_node(self) -> int:
         """Accelerators of one pod."""
-        return int(self.existing_job["spec"]["nprocPerNode"])
+        return self.backend.per_node(self.existing_job)
 
     @cached_property
     def accelerators(self) -> int:
@@ -150,7 +156,7 @@ class RunSnapshot:
 
         Without the Master's pod, the phase of the job counts.
         """
-        master = next((pod for pod in self.pods if pytorchjob.node_rank(pod) == 0), None)
+        master = next((pod for pod in self.pods if node_rank(pod) == 0), None)
         if self.job_phase is not JobPhase.SUCCEEDED or master is None or not ended_early(master):
             return None
         end = pod_end(master, self.name)
@@ -176,7 +182,7 @@ class RunSnapshot:
     def progress_targets(self) -> tuple[ProgressTarget, ...]:
         """Pods that serve /progress."""
         return tuple(
-            ProgressTarget(pod["metadata"]["name"], pod["status"]["podIP"], pytorchjob.node_rank(pod))
+            ProgressTarget(pod["metadata"]["name"], pod["status"]["podIP"], node_rank(pod))
             for pod in self.active_pods
             if (pod.get("status") or {}).get("podIP") and pod["status"].get("phase") == "Running"
         )
@@ -231,7 +237,7 @@ def pod_view(pod: Object, node: NodeStatus | None, now: float) -> PodView:
     phase = status.get("phase")
     began = seconds(started)
     return PodView(
-        node_rank=pytorchjob.node_rank(pod),
+        node_rank=node_rank(pod),
         phase=PodPhase(phase) if phase in set(PodPhase) else PodPhase.PENDING,
         # Kubernetes writes whole seconds: a report of the same second may come from the previous pod.
         started=None if began is None else began + 1.0,

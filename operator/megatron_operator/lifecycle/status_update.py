@@ -13,14 +13,21 @@ from megatron_operator.lifecycle.incidents import (
     PodReplacement,
     add_evidence_of,
     checkpoint_saved,
+    interrupted_at,
     pods_replaced,
     recovered,
 )
+from megatron_operator.lifecycle.job_status import set_succeeded, set_trained
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.placement import placement_of
 from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY, Diagnosis, diagnose
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end, short_name, termination_message
-from megatron_operator.lifecycle.progress_status import TRAINING_PHASES, display, update_progress
+from megatron_operator.lifecycle.progress_status import (
+    TRAINING_PHASES,
+    display,
+    reached_iteration,
+    update_progress,
+)
 from megatron_operator.lifecycle.reachability import (
     reported_unreachable,
     set_unreachable,
@@ -28,7 +35,8 @@ from megatron_operator.lifecycle.reachability import (
 )
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests.pytorchjob import JobPhase
+from megatron_operator.manifests.job_backend import JobPhase
+from megatron_operator.manifests.job_backends import stable_name
 
 REASONS: Final = {
     "rank": Reason.RANK_RESTARTED,
@@ -44,7 +52,8 @@ NO_PROGRESS_KNOWN: Final = "all pods run; no progress is known yet"
 
 def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     """Bring the status of a run with a job up to the snapshot."""
-    reached = status.progress.iteration
+    reached = reached_iteration(status, snapshot)
+    status.set(recovery=interrupted_at(status.recovery, reached, progress=status.progress.time))
     update_progress(status, snapshot)
     if snapshot.early_exit is not None:
         status.set_condition(Condition.RUNNING, False, Reason.LEFT_EARLY, snapshot.early_exit)
@@ -77,7 +86,7 @@ def replacement_pods(recovery: RecoveryStatus, snapshot: RunSnapshot) -> tuple[O
     new = tuple(pod for pod in active if pod["metadata"]["creationTimestamp"] > recovery.pods_as_of)
     if not new and snapshot.gang_hash is not None and recovery.gang not in (None, snapshot.gang_hash):
         # Replaced in the second in which the others were created; the API server's times are whole seconds.
-        known = tuple(pod for pod in active if pod["metadata"]["name"] in snapshot.ends)
+        known = tuple(pod for pod in active if stable_name(pod) in snapshot.ends)
         return known[:1] or active[-1:]
     return new
 
@@ -91,8 +100,7 @@ def _add_evidence(status: StatusBuilder, snapshot: RunSnapshot) -> None:
 def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: int | None) -> None:
     """Count pods that replaced others, once each.
 
-    `reached` is the iteration in the status before this reconcile: the new pods may have completed the
-    rendezvous by now, so what they report is from after the replacement.
+    `reached` is the last iteration before the replacement.
     """
     recovery, active, gang = status.recovery, snapshot.active_pods, snapshot.gang_hash
     if not active:
@@ -109,8 +117,7 @@ def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: i
             status.set_recovery(gang=gang)
         return
     replaced = [
-        PodReplacement(short_name(pod, snapshot.name), snapshot.ends.get(pod["metadata"]["name"]))
-        for pod in new
+        PodReplacement(short_name(pod, snapshot.name), snapshot.ends.get(stable_name(pod))) for pod in new
     ]
     counted = pods_replaced(
         recovery,
@@ -255,13 +262,11 @@ def _set_succeeded(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if message is not None and message.checkpoint_iteration is not None:
         newest = {"iteration": message.checkpoint_iteration}
         status.set(checkpoint=status.checkpoint.model_copy(update=newest))
-    known = status.is_true(Condition.SUCCEEDED)
     resumed_from = None if snapshot.reading is None else snapshot.reading.report.resumed_from
-    status.set(phase=Phase.SUCCEEDED)
     status.set(recovery=recovered(status.recovery, status.now, resumed_from=resumed_from))
     text = "" if iteration is None else f"all {iteration} iterations are complete"
-    status.set_condition(Condition.RUNNING, False, Reason.SUCCEEDED, text)
     _set_recovered(status)
-    status.set_condition(Condition.SUCCEEDED, True, Reason.SUCCEEDED, text)
-    if not known:
-        status.add_event(Reason.SUCCEEDED, text or "the run is complete")
+    if status.spec.get("export") and not status.is_true(Condition.SUCCEEDED):
+        set_trained(status, text)
+    else:
+        set_succeeded(status, text)

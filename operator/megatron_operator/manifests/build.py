@@ -4,20 +4,21 @@ from dataclasses import dataclass
 
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
-from megatron_operator.manifests import compute_domain, gang_scheduling, prepare, pytorchjob
+from megatron_operator.manifests import compute_domain, convert, gang_scheduling, prepare, pytorchjob
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.network_policy import network_policy
-from megatron_operator.manifests.pod import template
+from megatron_operator.manifests.pod import image_errors, template
 from megatron_operator.manifests.storage import storage
 from megatron_operator.planner import PlannedRun, bridge
+from megatron_operator.planner.bridge_run import missing_errors
 
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
     """Objects to create for a recipe.
 
-    In this order: claims, preparation Job, NetworkPolicy, ComputeDomain, PyTorchJob.
+    In this order: claims, import Job, preparation Job, NetworkPolicy, ComputeDomain, PyTorchJob, export Job.
     """
 
     claims: tuple[Manifest, ...]
@@ -26,12 +27,15 @@ class Manifests:
     """Claims that the user names and that must exist."""
     checkpoint_claim: str
     """Name of the claim of the checkpoints, whoever created it."""
+    import_job: Manifest | None
     prepare_job: Manifest | None
     network_policy: Manifest | None
     """None where the platform wants none."""
     compute_domain: Manifest | None
     """ComputeDomain of the run, or None where the profile asks for none or the run has one node."""
     job: Manifest
+    export_job: Manifest | None
+    """To be created once the run has succeeded."""
 
     @property
     def job_hash(self) -> str:
@@ -47,20 +51,22 @@ class Manifests:
 
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""
-        before = (*self.claims, self.prepare_job, self.network_policy, self.compute_domain)
-        return [*(each for each in before if each is not None), self.job]
+        before = (*self.claims, self.import_job, self.prepare_job, self.network_policy, self.compute_domain)
+        return [each for each in (*before, self.job, self.export_job) if each is not None]
 
 
 def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Manifests:
     """Objects of an admitted recipe; `uid` is that of its MegatronRecipe.
 
     With `require_checkpoint` a start without a usable checkpoint fails; for runs that are known to have one.
-    Raises InvalidRecipeError for a recipe of engine `bridge`, and if the image or a volume size is missing or
-    an environment name is reserved.
+    Raises InvalidRecipeError for a recipe that is not started, and if the image, a volume size or, with
+    engine `bridge`, what the run starts from is missing, or an environment name is reserved.
     """
     resolved, plan = run.resolved, run.plan
-    if resolved.engine == "bridge":
+    if not resolved.starts:
         raise InvalidRecipeError([bridge.not_supported_error(resolved)])
+    if resolved.engine == "bridge" and (missing := [*missing_errors(resolved), *image_errors(resolved)]):
+        raise InvalidRecipeError(missing)
     owner = Owner(run.name, run.namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
     queue = resolved.scheduling.queue
@@ -78,8 +84,10 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         claims=claims.created,
         expected_claims=claims.expected,
         checkpoint_claim=claims.checkpoint,
+        import_job=convert.import_job(owner, resolved, plan, claims),
         prepare_job=prepare.job(owner, resolved, claims, run.arguments),
         network_policy=network_policy(owner, resolved.network_policies),
         compute_domain=compute_domain.domain(owner, resolved, plan),
         job=with_hash(job(require_checkpoint), digest(job(False))),
+        export_job=convert.export_job(owner, resolved, plan, claims),
     )

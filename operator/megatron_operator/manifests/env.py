@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from megatron_contract.environment import (
     DEFAULT_TERMINATION_LOG,
     ENV_BIND_CPUS,
+    ENV_ENGINE,
     ENV_GANG_TOKEN_FILE,
     ENV_HANG_TIMEOUT,
     ENV_KEEP_CHECKPOINTS,
@@ -62,6 +63,8 @@ def environment(
         ENV_TERMINATION_GRACE: str(grace_seconds(resolved, plan) - SHUTDOWN_SECONDS),
     }
     values |= _recovery_settings(resolved.recovery)
+    if resolved.engine == "bridge":
+        values[ENV_ENGINE] = resolved.engine
     if not resolved.profile.bind_cpus:
         values[ENV_BIND_CPUS] = "0"
     if resolved.checkpoint.keep is not None:

@@ -2,7 +2,7 @@
 
 from megatron_operator.api.platform import VOLCANO, GangScheduling
 from megatron_operator.api.status import Plan
-from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Manifest
 
 LABEL_POD_GROUP = "scheduling.x-k8s.io/pod-group"
@@ -28,7 +28,7 @@ def apply(job: Manifest, gangs: GangScheduling | None, plan: Plan, priority_clas
         policy["scheduleTimeoutSeconds"] = gangs.schedule_timeout_seconds
     job["spec"]["runPolicy"]["schedulingPolicy"] = policy
     group = job["metadata"]["name"]
-    for pods in pytorchjob.templates(job):
+    for pods in backend_of(job).templates(job):
         pods["spec"]["schedulerName"] = gangs.scheduler
         if gangs.scheduler == VOLCANO:
             pods["metadata"].setdefault("annotations", {})[ANNOTATION_POD_GROUP] = group

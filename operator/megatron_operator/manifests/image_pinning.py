@@ -7,8 +7,9 @@ from typing import Final
 
 from megatron_contract.environment import CONTAINER_NAME
 
+from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Manifest
-from megatron_operator.manifests.pytorchjob import templates
+from megatron_operator.manifests.pytorchjob import template_patch
 
 _DIGEST: Final = "@sha256:"
 
@@ -28,21 +29,23 @@ def by_digest(image: str, image_id: str) -> str | None:
 
 def trainer_image(job: Manifest) -> str | None:
     """The image of the trainer container in all templates of a job; None when they differ."""
-    images = {each["image"] for template in templates(job) for each in _trainers(template)}
+    images = {each["image"] for template in backend_of(job).templates(job) for each in _trainers(template)}
     return images.pop() if len(images) == 1 else None
 
 
 def merge_patch(job: Manifest, image: str) -> Manifest:
-    """JSON merge patch that gives the trainer containers this image; it repeats the list of containers."""
-    replicas = {}
-    for name, replica in job["spec"]["pytorchReplicaSpecs"].items():
-        template = replica["template"]
+    """JSON merge patch that gives the trainer containers of a PyTorchJob this image.
+
+    It repeats the list of containers.
+    """
+    changes: list[Manifest] = []
+    for template in backend_of(job).templates(job):
         trainers = _trainers(template)
         containers = [
             each | {"image": image} if each in trainers else each for each in template["spec"]["containers"]
         ]
-        replicas[name] = {"template": {"spec": {"containers": containers}}}
-    return {"spec": {"pytorchReplicaSpecs": replicas}}
+        changes.append({"spec": {"containers": containers}})
+    return template_patch(job, changes)
 
 
 def _trainers(template: Manifest) -> list[Manifest]:

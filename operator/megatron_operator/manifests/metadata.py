@@ -26,6 +26,8 @@ LONGEST_RECIPE_NAME = 63
 
 ROLE_TRAINER = "trainer"
 ROLE_PREPARE = "prepare"
+ROLE_IMPORT = "import"
+ROLE_EXPORT = "export"
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from megatron_operator.manifests.affinity import HOSTNAME
+from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Manifest
-from megatron_operator.manifests.pytorchjob import templates
+from megatron_operator.manifests.pytorchjob import template_patch
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
@@ -36,14 +37,14 @@ def _names(template: Manifest) -> set[str]:
 
 def avoided(job: dict[str, Any]) -> frozenset[str]:
     """Host names that all templates of a job avoid."""
-    return frozenset(set.intersection(*(_names(template) for template in templates(job))))
+    return frozenset(set.intersection(*(_names(template) for template in backend_of(job).templates(job))))
 
 
 def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
     """A copy of the job whose templates avoid exactly these nodes."""
     changed = copy.deepcopy(job)
     names = sorted(set(nodes))
-    for template in templates(changed):
+    for template in backend_of(changed).templates(changed):
         _set_avoided(template, names)
     return changed
 
@@ -54,14 +55,15 @@ def avoided_by(pod: dict[str, Any]) -> frozenset[str]:
 
 
 def merge_patch(job: Manifest, nodes: Iterable[str]) -> Manifest:
-    """JSON merge patch that makes the job in the cluster avoid exactly these nodes; null deletes a field."""
-    replicas = {}
-    for name, replica in avoiding(job, nodes)["spec"]["pytorchReplicaSpecs"].items():
-        affinity = replica["template"]["spec"].get("affinity") or {}
+    """JSON merge patch that makes a PyTorchJob avoid exactly these nodes; null deletes a field."""
+    changed = avoiding(job, nodes)
+    changes: list[Manifest] = []
+    for template in backend_of(changed).templates(changed):
+        affinity = template["spec"].get("affinity") or {}
         node_affinity = affinity.get("nodeAffinity") or {}
         required = {_REQUIRED: node_affinity.get(_REQUIRED)}
-        replicas[name] = {"template": {"spec": {"affinity": {"nodeAffinity": required}}}}
-    return {"spec": {"pytorchReplicaSpecs": replicas}}
+        changes.append({"spec": {"affinity": {"nodeAffinity": required}}})
+    return template_patch(job, changes)
 
 
 def _set_avoided(template: Manifest, names: list[str]) -> None:

@@ -20,11 +20,20 @@ from megatron_operator.manifests.storage import Storage
 def image(resolved: ResolvedRecipe) -> str:
     """The trainer image. Raises InvalidRecipeError if neither recipe nor platform sets one."""
     if resolved.image is None:
-        fix = f"set spec.image, or image of the platform or its profile {resolved.accelerator_type}"
-        raise InvalidRecipeError(
-            [FieldError("spec.image", "is set neither by the recipe nor by the platform", fix)]
-        )
+        raise InvalidRecipeError(image_errors(resolved))
     return resolved.image
+
+
+def image_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """The error of a recipe without a trainer image."""
+    if resolved.image is not None:
+        return []
+    message = "is set neither by the recipe nor by the platform"
+    fix = f"set spec.image, or image of the platform or its profile {resolved.accelerator_type}"
+    if resolved.engine == "bridge":
+        message = "the recipe needs a trainer image with Megatron-Bridge, and platform.bridgeImage is not set"
+        fix = "have platform.bridgeImage set, or set spec.image to such an image"
+    return [FieldError("spec.image", message, fix)]
 
 
 def literal(argument: str) -> str:

@@ -2,26 +2,24 @@
 
 import json
 
-from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
+from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.environment import DATA_DIR, PROGRESS_PORT
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_operator.api.recipe import DataSpec, PrepareSpec
+from megatron_operator.catalog.data import DEFAULT_SPLIT
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import FOLDER, text_name
-from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner, with_hash
-from megatron_operator.manifests.pod import identity, image, literal
-from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
+from megatron_operator.manifests import cpu_job
+from megatron_operator.manifests.cpu_job import Work
+from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner
+from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.dataset_args import dataset_arguments
 
 CONTAINER = "prepare"
 DEFAULT_INCLUDE = "**/*.txt"
-RETRIES = 2
-FINAL: Manifest = {
-    "containerName": CONTAINER,
-    "operator": "In",
-    "values": sorted(int(code) for code in ExitCode if 0 < code < 128),
-}
+FINAL = sorted(int(code) for code in ExitCode if 0 < code < 128)
 """Exit codes that a retry cannot fix: the Job fails at once."""
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
 
@@ -39,7 +37,35 @@ def _source_arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str) 
     return [
         *("--sources", json.dumps(listed), "--output-dir", f"{DATA_DIR}/{FOLDER}"),
         *("--tokenizer-dir", tokenizer_dir, "--pods", str(prepare.workers or 1)),
+        *("--progress-port", str(PROGRESS_PORT)),
     ]
+
+
+def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun) -> list[str]:
+    """Command-line arguments of `megatron-prepare` for `data.sources` of a recipe that fine-tunes."""
+    data = resolved.data
+    listed = []
+    for source in data.sources or []:
+        entry: dict[str, object] = {"path": source.path}
+        listed.append(entry | ({"documents": source.documents} if source.documents is not None else {}))
+    batch = run.overrides["train.global_batch_size"]
+    iterations = run.overrides["train.train_iters"]
+    assert isinstance(batch, int)
+    assert isinstance(iterations, int)
+    values = [
+        *("--chats", json.dumps(listed), "--output", f"{DATA_DIR}/{data.dataset_root}"),
+        *("--output-dir", f"{DATA_DIR}/{FOLDER}"),
+        *("--tokenizer-dir", str(run.overrides["tokenizer.tokenizer_model"])),
+        *("--seq-length", str(run.overrides["model.seq_length"]), "--batch", str(batch)),
+        *("--samples", str(batch * iterations), "--max-epochs", str(data.max_epochs or 1)),
+        *("--split", data.split or DEFAULT_SPLIT, "--pods", str(prepare.workers or 1)),
+        *("--progress-port", str(PROGRESS_PORT)),
+    ]
+    if run.overrides["dataset.do_validation"]:
+        values.append("--evaluates")
+    if resolved.model.vocab_size is not None:
+        values += ["--vocab-size", str(resolved.model.vocab_size)]
+    return [literal(value) for value in values]
 
 
 def _folder_arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
@@ -51,15 +77,24 @@ def _folder_arguments(prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
     return values
 
 
-def arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str]) -> list[str]:
-    """Command-line arguments of `megatron-prepare`; `megatron`: those of the run that its data depend on."""
+def arguments(
+    resolved: ResolvedRecipe, prepare: PrepareSpec, tokenizer_dir: str, megatron: list[str], *, index: bool
+) -> list[str]:
+    """Command-line arguments of `megatron-prepare`; `megatron`: those of the run that its data depend on.
+
+    With `index`, the index of the run's samples is built. Sources are checked against the run in any case.
+    """
+    data = resolved.data
     if data.sources:
         values = _source_arguments(data, prepare, tokenizer_dir)
+        if resolved.model.vocab_size is not None:
+            values += ["--vocab-size", str(resolved.model.vocab_size)]
+        values += ["--max-epochs", str(data.max_epochs or 1), *(["--index"] if index else [])]
     else:
         values = _folder_arguments(prepare, tokenizer_dir)
     if prepare.append_eod:
         values.append("--append-eod")
-    if megatron:
+    if megatron and (index or data.sources):
         values += ["--", *megatron]
     return [literal(value) for value in values]
 
@@ -77,13 +112,6 @@ def _can_mount_checkpoints(storage: Storage, workers: int) -> bool:
     return not one_node or storage.data in new
 
 
-def _division(workers: int) -> Manifest:
-    """Fields of a Job whose pods share the work by their index."""
-    if workers == 1:
-        return {}
-    return {"completions": workers, "parallelism": workers, "completionMode": "Indexed"}
-
-
 def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list[str]) -> Manifest | None:
     """A batch Job without accelerators, or None if there is nothing to prepare.
 
@@ -93,49 +121,23 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     if prepare is None or storage.data is None:
         return None
     workers = prepare.workers or 1
-    tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
-    index = dataset_arguments(megatron) if _can_mount_checkpoints(storage, workers) else []
-    mounts: list[Manifest] = [
-        {"name": "data", "mountPath": DATA_DIR},
-        {"name": "tmp", "mountPath": "/tmp"},
-    ]
-    volumes: list[Manifest] = [
-        {"name": "data", "persistentVolumeClaim": {"claimName": storage.data}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
-    if index:
-        mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
-        volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": storage.checkpoint}})
-    spec: Manifest = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "restartPolicy": "Never",
-        "securityContext": POD_SECURITY,
-        "containers": [
-            {
-                "name": CONTAINER,
-                "image": image(resolved),
-                "command": ["megatron-prepare"],
-                "args": arguments(resolved.data, prepare, tokenizer or f"{DATA_DIR}/tokenizer", index),
-                "env": [{"name": "HOME", "value": "/tmp"}],
-                "resources": RESOURCES,
-                "securityContext": CONTAINER_SECURITY,
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": mounts,
-            }
-        ],
-        "volumes": volumes,
-    }
-    spec |= identity(resolved)
-    manifest: Manifest = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": owner.metadata(f"{owner.object_name}-prepare"),
-        "spec": {
-            "backoffLimit": RETRIES * workers,
-            **_division(workers),
-            "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": FINAL}]},
-            "template": {"metadata": {"labels": owner.labels(ROLE_PREPARE)}, "spec": spec},
-        },
-    }
-    return with_hash(manifest)
+    words = [] if resolved.engine == "bridge" else dataset_arguments(megatron)
+    index = bool(words) and _can_mount_checkpoints(storage, workers)
+    claims = {"data": storage.data} | ({"checkpoints": storage.checkpoint} if index else {})
+    if resolved.engine == "bridge":
+        own = _chat_arguments(resolved, prepare, BridgeRun.from_arguments(megatron))
+    else:
+        tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
+        own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index=index)
+    work = Work(
+        role=ROLE_PREPARE,
+        container=CONTAINER,
+        command="megatron-prepare",
+        arguments=own,
+        resources=RESOURCES,
+        final=FINAL,
+        claims=claims,
+        environment={"HOME": "/tmp"},
+        pods=workers,
+    )
+    return cpu_job.job(owner, resolved, work)

@@ -1,42 +1,21 @@
-"""PyTorchJob of the Kubeflow training-operator v1, the only kind of job that is created.
-
-Another kind (TrainJob, JobSet) would be another module with the same functions.
-"""
+"""PyTorchJob of the Kubeflow training-operator v1, which replaces each of its pods by itself."""
 
 import copy
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import Any
 
 from megatron_operator.api.status import Plan
+from megatron_operator.manifests.job_backend import ANNOTATION_TOPOLOGY, LABEL_QUEUE, JobPhase, JobState
 from megatron_operator.manifests.metadata import Manifest, Owner
 
 GROUP = "kubeflow.org"
 VERSION = "v1"
 PLURAL = "pytorchjobs"
 KIND = "PyTorchJob"
+CONTROLLER = "the Kubeflow training-operator"
 LABEL_JOB_NAME = "training.kubeflow.org/job-name"
 LABEL_REPLICA_TYPE = "training.kubeflow.org/replica-type"
 LABEL_REPLICA_INDEX = "training.kubeflow.org/replica-index"
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
-ANNOTATION_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
-
-
-class JobPhase(StrEnum):
-    """State of a job, from its conditions and `suspend`."""
-
-    ACTIVE = "Active"
-    SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """Phase of a job, and the message of its final condition."""
-
-    phase: JobPhase
-    message: str = ""
 
 
 def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]) -> Manifest:
@@ -76,6 +55,13 @@ def templates(job: Manifest) -> list[Manifest]:
     return [replica["template"] for replica in job["spec"]["pytorchReplicaSpecs"].values()]
 
 
+def template_patch(job: Manifest, changes: Sequence[Manifest]) -> Manifest:
+    """JSON merge patch of a job that merges `changes`, one for each of `templates`, into its templates."""
+    names = job["spec"]["pytorchReplicaSpecs"]
+    replicas = {name: {"template": change} for name, change in zip(names, changes, strict=True)}
+    return {"spec": {"pytorchReplicaSpecs": replicas}}
+
+
 def state(job: dict[str, Any]) -> JobState:
     """State of a job as the API server returns it. Succeeded and Failed are final."""
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or []}
@@ -85,6 +71,16 @@ def state(job: dict[str, Any]) -> JobState:
     if job.get("spec", {}).get("runPolicy", {}).get("suspend"):
         return JobState(JobPhase.SUSPENDED)
     return JobState(JobPhase.ACTIVE)
+
+
+def size(job: Manifest) -> int:
+    """Number of pods in the gang."""
+    return sum(int(replica.get("replicas", 1)) for replica in job["spec"]["pytorchReplicaSpecs"].values())
+
+
+def per_node(job: Manifest) -> int:
+    """Accelerators of one pod."""
+    return int(job["spec"]["nprocPerNode"])
 
 
 def pod_name(job_name: str, node_rank: int) -> str:
@@ -102,3 +98,31 @@ def node_rank(pod: dict[str, Any]) -> int:
         return 0
     index = str(labels.get(LABEL_REPLICA_INDEX, "0"))
     return (int(index) if index.isdecimal() else 0) + 1
+
+
+def owns(job: dict[str, Any], pod: dict[str, Any]) -> bool:
+    """Whether the job is an owner of the pod."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    return any(owner.get("uid") == job["metadata"]["uid"] for owner in owners)
+
+
+def job_name(pod: dict[str, Any]) -> str | None:
+    """Name of the job that a pod belongs to."""
+    name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
+    return name and str(name)
+
+
+def stable_name(pod: dict[str, Any]) -> str:
+    """The pod's name: its replacement has it too."""
+    return str(pod["metadata"]["name"])
+
+
+def event_selector(job: dict[str, Any]) -> str:
+    """Warnings about the job itself."""
+    return f"involvedObject.uid={job['metadata']['uid']},type=Warning"
+
+
+def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:
+    """True: the selector finds no others."""
+    del job, event
+    return True

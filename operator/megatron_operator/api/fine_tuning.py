@@ -1,0 +1,108 @@
+"""What a run of the engine bridge starts from, the adapters that it trains, and what it exports."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from megatron_operator.api.base import ApiModel
+from megatron_operator.api.bounds import Fraction, Text, Width
+
+ABSOLUTE_PATTERN = r"^/.*$"
+
+IMPORTED = "-megatron"
+"""Appended to the path of a Hugging Face folder: the checkpoint that is imported from it."""
+
+FOLDER_PATTERN = r"^/.+$"
+
+FolderPath = Annotated[Text, Field(min_length=1, pattern=FOLDER_PATTERN)]
+AbsolutePath = Annotated[Text, Field(min_length=1, pattern=ABSOLUTE_PATTERN)]
+TargetModule = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+TARGET_MODULES: tuple[TargetModule, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""All linear layers of a dense transformer layer, as Megatron names them."""
+ATTENTION_MODULES: frozenset[TargetModule] = frozenset({"linear_qkv", "linear_proj"})
+"""Those of attention, which models with experts have too."""
+
+
+class MegatronWeights(ApiModel):
+    """A checkpoint of Megatron-Bridge."""
+
+    path: AbsolutePath
+    """Its folder as the pod sees it: the `save` folder of a run, or one `iter_*` folder of it."""
+
+
+class HuggingFaceFolder(ApiModel):
+    """A folder as `save_pretrained` of transformers writes it."""
+
+    path: FolderPath
+    """The folder as the pod sees it; a name on a hub is refused, because no hub is reached."""
+
+
+class WeightsSource(ApiModel):
+    """Where weights are taken from; exactly one source is set."""
+
+    megatron: MegatronWeights | None = None
+    """A checkpoint of Megatron-Bridge."""
+    hugging_face: HuggingFaceFolder | None = None
+    """A Hugging Face model, which a Job imports first, as `<path>-megatron` beside it."""
+
+    @property
+    def checkpoint(self) -> str:
+        """The folder of the checkpoint that the run starts from, imported or not."""
+        if self.hugging_face is not None:
+            return f"{plain_path(self.hugging_face.path)}{IMPORTED}"
+        assert self.megatron is not None, "a rule requires one of the two"
+        return self.megatron.path
+
+
+class InitSpec(ApiModel):
+    """What a fine-tuning run starts from; engine `bridge` only."""
+
+    source: WeightsSource | None = Field(default=None, alias="from")
+    """Weights of the model that is fine-tuned. A restart continues from the run's own checkpoints."""
+    model_folder: AbsolutePath | None = None
+    """Folder of the Hugging Face model as the pod sees it: config.json, from which the architecture is read,
+    and tokenizer. No hub is reached. Default `from.huggingFace.path`."""
+
+    @property
+    def folder_of_model(self) -> str | None:
+        """`modelFolder`, or the folder that the weights are imported from."""
+        source = self.source.hugging_face if self.source else None
+        return self.model_folder or (plain_path(source.path) if source else None)
+
+    @property
+    def base_of_export(self) -> str | None:
+        """The Hugging Face folder that an export takes configuration and, for adapters, weights from."""
+        source = self.source.hugging_face if self.source else None
+        return plain_path(source.path) if source else self.model_folder
+
+
+class PeftSpec(ApiModel):
+    """Adapters of a recipe of mode `lora`; what is left out comes from its Megatron-Bridge function."""
+
+    type: Literal["lora", "dora"] | None = None
+    """LoRA (default), or DoRA, which also trains the magnitude of each output."""
+    dim: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Rank of the adapters."""
+    alpha: Width | None = None
+    """Adapters are scaled by alpha / dim."""
+    dropout: Fraction | None = None
+    """Dropout in front of the adapters."""
+    target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=4)] | None = None
+    """Linear layers that get an adapter; of models with experts `linear_qkv` and `linear_proj` only."""
+
+
+class ExportSpec(ApiModel):
+    """Weights for others, written by a Job once the run has succeeded; engine `bridge` only."""
+
+    hugging_face: HuggingFaceFolder
+    """The folder to write; it must not exist yet."""
+    merge: bool | None = None
+    """Add the adapters to the weights that they belong to; required for mode `lora`, refused for others."""
+    when: Annotated[list[Literal["end"]], Field(min_length=1, max_length=1)] | None = None
+    """`end` (default): the newest checkpoint of the run that has reached its last iteration."""
+
+
+def plain_path(path: str) -> str:
+    """The path without repeated slashes, and without one at its end."""
+    return str(PurePosixPath(path))

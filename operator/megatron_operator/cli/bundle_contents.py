@@ -1,0 +1,179 @@
+"""What a support bundle has: objects without credentials, logs, and a list of what could not be read."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Final
+
+import yaml
+
+from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.cli.errors import CommandError
+from megatron_operator.cli.first_failure import first_failed_pod
+from megatron_operator.cli.kubectl import TRAINER, Kubectl, Object
+from megatron_operator.manifests.job_backends import node_rank
+
+REDACTED: Final = "<redacted>"
+_CREDENTIAL: Final = re.compile(
+    r"(?i)(api|access|private|wandb)[-_]?key|passw(or)?d|credential|token$|secret(?!name|ref|keyref|s$)"
+)
+"""Names of variables and flags whose values are replaced."""
+_USER: Final = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+"""User and password of a URL."""
+_ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
+"""It repeats the whole object."""
+_LOG_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d ")
+"""How a record of the operator's log begins; the lines of a traceback do not."""
+_MAX_NODES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to collect."""
+
+    name: str
+    operator_namespace: str
+    tail: int
+    """Last lines of each log."""
+    pods: int
+    """Pods whose logs are read, at most."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """Texts by path in the archive, and why something is not among them."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: str, read: Callable[[], Any]) -> Any:
+        """Read something into a file: text as it is, objects as YAML. None where it cannot be read."""
+        try:
+            found = read()
+        except CommandError as error:
+            self.unread[path] = error.errors[0].message
+            return None
+        if found not in ("", []):
+            self.files[path] = found if isinstance(found, str) else _yaml(found)
+        return found
+
+
+def collect(kubectl: Kubectl, request: Request) -> Contents:
+    """Everything of a run that the kubeconfig may read.
+
+    Raises CommandError if the recipe cannot be read; all else that cannot is listed in `unread`.
+    """
+    contents = Contents()
+    recipe = kubectl.recipe(request.name)
+    contents.files["recipe.yaml"] = _yaml(recipe)
+    contents.add("versions.yaml", lambda: {"megatron": version("megatron-operator")} | kubectl.version())
+    selector = ["--selector", f"{LABEL_RECIPE}={request.name}"]
+    for kind in ("pytorchjobs.kubeflow.org", "jobs.batch", "persistentvolumeclaims"):
+        contents.add(f"{kind.split('.')[0]}.yaml", partial(kubectl.find, [kind, *selector]))
+    pods = contents.add("pods.yaml", lambda: kubectl.find(["pods", *selector])) or []
+    contents.add("events.yaml", lambda: _events_of_run(kubectl.find(["events"]), request.name))
+    _add_nodes(contents, kubectl, pods)
+    _add_logs(contents, kubectl, request, recipe, pods)
+    _add_operator(contents, kubectl, request, f"{recipe['metadata']['namespace']}/{request.name}")
+    if contents.unread:
+        contents.files["unread.yaml"] = _yaml(contents.unread)
+    return contents
+
+
+def redacted(value: Any) -> Any:
+    """A copy without what looks like a credential, managedFields, and the copy of the last applied object."""
+    if isinstance(value, list):
+        flags = ["", *value[:-1]]
+        return [
+            REDACTED if isinstance(each, str) and _is_secret_flag(before) else redacted(each)
+            for before, each in zip(flags, value, strict=True)
+        ]
+    if isinstance(value, str):
+        flag, separator, _ = value.partition("=")
+        hidden = f"{flag}={REDACTED}" if separator and _is_secret_flag(flag) else value
+        return _USER.sub(REDACTED, hidden)
+    if not isinstance(value, Mapping):
+        return value
+    if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
+        # A variable of a container, or of a recipe.
+        return dict(value) | ({"value": REDACTED} if _CREDENTIAL.search(value["name"]) else {})
+    return {
+        key: REDACTED if isinstance(each, str) and _CREDENTIAL.search(str(key)) else redacted(each)
+        for key, each in value.items()
+        if key not in ("managedFields", _ANNOTATION)
+    }
+
+
+def _is_secret_flag(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith("--") and bool(_CREDENTIAL.search(text))
+
+
+def lines_about(log: str, key: str) -> str:
+    """The records of the operator's log that name a run, with their tracebacks: others' are not passed on."""
+    kept, keeping = [], False
+    for line in log.splitlines():
+        if _LOG_LINE.match(line):
+            keeping = re.search(rf"{re.escape(key)}(?![\w.-])", line) is not None
+        if keeping:
+            kept.append(line)
+    return "".join(f"{line}\n" for line in kept)
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(redacted(value), sort_keys=False, allow_unicode=True)
+
+
+def _events_of_run(events: Sequence[Object], name: str) -> list[Object]:
+    """Events of the recipe and of the objects that are named after it."""
+
+    def is_of_run(event: Object) -> bool:
+        involved = str(event["involvedObject"].get("name", ""))
+        return involved == name or involved.startswith(f"{name}-")
+
+    return [event for event in events if is_of_run(event)]
+
+
+def _add_nodes(contents: Contents, kubectl: Kubectl, pods: Sequence[Object]) -> None:
+    names = sorted({pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")})
+    if names:
+        contents.add("nodes.yaml", lambda: kubectl.find(["nodes", *names[:_MAX_NODES]]))
+    if len(names) > _MAX_NODES:
+        contents.unread["nodes.yaml"] = f"{len(names) - _MAX_NODES} nodes left out: {names[_MAX_NODES]} ..."
+
+
+def _add_logs(
+    contents: Contents, kubectl: Kubectl, request: Request, recipe: Object, pods: Sequence[Object]
+) -> None:
+    """Logs of all containers, of the pod that failed first before all others, and of earlier instances."""
+    trainers = _trainers(pods)
+    failed = first_failed_pod(recipe, trainers)
+    first = "" if failed is None else failed.pod
+    ordered = sorted(pods, key=lambda pod: (pod["metadata"]["name"] != first, pod["metadata"]["name"]))
+    for pod in ordered[: request.pods]:
+        name = pod["metadata"]["name"]
+        read = [name, "--all-containers", "--prefix", f"--tail={request.tail}"]
+        contents.add(f"logs/{name}.log", partial(kubectl.log_text, read))
+        if any(each.get("restartCount") for each in (pod.get("status") or {}).get("containerStatuses") or ()):
+            contents.add(f"logs/{name}.previous.log", partial(kubectl.log_text, [*read, "--previous"]))
+    if left := ordered[request.pods :]:
+        contents.unread["logs"] = (
+            f"{len(left)} pods left out, raise --pods: {left[0]['metadata']['name']} ..."
+        )
+
+
+def _trainers(pods: Sequence[Object]) -> list[Object]:
+    """The pods of a training job, by rank; not those that prepare data."""
+    found = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(LABEL_ROLE) == TRAINER]
+    return sorted(found, key=node_rank)
+
+
+def _add_operator(contents: Contents, kubectl: Kubectl, request: Request, key: str) -> None:
+    """The operator's Deployment, its configuration, and what its log has about this run."""
+    there = Kubectl(request.operator_namespace, kubectl.context, kubectl.kubeconfig)
+    label = "app.kubernetes.io/name=megatron-operator"
+    for kind in ("deployments", "configmaps"):
+        contents.add(f"operator/{kind}.yaml", partial(there.find, [kind, "--selector", label]))
+    words = ["--selector", label, "--all-containers", f"--tail={request.tail}"]
+    contents.add("operator/log.log", lambda: lines_about(there.log_text(words), key))

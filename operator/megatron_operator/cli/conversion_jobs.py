@@ -1,0 +1,22 @@
+"""The Jobs that import and export weights, as the commands without a cluster show them."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megatron_operator.planner import PlannedRun
+
+
+def conversion_lines(planned: "PlannedRun") -> list[tuple[str, str]]:
+    """Label and text of each Job that the operator would run before or after the training."""
+    from megatron_operator.lifecycle.stages import EXPORT, IMPORT, conversion_of
+    from megatron_operator.manifests import convert, object_name
+
+    memory = convert.request(planned.plan)["requests"]["memory"]
+    lines = []
+    for stage, when in ((IMPORT, "before the job"), (EXPORT, "after the last iteration")):
+        found = conversion_of(stage, planned.resolved, planned.name)
+        if found is not None:
+            job = f"Job {object_name(planned.name)}-{stage.role}"
+            text = f"{found.source} to {found.path}, by {job} {when}, {memory} of memory, no accelerator"
+            lines.append((stage.noun, text))
+    return lines

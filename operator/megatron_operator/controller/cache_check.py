@@ -1,0 +1,126 @@
+"""Compares the caches with lists of the API server: a watch that is silent or broken raises no error."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.controller.api_client import EXPECTED_ERRORS, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.metrics import STALE_OBJECTS
+from megatron_operator.controller.object_cache import Caches, Identity, ObjectCache, identity
+from megatron_operator.lifecycle.status_builder import RecipeKey
+
+log = logging.getLogger(__name__)
+
+INTERVAL: Final = 60.0
+"""Seconds between two checks."""
+GRACE: Final = 10.0
+"""Seconds that a watch may be behind a list."""
+FIRST_LISTS: Final = 15.0
+"""Seconds for which an operator that has started waits for the watches' first lists."""
+POLL: Final = 0.1
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the API server had of one resource at one moment, and what the cache had just before."""
+
+    cache: ObjectCache
+    objects: dict[tuple[str, str], Identity]
+    before: dict[tuple[str, str], Identity]
+
+    def behind(self) -> dict[tuple[str, str], RecipeKey]:
+        """Objects whose cached state is older than the list, with their recipes."""
+        found = {}
+        for key, listed in self.objects.items():
+            known = self.cache.known(*key)
+            if known is None or known.version < listed.version:
+                found[key] = listed.recipe
+        for key, old in self.before.items():
+            known = self.cache.known(*key)
+            if key not in self.objects and known is not None and known.uid == old.uid:
+                found[key] = old.recipe
+        return found
+
+
+class CacheCheck:
+    """Lists metadata and compares. `reconcile` is called for recipes of which something was missed."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        caches: Caches,
+        namespaces: tuple[str, ...],
+        reconcile: Callable[[RecipeKey], None],
+    ) -> None:
+        self._api = api
+        self._caches = caches
+        self._namespaces = namespaces
+        self._reconcile = reconcile
+
+    async def first_lists(self) -> None:
+        """Wait until the watches have delivered what exists now, so that a restart needs no other reads.
+
+        Gives up after FIRST_LISTS: what the caches lack is read from the API server.
+        """
+        try:
+            async with asyncio.timeout(FIRST_LISTS):
+                lists = [await self._list(cache) for cache in self._caches.all]
+                while any(each.behind() for each in lists):
+                    await asyncio.sleep(POLL)
+        except EXPECTED_ERRORS as error:
+            log.warning("the caches are not complete yet: %s", error or repr(error))
+
+    async def run(self) -> None:
+        """Check for as long as the operator acts."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            for cache in self._caches.all:
+                try:
+                    await self.check(cache)
+                except Exception as error:
+                    log.warning("cannot check the cache: %s", error or repr(error))
+
+    async def check(self, cache: ObjectCache, grace: float = GRACE) -> None:
+        """Drop what is still behind a list `grace` seconds after it, and reconcile its recipes."""
+        listed = await self._list(cache)
+        deadline = time.monotonic() + grace
+        while listed.behind() and time.monotonic() < deadline:
+            await asyncio.sleep(POLL)
+        behind = listed.behind()
+        if not behind:
+            return
+        plural = cache.resource.plural
+        log.warning("the watch of %s missed %d objects; they are read again", plural, len(behind))
+        STALE_OBJECTS.labels(plural).inc(len(behind))
+        for key, recipe in behind.items():
+            cache.discard(*key)
+            self._reconcile(recipe)
+
+    async def _list(self, cache: ObjectCache) -> Listed:
+        before = dict(cache.identities())
+        objects: dict[tuple[str, str], Identity] = {}
+        try:
+            for namespace in self._namespaces or (None,):
+                objects |= await self._list_namespace(cache, namespace)
+        except ApiError as error:
+            # The cluster does not know the resource, for example before the training-operator is installed.
+            if not error.not_found:
+                raise
+        return Listed(cache, objects, before)
+
+    async def _list_namespace(
+        self, cache: ObjectCache, namespace: str | None
+    ) -> dict[tuple[str, str], Identity]:
+        is_recipe = cache.resource is RECIPES
+        labels = None if is_recipe else LABEL_RECIPE
+        found = {}
+        async for page in self._api.pages(cache.resource, namespace, labels=labels, accept=METADATA_ONLY):
+            for each in page:
+                metadata = each["metadata"]
+                found[metadata["namespace"], metadata["name"]] = identity(each, is_recipe=is_recipe)
+        return found

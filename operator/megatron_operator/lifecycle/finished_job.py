@@ -1,0 +1,30 @@
+"""Deletes the job of a run that has ended, once `ttlSecondsAfterFinished` has passed."""
+
+from megatron_operator.api.conditions import Condition
+from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.actions import DONE, DeleteJob, Result, wait
+from megatron_operator.lifecycle.object_metadata import is_deleting
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+
+def expire_job(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+    """Delete job and pods of a run that has ended, or wait until it is time; nothing without the field.
+
+    The recipe, its status and its claims stay.
+    """
+    job, ttl, ended = snapshot.job, status.spec.get("ttlSecondsAfterFinished"), _ended_at(status)
+    if job is None or is_deleting(job) or ended is None or not isinstance(ttl, int):
+        return DONE
+    remaining = ended + ttl - status.now
+    if remaining > 0:
+        return wait(remaining, "the job of the finished run is kept")
+    return Result((DeleteJob(job),))
+
+
+def _ended_at(status: StatusBuilder) -> float | None:
+    """When the run succeeded or failed, in Unix seconds."""
+    for kind in (Condition.SUCCEEDED, Condition.FAILED):
+        if status.is_true(kind) and (found := status.condition(kind)) is not None:
+            return seconds(found.last_transition_time)
+    return None

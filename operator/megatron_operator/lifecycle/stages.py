@@ -1,0 +1,183 @@
+"""The batch Jobs that a run waits for: import of weights and preparation of data, and export at its end.
+
+Each has a phase, a condition and reasons of its own; what becomes of a Job is the same for all.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from megatron_contract.conversion import ConversionResult
+from megatron_contract.wire import WireError, load_json
+
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.fine_tuning import plain_path
+from megatron_operator.api.reasons import Reason
+from megatron_operator.api.status import ConversionStatus
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.lifecycle.actions import Requeue
+from megatron_operator.lifecycle.job_status import set_obstacle
+from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
+from megatron_operator.lifecycle.ownership import Obstacle
+from megatron_operator.lifecycle.pod_termination import container_message, pod_end
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import Manifests, convert, prepare
+from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_IMPORT, ROLE_PREPARE
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the Jobs, and how it shows in the status."""
+
+    role: str
+    """Of its pods."""
+    noun: str
+    container: str
+    final: tuple[int, ...]
+    """Exit codes that fail the Job at once."""
+    phase: Phase
+    condition: Condition
+    running: Reason
+    complete: Reason
+    failed: Reason
+    reports: bool = False
+    """Whether its pods serve their progress."""
+
+
+PREPARATION: Final = Stage(
+    ROLE_PREPARE,
+    "preparation",
+    prepare.CONTAINER,
+    tuple(prepare.FINAL),
+    Phase.PREPARING,
+    Condition.PREPARED,
+    Reason.PREPARING,
+    Reason.PREPARED,
+    Reason.PREPARE_FAILED,
+    reports=True,
+)
+IMPORT: Final = Stage(
+    ROLE_IMPORT,
+    "import",
+    convert.CONTAINER,
+    (convert.REFUSED,),
+    Phase.IMPORTING,
+    Condition.IMPORTED,
+    Reason.IMPORTING,
+    Reason.IMPORTED,
+    Reason.IMPORT_FAILED,
+)
+EXPORT: Final = Stage(
+    ROLE_EXPORT,
+    "export",
+    convert.CONTAINER,
+    (convert.REFUSED,),
+    Phase.EXPORTING,
+    Condition.EXPORTED,
+    Reason.EXPORTING,
+    Reason.EXPORTED,
+    Reason.EXPORT_FAILED,
+)
+
+
+class StageState(StrEnum):
+    """State of the Job of a stage."""
+
+    DELETING = "deleting"
+    OUTDATED = "outdated"
+    """It is to be deleted and created again."""
+    RUNNING = "running"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+def stage_state(job: Mapping[str, Any], digest: str | None, *, edited: bool) -> StageState:
+    """State of the recipe's own Job; `digest` is the hash of the one that is needed.
+
+    `edited` retries one that failed.
+    """
+    if is_deleting(job):
+        return StageState.DELETING
+    done = {c["type"] for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
+    if content_hash(job) != digest or ("Failed" in done and edited):
+        return StageState.OUTDATED
+    if "Complete" in done:
+        return StageState.COMPLETE
+    return StageState.FAILED if "Failed" in done else StageState.RUNNING
+
+
+def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Iterable[Object]) -> None:
+    """End the run because its Job failed; the termination message of the pod to blame has the cause.
+
+    That is one whose exit code fails the Job at once: the Job then ends the others, which is no cause.
+    """
+    name = job["metadata"]["name"]
+    newest_last = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    ends = [end for pod in newest_last if (end := pod_end(pod, name, stage.container))]
+    ends.sort(key=lambda end: (end.exit_code in stage.final, end.exit_code is not None))
+    failed = next(c for c in job["status"]["conditions"] if (c["type"], c["status"]) == ("Failed", "True"))
+    cause = f"{stage.noun} failed: {ends[-1].cause if ends else failed.get('message', 'no reason given')}"
+    status.set(preparation=None)
+    status.set_condition(stage.condition, False, stage.failed, cause)
+    status.fail(stage.failed, cause)
+
+
+def set_stage_obstacle(status: StatusBuilder, stage: Stage, obstacle: Obstacle) -> Requeue:
+    """Report why the Job cannot be created yet; returns when to check again.
+
+    A run that has trained waits in the phase of the export: it does not become one that has yet to start.
+    """
+    if stage is not EXPORT:
+        return set_obstacle(status, obstacle, running=False)
+    status.set(phase=stage.phase)
+    status.set_condition(stage.condition, False, obstacle.reason, obstacle.message)
+    return Requeue(obstacle.after, obstacle.reason)
+
+
+def manifest_of(stage: Stage, manifests: Manifests) -> Object | None:
+    """The Job of a conversion; None for a run without it."""
+    return manifests.import_job if stage is IMPORT else manifests.export_job
+
+
+def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> ConversionStatus | None:
+    """What a conversion of the recipe `name` reads and writes; None for a run without it."""
+    if stage is IMPORT:
+        source = resolved.init.source
+        if source is None or source.hugging_face is None:
+            return None
+        return _conversion(plain_path(source.hugging_face.path), source.checkpoint)
+    if resolved.export is None:
+        return None
+    return _conversion(convert.folder_of_run(name), plain_path(resolved.export.hugging_face.path))
+
+
+def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) -> bool:
+    """Whether this conversion is complete, so that no Job is needed."""
+    known = status.current.imported if stage is IMPORT else status.current.exported
+    return known is not None and (known.source, known.path) == (wanted.source, wanted.path)
+
+
+def set_converted(
+    status: StatusBuilder, stage: Stage, wanted: ConversionStatus, pods: Iterable[Object]
+) -> None:
+    """Report a complete conversion, with what its pod reports of the audit, if it is still there."""
+    result = next((found for pod in pods if (found := _result(pod))), None)
+    if result is not None:
+        wanted = wanted.model_copy(update={"tensors": result.tensors, "bytes": result.bytes})
+    status.set(**{"imported" if stage is IMPORT else "exported": wanted})
+    compared = "" if result is None else f": {result.tensors:,} tensors, {result.bytes:,} bytes, audit passed"
+    message = f"{wanted.path}{compared}"
+    status.set_condition(stage.condition, True, stage.complete, message)
+    status.add_event(stage.complete, message)
+
+
+def _conversion(source: str, path: str) -> ConversionStatus:
+    return ConversionStatus(source=source, path=path, audit=f"{path}/{convert.AUDIT_FILE}")
+
+
+def _result(pod: Object) -> ConversionResult | None:
+    try:
+        return ConversionResult.from_json(load_json(container_message(pod, convert.CONTAINER)))
+    except WireError:
+        return None

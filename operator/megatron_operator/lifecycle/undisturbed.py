@@ -1,0 +1,44 @@
+"""Whether a run trains undisturbed, so that its snapshot may come from a cache.
+
+Such a snapshot may be out of date. It is used for as long as nothing follows from it but progress.
+"""
+
+from typing import Any
+
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.lifecycle.children import job_obstacle
+from megatron_operator.lifecycle.incident_history import unrecovered
+from megatron_operator.lifecycle.object_metadata import is_deleting
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests.job_backend import JobPhase
+
+
+def trained_last(recipe: dict[str, Any]) -> bool:
+    """Whether a recipe's status reports a run that trains by the newest spec."""
+    status, metadata = recipe.get("status") or {}, recipe["metadata"]
+    observed = status.get("observedGeneration") == metadata["generation"]
+    return observed and status.get("phase") == Phase.TRAINING and not is_deleting(recipe)
+
+
+def trains_undisturbed(status: StatusBuilder, snapshot: RunSnapshot) -> bool:
+    """Whether status and snapshot agree on a complete gang that trains, with nothing left to do."""
+    job, recorded = snapshot.job, status.current.job
+    if job is None or recorded is None or recorded.uid != snapshot.job_uid or is_deleting(job):
+        return False
+    if snapshot.job_phase is not JobPhase.ACTIVE or job_obstacle(status, job) is not None:
+        return False
+    if snapshot.leftover_pods or snapshot.gang_hash is None or snapshot.gang_hash != status.recovery.gang:
+        return False
+    return snapshot.all_running and not _has_business(status)
+
+
+def _has_business(status: StatusBuilder) -> bool:
+    """Whether the status records something that needs more than job and pods to be decided."""
+    recovery = status.recovery
+    if status.suspended or status.dropped or status.condition(Condition.INTERNAL_ERROR) is not None:
+        return True
+    if not status.is_true(Condition.PLANNED) or unrecovered(recovery) is not None:
+        return True
+    moving = recovery.waiting_since or recovery.restart_before or recovery.outgoing_job or recovery.elastic
+    return bool(moving or recovery.nodes_avoided or recovery.node_evidence)

@@ -1,0 +1,58 @@
+"""How long the write of a status can wait: progress alone is written at most once in `INTERVAL`.
+
+What happens to a run (phase, conditions, checkpoint, incidents, warnings) is written at once, with the
+progress of that moment.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from megatron_operator.api.labels import FIELD_MANAGER
+from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.incident_history import unrecovered
+from megatron_operator.lifecycle.progress_reading import ProgressReading
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+INTERVAL: Final = 30.0
+"""Seconds between two writes of progress."""
+NOTABLE: Final = ("generation", "trainIters")
+"""Fields of `status.progress` that change when ranks start."""
+
+
+def is_notable(status: StatusBuilder) -> bool:
+    """Whether more than the progress has changed, or the run has not recovered from its last incident."""
+    if status.events or status.dropped or unrecovered(status.recovery) is not None:
+        return True
+    return _without_figures(status.body.get("status") or {}) != _without_figures(status.wire())
+
+
+def write_delay(status: StatusBuilder, reading: ProgressReading | None) -> float:
+    """Seconds for which writing this status can wait; 0 where it is to be written now, or is unchanged."""
+    if not status.changed() or is_notable(status):
+        return 0.0
+    written = status.body.get("status") or {}
+    resumed_from = 0 if reading is None else reading.report.resumed_from or 0
+    if (written.get("progress") or {}).get("iteration") in (None, resumed_from):
+        # The first iteration after a start.
+        return 0.0
+    last = _last_write(status.body)
+    if last is None or abs(status.now - last) >= INTERVAL:
+        return 0.0
+    # The clocks differ by a little, and the API server records whole seconds.
+    return INTERVAL - max(0.0, status.now - last)
+
+
+def _without_figures(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """The status without what changes in every iteration, or with every evaluation."""
+    progress, recovery = wire.get("progress") or {}, dict(wire.get("recovery") or {})
+    recovery.pop("goodput", None)
+    notable = {name: progress.get(name) for name in NOTABLE}
+    return {**wire, "progress": notable, "recovery": recovery, "validation": None}
+
+
+def _last_write(recipe: Mapping[str, Any]) -> float | None:
+    """When the operator last changed the status, as the API server recorded it."""
+    entries = recipe["metadata"].get("managedFields") or ()
+    own = [each for each in entries if each.get("manager") == FIELD_MANAGER]
+    times = [seconds(each.get("time")) for each in own if each.get("subresource") == "status"]
+    return max((each for each in times if each is not None), default=None)

@@ -1,0 +1,97 @@
+"""The Jobs that import weights before a run and export its own after it."""
+
+from fractions import Fraction
+from pathlib import PurePosixPath
+from typing import Final
+
+from megatron_contract.environment import (
+    CHECKPOINT_DIR,
+    DATA_DIR,
+    DEFAULT_TERMINATION_LOG,
+    ENV_TERMINATION_LOG,
+)
+
+from megatron_operator.api import quantity
+from megatron_operator.api.fine_tuning import plain_path
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests import cpu_job
+from megatron_operator.manifests.cpu_job import Work
+from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_IMPORT, Manifest, Owner
+from megatron_operator.manifests.pod import literal
+from megatron_operator.manifests.storage import Storage
+
+AUDIT_FILE: Final = "conversion-audit.json"
+"""Written beside the weights, with the checksum of every tensor."""
+CONTAINER: Final = "convert"
+REFUSED: Final = 2
+"""Exit code of `megatron-convert` for input that cannot be converted: a retry cannot fix it."""
+BYTES_PER_PARAMETER: Final = 2
+LARGEST_FILE: Final = 4 << 30
+"""Bytes of a file of weights, which is held in memory until it is written."""
+LIBRARIES: Final = 2 << 30
+"""Bytes of the process before it has a model: torch, Megatron-Bridge, transformers."""
+CPU: Final = "1"
+
+
+def import_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Storage) -> Manifest | None:
+    """The Job that imports the weights of `init.from.huggingFace`; None for a run without them."""
+    source = resolved.init.source
+    if source is None or source.hugging_face is None:
+        return None
+    folder = plain_path(source.hugging_face.path)
+    words = ["import", "--from", folder, "--to", source.checkpoint, "--reuse"]
+    return _job(owner, resolved, plan, ROLE_IMPORT, words, _claims(storage, folder))
+
+
+def folder_of_run(name: str) -> str:
+    """Where the recipe `name` saves its checkpoints."""
+    return f"{CHECKPOINT_DIR}/{name}"
+
+
+def export_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Storage) -> Manifest | None:
+    """The Job that exports the run's newest checkpoint as `export` asks; None for a run without it."""
+    if resolved.export is None:
+        return None
+    target = plain_path(resolved.export.hugging_face.path)
+    run, base = folder_of_run(owner.name), resolved.init.base_of_export
+    words = ["export", "--from", run, "--to", target, "--reuse", "--parents"]
+    words += [] if base is None else ["--base", base]
+    return _job(owner, resolved, plan, ROLE_EXPORT, words, _claims(storage, target, run, base or run))
+
+
+def request(plan: Plan) -> Manifest:
+    """The container's `resources`: memory for the weights once, two bytes each, and for one file of them."""
+    weights = BYTES_PER_PARAMETER * (plan.parameters or 0)
+    needed = weights + min(weights, LARGEST_FILE) + LIBRARIES
+    return {"requests": {"cpu": CPU, "memory": quantity.memory(Fraction(needed))}}
+
+
+def _job(
+    owner: Owner, resolved: ResolvedRecipe, plan: Plan, role: str, words: list[str], claims: dict[str, str]
+) -> Manifest:
+    work = Work(
+        role=role,
+        container=CONTAINER,
+        command="megatron-convert",
+        arguments=[literal(word) for word in words],
+        resources=request(plan),
+        final=[REFUSED],
+        claims=claims,
+        environment={
+            "HOME": "/tmp",
+            "HF_HUB_OFFLINE": "1",
+            ENV_TERMINATION_LOG: DEFAULT_TERMINATION_LOG,
+        },
+    )
+    return cpu_job.job(owner, resolved, work)
+
+
+def _claims(storage: Storage, *folders: str) -> dict[str, str]:
+    """The claims that hold the folders."""
+    known = {"data": (DATA_DIR, storage.data), "checkpoints": (CHECKPOINT_DIR, storage.checkpoint)}
+    return {
+        name: claim
+        for name, (path, claim) in known.items()
+        if claim is not None and any(PurePosixPath(path) in PurePosixPath(each).parents for each in folders)
+    }

@@ -1,0 +1,90 @@
+"""A batch Job without accelerators: pods that use the run's volumes before or after the training."""
+
+from dataclasses import dataclass
+
+from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
+
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
+from megatron_operator.manifests.pod import identity, image
+from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
+
+RETRIES = 2
+_PATHS = {"data": DATA_DIR, "checkpoints": CHECKPOINT_DIR}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the container of a Job runs."""
+
+    role: str
+    """Of its pods, and the end of its name."""
+    container: str
+    command: str
+    arguments: list[str]
+    resources: Manifest
+    final: list[int]
+    """Exit codes that a retry cannot fix: the Job fails at once."""
+    claims: dict[str, str]
+    """`data`, `checkpoints` -> claim to mount at /data, /checkpoints."""
+    environment: dict[str, str]
+    pods: int = 1
+    """Above 1, pods share the work by their index."""
+
+
+def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
+    """The Job, with its hash. Raises InvalidRecipeError if there is no trainer image."""
+    mounts = [{"name": name, "mountPath": _PATHS[name]} for name in work.claims]
+    volumes: list[Manifest] = [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in work.claims.items()
+    ]
+    mounts.insert(1, {"name": "tmp", "mountPath": "/tmp"})
+    volumes.insert(1, {"name": "tmp", "emptyDir": {}})
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "securityContext": POD_SECURITY,
+        "containers": [
+            {
+                "name": work.container,
+                "image": image(resolved),
+                "command": [work.command],
+                "args": work.arguments,
+                "env": [{"name": name, "value": value} for name, value in work.environment.items()],
+                "resources": work.resources,
+                "securityContext": CONTAINER_SECURITY,
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": mounts,
+            }
+        ],
+        "volumes": volumes,
+    }
+    spec |= identity(resolved)
+    manifest: Manifest = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": owner.metadata(f"{owner.object_name}-{work.role}"),
+        "spec": {
+            "backoffLimit": RETRIES * work.pods,
+            **_division(work.pods),
+            "podFailurePolicy": {"rules": _failure_rules(work)},
+            "template": {"metadata": {"labels": owner.labels(work.role)}, "spec": spec},
+        },
+    }
+    return with_hash(manifest)
+
+
+def _division(pods: int) -> Manifest:
+    if pods == 1:
+        return {}
+    return {"completions": pods, "parallelism": pods, "completionMode": "Indexed"}
+
+
+def _failure_rules(work: Work) -> list[Manifest]:
+    """A pod that was drained, preempted or evicted is replaced, and not counted as a retry."""
+    codes = {"containerName": work.container, "operator": "In", "values": work.final}
+    return [
+        {"action": "FailJob", "onExitCodes": codes},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]

@@ -1,0 +1,94 @@
+"""What the operator needs of a kind of training job. A backend is one module with these functions.
+
+`job_backends` has them all. The kind of a job that exists is read from the object, so that a run keeps the
+kind that it was started with.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from megatron_operator.api.status import Plan
+from megatron_operator.manifests.metadata import Manifest, Owner
+
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+ANNOTATION_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
+
+
+class JobPhase(StrEnum):
+    """State of a job, from its conditions and `suspend`."""
+
+    ACTIVE = "Active"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Phase of a job, and the message of its final condition."""
+
+    phase: JobPhase
+    message: str = ""
+
+
+class JobBackend(Protocol):
+    """A kind of training job of one gang: the pod with node rank 0 is the Master."""
+
+    @property
+    def GROUP(self) -> str:
+        """API group."""
+
+    @property
+    def VERSION(self) -> str:
+        """API version."""
+
+    @property
+    def PLURAL(self) -> str:
+        """Name of the resource."""
+
+    @property
+    def KIND(self) -> str:
+        """Kind of the object."""
+
+    @property
+    def CONTROLLER(self) -> str:
+        """The controller to install, as messages name it."""
+
+    def job(
+        self, owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]
+    ) -> Manifest:
+        """The job of a plan. With a Kueue queue it is created suspended; Kueue resumes it.
+
+        Raises InvalidRecipeError if the job cannot have the recipe's name.
+        """
+
+    def templates(self, job: Manifest) -> list[Manifest]:
+        """The pod templates of a job, that of the Master first."""
+
+    def state(self, job: dict[str, Any]) -> JobState:
+        """State of a job as the API server returns it. Succeeded and Failed are final."""
+
+    def size(self, job: Manifest) -> int:
+        """Number of pods in the gang."""
+
+    def per_node(self, job: Manifest) -> int:
+        """Accelerators of one pod."""
+
+    def owns(self, job: dict[str, Any], pod: dict[str, Any]) -> bool:
+        """Whether the pod is one of exactly this job, not of another one of its name."""
+
+    def job_name(self, pod: dict[str, Any]) -> str | None:
+        """Name of the job that a pod belongs to."""
+
+    def node_rank(self, pod: dict[str, Any]) -> int:
+        """Node rank of a pod in its gang."""
+
+    def stable_name(self, pod: dict[str, Any]) -> str:
+        """Name of a pod's place in the gang, which its replacement has too: `<job>-worker-3`."""
+
+    def event_selector(self, job: dict[str, Any]) -> str:
+        """Field selector of the warnings about pods that the job cannot create."""
+
+    def is_event_of(self, job: dict[str, Any], event: dict[str, Any]) -> bool:
+        """Whether an Event found by that selector is about this job."""

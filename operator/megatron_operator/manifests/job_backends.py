@@ -1,0 +1,30 @@
+"""The kinds of training job, and the one that an object belongs to."""
+
+from typing import Any, Final
+
+from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.job_backend import JobBackend
+
+BACKENDS: Final[dict[str, JobBackend]] = {"pytorchjob": pytorchjob}
+"""By the names that `platform.jobBackend` has."""
+
+
+def backend_of(job: dict[str, Any]) -> JobBackend:
+    """The backend of a job, by its API group."""
+    group = str(job.get("apiVersion", "")).partition("/")[0]
+    return next((each for each in BACKENDS.values() if group == each.GROUP), pytorchjob)
+
+
+def backend_of_pod(pod: dict[str, Any]) -> JobBackend:
+    """The backend of a trainer pod, by its labels."""
+    return next((each for each in BACKENDS.values() if each.job_name(pod) is not None), pytorchjob)
+
+
+def node_rank(pod: dict[str, Any]) -> int:
+    """Node rank of a pod in its gang: the Master is 0."""
+    return backend_of_pod(pod).node_rank(pod)
+
+
+def stable_name(pod: dict[str, Any]) -> str:
+    """Name of a pod's place in the gang, which its replacement has too: `<job>-worker-3`."""
+    return backend_of_pod(pod).stable_name(pod)

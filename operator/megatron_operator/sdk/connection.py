@@ -1,0 +1,244 @@
+"""The connection to a cluster: the operator's API client with a user's credentials, watches and logs."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+from megatron_contract.environment import CONTAINER_NAME
+
+from megatron_operator.controller.api_client import PAGE, PODS, RECIPES, ApiClient, ApiError
+from megatron_operator.sdk.errors import ClusterUnreachableError
+
+Object = dict[str, Any]
+FIELD_MANAGER: Final = "megatron-sdk"
+"""Owner of the fields that are set through the SDK."""
+WATCH_SECONDS: Final = 240
+"""After this the API server ends a watch, and the object is read again."""
+SILENCE: Final = WATCH_SECONDS + 30.0
+"""Seconds without a byte after which a connection counts as lost."""
+RETRY_DELAYS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Seconds before each attempt to restore a watch; after the last one the error is raised."""
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_LOST: Final = (OSError, aiohttp.ClientError)
+
+
+class SdkClient(ApiClient):
+    """The API client with another field manager, and with responses that are read line by line."""
+
+    async def apply_recipe(self, body: Object, manager: str, *, force: bool) -> Object:
+        """Server-side apply; without `force` a conflict where another manager owns a field."""
+        metadata = body["metadata"]
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
+        path = RECIPES.path(metadata["namespace"], metadata["name"])
+        return await self._request("PATCH", path, query, body, "application/apply-patch+yaml")
+
+    async def patch_spec(self, namespace: str, name: str, spec: Object, manager: str) -> Object:
+        """JSON merge patch of a recipe's spec."""
+        path, query = RECIPES.path(namespace, name), {"fieldManager": manager}
+        return await self._request("PATCH", path, query, {"spec": spec}, "application/merge-patch+json")
+
+    async def recipes_named(self, namespace: str, name: str) -> Object:
+        """The list of the recipe of this name, whose resourceVersion a watch can start at."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        return await self._request("GET", RECIPES.path(namespace), query)
+
+    async def list_recipes(self, namespace: str | None) -> tuple[list[Object], str]:
+        """Recipes of a namespace, or of all, and the resourceVersion at which a watch of them can start."""
+        path = RECIPES.path(namespace) if namespace else RECIPES.cluster_path()
+        query: dict[str, str | None] = {"limit": str(PAGE), "continue": None}
+        found: list[Object] = []
+        while True:
+            page = await self._request("GET", path, query)
+            found += page.get("items") or []
+            query["continue"] = page["metadata"].get("continue") or None
+            if query["continue"] is None:
+                return found, str(page["metadata"]["resourceVersion"])
+
+    async def review(self, group: str, kind: str, spec: Object) -> Object:
+        """The status of a review, such as a TokenReview: created, never stored. Raises ApiError."""
+        body = {"apiVersion": f"{group}/v1", "kind": kind, "spec": spec}
+        answer = await self._request("POST", f"/apis/{group}/v1/{kind.lower()}s", {}, body)
+        return dict(answer.get("status") or {})
+
+    async def lines(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes]:
+        """Lines of a response as they arrive, without their ends. Raises ApiError."""
+        headers = {"Accept": "*/*"}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        url = f"{self._api.configuration.host}{path}?{urlencode(query)}"
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=20.0, sock_read=SILENCE)
+        received = await self._api.call_api("GET", url, headers, _request_timeout=patience)
+        response: aiohttp.ClientResponse = received.response
+        try:
+            if response.status >= 400:
+                raise ApiError.of(response.status, await response.read())
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *complete, rest = (rest + chunk).split(b"\n")
+                for line in complete:
+                    yield line
+            if rest:
+                yield rest
+        finally:
+            response.close()
+
+
+class AsyncConnection:
+    """A cluster and a namespace, for AsyncRun. It connects at the first request; close it at the end.
+
+    As in kubectl, the cluster is that of $KUBECONFIG or ~/.kube/config, else that of the pod, and the
+    namespace that of the context.
+
+        async with AsyncConnection(namespace="research") as connection:
+            run = await AsyncRun.get("llama3-8b", connection)
+    """
+
+    def __init__(
+        self,
+        *,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | Path | None = None,
+    ) -> None:
+        self._given = namespace
+        self._context = context
+        self._kubeconfig = kubeconfig
+        self._connecting = asyncio.Lock()
+        self._client: SdkClient | None = None
+        self._default = "default"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def namespace(self) -> str:
+        """The namespace of runs that name none."""
+        async with self.client():
+            return self._given or self._default
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[SdkClient]:
+        """The client, connected. Raises ClusterUnreachableError where a connection fails within the block."""
+        try:
+            async with self._connecting:
+                if self._client is None:
+                    self._client = await self._connect()
+            yield self._client
+        except _LOST as error:
+            raise ClusterUnreachableError(
+                f"the API server does not respond: {error or type(error)}"
+            ) from error
+
+    async def _connect(self) -> SdkClient:
+        configuration = client.Configuration()
+        asked = self._kubeconfig or os.environ.get("KUBECONFIG")
+        file = asked or Path("~/.kube/config").expanduser()
+        try:
+            if asked or self._context or Path(file).exists():
+                loader = await config.load_kube_config(  # type: ignore[no-untyped-call]
+                    str(file), self._context, configuration
+                )
+                configuration.refresh_api_key_hook = partial(_renew_token, loader)  # type: ignore[assignment]
+                self._default = loader.current_context["context"].get("namespace") or "default"
+            else:
+                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                self._default = _NAMESPACE_FILE.read_text().strip()
+        except (config.ConfigException, OSError) as error:
+            fix = "set KUBECONFIG, or give kubeconfig and context"
+            raise ClusterUnreachableError(f"no cluster is configured ({file}): {error}; {fix}") from None
+        return SdkClient(client.ApiClient(configuration=configuration))
+
+    async def changes(self, namespace: str, name: str) -> AsyncGenerator[Object | None]:
+        """The recipe now and after each change; None, and the end, when it does not exist.
+
+        Raises ApiError, and ClusterUnreachableError when a lost watch cannot be restored.
+        """
+        failures = 0
+        while True:
+            try:
+                async with self.client() as api:
+                    found = await api.recipes_named(namespace, name)
+                for item in found["items"] or (None,):
+                    yield item
+                if not found["items"]:
+                    return
+                async with aclosing(self._watch(namespace, name, found)) as events:
+                    async for item in events:
+                        failures = 0
+                        yield item
+                        if item is None:
+                            return
+                failures = 0
+            except ClusterUnreachableError:
+                if failures >= len(RETRY_DELAYS):
+                    raise
+                await asyncio.sleep(RETRY_DELAYS[failures])
+                failures += 1
+
+    async def _watch(self, namespace: str, name: str, found: Object) -> AsyncGenerator[Object | None]:
+        """Changes since a list, until the API server ends the watch."""
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": found["metadata"]["resourceVersion"],
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        async with self.client() as api, aclosing(api.lines(RECIPES.path(namespace), query)) as lines:
+            async for line in lines:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    if status.get("code") == 410:  # the version is too old: list again
+                        return
+                    raise ApiError(
+                        int(status.get("code") or 500), str(status.get("reason")), str(status.get("message"))
+                    )
+                if event["type"] == "DELETED":
+                    yield None
+                elif event["type"] in ("ADDED", "MODIFIED"):
+                    yield event["object"]
+
+    async def log(
+        self,
+        namespace: str,
+        pod: str,
+        *,
+        previous: bool = False,
+        follow: bool = False,
+        tail: int | None = None,
+        timestamps: bool = False,
+    ) -> AsyncGenerator[str]:
+        """Lines of a trainer pod's log. Raises ApiError."""
+        flags = {"previous": previous, "follow": follow, "timestamps": timestamps}
+        query = {"container": CONTAINER_NAME} | {key: "true" for key, on in flags.items() if on}
+        if tail is not None:
+            query["tailLines"] = str(tail)
+        path = PODS.path(namespace, pod, "log")
+        async with self.client() as api, aclosing(api.lines(path, query)) as lines:
+            async for line in lines:
+                yield line.decode(errors="replace")
+
+
+async def _renew_token(loader: Any, configuration: client.Configuration) -> None:
+    """Run a credential plugin again once its token has expired."""
+    if hasattr(loader, "exec_plugin_expiry"):
+        await loader.load_from_exec_plugin()
+        configuration.api_key["BearerToken"] = loader.token
