@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from megatron_contract.environment import CHECKPOINT_DIR
 
 from testkit.errors import CommandFailedError, RunEndedError
 from testkit.kubectl import Kubectl
@@ -168,7 +169,7 @@ class TrainingRun:
     def _reader_pod(self, template: dict[str, Any]) -> dict[str, Any]:
         """A pod that prints progress.jsonl, with the trainer's image, mounts and security context."""
         trainer = template["containers"][0]
-        save = trainer["args"][trainer["args"].index("--save") + 1]
+        save = f"{CHECKPOINT_DIR}/{self.name}"
         mounts = [m for m in trainer["volumeMounts"] if save.startswith(m["mountPath"])]
         volumes = [v for v in template["volumes"] if v["name"] in {m["name"] for m in mounts}]
         return {

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from localcluster import gpu_image
+from localcluster import gpu_image, images
 from localcluster.cluster import Cluster
 from localcluster.errors import ClusterError, MissingRequirementsError
 from localcluster.paths import PROFILES
@@ -29,9 +29,11 @@ def parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=text, description=text)
         if name == "images":
-            command.add_argument("names", nargs="*", help="build only these")
+            known = ", ".join(image.name for image in images.IMAGES)
+            command.add_argument("names", nargs="*", help=f"build only these of: {known}")
             continue
         if name == "gpu-image":
+            command.add_argument("--bridge", action="store_true", help="the image with Megatron-Bridge")
             continue
         default = None if name == "binaries" else "full"
         command.add_argument("--profile", choices=PROFILES, default=default)
@@ -52,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.command == "images":
         cluster.images(options.names)
     elif options.command == "gpu-image":
-        print("\n".join(gpu_image.build(cluster.paths, cluster.console).lines()))
+        image = images.BRIDGE_GPU_TRAINER if options.bridge else images.GPU_TRAINER
+        print("\n".join(gpu_image.build(cluster.paths, image, cluster.console).lines()))
     elif options.command == "kubeconfig":
         print(cluster.kubeconfig)
     elif options.command == "status":

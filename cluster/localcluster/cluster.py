@@ -161,15 +161,15 @@ class Cluster:
         silent = Console(quiet=True)
         with contextlib.suppress(ClusterError):
             systemimages.build_base(self.paths, buildah, silent)
-            for image in images.IMAGES:
+            for image in images.DEFAULT_IMAGES:
                 images.build(self.paths, image, buildah, silent)
 
     def images(self, names: Sequence[str] = ()) -> None:
-        """Build the project's images (or those named), push what changed, and have every node pull them.
+        """Build the default images (or those named), push what changed, and have every node pull them.
 
         Raises ClusterError when the cluster does not run.
         """
-        selected = [images.find_image(name) for name in names] or list(images.IMAGES)
+        selected = [images.find_image(name) for name in names] or list(images.DEFAULT_IMAGES)
         if not self._complete():
             raise ClusterError("the full cluster is not running; start it with: python -m localcluster up")
         buildah = Buildah(self.paths)

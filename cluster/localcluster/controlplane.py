@@ -183,7 +183,13 @@ class ControlPlane:
             "--default-unreachable-toleration-seconds=10",
             "--max-requests-inflight=1000",
             "--max-mutating-requests-inflight=500",
+            *self._audit_arguments(),
         ]
+
+    def _audit_arguments(self) -> list[str]:
+        if not self.paths.audit_policy.exists():
+            return []
+        return [f"--audit-policy-file={self.paths.audit_policy}", f"--audit-log-path={self.paths.audit_log}"]
 
     def _controller_manager_arguments(self) -> list[str]:
         pki, ports = self.authority, self.ports

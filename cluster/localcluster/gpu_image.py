@@ -1,6 +1,6 @@
-"""The trainer's image for GPUs: built from the registries alone, measured, and started without a driver.
+"""The trainer's images for GPUs: built from the registries alone, measured, and started without a driver.
 
-The local cluster has no use for it: its GPUs are simulated.
+The local cluster has no use for them: its GPUs are simulated.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import time
 from dataclasses import dataclass
 
 from localcluster import packages
-from localcluster.addresses import REGISTRY
 from localcluster.buildah import Buildah
 from localcluster.console import Console
 from localcluster.errors import ClusterError
-from localcluster.images import build_volumes
+from localcluster.images import Image, build_volumes
 from localcluster.lock import exclusive
 from localcluster.paths import Paths
 from localcluster.systemimages import COMPILER_BASE_IMAGE, COMPILER_PACKAGES, build_base
 
-IMAGE = f"{REGISTRY}/megatron-trainer-gpu:dev"
-DOCKERFILE = "trainer-image/Dockerfile.gpu"
 WHEELS = "/var/cache/megatron-wheels"
 NO_DRIVER = "no NVIDIA driver in this container"
 """What the pod's last message has to contain where no driver is mounted."""
@@ -56,6 +53,7 @@ cat "$root/tmp/termination" 2> /dev/null || tail -n 20 "$root/tmp/log"
 class GpuImage:
     """What was measured of a built image."""
 
+    name: str
     seconds: float
     """Of the build; layers that were cached cost nothing."""
     unpacked_bytes: int
@@ -69,7 +67,11 @@ class GpuImage:
         """The measurements as text."""
         sizes = f"{self.unpacked_bytes / 2**30:.2f} GiB unpacked, {self.zstd_bytes / 1e9:.2f} GB as zstd"
         found = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return [f"{IMAGE}: {sizes}, built in {self.seconds:.0f} s", found, f"without a driver: {self.start}"]
+        return [
+            f"{self.name}: {sizes}, built in {self.seconds:.0f} s",
+            found,
+            f"without a driver: {self.start}",
+        ]
 
 
 def parse_start(text: str) -> str:
@@ -85,8 +87,8 @@ def parse_start(text: str) -> str:
     return f"exit {code}, {json.loads(message)['message']}"
 
 
-def build(paths: Paths, console: Console) -> GpuImage:
-    """Build the image with cached layers, start it without a driver, measure it. Raises ClusterError."""
+def build(paths: Paths, image: Image, console: Console) -> GpuImage:
+    """Build a GPU image with cached layers, start it without a driver, measure it. Raises ClusterError."""
     if os.geteuid() != 0:
         raise ClusterError("building images needs root: debootstrap and mounts; run it with sudo -E")
     with exclusive(paths.root / "gpu-image.lock", "the GPU image", console):
@@ -96,19 +98,19 @@ def build(paths: Paths, console: Console) -> GpuImage:
         wheels = paths.checkout / ".cache" / "wheels"
         wheels.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        with console.step(f"image {IMAGE}"):
+        with console.step(f"image {image.reference}"):
             buildah.build(
-                IMAGE,
-                paths.checkout,
-                paths.checkout / DOCKERFILE,
-                arguments={"BASE": COMPILER_BASE_IMAGE},
+                image.reference,
+                paths.checkout / image.context,
+                paths.checkout / image.dockerfile,
+                arguments={"BASE": COMPILER_BASE_IMAGE, **dict(image.arguments)},
                 volumes={**build_volumes(paths), wheels: WHEELS},
             )
         seconds = time.monotonic() - began
         with console.step("its start without a driver, on a read-only root as uid 1000"):
-            start = parse_start(buildah.run_in_root(IMAGE, _AS_IN_A_POD + _START))
+            start = parse_start(buildah.run_in_root(image.reference, _AS_IN_A_POD + _START))
             check = "in_image python /opt/megatron/source/trainer/check_gpu_image.py"
-            versions = json.loads(buildah.run_in_root(IMAGE, _AS_IN_A_POD + check).splitlines()[-1])
+            versions = json.loads(buildah.run_in_root(image.reference, _AS_IN_A_POD + check).splitlines()[-1])
         with console.step("its size"):
-            unpacked, compressed = map(int, buildah.run_in_root(IMAGE, _SIZES).split())
-        return GpuImage(seconds, unpacked << 10, compressed, versions, start)
+            unpacked, compressed = map(int, buildah.run_in_root(image.reference, _SIZES).split())
+        return GpuImage(image.reference, seconds, unpacked << 10, compressed, versions, start)

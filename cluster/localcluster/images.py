@@ -28,6 +28,8 @@ class Image:
     name: str
     dockerfile: str
     context: str
+    arguments: tuple[tuple[str, str], ...] = ()
+    """Build arguments beside BASE."""
 
     @property
     def reference(self) -> str:
@@ -37,7 +39,23 @@ class Image:
 
 OPERATOR = Image("megatron-operator", "operator/Dockerfile", ".")
 TRAINER = Image("megatron-trainer-cpu", "trainer-image/Dockerfile", ".")
-IMAGES = (OPERATOR, TRAINER)
+_BRIDGE = ("BRIDGE_REQUIREMENTS", "requirements-bridge.txt")
+BRIDGE_TRAINER = Image(
+    "megatron-trainer-bridge-cpu",
+    TRAINER.dockerfile,
+    TRAINER.context,
+    (("REQUIREMENTS", "requirements-bridge-run.txt"), _BRIDGE),
+)
+GPU_TRAINER = Image("megatron-trainer-gpu", "trainer-image/Dockerfile.gpu", ".")
+BRIDGE_GPU_TRAINER = Image(
+    "megatron-trainer-bridge-gpu",
+    GPU_TRAINER.dockerfile,
+    GPU_TRAINER.context,
+    (("REQUIREMENTS", "requirements-bridge-gpu.txt"), _BRIDGE),
+)
+DEFAULT_IMAGES = (OPERATOR, TRAINER)
+IMAGES = (*DEFAULT_IMAGES, BRIDGE_TRAINER)
+"""All that can be built; those that are not in DEFAULT_IMAGES only by name."""
 
 
 def find_image(name: str) -> Image:
@@ -71,7 +89,7 @@ def build(paths: Paths, image: Image, buildah: Buildah, console: Console) -> Non
             image.reference,
             paths.checkout / image.context,
             paths.checkout / image.dockerfile,
-            arguments={"BASE": BASE_IMAGE},
+            arguments={"BASE": BASE_IMAGE, **dict(image.arguments)},
             volumes=build_volumes(paths),
         )
 

@@ -58,5 +58,14 @@ class Paths:
     def kubeconfig(self) -> Path:
         return self.home / "kubeconfig"
 
+    @property
+    def audit_policy(self) -> Path:
+        """Where it exists when the API server starts, that writes `audit_log` by this policy."""
+        return self.home / "audit-policy.json"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.logs / "audit.jsonl"
+
     def binary(self, name: str) -> Path:
         return self.bin / name

@@ -95,6 +95,8 @@ PROGRESS: Final[dict[str, Any]] = {
     "warnings": [{"reason": "Warning", "message": "m 1"}],
     "usefulSeconds": 10.0,
     "firstStartedAt": 1.79e9,
+    "saveSeconds": 12.5,
+    "evaluateSeconds": 3.0,
 }
 
 

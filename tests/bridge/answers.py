@@ -16,17 +16,20 @@ class Wheel:
 
     functions: dict[str, dict[str, Any]]
     failed: dict[str, str]
+    refused: list[str | None]
+    """Of each run in the order of `called`: why the trainer does not set its overrides."""
 
     @property
     def names(self) -> set[str]:
         return {*self.functions, *self.failed}
 
     @classmethod
-    def called(cls, directory: Path) -> "Wheel":
-        """Call them all, in a subprocess that writes its results to `directory`."""
-        answers = directory / "settings.json"
+    def called(cls, directory: Path, runs: list[list[str]]) -> "Wheel":
+        """Call them all and set the overrides of `runs`, in a subprocess that writes to `directory`."""
+        answers, asked = directory / "settings.json", directory / "runs.json"
+        asked.write_text(json.dumps(runs))
         done = subprocess.run(
-            [sys.executable, str(CALLS), str(answers)],
+            [sys.executable, str(CALLS), str(answers), str(asked)],
             capture_output=True,
             text=True,
             timeout=300,

@@ -51,11 +51,16 @@ CLASSES = (
 """Pattern of a hub name, transformers' config class, architecture. The first match is used."""
 
 
+ASKED: list[str] = []
+"""Architectures whose configs were asked for."""
+
+
 def config(hub_name: str) -> Any:
     """The config of a hub name. Raises OSError, as transformers does offline, for a name without a class."""
     name, architecture = next(
         (found for pattern, *found in CLASSES if re.search(pattern, hub_name)), (None, "of this name")
     )
+    ASKED.append(architecture)
     if name is None or not hasattr(transformers, name):
         raise OSError(f"transformers has no config class for {hub_name} ({architecture})")
     made = getattr(transformers, name)()

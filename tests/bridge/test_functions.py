@@ -1,7 +1,6 @@
 """The catalog's tables of Megatron-Bridge's functions against what these functions return."""
 
 import importlib.metadata
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,9 @@ import pytest
 import yaml
 from answers import Wheel
 from megatron_operator import catalog
-from megatron_operator.catalog import PublishedLayout, bridge_tables, performance_options
-
-pytestmark = pytest.mark.skipif(
-    sys.version_info >= (3, 13), reason=f"megatron-bridge {bridge_tables.RELEASE} is for Python 3.12"
-)
+from megatron_operator.api.fine_tuning import TARGET_MODULES
+from megatron_operator.catalog import PublishedLayout, bridge_support, bridge_tables, performance_options
+from started import STARTED, UNKNOWN
 
 CATALOG = catalog.load()
 REASONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("not_callable.yaml").read_text())
@@ -130,3 +127,34 @@ def test_every_option_of_the_command_sets_a_field_that_every_function_has(wheel:
     assert {
         name: settings["lacking"] for name, settings in wheel.functions.items() if settings["lacking"]
     } == {}
+
+
+def test_every_function_that_the_operator_starts_takes_the_overrides_that_are_rendered(wheel: Wheel) -> None:
+    refused = dict(zip(STARTED, wheel.refused, strict=False))
+
+    assert len(STARTED) == 3 * 56
+    assert {name: problem for name, problem in refused.items() if problem is not None} == {}
+
+
+def test_a_path_that_no_function_has_would_be_found(wheel: Wheel) -> None:
+    assert wheel.refused[-len(UNKNOWN) :] == [
+        "train.no_such_field: Megatron-Bridge's configuration has no such field"
+    ]
+
+
+def test_adapters_are_on_the_layers_that_the_catalog_states(wheel: Wheel) -> None:
+    startable = [each for entry in CATALOG for each in filter(entry.can_start, entry.layouts)]
+    layouts = [each for each in startable if each.lora_rank]
+
+    assert len(layouts) == 27
+    targets = {str(x.function): wheel.functions[str(x.function)]["lora_target_modules"] for x in layouts}
+    assert targets == {str(x.function): x.lora_targets or list(TARGET_MODULES) for x in layouts}
+
+
+def test_functions_ask_for_the_architectures_by_which_the_operator_decides_what_starts(wheel: Wheel) -> None:
+    of_bridge = {name for name, entry in CATALOG.functions().items() if CATALOG.get(entry).engine == "bridge"}
+    asked = {name: wheel.functions[name]["architectures"] for name in of_bridge & wheel.functions.keys()}
+    asking = {name: set(found) for name, found in asked.items() if found}
+
+    assert {x for found in asking.values() for x in found} >= bridge_support.STARTED
+    assert asking == {name: {bridge_support.architecture(name)} for name in asking}

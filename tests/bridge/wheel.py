@@ -2,10 +2,12 @@
 
 A process of its own, because the stand-ins that it needs (`stand_ins`, `hub`) stay in it:
 
-    python tests/bridge/wheel.py settings.json
+    python tests/bridge/wheel.py settings.json runs.json
 
-`{"functions": {NAME: {SETTING: VALUE}}, "failed": {NAME: "Error: text"}}`, a function under each of its
-names. Of two functions of one name the benchmark counts, as for Bridge's own launcher (run_recipe.py).
+`{"functions": {NAME: {SETTING: VALUE}}, "failed": {NAME: "Error: text"}, "refused": [...]}`, a function under
+each of its names. `runs.json` has lists of arguments as the operator renders them; `refused` has the error of
+the trainer for each, null where it sets all overrides. Of two functions of one name the benchmark counts, as
+for Bridge's own launcher (run_recipe.py).
 """
 
 import importlib
@@ -102,7 +104,7 @@ def settings(config: Any) -> dict[str, Any]:
     found["seq_length"] = getattr(config.dataset, "seq_length", None) or config.model.seq_length
     for name in ("embedding", "loss"):
         found[f"account_for_{name}"] = getattr(config.model, f"account_for_{name}_in_pipeline_split", False)
-    for name in ("dim", "alpha"):
+    for name in ("dim", "alpha", "target_modules"):
         found[f"lora_{name}"] = getattr(config.peft, name, None)
     found["fast"] = fast_settings(config)
     found["lacking"] = [path for path in SET_BY_FIELD if not _has(config, path)]
@@ -162,20 +164,42 @@ def _has(config: Any, path: str) -> bool:
     return hasattr(getattr(config, section), field)
 
 
+def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
+    """Why the trainer does not set the overrides of a run in what its function returns; None if it does."""
+    from megatron_contract.bridge_run import CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME, BridgeRun
+    from megatron_trainer.bridge import configuration
+    from megatron_trainer.worker.failures import RankError
+
+    run = BridgeRun.from_arguments(arguments)
+    scheme = run.overrides.get(PEFT_SCHEME)
+    config = functions[run.function](**({"peft_scheme": scheme} if scheme else {}))
+    try:
+        for path, value in run.overrides.items():
+            if path not in (CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME):
+                configuration._set(config, path, value)
+    except RankError as error:
+        return str(error)
+    return None
+
+
 def main() -> None:
     """Call all functions and write the file that is named on the command line."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
-    done: dict[str, dict[str, Any]] = {"functions": {}, "failed": {}}
+    done: dict[str, Any] = {"functions": {}, "failed": {}}
     stand_ins.install()
     import hub  # transformers reads at import that it is offline
 
     hub.answer_locally()
-    for name, function in functions().items():
+    found = functions()
+    for name, function in found.items():
+        hub.ASKED.clear()
         try:
-            done["functions"][name] = settings(function())
+            done["functions"][name] = settings(function()) | {"architectures": sorted(set(hub.ASKED))}
         except Exception as error:
             done["failed"][name] = " ".join(f"{type(error).__name__}: {error}".split())
+    runs = json.loads(Path(sys.argv[2]).read_text())
+    done["refused"] = [refusal(run, found) for run in runs]
     Path(sys.argv[1]).write_text(json.dumps(done))
     os._exit(0)  # hollow modules fail at interpreter shutdown
 

@@ -2,27 +2,23 @@
 
 import itertools
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from localcluster import Cluster
 from localcluster.errors import ClusterError
 
 from testkit.api_server import Api, Object
-from testkit.errors import ApiError
-from testkit.waiting import wait_until
+from testkit.chart_installation import install_chart
+from testkit.fake_trainers import FakeProgressServer
+from testkit.fake_volumes import fake_volume
+from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.nodes import Pool, lose_node, restore_node, shared_node, terminate_pods
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
-from tests.control_plane.trainers import FakeProgressServer
 from tests.control_plane.world import World
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "megatron-operator"
 NODES = 32
 VOLUMES = 130
 STORAGE_CLASS = "control-plane-tests"
@@ -76,27 +72,12 @@ def api(cluster: Cluster) -> Iterator[Api]:
     for index in range(NODES):
         api.apply(shared_node(index))
     for index in range(VOLUMES):
-        api.apply(_volume(index))
+        api.apply(fake_volume(f"control-plane-tests-{index}", STORAGE_CLASS))
     yield api
     for index in range(NODES):
         api.delete("Node", None, f"fake-{index}")
     for index in range(VOLUMES):
         api.delete("PersistentVolume", None, f"control-plane-tests-{index}")
-
-
-def _volume(index: int) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": f"control-plane-tests-{index}"},
-        "spec": {
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
-            "storageClassName": STORAGE_CLASS,
-            "hostPath": {"path": "/nonexistent"},
-            "persistentVolumeReclaimPolicy": "Retain",
-        },
-    }
 
 
 Install = Callable[[str, Object], str]
@@ -107,36 +88,9 @@ def install(cluster: Cluster, api: Api, tmp_path_factory: pytest.TempPathFactory
     """Applies the chart without its Deployment; returns a token of the operator's service account."""
 
     def with_values(namespace: str, values: Object) -> str:
-        path = tmp_path_factory.mktemp("chart") / "values.yaml"
-        path.write_text(yaml.safe_dump(values))
-        rendered = subprocess.run(
-            [
-                cluster.paths.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
-                namespace, "--kube-version", "1.36.3", "--values", path,
-            ],
-            check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
-        api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        objects = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "Deployment"]
-        for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
-            api.apply(item)
-        wait_until("the API server to serve recipes", lambda: _serves_recipes(api, namespace))
-        account = api.path("ServiceAccount", namespace, "megatron-operator") + "/token"
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        return str(api.request("POST", account, request)["status"]["token"])
+        return install_chart(cluster, api, namespace, values, tmp_path_factory.mktemp("chart"))
 
     return with_values
-
-
-def _serves_recipes(api: Api, namespace: str) -> bool:
-    """Whether recipes can be listed: just after the CRD is created, the API server answers 404 or 429."""
-    try:
-        api.list("MegatronRecipe", namespace)
-    except ApiError as error:
-        if error.status not in (404, 429):
-            raise
-        return False
-    return True
 
 
 @pytest.fixture(scope="session")

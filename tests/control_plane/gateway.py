@@ -1,4 +1,4 @@
-"""A proxy between operator and API server: records writes, and can interfere after each of them."""
+"""A proxy between operator and API server: records requests, and can interfere after each write."""
 
 import asyncio
 import ssl
@@ -23,6 +23,8 @@ class Gateway:
         """Set by start()."""
         self.writes: list[tuple[str, str]] = []
         """Method and path of every write since the last reset."""
+        self.reads: list[str] = []
+        """Path of every read since the last reset; watches are none."""
         self.hidden: str | None = None
         """Paths with this prefix answer 404."""
         self.after_write: Callable[[], None] | None = None
@@ -52,6 +54,7 @@ class Gateway:
     def reset(self) -> None:
         """Forget the writes and stop interfering."""
         self.writes = []
+        self.reads = []
         self.answers = []
         self.after_write = None
         self.hidden = None
@@ -77,10 +80,17 @@ class Gateway:
     async def _close(self) -> None:
         await self._runner.cleanup()
         await self._session.close()
+        # aiohttp leaves handlers of open connections, which the end of the loop would report as destroyed.
+        handlers = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in handlers:
+            task.cancel()
+        await asyncio.gather(*handlers, return_exceptions=True)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         if self.hidden is not None and request.path.startswith(self.hidden):
             return web.Response(status=404, text="404 page not found\n")
+        if request.method == "GET" and "watch" not in request.query:
+            self.reads.append(request.path)
         body = await request.read()
         await self._wait(request)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}

@@ -3,31 +3,12 @@
 from datetime import UTC, datetime
 
 from testkit.api_server import Api, Object
+from testkit.fake_nodes import fake_node
 from testkit.waiting import wait_until
 
 NODE_LEASES = "kube-node-lease"
 ON_LOST_NODE = "on-a-lost-node"
 """Annotation of pods that KWOK must not terminate. It would terminate pods of any node."""
-
-
-def fake_node(name: str, rack: str, cpu: str = "64", **labels: str) -> Object:
-    """A node whose kubelet KWOK simulates, with 8 simulated GPUs."""
-    resources = {"cpu": cpu, "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-            "labels": {
-                "kubernetes.io/hostname": name,
-                "megatron.training/simulated-gpu": "true",
-                "topology.kubernetes.io/rack": rack,
-                **labels,
-            },
-        },
-        "status": {"allocatable": resources, "capacity": resources},
-    }
 
 
 def shared_node(index: int) -> Object:

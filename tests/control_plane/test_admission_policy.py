@@ -10,9 +10,9 @@ from megatron_operator.api.labels import LABEL_RECIPE
 
 from testkit.api_server import Api, Object
 from testkit.errors import ApiError
+from testkit.operator_process import write_kubeconfig
 from testkit.waiting import wait_until
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.operator_process import write_kubeconfig
 
 POD_TEMPLATE: Object = {
     "spec": {

@@ -8,11 +8,11 @@ from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
 
 from testkit.api_server import Object
+from testkit.operator_process import OPERATOR_NAMESPACE
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.nodes import Pool
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
 

@@ -3,9 +3,9 @@
 import pytest
 
 from testkit.errors import ApiError
+from testkit.fake_trainers import set_container_waiting
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
-from tests.control_plane.trainers import set_container_waiting
 from tests.control_plane.world import World
 
 

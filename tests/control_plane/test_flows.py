@@ -67,7 +67,7 @@ def test_a_change_that_the_checkpoint_cannot_take_is_refused_and_the_run_continu
         "spec.model.hiddenSize: is 256, and the run's checkpoint of iteration 50 was made with 128" in message
     )
     assert "set it back, or start a new recipe under another name" in message
-    assert world.train("run", 61, checkpoint=50).job_uid == old
+    assert world.train("run", 61, checkpoint=60).job_uid == old
     world.edit("run", model=None)
     assert world.wait_for("run", conditions={"Planned": "Planned"}, observed=True).job_uid == old
 

@@ -7,11 +7,11 @@ import pytest
 from localcluster import Cluster
 
 from testkit.api_server import Object
+from testkit.operator_process import OPERATOR_NAMESPACE
 from testkit.run_state import RunState
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.nodes import Pool
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.world import World
 
 HELD_SECONDS = 2

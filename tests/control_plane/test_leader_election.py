@@ -9,9 +9,9 @@ import pytest
 from megatron_operator.api.times import seconds
 
 from testkit.api_server import Object
+from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from testkit.waiting import load_factor, wait_until
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.world import World
 
 LEASE = "megatron-operator-leader"
@@ -116,7 +116,7 @@ def test_a_killed_leader_is_replaced_and_the_run_goes_on(world: World, pair: Pai
     after = pair.wait_for_takeover(standby)
     assert age_at_takeover(before, after) < TAKEOVER * load_factor()
     assert after["leaseTransitions"] == before["leaseTransitions"] + 1
-    assert world.train("run", 20, checkpoint=5).pod_uids == pods
+    assert world.train("run", 20, checkpoint=15).pod_uids == pods
     world.terminate("run-worker-0", 138)
     world.wait_for("run", conditions={"Recovering": "PodsReplaced"})
 
@@ -127,7 +127,7 @@ def test_a_frozen_leader_overwrites_nothing_when_it_continues(world: World, pair
     world.apply("run")
     world.train("run", 10, checkpoint=5)
     leader.gateway.held_path = "/megatronrecipes/run/status"
-    world.report("run", iteration=11, checkpointIteration=5)
+    world.report("run", iteration=11, checkpointIteration=10)
     wait_until("a status write to be on its way", leader.gateway.holding.is_set)
     frozen = time.monotonic()
     leader.process.freeze()
@@ -146,7 +146,7 @@ def test_a_frozen_leader_overwrites_nothing_when_it_continues(world: World, pair
     assert "the leader's lease is lost" in leader.process.log()
     assert world.wait_for("run").status["progress"]["iteration"] == 20
     leader.process.start()
-    world.train("run", 30, checkpoint=15)
+    world.train("run", 30, checkpoint=25)
     assert leader.accepted(world.namespace) == [], "it stands by"
 
 
@@ -157,14 +157,14 @@ def test_a_leader_that_is_cut_off_ends_before_another_one_acts(world: World, pai
     leader.gateway.answers.clear()
     leader.gateway.cut = True
     before = pair.lease
-    world.report("run", iteration=11, checkpointIteration=5)
+    world.report("run", iteration=11, checkpointIteration=10)
     after = pair.wait_for_takeover(standby)
     assert age_at_takeover(before, after) < TAKEOVER * load_factor()
     wait_until("the leader that was cut off to end", lambda: leader.process.exit_code == 1)
     world.train("run", 20, checkpoint=15)
     leader.gateway.cut = False
     leader.process.start()
-    world.train("run", 30, checkpoint=15)
+    world.train("run", 30, checkpoint=25)
     accepted = [path for _, path in leader.accepted(world.namespace) if "megatronrecipes/run" in path]
     assert accepted == [], "what it had sent is refused when it arrives"
 
@@ -180,4 +180,4 @@ def test_a_leader_that_is_terminated_hands_over_at_once(world: World, pair: Pair
     after = pair.wait_for_takeover(standby)
     assert leader.process.exit_code == 0
     assert age_at_takeover(released, after) < duration, "it need not wait for the expiry"
-    world.train("run", 20, checkpoint=5)
+    world.train("run", 20, checkpoint=15)

@@ -49,12 +49,12 @@ def test_the_operator_survives_an_outage_of_the_api_server(world: World, cluster
     cluster.component_stop("kube-apiserver")
     try:
         # The run keeps training meanwhile.
-        world.report("before", iteration=11)
+        world.report("before", iteration=11, checkpointIteration=10)
         hold(DOWN_SECONDS)
         assert world.operator.running()
     finally:
         cluster.component_start("kube-apiserver")
-    world.wait_for("before", status={"progress": {"iteration": 11}})
+    world.wait_for("before", status={"progress": {"iteration": 11}, "checkpoint": {"iteration": 10}})
     world.apply("after")
     # Scheduler, training-operator and KWOK need time to reconnect.
     world.wait_for("after", pods=2, conditions={"Running": "PodsRunning"}, seconds=LONG_DEADLINE)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from testkit.api_server import Object
+from testkit.operator_process import OperatorProcess, write_kubeconfig
 from testkit.waiting import LONG_DEADLINE, wait_until
 from tests.control_plane.conftest import PLATFORM
-from tests.control_plane.operator_process import OperatorProcess, write_kubeconfig
 from tests.control_plane.world import World
 
 RELEASE_NAMESPACE = "megatron-namespaced"

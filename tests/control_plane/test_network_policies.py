@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from testkit.api_server import Object
+from testkit.operator_process import OPERATOR_NAMESPACE
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.world import World
 
 ENABLED = {"enabled": True, "metricsFrom": ["monitoring"]}

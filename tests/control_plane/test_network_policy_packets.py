@@ -13,9 +13,9 @@ from localcluster.policednode import NAME as NODE
 from megatron_contract.environment import PROGRESS_PORT
 
 from testkit.api_server import Api, Object
+from testkit.operator_process import OPERATOR_NAMESPACE
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE
 from tests.control_plane.world import World
 
 GANG_PORT = 29500

@@ -16,13 +16,13 @@ from megatron_operator.manifests import node_check
 
 from testkit.api_server import Api, Object
 from testkit.errors import ApiError
+from testkit.fake_nodes import fake_node
+from testkit.fake_trainers import terminate_container
+from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.nodes import fake_node
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.test_admission_policy import job
-from tests.control_plane.trainers import terminate_container
 
 GOOD, BAD = "checked-good", "checked-bad"
 

@@ -17,9 +17,9 @@ from localcluster import Cluster
 from localcluster.pki import Authority, Certificate
 
 from testkit.api_server import Api, Object
+from testkit.chart_installation import CHART
+from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from testkit.waiting import wait_until
-from tests.control_plane.conftest import CHART
-from tests.control_plane.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from tests.control_plane.test_refusals_by_the_api_server import REFUSALS, validate
 from tests.control_plane.world import World
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from testkit.api_server import Api, Object
+from testkit.fake_trainers import FakeProgressServer, terminate_container
+from testkit.operator_process import OperatorProcess
 from testkit.run_state import Expected, RunState, wait_for_run
 from testkit.waiting import DEADLINE, wait_until
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.operator_process import OperatorProcess
-from tests.control_plane.trainers import FakeProgressServer, terminate_container
 
 
 class World:
@@ -32,7 +32,12 @@ class World:
         self.trainers = trainers
 
     def apply(self, name: str, **changes: Any) -> Object:
-        """Apply a recipe of two pods with two simulated GPUs each; `changes` replace sections of its spec."""
+        """Apply a recipe of two pods with two simulated GPUs each; `changes` replace sections of its spec.
+
+        No hang is detected unless `changes` ask for it: the iteration of a fake trainer stands still while a
+        test waits for something else, on a busy machine for longer than a hang takes.
+        """
+        changes["recovery"] = {"hangTimeout": "off"} | changes.get("recovery", {})
         spec: Object = {
             "recipe": "tiny-gpt",
             "accelerator": {"count": 4, "perNode": 2},

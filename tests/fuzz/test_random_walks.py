@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.observation import Elastic, Limits, Observation, PodPhase
 from megatron_operator.lifecycle.recovery_policy import (
     AVOIDED_PATIENCE,
@@ -29,6 +30,8 @@ from megatron_operator.lifecycle.recovery_policy import (
     Wait,
     decide,
 )
+from megatron_operator.lifecycle.status_reading import read_status
+from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, MAX_MARKS, TICKS, account
 
 from tests.unit.controller.api_in_memory import ApiInMemory
 from tests.unit.controller.simulated_cluster import PER_NODE, RENDEZVOUS, Cluster, Node, Pod
@@ -270,6 +273,22 @@ class Walk(RuleBasedStateMachine):
         if numbers and numbers[0] == 1:
             lost = sum(each.lost_iterations or 0 for each in recovery.history)
             assert recovery.lost_iterations == lost
+
+    @invariant()
+    def the_ledger_adds_up_to_the_wall_clock(self) -> None:
+        recipe, now = self.operator.api.recipe, self.cluster.now
+        status, dropped = read_status(recipe.get("status"))
+        assert dropped == ()
+        if status.ledger is None:
+            return
+        found = account(status.ledger, self.operator.recovery.history, now)
+        created = seconds(recipe["metadata"]["creationTimestamp"]) or 0.0
+        assert sum(found.ticks.values()) == round((now - created) * TICKS)
+        assert min(found.ticks.values(), default=0) >= 0
+        assert len(status.ledger.marks) <= MAX_MARKS
+        assert len(status.ledger.losses) <= MAX_LOSSES
+        if status.phase in ("Succeeded", "Failed"):
+            assert len(status.ledger.marks) == 1, "the time of a run that is over is settled"
 
     def teardown(self) -> None:
         try:

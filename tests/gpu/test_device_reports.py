@@ -127,3 +127,11 @@ def test_devices_are_named_by_their_place_on_the_pci_bus_and_lost_ones_are_not(d
     assert bus_ids(2) == ["00000000:1A:00.0", "00000000:1B:00.0"]
     devices.set(1, lost=1)
     assert bus_ids(3) == ["00000000:1A:00.0", None, None]
+
+
+def test_a_device_has_the_state_of_the_id_that_a_device_plugin_gave(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIMULATED_GPUS", "simulated-5,simulated-0")
+    devices.set(5, lost=1)
+    assert bus_ids(3) == [None, "00000000:1B:00.0", None]

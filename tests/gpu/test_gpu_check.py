@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.gpu.hardware import main as gpu_check
-from tests.gpu.hardware.checks import Result
+from tests.gpu.hardware.runs import Result
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +17,13 @@ def test_without_a_gpu_it_reports_what_is_missing_and_exits_2() -> None:
     assert done.returncode == 2, done.stderr
     assert "gpu-check: missing: a GPU with its driver and NVML (libnvidia-ml.so.1)" in done.stderr
     assert gpu_check.PAGE.read_text() == before
+
+
+def test_the_machine_is_checked_before_packages_are_installed() -> None:
+    command = [sys.executable, "-m", "tests.gpu.hardware.main", "--machine"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Transformer Engine" not in done.stderr
 
 
 def test_the_page_has_the_facts_and_each_result_with_its_figures() -> None:

@@ -1,4 +1,4 @@
-"""Imports go one way: api, catalog, planner, manifests, then controller or cli; lifecycle beside manifests.
+"""Imports go one way: api, catalog, planner, manifests, lifecycle, then controller or cli, then sdk, then ui.
 
 The contract imports the standard library only. The trainer imports the contract and nothing of the operator;
 of its own packages the launcher imports the others, never the other way round. The test kit is imported by
@@ -24,7 +24,9 @@ MAY_IMPORT = {
     "manifests": {"api", "catalog", "planner"},
     "lifecycle": {"api", "catalog", "planner", "manifests"},
     "controller": {"api", "catalog", "planner", "manifests", "lifecycle"},
-    "cli": {"api", "catalog", "planner", "manifests"},
+    "cli": {"api", "catalog", "planner", "manifests", "lifecycle"},
+    "sdk": {"api", "catalog", "planner", "manifests", "lifecycle", "controller", "cli"},
+    "ui": {"api", "catalog", "planner", "manifests", "lifecycle", "controller", "cli", "sdk"},
 }
 """What each part of the operator may import beside itself and the contract."""
 
@@ -56,7 +58,8 @@ TRAINER_MAY_IMPORT = {
     "checkpoints": TRAINER_SHARED | {"telemetry", "rendezvous", "health"},
     "worker": TRAINER_SHARED | {"telemetry", "health", "checkpoints"},
     "bridge": TRAINER_SHARED | {"telemetry", "worker"},
-    "data": TRAINER_SHARED | {"platform", "worker"},
+    "weights": TRAINER_SHARED | {"platform", "checkpoints", "bridge"},
+    "data": TRAINER_SHARED | {"platform", "telemetry", "worker", "bridge", "weights"},
     "launcher": TRAINER_SHARED
     | {"platform", "telemetry", "rendezvous", "health", "checkpoints", "worker", "bridge"},
 }
@@ -113,11 +116,17 @@ def test_a_module_imports_only_earlier_parts(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_only_the_controller_accesses_the_cluster_and_no_part_imports_torch(path: Path) -> None:
+def test_only_controller_and_sdk_access_the_cluster_and_no_part_imports_torch(path: Path) -> None:
     packages = imported_packages(path)
     assert not packages & (TRAINER_LIBRARIES | {"localcluster", "testkit", "tests"})
-    if part(path) != "controller":
+    if part(path) not in ("controller", "sdk"):
         assert not packages & CLUSTER_LIBRARIES
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if part(path) in ("sdk", "ui")], ids=relative)
+def test_sdk_and_page_use_of_the_controller_only_its_api_client(path: Path) -> None:
+    used = {name for name in imported_modules(path) if name.startswith("megatron_operator.controller")}
+    assert all(name.startswith("megatron_operator.controller.api_client.") for name in used)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if part(path) == "lifecycle"], ids=relative)

@@ -5,72 +5,14 @@ import re
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from tests.gpu.hardware.measurements import MEASUREMENTS
+from tests.gpu.hardware.runs import DETERMINISTIC, ITERATIONS, SAVE_INTERVAL, Result, Runs, finish
 from tests.trainer.gang import Gang, until
 
-_FLAGS = """
-    --num-layers 4 --hidden-size 1024 --num-attention-heads 16
-    --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 2
-    --global-batch-size 8 --lr 1e-4 --bf16 --tokenizer-type NullTokenizer
-    --vocab-size 32000 --split 99,1,0 --eval-interval 100000 --eval-iters 0 --log-interval 100
-    --position-embedding-type rope --rerun-mode disabled --use-distributed-optimizer
-"""
-DETERMINISTIC = ("--deterministic-mode", "--attention-backend", "unfused")
-_SAVE_INTERVAL = 10
-_ITERATIONS = 40
 _KILLED_AT = (13, 22, 34)
 _ACCOUNTING_ERROR = 0.01
-
-
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a check. `figures` are measured values with their units, by name."""
-
-    passed: bool
-    figures: dict[str, str] = field(default_factory=dict)
-
-
-class Runs:
-    """Makes runs below `folder`. `used_bytes` returns the memory in use on the GPU."""
-
-    def __init__(self, folder: Path, used_bytes: Callable[[], int]) -> None:
-        self.folder = folder
-        self.used_bytes = used_bytes
-        self._runs: list[Gang] = []
-        self._undisturbed: Gang | None = None
-
-    def new(self, name: str, *faults: dict[str, Any]) -> Gang:
-        """Return a run of one pod with one rank, not started. `faults`: of tests/trainer/inject."""
-        folder = self.folder / name
-        folder.mkdir()
-        run = Gang(folder, None, nodes=1, ranks=1)
-        run.flags = [*_FLAGS.split(), "--save-interval", str(_SAVE_INTERVAL)]
-        run.environment |= {"MEGATRON_PLATFORM": "gpu", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        if faults:
-            run.inject(*faults)
-        self._runs.append(run)
-        return run
-
-    def undisturbed(self) -> Gang:
-        """Return the run that others are compared with, done."""
-        if self._undisturbed is None:
-            self._undisturbed = self.new("undisturbed")
-            _finish(self._undisturbed, *DETERMINISTIC)
-        return self._undisturbed
-
-    def close(self) -> None:
-        """End what is still running."""
-        for run in self._runs:
-            run.stop()
-
-
-def _finish(run: Gang, *extra: str) -> int:
-    """Start a run and wait for its end. Returns its exit code."""
-    run.start(extra=("--train-iters", str(_ITERATIONS), *extra))
-    return run.wait()[0]
 
 
 def _losses(run: Gang) -> dict[int, set[float]]:
@@ -84,7 +26,7 @@ def warm_start_and_first_step(runs: Runs) -> Result:
     records = run.records()
     forked = "ranks start cold" not in run.log()
     return Result(
-        forked and len(records) == _ITERATIONS,
+        forked and len(records) == ITERATIONS,
         {
             "ranks are forked": str(forked),
             "start to first step": f"{records[0]['time'] - started:.1f} s",
@@ -100,7 +42,7 @@ def kill_and_restart(runs: Runs) -> Result:
     before = runs.used_bytes()
     seconds, left = [], 0
     run = runs.new("killed")
-    run.start(extra=("--train-iters", str(_ITERATIONS), *DETERMINISTIC))
+    run.start(extra=("--train-iters", str(ITERATIONS), *DETERMINISTIC))
     for generation, iteration in enumerate(_KILLED_AT, start=1):
         run.await_iteration(iteration, generation)
         rank = run.ranks(0)[0]
@@ -125,7 +67,7 @@ def kill_and_restart(runs: Runs) -> Result:
 
 def _recovered(run: Gang, runs: Runs) -> tuple[bool, dict[str, Any]]:
     """Whether a run with one incident ended well with equal losses; and the incident."""
-    code = _finish(run, *DETERMINISTIC)
+    code = finish(run, *DETERMINISTIC)
     incidents = run.incidents()
     good = code == 0 and len(incidents) == 1 and _losses(run) == _losses(runs.undisturbed())
     return good and not run.survivors(), incidents[0] if incidents else {}
@@ -144,15 +86,15 @@ def device_side_assert(runs: Runs) -> Result:
     """A device-side assert is software: no evidence against the node, no older checkpoint."""
     run = runs.new("assert", {"what": "assert", "at": _KILLED_AT[0], "generations": [1]})
     recovered, incident = _recovered(run, runs)
-    software = run.termination(0)["evidence"] == "" and incident.get("resumedFrom") == _SAVE_INTERVAL
+    software = run.termination(0)["evidence"] == "" and incident.get("resumedFrom") == SAVE_INTERVAL
     return Result(recovered and software, {"cause": str(incident.get("cause"))[:200]})
 
 
 def writer_killed(runs: Runs) -> Result:
     """A killed writer of an asynchronous save costs a restart, not the run."""
     run = runs.new("writer")
-    run.start(extra=("--train-iters", str(_ITERATIONS), "--async-save", *DETERMINISTIC))
-    run.await_iteration(_SAVE_INTERVAL - 5)
+    run.start(extra=("--train-iters", str(ITERATIONS), "--async-save", *DETERMINISTIC))
+    run.await_iteration(SAVE_INTERVAL - 5)
     # Megatron runs the writer at a nice value 10 above the rank's.
     nice = os.nice(0) + 10
     writers = [child for child in run.ranks(0)[0].children() if child.nice() == nice]
@@ -171,8 +113,8 @@ def step_time_accounting(runs: Runs) -> Result:
     """The seconds of the steps add up to the wall time between them, without saves."""
     run = runs.new("accounting")
     run.flags[run.flags.index("--save-interval") + 1] = "100000"
-    code = _finish(run)
-    steps = run.records()[_SAVE_INTERVAL:]
+    code = finish(run)
+    steps = run.records()[SAVE_INTERVAL:]
     wall = steps[-1]["time"] - steps[0]["time"]
     error = sum(step["stepSeconds"] for step in steps[1:]) / wall - 1
     return Result(code == 0 and abs(error) <= _ACCOUNTING_ERROR, {"steps against wall time": f"{error:+.2%}"})
@@ -185,4 +127,5 @@ CHECKS: dict[str, Callable[[Runs], Result]] = {
     "device-side assert": device_side_assert,
     "asynchronous writer killed": writer_killed,
     "step-time accounting": step_time_accounting,
+    **MEASUREMENTS,
 }

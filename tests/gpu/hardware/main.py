@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.gpu.hardware.checks import CHECKS, Result, Runs
+from tests.gpu.hardware.checks import CHECKS
+from tests.gpu.hardware.runs import Device, Result, Runs
 
 PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"
 COMMAND = "make gpu-check"
@@ -22,8 +23,8 @@ PACKAGES = ("torch", "megatron-core", "transformer-engine", "nvidia-nccl-cu13", 
 LACKING = 2
 
 
-def missing() -> list[str]:
-    """Return what this machine lacks for the checks, each with the remedy."""
+def missing_machine() -> list[str]:
+    """Return what this machine lacks for the checks, with the remedy."""
     import pynvml
 
     found = []
@@ -33,9 +34,14 @@ def missing() -> list[str]:
             found.append("a GPU: NVML reports none")
     except pynvml.NVMLError as error:
         found.append(f"a GPU with its driver and NVML (libnvidia-ml.so.1): {error}")
-    if _version("transformer-engine") == "not installed":
-        found.append("Transformer Engine: install it with the versions of the GPU image")
     return found
+
+
+def missing_packages() -> list[str]:
+    """Return what this environment lacks for the checks, with the remedy."""
+    if _version("transformer-engine") != "not installed":
+        return []
+    return ["Transformer Engine: run `make gpu-check`, which installs it, or .venv-gpu/bin/python"]
 
 
 def _version(package: str) -> str:
@@ -57,6 +63,14 @@ def machine() -> dict[str, str]:
         **{package: _version(package) for package in PACKAGES},
         "Command": f"`{COMMAND}`",
     }
+
+
+def _device() -> Device:
+    import pynvml
+
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
+    return Device("gpu", str(pynvml.nvmlDeviceGetName(device)), (major, minor))
 
 
 def _used_bytes() -> int:
@@ -92,15 +106,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks and write the page. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", choices=CHECKS, action="append", help="run this check; writes no page")
+    parser.add_argument("--machine", action="store_true", help="check the machine alone, and run nothing")
     arguments = parser.parse_args(argv)
-    if lacking := missing():
+    if lacking := missing_machine() + ([] if arguments.machine else missing_packages()):
         for each in lacking:
             print(f"gpu-check: missing: {each}", file=sys.stderr)
         return LACKING
+    if arguments.machine:
+        return 0
     facts = machine()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(Path(folder), _used_bytes)
+        runs = Runs(Path(folder), _used_bytes, _device())
         try:
             results = {name: _check(name, runs) for name in arguments.only or CHECKS}
         finally:

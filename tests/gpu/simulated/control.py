@@ -40,7 +40,12 @@ class Devices:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
-            path.write_bytes(bytes(_LAYOUT.size * _MAX_DEVICES))
+            self.reset()
+
+    def reset(self) -> None:
+        """Have all devices be healthy. Processes keep the file mapped, so it is not replaced."""
+        with self.path.open("r+b" if self.path.exists() else "wb") as file:
+            file.write(bytes(_LAYOUT.size * _MAX_DEVICES))
 
     def set(self, device: int, **values: int) -> None:
         """Set fields of a device's state, in the given order."""

@@ -21,6 +21,7 @@ typedef struct {
     uint32_t unused[3];
 } DeviceState;
 
-// SIMULATED_GPUS devices; their states are in the file SIMULATED_GPU_STATE, in order.
+// SIMULATED_GPUS is a number of devices, or the ids that the local cluster's device plugin gives to a container, such as
+// simulated-3,simulated-0. The file SIMULATED_GPU_STATE has their states: that of simulated-3 is the fourth.
 unsigned simulated_devices(void);
 DeviceState *simulated_state(unsigned device);

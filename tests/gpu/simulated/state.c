@@ -4,13 +4,31 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-unsigned simulated_devices(void) {
+// Writes the row of each device into `rows`; returns how many there are.
+static unsigned read_devices(unsigned rows[MAX_DEVICES]) {
     const char *text = getenv("SIMULATED_GPUS");
-    unsigned count = text ? (unsigned)atoi(text) : 0;
-    return count > MAX_DEVICES ? MAX_DEVICES : count;
+    if (!text || !*text) return 0;
+    unsigned count = 0;
+    if (!strchr(text, '-')) {
+        for (unsigned wanted = (unsigned)atoi(text); count < wanted && count < MAX_DEVICES; count++) rows[count] = count;
+        return count;
+    }
+    for (const char *id = text; id && count < MAX_DEVICES; id = strchr(id, ',')) {
+        id += *id == ',';
+        const char *number = strchr(id, '-');
+        unsigned row = number ? (unsigned)atoi(number + 1) : 0;
+        rows[count++] = row < MAX_DEVICES ? row : 0;
+    }
+    return count;
+}
+
+unsigned simulated_devices(void) {
+    unsigned rows[MAX_DEVICES];
+    return read_devices(rows);
 }
 
 DeviceState *simulated_state(unsigned device) {
@@ -26,5 +44,6 @@ DeviceState *simulated_state(unsigned device) {
         }
         if (!states) states = healthy;
     }
-    return &states[device];
+    unsigned rows[MAX_DEVICES];
+    return &states[device < read_devices(rows) ? rows[device] : device];
 }

@@ -5,8 +5,8 @@ from bench.planned import Seen, summary
 from bench.published import document
 
 
-def seen(speed: float | None, model: str = "llama3-8b") -> Seen:
-    return Seen("f", model, "fp8", "b200", 100.0, speed, "")
+def seen(speed: float | None, model: str = "llama3-8b", note: str = "") -> Seen:
+    return Seen("f", model, "fp8", "b200", 100.0, speed, note)
 
 
 def test_errors_are_grouped_and_a_refusal_counts_in_full() -> None:
@@ -14,6 +14,12 @@ def test_errors_are_grouped_and_a_refusal_counts_in_full() -> None:
     assert lines[0].split() == ["all", "layouts", "3", "mean", "43.3%", "bias", "-36.7%", "worst", "-100.0%"]
     assert any(line.split()[:2] == ["model", "kimi-k2"] for line in lines)
     assert any(line.split()[:3] == ["hardware", "b200", "3"] for line in lines)
+
+
+def test_runs_with_less_than_the_function_has_are_separate() -> None:
+    lines = [line.split() for line in summary([seen(110.0), seen(50.0, note="left out of f: flex")])]
+    assert ["run", "as", "published", "1", "mean", "10.0%", "bias", "+10.0%", "worst", "+10.0%"] in lines
+    assert ["run", "with", "less", "1", "mean", "50.0%", "bias", "-50.0%", "worst", "-50.0%"] in lines
 
 
 def test_a_measurement_finds_the_function_with_its_layout() -> None:

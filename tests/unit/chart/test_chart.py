@@ -37,6 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
         "webhook": {"enabled": True, "certManager": {"enabled": True}},
         "platform": {"networkPolicies": {"enabled": True, "metricsFrom": ["monitoring"]}},
     },
+    "ui": {
+        "ui": {"enabled": True, "logs": True, "tlsSecret": "page", "allowFrom": ["ingress"]},
+        "networkPolicy": {"enabled": True},
+        "platform": {"accelerators": {"h100": {}}},
+        "catalog": {"own.yaml": "entries: {}\n"},
+    },
+    "ui-namespaced": {"ui": {"enabled": True}, "watchNamespaces": ["research"]},
 }
 
 
@@ -250,6 +257,7 @@ def test_the_operator_parses_the_platform_of_the_simulated_values(render: Any) -
         ({"networkPolicy": {"apiServer": {"ports": []}}}, "/networkPolicy/apiServer/ports"),
         ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/networkPolicy/apiServer/cidrs/0"),
         ({"platform": {"networkPolicies": {"enable": True}}}, "/platform/networkPolicies"),
+        ({"ui": {"port": 443}}, "/ui/port"),
         ({"webhook": {"failurePolicy": "Warn"}}, "/webhook/failurePolicy"),
         ({"webhook": {"certmanager": {}}}, "certmanager"),
     ],

@@ -42,7 +42,7 @@ def test_render_reports_that_there_are_no_objects() -> None:
     assert done.exit_code == 2
     (error,) = json.loads(done.stdout)["errors"]
     assert error["field"] == "spec.recipe"
-    assert "does not start yet" in error["message"]
+    assert "not started: images, video and sound are not passed on" in error["message"]
 
 
 def test_the_list_has_engine_mode_and_function() -> None:
@@ -58,3 +58,56 @@ def test_a_recipe_is_shown_by_the_name_of_its_function() -> None:
     )
     assert shown["name"] == "llama3-70b"
     assert "llama3_70b_pretrain_64gpu_gb200_fp8mx_config" in {each["function"] for each in shown["functions"]}
+
+
+STARTED = (
+    *("--recipe", "llama3.1-8b-lora", "--gpus", "1", "--accelerator", "h100-sxm"),
+    *("--set", "init.modelFolder=/data/model", "--set", "init.from.megatron.path=/data/weights"),
+    *("--set", "data.volume.claimName=corpus"),
+)
+
+
+def test_a_fine_tuning_recipe_of_llama_is_runnable_and_rendered() -> None:
+    verdict = json.loads(megatron("validate", *STARTED, "-o", "json").stdout)
+    plan = json.loads(megatron("plan", *STARTED, "-o", "json").stdout)
+    rendered = megatron("render", *STARTED)
+    assert verdict["runnable"] is plan["runnable"] is True
+    assert "llama31_8b_peft_1gpu_h100_bf16_config" in rendered.stdout
+    assert "run by Megatron-Bridge" in megatron("validate", *STARTED).stdout
+
+
+def test_the_jobs_that_convert_weights_are_shown_without_a_cluster() -> None:
+    converted = (
+        *("--recipe", "llama3.1-8b-lora", "--gpus", "1", "--accelerator", "h100-sxm"),
+        *("--set", "init.from.huggingFace.path=/data/llama", "--set", "data.volume.claimName=models"),
+        *("--set", "export.huggingFace.path=/data/out", "--set", "export.merge=true"),
+    )
+    for command in ("plan", "validate"):
+        shown = megatron(command, *converted).stdout
+        assert "/data/llama to /data/llama-megatron, by Job llama3-1-8b-lora-39600-import" in shown
+        assert "/checkpoints/llama3.1-8b-lora to /data/out, by Job llama3-1-8b-lora-39600-export" in shown
+    kinds = [
+        each["kind"] for each in json.loads(megatron("render", *converted, "-o", "json").stdout)["items"]
+    ]
+    assert kinds == ["PersistentVolumeClaim", "Job", "PyTorchJob", "Job"]
+
+
+def test_a_difference_between_recipes_of_bridge_is_that_of_their_overrides() -> None:
+    done = megatron("diff", *STARTED, "--set", "training.lr=0.5", "-o", "json")
+    changed = {
+        change["flag"]: (change["before"], change["after"]) for change in json.loads(done.stdout)["flags"]
+    }
+    assert done.exit_code == 1
+    assert changed["optimizer.lr"] == ("0.0001", "0.5")
+    assert "function" not in changed
+
+
+def test_recipes_of_all_other_families_are_not_runnable() -> None:
+    runnable = set()
+    for entry in json.loads(megatron("recipes", "list", "--engine", "bridge", "-o", "json").stdout):
+        if entry["family"] != "llama3" and entry["name"].endswith("-lora"):
+            first = entry["layouts"][0]
+            words = ("--gpus", str(first["count"]), "--accelerator", first["accelerators"][0])
+            done = megatron("validate", "--recipe", entry["name"], *words, "-o", "json")
+            runnable |= {entry["name"]} if json.loads(done.stdout)["runnable"] else set()
+    assert runnable == set()

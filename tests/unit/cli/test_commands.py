@@ -210,7 +210,9 @@ def test_diff_compares_with_a_running_job(recipe: Path, tmp_path: Path) -> None:
     words = ("diff", "-f", str(recipe), "--running", str(running), "-o", "json")
     assert megatron(*words).exit_code == 0
     changed = megatron(*words, "--set", "training.trainIters=50000")
-    assert {"flag": "--train-iters", "before": "100000", "after": "50000"} in json.loads(changed.stdout)
+    assert {"flag": "--train-iters", "before": "100000", "after": "50000"} in json.loads(changed.stdout)[
+        "flags"
+    ]
 
 
 def test_diff_rejects_a_file_that_is_not_a_job(recipe: Path) -> None:

@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 from megatron_operator import catalog
 from megatron_operator.cli.main import cli
 
-RUNNABLE = [entry.name for entry in catalog.load() if entry.engine == "megatron"]
+RUNNABLE = [entry.name for entry in catalog.load() if entry.starts]
+FINE_TUNED = {entry.name for entry in catalog.load() if entry.starts and entry.engine == "bridge"}
 
 
 def megatron(*words: str) -> Result:
@@ -39,7 +40,12 @@ def test_a_new_recipe_is_valid_as_written_and_with_every_setting_switched_on(
     full.write_text(with_all_settings(file.read_text()))
     settings = yaml.safe_load(full.read_text())["spec"]
     assert {"training", "parallelism", "recovery"} <= settings.keys()
-    assert {"volume", "tokenizer", "blend"} == settings["data"].keys()
+    data = (
+        {"volume", "sources", "split", "maxEpochs"}
+        if name in FINE_TUNED
+        else {"volume", "tokenizer", "blend"}
+    )
+    assert data == settings["data"].keys()
     for each in (file, full):
         valid = megatron("validate", "-f", str(each))
         assert (valid.exit_code, valid.stderr) == (0, ""), valid.output

@@ -63,6 +63,14 @@ def test_a_run_that_trains() -> None:
     ]
 
 
+def test_the_last_evaluation_is_shown_and_the_best_where_it_is_another() -> None:
+    last = {"iteration": 25000, "loss": 2.4, "bestIteration": 25000, "bestLoss": 2.4}
+    assert "validation  loss 2.4 at iteration 25,000" in lines(TRAINING | {"validation": last})
+    earlier = last | {"bestIteration": 24000, "bestLoss": 2.39}
+    shown = lines(TRAINING | {"validation": earlier})
+    assert "validation  loss 2.4 at iteration 25,000, lowest 2.39 at 24,000" in shown
+
+
 def test_a_run_that_recovers_shows_incident_and_condition_and_no_end() -> None:
     condition = {
         "type": "Recovering",
@@ -204,3 +212,32 @@ def test_a_missing_recipe_is_an_error() -> None:
     result = megatron("status", "run")
     assert result.exit_code == 2
     assert '(NotFound): megatronrecipes "run" not found' in result.stderr
+
+
+def test_a_preparation_shows_what_is_done_and_how_long_it_takes() -> None:
+    preparation = {
+        "documents": 1234567,
+        "bytesDone": 3 << 30,
+        "bytesTotal": 12 << 30,
+        "bytesPerSecond": 26214400.0,
+        "eta": "2026-01-01T12:06:00Z",
+    }
+    shown = lines({"phase": "Preparing", "observedGeneration": 2, "preparation": preparation})
+    assert f"prepared    {'█' * 6}{'░' * 18} 25.0%, 3.0 of 12.0 GiB, 1,234,567 documents" in shown
+    assert any(line.startswith("speed       25.0 MiB/s, done in 6") for line in shown)
+    assert not [line for line in lines({"phase": "Starting", "preparation": preparation}) if "GiB" in line]
+
+
+def test_a_preparation_that_has_just_begun_shows_no_end() -> None:
+    preparation = {"documents": 0, "bytesDone": 0, "bytesTotal": 0}
+    shown = lines({"phase": "Preparing", "preparation": preparation})
+    assert "prepared    " + "░" * 24 + " 0.0%, 0.0 of 0.0 GiB, 0 documents" in shown
+    assert not [line for line in shown if line.startswith("speed")]
+
+
+def test_weights_that_were_imported_and_exported_are_shown_with_their_folders() -> None:
+    imported = {"source": "/data/llama", "path": "/data/llama-megatron", "tensors": 1234}
+    exported = {"source": "/checkpoints/run", "path": "/data/out"}
+    shown = lines({"phase": "Succeeded", "imported": imported, "exported": exported})
+    assert "imported    /data/llama-megatron, 1,234 tensors audited" in shown
+    assert "exported    /data/out" in shown

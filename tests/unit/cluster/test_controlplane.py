@@ -57,3 +57,11 @@ def test_everything_listens_on_local_addresses(plane: ControlPlane, component: s
 def test_an_unknown_component_lists_the_known_ones(plane: ControlPlane) -> None:
     with pytest.raises(ClusterError, match="one of: etcd, kube-apiserver"):
         plane.argv("kubelet")
+
+
+def test_requests_are_logged_only_where_a_policy_exists(plane: ControlPlane) -> None:
+    assert "audit" not in " ".join(map(str, plane.argv("kube-apiserver")))
+    plane.paths.audit_policy.write_text("{}")
+    args = " ".join(map(str, plane.argv("kube-apiserver")))
+    assert f"--audit-policy-file={plane.paths.audit_policy}" in args
+    assert f"--audit-log-path={plane.paths.audit_log}" in args

@@ -89,5 +89,14 @@ def test_every_node_pulls_every_image() -> None:
 
 
 def test_an_unknown_image_lists_the_known_ones() -> None:
-    with pytest.raises(ClusterError, match="one of: megatron-operator, megatron-trainer-cpu"):
+    known = "megatron-operator, megatron-trainer-cpu, megatron-trainer-bridge-cpu"
+    with pytest.raises(ClusterError, match=f"one of: {known}"):
         images.find_image("megatron-trainer")
+
+
+def test_build_arguments_of_an_image_are_those_of_its_dockerfile() -> None:
+    for image in (*images.IMAGES, images.BRIDGE_GPU_TRAINER):
+        text = (CHECKOUT / image.dockerfile).read_text()
+        for name, value in image.arguments:
+            assert f"\nARG {name}=" in text
+            assert (CHECKOUT / "trainer-image" / value).exists()

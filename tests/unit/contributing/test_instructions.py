@@ -61,6 +61,6 @@ def test_no_file_names_another_version_than_the_pinned_one(package: str) -> None
 
 
 def test_the_gpu_image_has_the_same_megatron_as_the_cpu_image() -> None:
-    for name in ("gpu", "ngc"):
+    for name in ("gpu", "bridge-gpu", "ngc"):
         pins = (ROOT / "trainer-image" / f"requirements-{name}.txt").read_text()
         assert f"\nmegatron-core=={pinned_version('megatron-core')} " in pins, name

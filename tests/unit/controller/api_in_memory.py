@@ -10,7 +10,7 @@ from copy import deepcopy
 from email.utils import formatdate
 from typing import Any
 
-from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.labels import FIELD_MANAGER, LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import (
     BATCH_JOBS,
@@ -57,6 +57,7 @@ class ApiInMemory:
                 "uid": UID,
                 "generation": 1,
                 "resourceVersion": "1",
+                "creationTimestamp": timestamp(cluster.now),
             },
             "spec": spec,
         }
@@ -67,6 +68,8 @@ class ApiInMemory:
         self._job: Object | None = None
         self.claims: dict[str, Object] = {}
         self.batch_jobs: dict[str, Object] = {}
+        self.batch_pods: list[Object] = []
+        """Pods of batch Jobs."""
         self.secrets: dict[str, Object] = {}
         self.network_policies: dict[str, Object] = {}
         self.compute_domains: dict[str, Object] | None = {}
@@ -92,11 +95,12 @@ class ApiInMemory:
         labels: str | None = None,
         fields: str | None = None,
     ) -> list[Object]:
-        del labels
         self._respond()
         if resource is NODES:
             nodes = [self._node(name) for name in self.cluster.nodes]
             return [n for n in nodes if fields in (None, f"metadata.name={n['metadata']['name']}")]
+        if resource is PODS and labels and f"{LABEL_ROLE}={ROLE_TRAINER}" not in labels:
+            return self.batch_pods
         if resource is PODS:
             pods = [self.pod(pod) for pod in self.cluster.pods]
             return pods if namespace else [p for p in pods if "nodeName" in p["spec"]] + self._others()
@@ -112,9 +116,12 @@ class ApiInMemory:
         self._write()
         assert resource is RECIPES, f"{resource} would be applied over what others have set"
         assert subresource == "status"
+        if body["metadata"]["resourceVersion"] != self.recipe["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the recipe has changed")
         require_no_map_emptied(self.recipe.get("status") or {}, body["status"])
         version = int(self.recipe["metadata"]["resourceVersion"]) + 1
-        metadata = self.recipe["metadata"] | {"resourceVersion": str(version)}
+        managed = {"manager": FIELD_MANAGER, "subresource": "status", "time": timestamp(self.cluster.now)}
+        metadata = self.recipe["metadata"] | {"resourceVersion": str(version), "managedFields": [managed]}
         self.recipe = self.recipe | {"metadata": metadata, "status": json.loads(json.dumps(body["status"]))}
         return self.recipe
 

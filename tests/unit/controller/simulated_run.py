@@ -19,7 +19,7 @@ class Run:
             self.cluster, {**recipe_spec(16), "checkpoint": {"volume": {"claimName": CLAIM}}}
         )
         self.api.claims[CLAIM] = {"metadata": {"name": CLAIM}}
-        self.operator = WholeOperator(self.api, lambda _seen, _decision: None, planning)
+        self.operator = WholeOperator(self.api, lambda _seen, _decision: None, planning, behind=False)
 
     def until(self, reached: Callable[[], bool], seconds: int = 600) -> None:
         for _ in range(seconds):

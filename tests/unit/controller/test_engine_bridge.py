@@ -22,5 +22,5 @@ def test_a_recipe_of_engine_bridge_is_refused_with_a_message_that_names_the_fix(
     condition = status.condition(Condition.PLANNED)
     assert condition.status == "False"
     assert "qwen3-vl-8b-sft is run by Megatron-Bridge" in condition.message
-    assert "choose a recipe of engine megatron" in condition.message
+    assert "choose a recipe that is started" in condition.message
     assert status.current.phase == Phase.REFUSED

@@ -107,7 +107,7 @@ def test_a_failure_while_supervising_is_reported_and_the_pods_stay_polled(
             run.operator.reconcile()
     assert run.condition("InternalError")["message"] == MESSAGE
     assert run.status["phase"] == "Training", "the rest of the status stays as it was"
-    assert len(watched) == 1
+    assert watched
     assert not forgotten
     run.operator.reconcile()
     assert run.condition("InternalError") == {}
@@ -122,6 +122,8 @@ def test_a_run_whose_supervision_fails_can_be_suspended(run: Run, monkeypatch: p
 
 def test_a_run_whose_pods_cannot_be_read_can_be_suspended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_reader, "pods_of_role", failing)
+    # An undisturbed run would not be read at all.
+    run.cluster.delete_now(run.cluster.pods[1])
     with pytest.raises(ReconcileError):
         run.operator.reconcile()
     assert run.condition("InternalError")["message"] == MESSAGE
@@ -159,6 +161,7 @@ def test_lost_connections_are_no_internal_errors(run: Run, monkeypatch: pytest.M
         raise ConnectionRefusedError
 
     monkeypatch.setattr(run.api, "get", refused)
+    run.cluster.delete_now(run.cluster.pods[1])
     with pytest.raises(ConnectionRefusedError):
         run.operator.reconcile()
     assert run.condition("InternalError") == {}

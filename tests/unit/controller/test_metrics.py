@@ -4,8 +4,10 @@ from typing import Any
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.status import LostSeconds, Plan, RecoveryStatus, RestartsByKind
+from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics
 from megatron_operator.lifecycle.status_builder import RecipeKey
+from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
 from prometheus_client import REGISTRY
 
 KEY = RecipeKey("default", "run")
@@ -26,6 +28,10 @@ def update(run: Any, phase: Phase) -> None:
         nodes_avoided=["node-1"],
     )
     status.set(phase=phase, recovery=recovery, plan=Plan.model_construct(world_size=8))
+    ledger = open_ledger(timestamp(run.now - 100), State("prepare"))
+    ended = status.ended
+    last = State("idle", phase) if ended else State("train", accelerators=8)
+    status.set(ledger=advance(ledger, last, run.now - 30, recovery.history, ended=ended))
     metrics.update_run(status)
 
 
@@ -40,9 +46,26 @@ def test_the_metrics_follow_the_status(run: Any) -> None:
     assert value("megatron_recipe_accelerators") == 8
 
 
+def test_the_time_since_the_creation_is_divided(run: Any) -> None:
+    update(run, Phase.TRAINING)
+    assert value("megatron_recipe_time_seconds", category="prepare") == 70
+    assert value("megatron_recipe_time_seconds", category="train") == 30
+    assert value("megatron_recipe_time_seconds", category="hang") == 0
+    assert value("megatron_recipe_accelerator_time_seconds", category="train") == 240
+    update(run, Phase.FAILED)
+    assert value("megatron_recipe_time_seconds", category="idle") == 0, "a run that is over spends no time"
+
+
 def test_a_failed_run_holds_no_accelerators(run: Any) -> None:
     update(run, Phase.FAILED)
     assert value("megatron_recipe_accelerators") == 0
+
+
+def test_one_series_has_the_phase(run: Any) -> None:
+    update(run, Phase.TRAINING)
+    update(run, Phase.RECOVERING)
+    assert value("megatron_recipe_phase", phase=Phase.RECOVERING) == 1
+    assert value("megatron_recipe_phase", phase=Phase.TRAINING) is None
 
 
 def test_the_metrics_are_removed_with_the_recipe(run: Any) -> None:

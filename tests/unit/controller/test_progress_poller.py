@@ -15,10 +15,16 @@ from megatron_operator.controller.settings import Settings
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
-from tests.unit.controller.hostile_pod import ok, once, silent_after
+from tests.unit.controller.hostile_pod import ok, once
 
 REPORT: dict[str, Any] = {"schema": 1, "phase": "training", "iteration": 7, "generation": 1}
 TARGET = ProgressTarget("run-master-0", "10.0.0.1", 0)
+
+
+async def poll_once(poller: ProgressPoller, key: RecipeKey) -> None:
+    """One round of a run."""
+    async with asyncio.TaskGroup() as requests:
+        await poller._poll(key, poller._runs[key], requests)
 
 
 class OnePodPoller(ProgressPoller):
@@ -31,11 +37,13 @@ class OnePodPoller(ProgressPoller):
         self.key = RecipeKey("default", "run")
         self.watch(self.key, (TARGET,))
 
-    async def _fetch(self, *_: Any) -> ProgressReport | None:
-        return None if self.report is None else ProgressReport.parse(self.report)
+    async def _fetch(self, *_: Any) -> ProgressReport:
+        if self.report is None:
+            raise ConnectionRefusedError
+        return ProgressReport.parse(self.report)
 
     def poll(self) -> ProgressReading:
-        asyncio.run(self._poll(self.key, self._runs[self.key]))
+        asyncio.run(poll_once(self, self.key))
         reading = self.reading(self.key)
         assert reading is not None
         return reading
@@ -80,7 +88,7 @@ async def fetch(body: bytes) -> ProgressReport | None:
         poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key: None, time.time)
         key = RecipeKey("default", "run")
         poller.watch(key, (TARGET,))
-        await poller._poll(key, poller._runs[key])
+        await poll_once(poller, key)
         reading = poller.reading(key)
     return None if reading is None else reading.report
 
@@ -137,41 +145,25 @@ async def test_a_pod_that_is_refused_again_is_logged_once(caplog: pytest.LogCapt
         key = RecipeKey("default", "run")
         poller.watch(key, (TARGET,))
         with caplog.at_level(logging.WARNING):
-            await poller._poll(key, poller._runs[key])
-            await poller._poll(key, poller._runs[key])
+            await poll_once(poller, key)
+            await poll_once(poller, key)
     assert caplog.text.count("run-master-0") == 1
-
-
-async def test_pods_that_let_requests_time_out_are_polled_less_often(monkeypatch: Any) -> None:
-    monkeypatch.setattr(progress_poller, "TIMEOUT", 0.01)
-    async with silent_after(b"").running() as pod:
-        poller = ProgressPoller(Settings(progress_url=pod.url), lambda _key: None, time.time)
-        key = RecipeKey("default", "run")
-        poller.watch(key, (TARGET,))
-        run = poller._runs[key]
-        polled = []
-        for _ in range(20):
-            polled.append(run.due())
-            if polled[-1]:
-                await poller._poll(key, run)
-    assert polled == [n in (0, 2, 6, 13) for n in range(20)]
 
 
 async def test_pods_that_do_not_answer_are_silent_until_one_does(monkeypatch: Any) -> None:
     moment = [100.0]
     poller = OnePodPoller()
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])
-    run = poller._runs[poller.key]
     assert poller.silence(poller.key) is None
     poller.report = None
     for _ in range(3):
-        await poller._poll(poller.key, run)
+        await poll_once(poller, poller.key)
         moment[0] += 60
     silence = poller.silence(poller.key)
     assert silence is not None
     assert silence.seconds == 180
     poller.report = REPORT
-    await poller._poll(poller.key, run)
+    await poll_once(poller, poller.key)
     assert poller.silence(poller.key) is None
 
 
@@ -196,7 +188,7 @@ async def test_the_event_loop_has_a_turn_between_two_answers(monkeypatch: Any) -
     key = RecipeKey("default", "run")
     poller.watch(key, tuple(ProgressTarget(f"run-worker-{rank}", "10.0.0.1", rank) for rank in range(8)))
     counter = asyncio.create_task(count())
-    await poller._poll(key, poller._runs[key])
+    await poll_once(poller, key)
     counter.cancel()
     assert len(set(seen)) == 8
 
@@ -211,12 +203,22 @@ async def test_the_silence_of_a_pod_has_its_cause() -> None:
         poller.watch(key, (TARGET,))
         if pod is refused:
             poller._settings = Settings(progress_url=pod.url)
-            await poller._poll(key, poller._runs[key])
+            await poll_once(poller, key)
         else:
             async with pod.running():
                 poller._settings = Settings(progress_url=pod.url)
-                await poller._poll(key, poller._runs[key])
+                await poll_once(poller, key)
         silence = poller.silence(key)
         assert silence is not None
         assert silence.problem.startswith("run-master-0: ")
         assert cause in silence.problem
+
+
+def test_a_reading_has_the_last_iteration_of_the_generation_before() -> None:
+    poller = OnePodPoller()
+    assert poller.poll().reached is None
+    poller.report = REPORT | {"iteration": 60}
+    assert poller.poll().reached is None
+    for iteration in (50, 51):
+        poller.report = REPORT | {"generation": 2, "iteration": iteration}
+        assert poller.poll().reached == 60

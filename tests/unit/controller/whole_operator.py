@@ -12,6 +12,7 @@ from megatron_contract.progress import ProgressReport
 from megatron_operator import catalog
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.status import RecoveryStatus
 from megatron_operator.controller import capacity_finder, node_reader, reconciler
@@ -19,6 +20,7 @@ from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.lifecycle.desired import (
@@ -151,8 +153,11 @@ class WholeOperator:
         api: ApiInMemory,
         check: Callable[[Observation, Decision], None],
         planning: Any = None,
+        *,
+        behind: bool = True,
     ) -> None:
         self.api, self._check, self.planning = api, check, planning
+        self._behind = behind
         self.reachable = True
         """Whether the operator reaches the pods."""
         self.runner = asyncio.Runner()
@@ -172,7 +177,9 @@ class WholeOperator:
         self._progress = ProgressInMemory(self.api.cluster, self.api.clock.now)
         poller: Any = self._progress
         nodes = NodeReader(api, allowed=True)
-        self._snapshots = SnapshotReader(api, nodes, poller)
+        self.caches = Caches()
+        self._undelivered: tuple[list[Any], ...] = ([], [], [])
+        self._snapshots = SnapshotReader(api, nodes, poller, self.caches)
         planning: Any = self.planning or PlanningInProcess()
         capacity = CapacityFinder(api, planning, allowed=True)
         self._reconciler = Reconciler(
@@ -180,10 +187,11 @@ class WholeOperator:
             config,
             planning,
             self._snapshots,
-            Children(api, nodes),
+            Children(api, nodes, poller),
             capacity,
             poller,
             Cordoner(api, config),
+            self.caches,
         )
 
     def close(self) -> None:
@@ -211,9 +219,32 @@ class WholeOperator:
         phase = (self.api.recipe.get("status") or {}).get("phase")
         return phase if phase in (Phase.SUCCEEDED, Phase.FAILED) else None
 
+    def _deliver(self) -> None:
+        """The watches deliver what has changed; where they are `behind`, that of the last reconcile."""
+        current = self._current()
+        delivered = self._undelivered if self._behind else current
+        self._undelivered = current
+        for kind, objects in zip(self.caches.all, delivered, strict=True):
+            for (namespace, name), _ in kind.identities():
+                if name not in [each["metadata"]["name"] for each in objects]:
+                    kind.discard(namespace, name)
+            for each in objects:
+                kind.put(each)
+
+    def _current(self) -> tuple[list[Any], ...]:
+        api = self.api
+        job, version = api.job(), {"resourceVersion": str(int(api.cluster.now))}
+        pods = [api.pod(pod) for pod in api.cluster.pods]
+        return (
+            [api.recipe],
+            [job] if job is not None and LABEL_RECIPE in job["metadata"].get("labels", {}) else [],
+            [pod | {"metadata": pod["metadata"] | version} for pod in pods],
+        )
+
     def reconcile(self) -> None:
-        """One reconcile, after the watch has delivered all pods."""
+        """One reconcile, after the watches have delivered how pods ended."""
         cluster = self.api.cluster
+        self._deliver()
         for pod in cluster.pods:
             self._snapshots.cache_pod_end(KEY, self.api.pod(pod))
         if self.reachable and cluster.alive():

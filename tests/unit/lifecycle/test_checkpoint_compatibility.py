@@ -94,3 +94,42 @@ def test_the_error_names_the_checkpoint_and_the_fix() -> None:
         "spec.model.numLayers: is 40, and the run's checkpoint of iteration 1200 was made with 32; "
         "set it back, or start a new recipe under another name"
     )
+
+
+FINE_TUNED: dict[str, Any] = {
+    "recipe": "llama3.1-8b-lora",
+    "accelerator": {"count": 2},
+    "parallelism": {"tensorModelParallelSize": 1},
+    "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
+    "data": {"volume": {"claimName": "corpus"}, "mockData": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"peft": {"dim": 4}}, "spec.peft.dim"),
+        ({"peft": {"type": "dora"}}, "spec.peft.type"),
+        ({"peft": {"targetModules": ["linear_qkv"]}}, "spec.peft.targetModules"),
+        (
+            {"init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/others"}}}},
+            "spec.init.from.megatron.path",
+        ),
+    ],
+)
+def test_adapters_and_the_weights_below_them_are_fixed_by_checkpoints(
+    changes: dict[str, Any], field: str
+) -> None:
+    before, after = contract_with(**FINE_TUNED), contract_with(**FINE_TUNED | changes)
+    assert [error.field for error in contract_violations(before, after, 100)] == [field]
+
+
+def test_the_dropout_of_adapters_may_change() -> None:
+    before, after = contract_with(**FINE_TUNED), contract_with(**FINE_TUNED, peft={"dropout": 0.1})
+    assert contract_violations(before, after, 100) == []
+
+
+def test_the_layout_of_fine_tuning_is_fixed_by_the_sharding_of_its_optimizer() -> None:
+    wider = FINE_TUNED | {"parallelism": {"tensorModelParallelSize": 2}}
+    errors = contract_violations(contract_with(**FINE_TUNED), contract_with(**wider), 100)
+    assert "spec.parallelism.tensorModelParallelSize" in [error.field for error in errors]

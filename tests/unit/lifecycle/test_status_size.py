@@ -9,6 +9,7 @@ from megatron_contract.progress import ProgressReport
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import MegatronRecipeStatus
+from megatron_operator.lifecycle.ledger_state import update_ledger, update_reported_times
 from megatron_operator.lifecycle.node_evidence import NODE_LOST, add_evidence
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.progress_reading import ProgressReading, merge_reports
@@ -23,6 +24,7 @@ from megatron_operator.lifecycle.status_size import (
     within_budget,
 )
 from megatron_operator.lifecycle.status_update import update_status
+from megatron_operator.lifecycle.time_ledger import LONGEST_CAUSE, MAX_LOSSES, MAX_MARKS
 
 from tests.unit.conftest import Run
 
@@ -60,6 +62,7 @@ REPORTS = st.fixed_dictionaries(
         "warnings": st.lists(st.fixed_dictionaries({"reason": TEXTS, "message": TEXTS}), max_size=20),
         "incidents": st.lists(INCIDENTS, max_size=20),
         "stepSeconds": st.floats(0, 1e300),
+        "saveSeconds": st.floats(allow_nan=True),
         "lmLoss": st.floats(allow_nan=True),
         "rankRestarts": NUMBERS,
         "checkpointIteration": NUMBERS,
@@ -112,6 +115,9 @@ def test_whatever_pods_report_the_status_stays_within_its_size(polls: Any) -> No
             before = status.recovery
             update_status(status, run.snapshot())
             add_incident_events(status, before)
+            update_ledger(status, run.snapshot())
+            if status.changed():
+                update_reported_times(status, run.reading)
             check(status)
             run.write(status)
         assert not run.status().changed()
@@ -146,6 +152,14 @@ def test_a_status_that_is_too_large_loses_the_least_important_and_reports_it(run
     reduced = within_budget(larger)
     assert reduced["omitted"] == ["plan.notes", "warnings"]
     assert json_bytes(reduced) <= MAX_STATUS_BYTES
+
+
+def test_the_largest_ledger_leaves_room_for_the_rest_of_the_status() -> None:
+    worst = {"category": "schedule", "cause": "\u2028" * 20, "node": "n" * 253}
+    mark = worst | {"time": "2027-01-15T08:00:00Z", "accelerators": 100_000}
+    full = {"marks": [mark] * MAX_MARKS, "losses": [worst | {"seconds": 12345678.12}] * MAX_LOSSES}
+    assert json_bytes(full) < MAX_STATUS_BYTES / 3
+    assert json_bytes(worst["cause"]) - 2 == LONGEST_CAUSE
 
 
 @given(

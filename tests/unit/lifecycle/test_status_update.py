@@ -1,5 +1,6 @@
 """The status of a run, from one reconcile to the next."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery import apply_decision
 from megatron_operator.lifecycle.recovery_policy import RestartGang
@@ -34,6 +37,17 @@ def test_the_progress_of_a_training_run_is_reported(run: Any) -> None:
     assert status.checkpoint.iteration == 40
     assert status.progress.eta == "2027-01-15T08:02:31Z"
     assert status.recovery.restarts == 0
+
+
+def test_the_last_and_the_best_evaluation_are_reported_and_kept_while_pods_know_none(run: Any) -> None:
+    run.report(iteration=50)
+    assert reconcile(run).current.validation is None
+    best = {"bestValidationIteration": 20, "bestValidationLoss": 2.0}
+    run.report(iteration=51, validationIteration=50, validationLoss=2.1234567, **best)
+    expected = {"iteration": 50, "loss": 2.1235, "bestIteration": 20, "bestLoss": 2.0}
+    assert reconcile(run).wire()["validation"] == expected
+    run.report(iteration=52)
+    assert reconcile(run).wire()["validation"] == expected
 
 
 def test_a_total_that_a_later_report_corrects_is_reported(run: Any) -> None:
@@ -374,3 +388,42 @@ def test_evidence_of_failed_hardware_is_kept_before_the_pod_is_replaced(run: Any
     assert status.recovery.node_failures == {"node-7": 1}
     assert status.recovery.node_evidence["node-7"].evidence == "DeviceMemory"
     assert not reconcile(run).changed(), "the same end is counted once"
+
+
+def test_survivors_of_an_incident_that_a_new_operator_recorded_have_not_trained_since(run: Any) -> None:
+    """The status was behind when the operator started, and no pod had answered it yet."""
+    run.report(iteration=10, resumedFrom=5)
+    reconcile(run)
+    run.reading = None
+    run.pass_time(20)
+    run.replace_worker()
+    assert unrecovered(reconcile(run).recovery) is not None
+    for _ in range(2):
+        run.report(iteration=25, resumedFrom=5)
+        open_ = unrecovered(reconcile(run).recovery)
+        assert open_ is not None, "they report the generation that was interrupted"
+        assert open_.iteration == 25
+    run.report(iteration=6, generation=2, resumedFrom=5)
+    status = reconcile(run)
+    assert unrecovered(status.recovery) is None
+    assert status.recovery.lost_iterations == 20
+
+
+def test_a_generation_that_ended_between_two_reports_is_remembered_for_the_incident(run: Any) -> None:
+    run.report(iteration=10, resumedFrom=5)
+    reconcile(run)
+    run.replace_worker()
+    run.report(iteration=6, generation=2, resumedFrom=5)
+    run.reading = replace(run.reading, reached=25)
+    assert reconcile(run).recovery.history[-1].iteration == 25
+
+
+def test_the_time_of_an_iteration_is_when_it_changed_however_late_it_is_written(run: Any) -> None:
+    run.report(iteration=10)
+    reconcile(run)
+    run.report(iteration=15)
+    changed = run.now
+    run.pass_time(25)
+    run.reading = replace(run.reading, answered=run.now, unmoved=25.0)
+    run.pass_time(2)
+    assert seconds(reconcile(run).progress.time) == changed

@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from megatron_operator.lifecycle.children import access_obstacle
 from megatron_trainer.data import sources_command
+from megatron_trainer.data.check import parse_needs
 from megatron_trainer.data.sources import parse_sources
 
 Spec = dict[str, Any]
@@ -64,3 +67,56 @@ def test_one_pod_prepares_sources_without_more_settings(run: Any) -> None:
     assert "completions" not in spec
     words = spec["template"]["spec"]["containers"][0]["args"]
     assert json.loads(words[words.index("--sources") + 1])[0]["output"].startswith("/data/prepared/corpus-")
+
+
+def test_a_pod_that_is_drained_costs_no_retry(run: Any) -> None:
+    rules = run("tiny-gpt", with_sources).build().prepare_job["spec"]["podFailurePolicy"]["rules"]
+    assert {"type": "DisruptionTarget", "status": "True"} in [
+        each for rule in rules if rule["action"] == "Ignore" for each in rule["onPodConditions"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "claim", "modes", "refused"),
+    [
+        (3, "corpus", ["ReadWriteOnce"], True),
+        (3, "corpus", ["ReadWriteOnce", "ReadWriteMany"], False),
+        (3, "other", ["ReadWriteOnce"], False),
+        (1, "corpus", ["ReadWriteOnce"], False),
+    ],
+)
+def test_several_pods_need_a_claim_that_several_nodes_mount(
+    run: Any, workers: int, claim: str, modes: list[str], refused: bool
+) -> None:
+    def some(spec: Spec) -> None:
+        with_sources(spec)
+        spec["data"]["prepare"]["workers"] = workers
+
+    existing = {"metadata": {"name": claim}, "spec": {"accessModes": modes}}
+    obstacle = access_obstacle(run("tiny-gpt", some).build(), existing)
+    assert (obstacle is not None) == refused
+    if obstacle is not None:
+        assert (
+            "corpus is ReadWriteOnce, for the pods of one node, and data.prepare.workers is 3"
+            in obstacle.message
+        )
+
+
+def test_the_last_step_knows_what_the_run_reads(run: Any) -> None:
+    def twice(spec: Spec) -> None:
+        with_sources(spec)
+        spec["data"]["maxEpochs"] = 2
+
+    built = run("tiny-gpt", twice)
+    words = built.build().prepare_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    own, flags = words[: words.index("--")], words[words.index("--") + 1 :]
+    args = sources_command._parse(own)
+    needs = parse_needs(flags, args.vocab_size, args.max_epochs)
+    assert needs is not None
+    training = built.resolved.training
+    assert (needs.vocab_size, needs.max_epochs) == (built.resolved.model.vocab_size, 2)
+    assert (needs.seq_length, needs.samples) == (
+        training.seq_length,
+        training.train_iters * built.plan.global_batch_size,
+    )
+    assert list(needs.weights) == [str(source.output) for source in parse_sources(args.sources)]

@@ -53,13 +53,6 @@ def test_fine_tuning_all_weights_of_a_modelled_model_is_estimated() -> None:
     assert others == []
 
 
-def test_memory_with_lora_is_not_estimated() -> None:
-    p = plan(resolved("llama3-70b-lora", 8))
-    assert p.parameters == 70553706496
-    assert p.memory_per_gpu is None
-    assert "memory and speed with LoRA are not estimated" in p.notes
-
-
 def test_a_published_layout_that_the_planner_rejects_is_kept_with_a_note() -> None:
     p = plan(resolved("llama31_405b_sft_128gpu_h100_bf16_config", 128))
     assert p.tensor_model_parallel_size == 8
@@ -155,7 +148,7 @@ def test_no_job_is_created() -> None:
         manifests.build(PlannedRun("run", "default", r, plan(r)), "")
     (error,) = refused.value.errors
     assert error.field == "spec.recipe"
-    assert "whose loop the trainer image does not start yet" in error.message
+    assert "not started: images, video and sound are not passed on" in error.message
     assert "megatron args" in error.fix
 
 

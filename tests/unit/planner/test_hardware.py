@@ -26,6 +26,9 @@ KNOWN = {name: each for name, each in hardware.table().items() if each is not No
         "gb300-nvl72",
         "gb300",
         "l40s",
+        "a800",
+        "h800",
+        "h20",
     ],
 )
 def test_every_name_that_recipes_use_is_known(name: str) -> None:

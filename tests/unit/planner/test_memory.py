@@ -86,7 +86,7 @@ def test_experts_are_split_over_their_own_groups() -> None:
 
 
 def test_sequence_parallelism_splits_what_tensor_parallelism_leaves_whole() -> None:
-    assert activations(workload(), 0) < 0.5 * activations(workload(sequence_parallel=False), 0)
+    assert activations(workload(), 0) < 0.6 * activations(workload(sequence_parallel=False), 0)
 
 
 def test_at_tensor_parallel_one_sequence_parallelism_changes_nothing() -> None:
@@ -195,3 +195,32 @@ def test_parts_add_up(resolve: Any) -> None:
     assert of.total == of.weights + of.gradients + of.optimizer + of.activations + of.other
     assert of.capacity is not None
     assert of.total < of.capacity
+
+
+def test_query_groups_keep_fewer_keys_and_values() -> None:
+    whole = workload(LLAMA | {"numQueryGroups": 64})
+    assert activations(whole, 0) - activations(workload(), 0) == pytest.approx(
+        2 * 2 * 56 * 128 * 4096 / 4 * 20 * 4, rel=1e-6
+    )
+
+
+def test_without_a_gate_the_first_product_is_half_as_wide() -> None:
+    plain, gated = workload(LLAMA | {"swiglu": False}), workload()
+    assert activations(gated, 0) - activations(plain, 0) == pytest.approx(
+        2 * 28672 * 4096 / 4 * 20 * 4, rel=1e-6
+    )
+
+
+def test_without_dropout_there_are_no_masks() -> None:
+    masks = activations(workload(), 0) - activations(workload(LLAMA | {"hiddenDropout": 0.0}), 0)
+    assert masks == pytest.approx((2 * 20 + 1) * 8192 * 4096 / 4 * 4, rel=1e-6)
+
+
+def test_16_bit_moments_need_fp32_copies_while_the_optimizer_steps() -> None:
+    args = {"exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
+    training = TrainingSpec.model_validate({"bf16": True, "usePrecisionAwareOptimizer": True})
+    small = mixtral(numerics=numerics(training, args), seq_length=128)
+    need = memory_per_gpu(small, 80 * GIB)
+    _, experts, _ = memory.held_parameters(small, 0)
+    assert need.activations == int(8 * experts) > activations(small, 0)
+    assert numerics(training, {}).step_copies == 0

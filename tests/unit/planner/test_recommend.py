@@ -76,7 +76,7 @@ DECISION_TREE = [
     ("no exact match: the closest size", "llama3-20b", 8, "pretrain", None, "llama3-8b"),
     ("SFT", "llama3-70b", 32, "sft", None, "llama3-70b-sft"),
     ("PEFT has the lowest requirement", "llama3-8b", 1, "lora", None, "llama3-8b-lora"),
-    ("1 GPU: only PEFT", None, 1, "lora", None, "nemotron-h-8b-lora"),
+    ("1 GPU: only PEFT", None, 1, "lora", None, "qwen2-7b-lora"),
     ("8 GPUs: 8B to 16B, small MoE", None, 8, "pretrain", None, "qwen3-30b-a3b"),
     ("16 to 64 GPUs: 70B dense, medium MoE", None, 32, "pretrain", None, "qwen2-72b"),
     ("128+ GPUs: 405B+, large MoE", None, 256, "pretrain", None, "deepseek-v3"),
@@ -178,9 +178,9 @@ def test_a_name_without_a_model_or_a_size_of_zero_is_rejected(model: str) -> Non
 
 
 def test_a_batch_that_cannot_be_divided_is_raised_and_stated() -> None:
-    best = choices("llama3-8b", 32, mode="lora")[0]
-    assert best.batch == 32
-    assert "globalBatchSize 32: its 8 cannot be divided over 32 ranks" in best.reasons
+    best = choices("gemma2-9b", 256, mode="lora")[0]
+    assert best.batch == 256
+    assert "globalBatchSize 256: its 128 cannot be divided over 256 ranks" in best.reasons
 
 
 def test_where_nothing_fits_the_reasons_end_with_what_would() -> None:
@@ -224,7 +224,7 @@ def test_one_accelerator_only_fits_lora() -> None:
 def test_lora_that_needs_more_accelerators_states_how_many() -> None:
     best = choices("llama3-70b", 1, mode="lora")[0]
     assert best.plan is None
-    assert "1 is not a multiple of 8" in best.reasons[0]
+    assert "needs 144.5 GiB of h100-sxm's 79.1 GiB; use 2 or more" in best.reasons[0]
 
 
 def test_an_unknown_accelerator_is_rejected() -> None:

@@ -4,6 +4,7 @@ Removing or renaming a line breaks users: record it in CHANGELOG.md.
 """
 
 import importlib
+import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import click
 import megatron_operator
 import yaml
 from megatron_contract.exit_codes import REASONS, ExitCode
+from megatron_operator import sdk
 from megatron_operator.cli.main import cli
 from megatron_operator.controller.main import main as operator_command
 from megatron_trainer.telemetry.server import GAUGES
@@ -140,3 +142,31 @@ def test_metrics(lock: Any) -> None:
 
 def test_exit_codes(lock: Any) -> None:
     lock("exit_codes.txt", [f"{int(code)} {code.name} {REASONS[code]}" for code in sorted(ExitCode)])
+
+
+def test_the_sdk(lock: Any) -> None:
+    """Names of megatron_operator.sdk with their public members and parameters."""
+    assert sdk.__all__ == sorted(sdk.__all__)
+    lock("sdk.txt", [line for name in sdk.__all__ for line in member_lines(name, getattr(sdk, name))])
+
+
+def member_lines(name: str, kind: type) -> Iterator[str]:
+    """A class with its parameters, then its fields, properties and methods; of an error its bases."""
+    is_error = issubclass(kind, Exception)
+    listed = [base.__name__ for base in kind.__bases__] if is_error else parameters(kind)
+    yield f"{name}({', '.join(listed)})"
+    fields = getattr(kind, "__dataclass_fields__", {})
+    for member in sorted({*vars(kind), *fields}):
+        if member.startswith("_"):
+            continue
+        value = inspect.getattr_static(kind, member, None)
+        called = value.__func__ if isinstance(value, classmethod) else value
+        arguments = f"({', '.join(parameters(called)[1:])})" if inspect.isfunction(called) else ""
+        yield f"{name}.{member}{arguments}"
+
+
+def parameters(called: Any) -> list[str]:
+    """Names of parameters, in the order in which they are given."""
+    return [
+        str(each.replace(annotation=each.empty)) for each in inspect.signature(called).parameters.values()
+    ]

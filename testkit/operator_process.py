@@ -10,14 +10,15 @@ from pathlib import Path
 OPERATOR_NAMESPACE = "megatron-system"
 
 
-def write_kubeconfig(path: Path, server: str, token: str) -> None:
-    """Write a kubeconfig that authenticates with a token."""
+def write_kubeconfig(path: Path, server: str, token: str, ca_file: str | None = None) -> None:
+    """Write a kubeconfig that authenticates with a token; `ca_file` is needed for https."""
+    cluster = {"server": server} | ({} if ca_file is None else {"certificate-authority": ca_file})
     path.write_text(
         json.dumps(
             {
                 "apiVersion": "v1",
                 "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "clusters": [{"name": "c", "cluster": cluster}],
                 "users": [{"name": "u", "user": {"token": token}}],
                 "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
                 "current-context": "x",
@@ -53,10 +54,10 @@ class OperatorProcess:
                     sys.executable,
                     "-m",
                     "megatron_operator.controller.main",
-                    *self._options,
                     f"--progress-url={self._progress_url}",
                     "--progress-interval=0.5",
                     "--liveness-port=0",
+                    *self._options,
                 ],
                 env=self._environment,
                 stdout=log,
@@ -66,6 +67,12 @@ class OperatorProcess:
     def running(self) -> bool:
         """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process, which must have been started."""
+        assert self._process is not None
+        return self._process.pid
 
     def ensure(self) -> None:
         """Start the process unless it is running."""

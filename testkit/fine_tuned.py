@@ -1,0 +1,33 @@
+"""What `make bridge-training` trains by Megatron-Bridge on two CPU ranks, from small random models."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe, the family of testkit.weights.families whose model it trains, and its layout."""
+
+    recipe: str
+    family: str
+    parallelism: dict[str, int | bool] = field(default_factory=dict)
+
+
+_TP: dict[str, int | bool] = {"tensorModelParallelSize": 2}
+_PP: dict[str, int | bool] = {"pipelineModelParallelSize": 2}
+_EP: dict[str, int | bool] = {"expertModelParallelSize": 2}
+# Functions with experts at TP above 1 set it; a CPU has no norm that splits sequences.
+_EP_ONLY: dict[str, int | bool] = {**_EP, "sequenceParallel": False}
+
+CASES = (
+    Case("llama3.2-1b-sft", "Llama", _TP),
+    Case("llama3.2-1b-lora", "Llama", _PP),
+    Case("qwen2.5-0.5b-sft", "Qwen2", _TP),
+    Case("qwen2.5-0.5b-lora", "Qwen2", _TP),
+    Case("qwen3-0.6b-sft", "Qwen3", _PP),
+    Case("qwen3-0.6b-lora", "Qwen3", _TP),
+    Case("qwen3-30b-a3b-sft", "Qwen3-MoE", _EP_ONLY),
+    Case("qwen3-30b-a3b-lora", "Qwen3-MoE", _EP_ONLY),
+    Case("gpt-oss-20b-sft", "GPT-OSS", _EP),
+    Case("gpt-oss-20b-lora", "GPT-OSS", _EP),
+)
+"""At least one of each architecture and mode."""

@@ -1,0 +1,1 @@
+"""Proofs that the weights of model families convert: small random models, there and back."""

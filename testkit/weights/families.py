@@ -1,0 +1,141 @@
+"""Small random models of the families of Hugging Face, and which of them convert on a CPU."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 256
+_BASE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+_HEADS = {"head_dim": 16}
+_EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+_GEMMA = {**_BASE, **_HEADS, "query_pre_attn_scalar": 16, "sliding_window": 16}
+
+
+_ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_LATENT = {
+    **_BASE,
+    **_ROUTED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ERNIE = {
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": 32,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family by the classes of transformers, with the sizes of a small model of it.
+
+    Its classes are NAMEForCausalLM and NAMEConfig, unless `config` names the latter.
+    """
+
+    name: str
+    prefix: str
+    sizes: dict[str, Any] = field(default_factory=dict)
+    config_class: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """The name in `architectures` of config.json."""
+        return f"{self.prefix}ForCausalLM"
+
+    @property
+    def config(self) -> str:
+        """The class of the configuration."""
+        return self.config_class or f"{self.prefix}Config"
+
+
+_V2 = {**_LATENT, "topk_method": "greedy"}
+_V3 = {**_LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
+_GLM = {**_BASE, **_HEADS, **_ROUTED, "num_nextn_predict_layers": 0}
+_SHARED = {**_BASE, **_EXPERTS, "shared_expert_intermediate_size": 32}
+
+FAMILIES = (
+    Family("Llama", "Llama", {**_BASE, "tie_word_embeddings": False}),
+    Family("Llama, tied embedding", "Llama", {**_BASE, "tie_word_embeddings": True}),
+    Family("Mistral", "Mistral", {**_BASE, **_HEADS, "sliding_window": None}),
+    Family("Qwen2", "Qwen2", _BASE),
+    Family("Qwen3", "Qwen3", {**_BASE, **_HEADS}),
+    Family("Qwen3-MoE", "Qwen3Moe", {**_BASE, **_HEADS, **_EXPERTS, "norm_topk_prob": True}),
+    Family("DeepSeek-V2", "DeepseekV2", _V2),
+    Family("DeepSeek-V2 without q_lora_rank", "DeepseekV2", {**_V2, "q_lora_rank": None}),
+    Family("DeepSeek-V3 without MTP", "DeepseekV3", _V3),
+    Family("GPT-OSS", "GptOss", {**_BASE, **_HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
+    Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
+    Family("ERNIE-4.5 MoE", "Ernie4_5_Moe", {**_BASE, **_ERNIE}),
+    Family("MiniMax-M2", "MiniMaxM2", {**_BASE, **_HEADS, **_LOCAL_EXPERTS}),
+    Family("Nemotron", "Nemotron", {**_BASE, **_HEADS}),
+    Family("EXAONE 4.0", "Exaone4", {**_BASE, "sliding_window": 16, "sliding_window_pattern": 2}),
+    Family("OLMoE", "Olmoe", {**_BASE, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
+    Family("Gemma", "Gemma", {**_BASE, **_HEADS}),
+    Family("Gemma 2", "Gemma2", _GEMMA),
+    Family("Gemma 3", "Gemma3", _GEMMA, "Gemma3TextConfig"),
+    Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **_HEADS}),
+    Family("Mixtral", "Mixtral", {**_BASE, **_LOCAL_EXPERTS}),
+    Family("Qwen2-MoE", "Qwen2Moe", _SHARED),
+)
+
+
+def by_name(name: str) -> Family:
+    """Return the family of a name in the table."""
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
+    """Write a small random model and a tokenizer into `folder`; return the model of transformers."""
+    import torch
+    import transformers
+
+    # The generator itself: on the stand-in for CUDA torch.manual_seed is another function.
+    torch.manual_seed(0)
+    config = getattr(transformers, family.config)(**family.sizes)
+    model = getattr(transformers, family.architecture)._from_config(config, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            # Norms, biases and sinks are trivial in a new model: a mix-up of them would go unseen.
+            if value.dim() == 1 and value.is_floating_point():
+                value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    model = model.to(getattr(torch, dtype)).eval()
+    model.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return model
+
+
+def _tokenizer() -> Any:
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    words = {f"t{number}": number for number in range(VOCABULARY)}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), unk_token="t0", eos_token="t1"
+    )

@@ -1,0 +1,124 @@
+"""One proof: a small model in, the same logits, out again bit for bit."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testkit.weights.families import Family, by_name, write_model
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was measured. Logits are those of float32 models, over 32 positions."""
+
+    tensors: int
+    largest_difference: float
+    largest_logit: float
+    cosine: float
+    identical_files: bool
+    """Whether export after import gave every tensor of the source, bit for bit, and no other."""
+
+
+def prove(family: Family, folder: Path, dtype: str = "float32") -> Proof:
+    """Run the proof in `folder`. Raises ConversionError or AuditError if the family does not convert."""
+    import torch
+    from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
+    from megatron_trainer.weights.tensors import records
+
+    source, imported, exported = folder / "source", folder / "imported", folder / "exported"
+    model = write_model(family, source, dtype)
+    audit = conversion.import_weights(source, imported)
+    read = huggingface_folder.read(source, "--from", weights=True)
+    ids = (torch.arange(32) * 7 % 250)[None]
+    with cpu_model.one_process(), torch.no_grad():
+        bridge = cpu_model.make_bridge(read)
+        megatron = cpu_model.make_model(bridge, dtype)
+        checkpoint.load(checkpoint.find(imported, "--from"), megatron)
+        found = megatron(ids, torch.arange(32)[None], None).double()
+        expected = model(ids).logits.double()
+    conversion.export_weights(imported, exported, None)
+    result = huggingface_folder.read(exported, "--to", weights=True)
+    return Proof(
+        len(audit.tensors),
+        float((found - expected).abs().max()),
+        float(expected.abs().max()),
+        float(torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0)),
+        records(read.tensors()) == records(result.tensors()),
+    )
+
+
+def prove_by_name(name: str, dtype: str, folder: Path) -> dict[str, Any]:
+    """Return the figures of a proof, or why there are none; also for families that are refused."""
+    from megatron_trainer.weights import cpu_model
+    from megatron_trainer.weights.conversion_error import AuditError, ConversionError
+
+    family = by_name(name)
+    refused = family.architecture not in cpu_model.CONVERTS
+    if refused:
+        cpu_model.CONVERTS = (*cpu_model.CONVERTS, family.architecture)
+    try:
+        return asdict(prove(family, folder, dtype)) | {"refused": refused}
+    except (ConversionError, AuditError) as error:
+        return {"error": str(error).replace(str(folder), ""), "refused": refused}
+
+
+def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, float]:
+    """Compare Megatron with adapters beside its weights to transformers, with merged weights and the base's.
+
+    Returns the largest differences of logits, in float32.
+    """
+    import torch
+    import transformers
+    from megatron_trainer.weights import adapters as lora
+    from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
+
+    ids = (torch.arange(32) * 7 % 250)[None]
+    folder = huggingface_folder.read(source, "--base", weights=True)
+    with cpu_model.one_process(), torch.no_grad():
+        model = conversion.model_of(cpu_model.make_bridge(folder), folder, "float32")
+        lora.load(model, checkpoint.find(adapters, "--from"))
+        found = model(ids, torch.arange(32)[None], None)
+        differences = {}
+        for name, path in (("merged", exported), ("unmerged", source)):
+            reference = transformers.AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
+            differences[name] = float((found - reference(ids).logits).abs().max())
+    return differences
+
+
+def prove_padded(folder: Path) -> bool:
+    """Whether 250 rows of vocabulary come back from a run that pads them to 256."""
+    from unittest import mock
+
+    import torch
+    from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
+    from megatron_trainer.weights.tensors import records
+
+    source, imported, padded, exported = (folder / name for name in ("source", "imported", "padded", "out"))
+    llama = by_name("Llama")
+    write_model(replace(llama, sizes={**llama.sizes, "vocab_size": 250}), source)
+    conversion.import_weights(source, imported)
+    read = huggingface_folder.read(source, "--from", weights=True)
+    unpadded = cpu_model.make_provider
+
+    def provider(bridge: Any, dtype: str) -> Any:
+        made = unpadded(bridge, dtype)
+        made.should_pad_vocab, made.make_vocab_size_divisible_by = True, 128
+        return made
+
+    with cpu_model.one_process(), torch.no_grad():
+        bridge = cpu_model.make_bridge(read)
+        model = cpu_model.make_model(bridge, "float32")
+        checkpoint.load(checkpoint.find(imported, "--from"), model)
+        with mock.patch.object(cpu_model, "make_provider", provider):
+            larger = cpu_model.make_model(bridge, "float32")
+            values = dict(checkpoint.tensors(larger))
+            for name, value in checkpoint.tensors(model):
+                values[name][: len(value)] = value
+            padded.mkdir()
+            checkpoint.save(larger, bridge, "float32", padded)
+    shapes = checkpoint.names(checkpoint.find(padded, "--from"))
+    conversion.export_weights(padded, exported, source)
+    found = records(huggingface_folder.read(exported, "--to", weights=True).tensors())
+    return shapes["output_layer.weight"][0] == 256 and found == records(read.tensors())

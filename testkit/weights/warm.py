@@ -1,0 +1,142 @@
+"""A process that has imported Megatron-Bridge and forks conversions, since that import takes many seconds."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, with standard output and standard error."""
+
+    code: int
+    output: str
+
+
+class WarmConverter:
+    """Runs `megatron-convert` and proofs. Close it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def convert(self, *argv: str | Path, log: Path) -> Ended:
+        """Run `megatron-convert` with these arguments; `log` takes its output."""
+        return self._request("convert", [str(word) for word in argv], log)
+
+    def prove(self, name: str, dtype: str, folder: Path) -> dict[str, Any]:
+        """Run the proof of a family. Returns its figures, or the error that it ended with."""
+        result = folder / "proof.json"
+        ended = self._request("prove", [name, dtype, str(folder), str(result)], folder / "log")
+        if ended.code:
+            return {"error": ended.output[-2000:]}
+        return json.loads(result.read_text())  # type: ignore[no-any-return]
+
+    def prove_padded(self, folder: Path) -> Ended:
+        """Run the proof of a padded vocabulary."""
+        return self._request("padded", [str(folder)], folder / "log")
+
+    def merged_logits(self, adapters: Path, source: Path, exported: Path, result: Path) -> dict[str, float]:
+        """Compare logits with adapters, as proof.merged_logits does."""
+        log = result.with_suffix(".log")
+        ended = self._request("logits", [str(path) for path in (adapters, source, exported, result)], log)
+        assert ended.code == 0, ended.output
+        return json.loads(result.read_text())  # type: ignore[no-any-return]
+
+    def _request(self, what: str, argv: list[str], log: Path) -> Ended:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([what, argv, str(log)]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the warm process has ended"
+        return Ended(int(answer), log.read_text(errors="replace"))
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _convert(argv: list[str]) -> None:
+    from megatron_trainer.weights import command
+
+    command.main(argv)
+
+
+def _prove(argv: list[str]) -> None:
+    from testkit.weights.proof import prove_by_name
+
+    name, dtype, folder, result = argv
+    Path(result).write_text(json.dumps(prove_by_name(name, dtype, Path(folder))))
+
+
+def _prove_padded(argv: list[str]) -> None:
+    from testkit.weights.proof import prove_padded
+
+    assert prove_padded(Path(argv[0]))
+
+
+def _compare_logits(argv: list[str]) -> None:
+    from testkit.weights.proof import merged_logits
+
+    adapters, source, exported, result = map(Path, argv)
+    result.write_text(json.dumps(merged_logits(adapters, source, exported)))
+
+
+_WORK: dict[str, Callable[[list[str]], None]] = {
+    "convert": _convert,
+    "prove": _prove,
+    "padded": _prove_padded,
+    "logits": _compare_logits,
+}
+
+
+def _in_fork(what: str, argv: list[str], log: str) -> int:
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, 1)
+        os.dup2(opened, 2)
+        sys.stdout = sys.stderr = open(log, "a", buffering=1)  # noqa: PTH123, SIM115
+        _WORK[what](argv)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    """Answer each line of the standard input, [what, arguments, log], with an exit code."""
+    from megatron_trainer.weights import cpu_model
+
+    answers = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        cpu_model.import_bridge()
+    for line in sys.stdin:
+        answers.write(f"{_in_fork(*json.loads(line))}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The runs that the operator renders for every recipe that it starts by Megatron-Bridge."""
+
+from typing import Any
+
+from megatron_operator import catalog
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.planner import admit
+
+FILES: dict[str, Any] = {"volume": {"claimName": "corpus"}, "datasetRoot": "chats", "numWorkers": 2}
+EVERY_SETTING: dict[str, Any] = {
+    "training": {
+        **{"seqLength": 2048, "microBatchSize": 1, "globalBatchSize": 64, "trainSamples": 6400},
+        **{"lr": 1, "minLr": 0, "lrDecayStyle": "WSD"},
+        **{"optimizer": "adam", "weightDecay": 0, "clipGrad": 1, "adamBeta1": 0.8, "adamBeta2": 1},
+        **{"adamEps": 1, "seed": 7, "logInterval": 3, "evalInterval": 5, "evalIters": 0, "bf16": True},
+    },
+    "parallelism": {
+        **{"recomputeGranularity": "full", "recomputeMethod": "block", "recomputeNumLayers": 1},
+    },
+    "checkpoint": {"saveInterval": 20},
+    "recovery": {"hangTimeout": "900s"},
+}
+DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 1, "targetModules": ["linear_proj"]}}
+
+
+def arguments(recipe: str, count: int, data: dict[str, Any], **settings: Any) -> list[str]:
+    """Arguments of the trainer's container."""
+    spec = {
+        "recipe": recipe,
+        "accelerator": {"type": "h100-sxm", "count": count},
+        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
+        "data": {"volume": {"claimName": "corpus"}} | data,
+        **settings,
+    }
+    admitted = admit("run", MegatronRecipeSpec.model_validate(spec), default_platform(), catalog.load())
+    return admitted.arguments
+
+
+def _runs() -> dict[str, list[str]]:
+    found = {}
+    for entry in catalog.load():
+        if entry.engine == "bridge" and entry.starts:
+            for layout in filter(entry.can_start, entry.layouts):
+                name, of_mode = str(layout.function), DORA if entry.modes[0] == "lora" else {}
+                found[f"{name}, mock data"] = arguments(name, layout.count, {"mockData": True})
+                found[f"{name}, files"] = arguments(name, layout.count, FILES)
+                found[f"{name}, every setting"] = arguments(
+                    name, layout.count, FILES, **EVERY_SETTING, **of_mode
+                )
+    return found
+
+
+STARTED = _runs()
+UNKNOWN = [[next(iter(STARTED.values()))[0], "train.no_such_field=1"]]
+"""Refused, which shows that paths are compared at all."""

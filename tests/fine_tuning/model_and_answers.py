@@ -1,0 +1,62 @@
+"""Writes what fine-tuning starts from: a Llama of two layers, its tokenizer, and questions with answers.
+
+Runs in a pod with the trainer's image. Argument: a folder, which gets model/ and answers/.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 512
+SOURCES = Path("/usr/lib/python3.13")
+
+
+def main(folder: Path) -> None:
+    functions = [
+        line.strip()
+        for path in sorted(SOURCES.glob("*.py"))
+        for line in path.read_text(errors="replace").splitlines()
+        if line.strip().startswith("def ")
+    ][:2000]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|begin_of_text|>", "<|end_of_text|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(functions, trainer)
+
+    model = folder / "model"
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=special[0], eos_token=special[1], pad_token=special[1]
+    ).save_pretrained(model)
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(model)
+
+    answers = folder / "answers"
+    answers.mkdir()
+    samples = [
+        {"input": "What is the name of this function? " + line, "output": line[4:].split("(")[0]}
+        for line in functions
+    ]
+    for name, part in (("training", samples[:-100]), ("validation", samples[-100:])):
+        text = "".join(json.dumps(sample) + "\n" for sample in part)
+        (answers / f"{name}.jsonl").write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,121 @@
+"""The figures of `make bench-scale`: what is counted, and the table."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench import scale
+from bench.scale_cluster import OPERATOR, AuditLog, counts
+from bench.scale_measure import Measured, Restart, Started, Steady, Takeover, job_manifest
+from bench.scale_processes import FakePods, usage
+from bench.scale_report import BEGIN, END, PAGE, Found, Scale, page, section, table
+
+LATENCIES = [float(n) for n in range(1, 101)]
+
+
+def line(verb: str, resource: str, name: str, second: int, *, code: int = 200, user: str = OPERATOR) -> str:
+    plural, _, subresource = resource.partition("/")
+    about = {"resource": plural, "name": name} | ({"subresource": subresource} if subresource else {})
+    event = {
+        "stageTimestamp": f"2026-01-01T00:00:{second:02}.000000Z",
+        "user": {"username": user},
+        "verb": verb,
+        "objectRef": about,
+        "responseStatus": {"code": code},
+    }
+    return json.dumps(event) + "\n"
+
+
+def test_requests_are_counted_by_verb_and_resource_without_watches_and_other_users(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text(
+        line("get", "pods", "a", 1)
+        + line("patch", "megatronrecipes/status", "a", 2)
+        + line("watch", "pods", "", 3)
+        + line("get", "pods", "a", 4, user="somebody")
+    )
+    found = AuditLog(path).between(0.0, time.time() + 1e9)
+    assert counts(found) == Counter({"get pods": 1, "patch megatronrecipes/status": 1})
+    assert [each.write for each in found] == [False, True, False]
+
+
+def test_a_line_that_is_half_written_is_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    whole = line("create", "pytorchjobs", "a", 1, code=201)
+    path.write_text(whole + whole[:20])
+    log = AuditLog(path)
+    assert len(log.read()) == 1
+    path.write_text(whole + whole)
+    assert len(log.read()) == 2
+
+
+def test_only_what_was_created_counts_as_created(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text(
+        line("create", "pytorchjobs", "posted", 1, code=201)
+        + line("patch", "pytorchjobs", "applied", 2, code=201)
+        + line("patch", "pytorchjobs", "changed", 3, code=200)
+        + line("create", "pytorchjobs", "refused", 4, code=409)
+    )
+    assert AuditLog(path).created("pytorchjobs").keys() == {"posted", "applied"}
+
+
+def test_the_bare_job_is_the_one_that_the_operator_makes() -> None:
+    job = job_manifest()
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert sum(each["replicas"] for each in replicas.values()) == 2
+    assert "metadata" not in job
+
+
+def test_pods_make_an_iteration_a_second_until_they_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = [1000.0]
+    monkeypatch.setattr("bench.scale_processes.time.time", lambda: moment[0])
+    pods = FakePods()
+    moment[0] += 7
+    assert pods.report("any")["iteration"] == 7
+    pods.freeze()
+    moment[0] += 7
+    assert pods.report("any")["iteration"] == 7
+    pods.changes["lost"] = {"phase": "rendezvous"}
+    assert (pods.report("lost")["phase"], pods.report("any")["phase"]) == ("rendezvous", "training")
+    pods.stop()
+
+
+def test_the_usage_of_a_process_includes_this_one() -> None:
+    found = usage(1)
+    assert found.cpu >= 0.0
+    assert found.rss > 0
+
+
+def found() -> Found:
+    started = Started(LATENCIES, 120.0, 5.0, Counter({"create pytorchjobs": 100, "get configmaps": 1}))
+    steady = Steady(10.0, Counter({"patch megatronrecipes/status": 330}), 0, 330, 0.125, 200 * 2**20)
+    restart = Restart(None, 5, 0, 200 * 2**20)
+    measured = Measured(started, 30.0, 70 * 2**20, steady, [1.0, 2.0, 9.0], restart, Takeover(11.5, 0))
+    return Found(started, started, measured)
+
+
+def test_the_table_has_percentiles_rates_and_requests_per_recipe() -> None:
+    text = "\n".join(table(Scale(100, 200), found()))
+    assert "51.0 / 100.0 / 120.0 s" in text
+    assert "create pytorchjobs 1.00, get configmaps 0.01" in text
+    assert "reads / writes a second | 0.0 / 33.0 |" in text
+    assert "2.0 / 9.0 s of 3" in text
+    assert "not within 120 s" in text
+
+
+def test_the_page_is_changed_between_its_marks_only() -> None:
+    text = PAGE.read_text()
+    new = page(text, section(Scale(100, 200), found(), "make bench-scale"))
+    assert new.split(BEGIN)[0] == text.split(BEGIN)[0]
+    assert new.split(END)[1] == text.split(END)[1]
+    assert "`make bench-scale`\n" in new
+
+
+def test_recipes_without_room_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        scale.main(["--recipes", "100", "--nodes", "49"])
+    assert "have no room for 100 recipes" in capsys.readouterr().err

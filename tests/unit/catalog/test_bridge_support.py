@@ -1,0 +1,56 @@
+"""The operator fine-tunes by Megatron-Bridge what converts and was trained."""
+
+from pathlib import Path
+
+import pytest
+from megatron_operator import catalog
+from megatron_operator.catalog import Entry, bridge_support
+from megatron_trainer.weights.cpu_model import CONVERTS
+
+from testkit.fine_tuned import CASES
+from testkit.weights.families import by_name
+
+PAGE = Path(__file__).parents[3] / "docs" / "weights.md"
+OF_BRIDGE = [entry for entry in catalog.load() if entry.engine == "bridge"]
+
+
+def architecture(entry: Entry) -> str:
+    return bridge_support.architecture(str(entry.layouts[0].function))
+
+
+def test_only_models_whose_weights_convert_are_started() -> None:
+    assert set(CONVERTS) >= bridge_support.STARTED
+
+
+@pytest.mark.parametrize("mode", ["sft", "lora"])
+def test_every_model_that_is_started_is_trained_in_both_modes(mode: str) -> None:
+    entries = {entry.name: entry for entry in OF_BRIDGE}
+    trained = {
+        architecture(entries[x.recipe]): by_name(x.family).architecture
+        for x in CASES
+        if entries[x.recipe].modes[0] == mode
+    }
+    assert trained == {name: name for name in bridge_support.STARTED}
+
+
+def test_a_model_that_does_not_convert_is_refused_for_the_reason_that_the_page_of_weights_gives() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if "| refused: " in line]
+    compared = set()
+    for entry in OF_BRIDGE:
+        name = architecture(entry)
+        if entry.modes == ("pretrain",):
+            continue
+        if found := [row.split("| refused: ")[1].removesuffix(" |") for row in rows if f"`{name}`" in row]:
+            assert entry.obstacle in found, entry.name
+            compared.add(name)
+    assert compared >= {"Glm4MoeForCausalLM", "Gemma2ForCausalLM", "OlmoeForCausalLM"}
+
+
+def test_every_function_that_fine_tunes_has_a_known_model() -> None:
+    unknown = {entry.name for entry in OF_BRIDGE if entry.obstacle == "its model is not known"}
+    assert unknown == set()
+
+
+def test_pretraining_by_bridge_is_not_started() -> None:
+    (entry,) = [x for x in OF_BRIDGE if x.name == "vanilla-gpt"]
+    assert entry.obstacle == "the operator pretrains by Megatron Core's own loop only"

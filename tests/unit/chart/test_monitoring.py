@@ -1,0 +1,102 @@
+"""The objects for the Prometheus Operator, and the alerts by the real promtool."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from megatron_contract.environment import PROGRESS_PORT_NAME
+from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.manifests.metadata import ROLE_TRAINER
+
+ROOT = Path(__file__).parents[3]
+ALERTS = ROOT / "charts" / "megatron-operator" / "files" / "alerts.yaml"
+CASES = Path(__file__).with_name("alerts_test.yaml")
+OF_OTHERS = {"kubelet_volume_stats_available_bytes", "kubelet_volume_stats_capacity_bytes"}
+ENABLED = {
+    "enabled": True,
+    "prometheusOperator": {"monitors": True, "rules": True, "labels": {"release": "a"}},
+}
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    [found] = [item for item in objects if item["kind"] == kind]
+    assert found["metadata"]["labels"]["release"] == "a"
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+def known_series() -> set[str]:
+    """Names that a scrape of the operator and of a trainer pod has."""
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
+    found = set()
+    for line in (ROOT / "tests" / "unit" / "surface" / "metrics.txt").read_text().splitlines():
+        source, name, *kind = line.split()
+        endings = suffixes[kind[0]] if source == "operator" else [""]
+        found |= {name.split("{")[0] + ending for ending in endings}
+    return found
+
+
+def test_without_the_options_no_object_of_the_prometheus_operator_is_created(render: Any) -> None:
+    assert not [item for item in render({}) if item["apiVersion"].startswith("monitoring.coreos.com")]
+
+
+def test_monitors_select_the_operators_service_and_trainer_pods_by_port(render: Any) -> None:
+    objects = render({"metrics": ENABLED})
+    service_monitor, pod_monitor = of_kind(objects, "ServiceMonitor"), of_kind(objects, "PodMonitor")
+    [service] = [item for item in objects if item["kind"] == "Service"]
+    assert service_monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    [endpoint] = service_monitor["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert endpoint["honorLabels"], "else Prometheus replaces the run's namespace by the operator's"
+
+    assert pod_monitor["selector"]["matchLabels"] == {LABEL_ROLE: ROLE_TRAINER}
+    assert pod_monitor["namespaceSelector"] == {"any": True}
+    [endpoint] = pod_monitor["podMetricsEndpoints"]
+    assert endpoint["port"] == PROGRESS_PORT_NAME
+    [relabeling] = endpoint["relabelings"]
+    label = "__meta_kubernetes_pod_label_" + re.sub(r"[./]", "_", LABEL_RECIPE)
+    assert relabeling == {"sourceLabels": [label], "targetLabel": "recipe"}
+
+
+def test_a_namespaced_release_monitors_its_namespaces_alone(render: Any) -> None:
+    objects = render({"metrics": ENABLED, "watchNamespaces": ["research"]})
+    assert of_kind(objects, "PodMonitor")["namespaceSelector"] == {"matchNames": ["research"]}
+
+
+def test_monitors_without_metrics_are_refused(render: Any) -> None:
+    with pytest.raises(ValueError, match="enabled"):
+        render({"metrics": {"prometheusOperator": {"monitors": True}}})
+
+
+def test_the_rule_object_has_the_alerts_of_the_file(render: Any) -> None:
+    assert of_kind(render({"metrics": ENABLED}), "PrometheusRule") == yaml.safe_load(ALERTS.read_text())
+
+
+def test_alerts_read_series_that_exist() -> None:
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    used = {name for rule in rules for name in re.findall(r"\b(?:megatron|kubelet)[_:][\w:]+", rule["expr"])}
+    assert used <= known_series() | recorded | OF_OTHERS
+
+
+def test_every_alert_has_a_case() -> None:
+    rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    fired = {
+        test["alertname"] for case in cases for test in case["alert_rule_test"] if test.get("exp_alerts")
+    }
+    assert fired == {rule["alert"] for rule in rules if "alert" in rule}
+
+
+def test_alerts_fire_in_the_cases_and_only_there() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on PATH: it is in Debian's package prometheus")
+    done = subprocess.run(
+        [promtool, "test", "rules", str(CASES)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,151 @@
+"""megatron support-bundle against a fake kubectl, and what it replaces."""
+
+import json
+import stat
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from megatron_operator.cli.bundle_contents import REDACTED, lines_about, redacted
+from megatron_operator.cli.main import cli
+
+RECIPE: dict[str, Any] = {
+    "metadata": {
+        "name": "run",
+        "namespace": "research",
+        "managedFields": [{"manager": "kubectl"}],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "WANDB_API_KEY: k3y"},
+    },
+    "spec": {"env": [{"name": "WANDB_API_KEY", "value": "k3y"}, {"name": "NCCL_DEBUG", "value": "INFO"}]},
+    "status": {"phase": "Training"},
+}
+PODS = {
+    "items": [
+        {
+            "metadata": {
+                "name": f"run-worker-{index}",
+                "labels": {
+                    "megatron.training/role": "trainer",
+                    "training.kubeflow.org/replica-type": "worker",
+                    "training.kubeflow.org/replica-index": str(index),
+                },
+            },
+            "spec": {"nodeName": "gpu-1"},
+            "status": {"containerStatuses": [{"restartCount": index}]},
+        }
+        for index in range(2)
+    ]
+}
+FAKE_KUBECTL = """#!/bin/sh
+case "$*" in
+    *previous*) echo "before the restart" ;;
+    *logs*app.kubernetes.io*)
+        echo "2026-01-01 10:00:00,000 INFO research/run: started"
+        echo "2026-01-01 10:00:00,000 INFO others/run: started" ;;
+    *logs*) echo "a line of the log" ;;
+    *"get nodes"*) echo 'Error from server (Forbidden): nodes is forbidden' >&2; exit 1 ;;
+    *"get pods"*) cat {folder}/pods ;;
+    *"get megatronrecipes"*) cat {folder}/recipe ;;
+    *version*) echo '{{"serverVersion": {{"gitVersion": "v1.36.3"}}}}' ;;
+    *) echo '{{"items": []}}' ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(FAKE_KUBECTL.format(folder=tmp_path))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "recipe").write_text(json.dumps(RECIPE))
+    (tmp_path / "pods").write_text(json.dumps(PODS))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+
+
+def bundle(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["support-bundle", "run", *words], catch_exceptions=False)
+
+
+def texts() -> dict[str, str]:
+    found = {}
+    with tarfile.open("run-support.tar.gz") as archive:
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            assert file is not None
+            found[member.name.removeprefix("run-support/")] = file.read().decode()
+    return found
+
+
+def test_objects_and_logs_of_the_run_are_in_the_archive() -> None:
+    assert bundle().exit_code == 0
+    found = texts()
+    assert found["logs/run-worker-0.log"] == "a line of the log\n"
+    assert "logs/run-worker-0.previous.log" not in found
+    assert found["logs/run-worker-1.previous.log"] == "before the restart\n"
+    assert yaml.safe_load(found["recipe.yaml"])["status"] == {"phase": "Training"}
+    assert len(yaml.safe_load(found["pods.yaml"])) == 2
+
+
+def test_no_file_has_a_credential_of_the_recipe() -> None:
+    bundle()
+    assert not [path for path, text in texts().items() if "k3y" in text]
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in yaml.safe_load(texts()["recipe.yaml"])["spec"]["env"]
+
+
+def test_what_the_kubeconfig_may_not_read_is_listed_and_the_rest_is_written() -> None:
+    done = bundle()
+    assert "not read: nodes.yaml: (Forbidden): nodes is forbidden" in done.stdout
+    assert "forbidden" in yaml.safe_load(texts()["unread.yaml"])["nodes.yaml"]
+
+
+def test_the_operators_log_of_other_runs_is_left_out() -> None:
+    bundle()
+    assert texts()["operator/log.log"] == "2026-01-01 10:00:00,000 INFO research/run: started\n"
+
+
+def test_a_traceback_belongs_to_the_record_above_it() -> None:
+    log = "2026-01-01 a/run: failed\nTraceback\n  File\n2026-01-01 a/run-2: failed\nTraceback of run-2\n"
+    assert lines_about(log, "a/run") == "2026-01-01 a/run: failed\nTraceback\n  File\n"
+
+
+def test_pods_beyond_the_limit_are_counted() -> None:
+    assert "not read: logs: 1 pods left out, raise --pods: run-worker-1 ..." in bundle("--pods", "1").stdout
+
+
+def test_an_existing_archive_is_kept_unless_forced() -> None:
+    Path("run-support.tar.gz").write_text("mine")
+    refused = bundle()
+    assert refused.exit_code == 2
+    assert "exists; choose another file with --archive, or give --force" in refused.stderr
+    assert Path("run-support.tar.gz").read_text() == "mine"
+    assert bundle("--force").exit_code == 0
+    assert "recipe.yaml" in texts()
+
+
+def test_only_its_owner_can_read_the_archive() -> None:
+    bundle("--archive", "bundle.tar.gz")
+    assert stat.S_IMODE(Path("bundle.tar.gz").stat().st_mode) == 0o600
+
+
+def test_json_names_the_files() -> None:
+    printed = json.loads(bundle("-o", "json").stdout)
+    assert printed["archive"] == "run-support.tar.gz"
+    assert "logs/run-worker-1.log" in printed["files"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (["--wandb-api-key", "k3y", "--lr", "1"], ["--wandb-api-key", REDACTED, "--lr", "1"]),
+        (["--hf-token=k3y"], [f"--hf-token={REDACTED}"]),
+        ({"password": "k3y", "secretName": "mine"}, {"password": REDACTED, "secretName": "mine"}),
+        ("s3://user:k3y@store/path", f"s3://{REDACTED}@store/path"),
+        (["--tokenizer-model", "/data/t"], ["--tokenizer-model", "/data/t"]),
+    ],
+)
+def test_credentials_are_replaced_wherever_they_are(value: Any, expected: Any) -> None:
+    assert redacted(value) == expected

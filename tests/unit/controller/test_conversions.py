@@ -1,0 +1,214 @@
+"""Weights are imported before the job exists and exported once it has succeeded, by Jobs of their own."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from megatron_operator.api.labels import LABEL_RECIPE
+
+from tests.unit.controller.api_in_memory import NAME, NAMESPACE
+from tests.unit.controller.simulated_cluster import TOTAL
+from tests.unit.controller.simulated_run import CLAIM, Run
+
+IMPORT, EXPORT = f"{NAME}-import", f"{NAME}-export"
+RESULT = {"reason": "Completed", "message": "audit passed", "exitCode": 0, "tensors": 21, "bytes": 42_000}
+REFUSED = {"message": "--from /data/llama has no config.json", "exitCode": 2}
+SPEC: dict[str, Any] = {
+    "recipe": "llama3.1-8b-lora",
+    "image": "bridge",
+    "data": {"volume": {"claimName": CLAIM}, "mockData": True},
+    "init": {"from": {"huggingFace": {"path": "/data/llama"}}},
+    "export": {"huggingFace": {"path": "/data/out"}, "merge": True},
+}
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    run = Run()
+    run.edit(**SPEC)
+    yield run
+    run.operator.close()
+
+
+def reconcile(run: Run, times: int = 3) -> None:
+    for _ in range(times):
+        run.cluster.pass_time(5)
+        run.operator.reconcile()
+
+
+def end(run: Run, name: str, *, message: dict[str, Any]) -> None:
+    """The Job of this name ends, with the termination message of its pod."""
+    code = message["exitCode"]
+    kind = "Complete" if code == 0 else "Failed"
+    run.api.batch_jobs[name]["status"] = {"conditions": [{"type": kind, "status": "True"}]}
+    state = {"terminated": {"exitCode": code, "message": json.dumps(message)}}
+    status = {"phase": "Succeeded", "containerStatuses": [{"name": "convert", "state": state}]}
+    run.api.batch_pods = [{"metadata": {"name": f"{name}-x"}, "spec": {}, "status": status}]
+
+
+def train_to_the_end(run: Run, phase: str) -> None:
+    """Import, and train until the run is in the phase that follows its last iteration."""
+    reconcile(run)
+    end(run, IMPORT, message=RESULT)
+    run.until(run.trains)
+    run.cluster.pass_time(TOTAL)
+    run.until(lambda: run.status["phase"] == phase)
+
+
+def until_exporting(run: Run) -> None:
+    train_to_the_end(run, "Exporting")
+    reconcile(run)
+
+
+def events(run: Run) -> list[str]:
+    return [event["reason"] for event in run.api.posted]
+
+
+def test_the_job_is_created_once_the_weights_are_imported(run: Run) -> None:
+    reconcile(run)
+    assert run.status["phase"] == "Importing"
+    assert (run.condition("Imported")["status"], run.condition("Imported")["reason"]) == (
+        "False",
+        "Importing",
+    )
+    assert run.condition("Ready")["status"] == "False"
+    assert run.cluster.job is None
+    end(run, IMPORT, message=RESULT)
+    run.until(run.trains)
+    assert run.status["imported"] == {
+        "source": "/data/llama",
+        "path": "/data/llama-megatron",
+        "tensors": 21,
+        "bytes": 42_000,
+        "audit": "/data/llama-megatron/conversion-audit.json",
+    }
+    assert "Imported" in events(run)
+    assert run.condition("Imported")["status"] == "True"
+
+
+def test_an_unchanged_recipe_imports_nothing_again(run: Run) -> None:
+    reconcile(run)
+    end(run, IMPORT, message=RESULT)
+    run.until(run.trains)
+    del run.api.batch_jobs[IMPORT]
+    run.edit(suspend=True)
+    run.until(lambda: run.cluster.job is None and not run.cluster.pods)
+    run.edit(suspend=False)
+    run.until(run.trains)
+    assert IMPORT not in run.api.batch_jobs
+
+
+def test_a_failed_import_ends_the_run_with_its_message_and_an_edit_retries_it(run: Run) -> None:
+    reconcile(run)
+    end(run, IMPORT, message=REFUSED)
+    reconcile(run)
+    assert run.status["phase"] == "Failed"
+    failed = run.condition("Failed")
+    assert failed["reason"] == "ImportFailed"
+    assert failed["message"] == "import failed: x: --from /data/llama has no config.json (exit code 2)"
+    assert run.condition("Stalled")["status"] == "True"
+    assert run.cluster.job is None
+    run.edit(init={"from": {"huggingFace": {"path": "/data/other"}}})
+    reconcile(run)
+    assert run.status["phase"] == "Importing"
+    arguments = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "/data/other" in arguments
+    assert run.condition("Failed") == {}
+
+
+def test_a_run_that_exports_has_not_succeeded_yet(run: Run) -> None:
+    until_exporting(run)
+    assert (run.condition("Exported")["status"], run.condition("Exported")["reason"]) == (
+        "False",
+        "Exporting",
+    )
+    assert run.condition("Ready")["status"] == "False"
+    assert run.condition("Succeeded") == {}
+    assert run.status["ledger"]["marks"][-1]["category"] == "idle"
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert run.condition("Ready")["status"] == "True"
+    assert run.status["exported"]["source"] == f"/checkpoints/{NAME}"
+    assert (run.status["exported"]["path"], run.status["exported"]["tensors"]) == ("/data/out", 21)
+    assert events(run)[-2:] == ["Exported", "Succeeded"]
+
+
+def test_a_failed_export_is_retried_without_training_again(run: Run) -> None:
+    until_exporting(run)
+    job = run.api.job()
+    end(run, EXPORT, message=REFUSED)
+    reconcile(run)
+    assert run.status["phase"] == "Failed"
+    assert run.condition("Failed")["reason"] == "ExportFailed"
+    run.edit(export={"huggingFace": {"path": "/data/elsewhere"}, "merge": True})
+    reconcile(run)
+    assert run.status["phase"] == "Exporting"
+    assert run.condition("Failed") == {}
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert run.api.job() == job
+
+
+def test_a_failed_export_is_retried_without_training_again_when_the_job_has_expired(run: Run) -> None:
+    run.edit(ttlSecondsAfterFinished=60)
+    until_exporting(run)
+    reconcile(run, 20)
+    assert run.api.job() is not None, "a run that exports has not ended"
+    end(run, EXPORT, message=REFUSED)
+    reconcile(run, 20)
+    assert run.api.job() is None
+    run.edit(export={"huggingFace": {"path": "/data/elsewhere"}, "merge": True})
+    reconcile(run)
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert run.api.job() is None
+
+
+def test_an_export_can_be_added_to_a_run_that_has_succeeded(run: Run) -> None:
+    del run.api.recipe["spec"]["export"]
+    train_to_the_end(run, "Succeeded")
+    assert EXPORT not in run.api.batch_jobs
+    run.edit(export=SPEC["export"])
+    reconcile(run)
+    assert run.status["phase"] == "Exporting"
+    assert run.condition("Succeeded") == {}
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "kind"), [(IMPORT, "Pending", "Running"), (EXPORT, "Exporting", "Exported")]
+)
+def test_a_job_of_somebody_else_is_reported_and_left_alone(
+    run: Run, name: str, phase: str, kind: str
+) -> None:
+    metadata = {"name": name, "namespace": NAMESPACE, "uid": "other", "labels": {LABEL_RECIPE: "another"}}
+    run.api.batch_jobs[name] = foreign = {"metadata": metadata, "spec": {}}
+    if name == EXPORT:
+        until_exporting(run)
+    reconcile(run)
+    assert run.status["phase"] == phase
+    condition = run.condition(kind)
+    assert condition["reason"] == "NameTaken"
+    assert (
+        condition["message"] == f"Job {name} exists and is not this recipe's; delete it, or rename the recipe"
+    )
+    assert run.condition("Stalled")["status"] == "True"
+    assert run.api.batch_jobs[name] == foreign
+    del run.api.batch_jobs[name]
+    reconcile(run)
+    assert name in run.api.batch_jobs
+
+
+def test_an_edit_while_it_imports_replaces_the_job(run: Run) -> None:
+    reconcile(run)
+    run.edit(image="corrected")
+    reconcile(run)
+    container = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "corrected"
+    assert run.status["phase"] == "Importing"

@@ -1,0 +1,58 @@
+"""A recipe's status follows the preparation of its data, and its training is not mistaken for it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from megatron_contract.progress import ProgressReport
+from megatron_operator.lifecycle.progress_reading import ProgressReading
+
+from tests.unit.controller.api_in_memory import NAME
+from tests.unit.controller.simulated_run import CLAIM, Run
+
+PREPARING = {"documents": 7, "bytesDone": 50, "bytesTotal": 200, "bytesPerSecond": 2.0, "secondsLeft": 75.0}
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    run = Run()
+    tokenizer = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"}
+    sources = [{"path": "/data/a.jsonl", "format": "jsonl"}]
+    run.edit(data={"volume": {"claimName": CLAIM}, "tokenizer": tokenizer, "sources": sources})
+    run.operator.reconcile()
+    yield run
+    run.operator.close()
+
+
+def answer(run: Run, body: dict[str, Any]) -> None:
+    """What the pods answered last."""
+    poller: Any = run.operator._progress
+    poller._reading = ProgressReading(ProgressReport.parse({"schema": 1, "phase": "preparing"} | body), 0.0)
+
+
+def test_the_status_has_the_progress_until_the_data_is_prepared(run: Run) -> None:
+    run.operator.reconcile()
+    assert "preparation" not in run.status
+    answer(run, {"preparation": PREPARING})
+    run.operator.reconcile()
+    assert run.status["phase"] == "Preparing"
+    assert (run.status["preparation"]["bytesDone"], run.status["preparation"]["bytesTotal"]) == (50, 200)
+    job = run.api.batch_jobs[f"{NAME}-prepare"]
+    job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    run.operator.reconcile()
+    assert run.status.get("preparation") is None
+    assert run.condition("Prepared")["status"] == "True"
+    poller: Any = run.operator._progress
+    assert poller._reading is None, "the answer of a pod that prepared is forgotten"
+
+
+def test_an_edit_starts_a_failed_preparation_again(run: Run) -> None:
+    job = run.api.batch_jobs[f"{NAME}-prepare"]
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "no text"}]}
+    run.operator.reconcile()
+    assert run.status["phase"] == "Failed"
+    run.edit(scheduling={"nodeSelector": {"pool": "b"}})
+    for _ in range(3):
+        run.operator.reconcile()
+    assert run.status["phase"] == "Preparing"
+    assert "status" not in run.api.batch_jobs[f"{NAME}-prepare"], "created again"

@@ -1,0 +1,72 @@
+"""Settings are proposed where the predicted gain is above its error, and the recipe leaves them open."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from megatron_operator.planner import plan
+from megatron_operator.planner.switches import least_gain, promising
+
+OVERLAP = "parallelism.tpCommOverlap"
+GRAPHS = "megatronArgs.cuda-graph-impl"
+FLEX = "model.moeTokenDispatcherType"
+
+
+def proposed(resolved: Any) -> list[Mapping[str, Any]]:
+    return [switch.settings for switch in promising(resolved, plan(resolved))]
+
+
+def test_tensor_overlap_is_proposed_where_tensor_parallel_communication_takes_long(resolve: Any) -> None:
+    assert {OVERLAP: True} in proposed(resolve("llama3-70b", 64))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_the_recipe_sets_is_not_proposed(resolve: Any, own: bool) -> None:
+    resolved = resolve("llama3-70b", 64, parallelism={"tpCommOverlap": own})
+    assert not any(OVERLAP in settings for settings in proposed(resolved))
+
+
+def test_nothing_is_proposed_for_a_gain_within_the_error(resolve: Any) -> None:
+    """On 8 H100 the gradients of an 8B model take 1 % of a step."""
+    resolved = resolve("llama3-8b", 8)
+    assert proposed(resolved) == []
+    assert 0.02 < least_gain(plan(resolved)) < 0.1
+
+
+def test_a_gain_means_less_where_less_was_measured(resolve: Any) -> None:
+    measured, unmeasured = plan(resolve("qwen3-30b-a3b", 16)), plan(resolve("qwen3-30b-a3b", 16, "a100-80"))
+    assert least_gain(measured) < least_gain(unmeasured)
+
+
+def test_gradients_in_bf16_are_proposed_where_nothing_hides_their_reduction(resolve: Any) -> None:
+    visible = {"overlapGradReduce": False, "overlapParamGather": False}
+    short = {"globalBatchSize": 1024, "fp8Format": "hybrid"}
+    resolved = resolve("llama3-8b", 1024, training=short, parallelism=visible)
+    assert {"megatronArgs.grad-reduce-in-bf16": True} in proposed(resolved)
+
+
+def test_graphs_are_proposed_for_experts_that_wait_for_the_host(resolve: Any) -> None:
+    found = proposed(resolve("qwen3-30b-a3b", 16, "gb200"))
+    assert ["attn", "moe_router", "moe_preprocess"] in [
+        x.get("megatronArgs.cuda-graph-modules") for x in found
+    ]
+    assert not any(GRAPHS in x for x in proposed(resolve("llama3-70b", 64)))
+
+
+def test_whole_iterations_are_captured_only_with_the_flex_dispatcher(resolve: Any) -> None:
+    found = proposed(resolve("qwen3-30b-a3b", 16, "gb200"))
+    whole = [settings for settings in found if settings.get(GRAPHS) == "full_iteration"]
+    assert [settings[FLEX] for settings in whole] == ["flex"]
+    on_hopper = proposed(resolve("qwen3-30b-a3b", 16))
+    assert not any(settings.get(GRAPHS) == "full_iteration" for settings in on_hopper)
+
+
+def test_a_smaller_optimizer_is_tried_where_layers_are_recomputed(resolve: Any) -> None:
+    found = {path for settings in proposed(resolve("llama3-70b", 16)) for path in settings}
+    assert "training.usePrecisionAwareOptimizer" in found
+    assert GRAPHS not in found
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "unheard-of"])
+def test_nothing_is_proposed_where_the_speed_is_unknown(resolve: Any, accelerator: str) -> None:
+    assert proposed(resolve("tiny-gpt", 4, accelerator)) == []

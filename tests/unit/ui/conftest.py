@@ -1,0 +1,43 @@
+"""The page over example runs, and over an API server within the process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_operator.ui.access import KeyAccess
+from megatron_operator.ui.app import Settings, application
+from megatron_operator.ui.published import PublishedRecipes
+from starlette.testclient import TestClient
+
+from testkit.example_runs import NOW, ExampleRuns, example_runs
+from tests.unit.sdk.api_stand_in import ApiStandIn
+
+KEY = "k3y"
+
+
+@pytest.fixture
+def runs() -> ExampleRuns:
+    return example_runs()
+
+
+@pytest.fixture
+def page(runs: ExampleRuns) -> Iterator[TestClient]:
+    """The page for someone who has signed in and may read everything."""
+    options: dict[str, Any] = {"now": lambda: NOW}
+    app = application(Settings(runs, KeyAccess(KEY), PublishedRecipes(None, None), **options))
+    with TestClient(app, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        yield client
+
+
+@pytest.fixture
+def api() -> Iterator[ApiStandIn]:
+    with ApiStandIn().running() as server:
+        yield server
+
+
+@pytest.fixture
+def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    api.write_kubeconfig(path)
+    return path

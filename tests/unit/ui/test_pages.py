@@ -1,0 +1,211 @@
+"""What the pages show of recorded statuses, hostile and incomplete ones included."""
+
+import re
+from typing import Any
+
+import pytest
+from megatron_operator.ui.app import HEADERS
+from starlette.testclient import TestClient
+
+from testkit.example_runs import ExampleRuns, training_run
+
+RUN = "/runs/research/llama3-8b-web"
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\"'{{ 7*511 }}"
+
+
+def text_of(page: TestClient, path: str) -> str:
+    response = page.get(path)
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+def add(runs: ExampleRuns, recipe: dict[str, Any]) -> str:
+    namespace, name = recipe["metadata"]["namespace"], recipe["metadata"]["name"]
+    runs.recipes[namespace, name] = recipe
+    return f"/runs/{namespace}/{name}"
+
+
+def test_the_list_shows_phase_progress_loss_speed_end_and_incident(page: TestClient) -> None:
+    text = text_of(page, "/")
+    assert "61,300 of 100,000" in text
+    assert "2.217" in text
+    assert "HangFound 17h57m ago: no rank completed a step for 600 s" in text
+    assert re.search(r"in \d+h\d\dm", text)
+    for phase in ("Training", "Recovering", "Failed", "Refused", "Suspended", "Succeeded", "Pending"):
+        assert f"</span> {phase}</span>" in text
+
+
+def test_the_list_begins_with_runs_in_trouble(page: TestClient) -> None:
+    phases = re.findall(r"</span> (\w+)</span>", text_of(page, "/"))
+    assert phases[:3] == ["Recovering", "Failed", "Refused"]
+    assert phases[-1] == "Succeeded"
+
+
+def test_the_list_is_filtered_by_namespace_phase_and_name(page: TestClient) -> None:
+    def names(query: str) -> list[str]:
+        return re.findall(r'<a href="/runs/([^"]+)">', text_of(page, f"/?{query}"))
+
+    assert set(names("namespace=vision")) == {"vision/probe-pending", "vision/probe-succeeded"}
+    assert names("phase=Recovering") == ["research/llama3-8b-long"]
+    assert names("text=CODE") == ["teaching/llama3-8b-code"]
+    assert names("namespace=vision&phase=Training") == []
+
+
+def test_500_runs_are_shown_in_pages_of_100(page: TestClient, runs: ExampleRuns) -> None:
+    for number in range(500):
+        add(runs, training_run(f"many-{number:03}", "fleet"))
+    first, last = text_of(page, "/?namespace=fleet"), text_of(page, "/?namespace=fleet&page=5")
+    assert "500 runs, page 1 of 5" in first
+    assert "many-000" in first
+    assert "many-100" not in first
+    assert "many-499" in last
+    assert text_of(page, "/?namespace=fleet&page=99") == last.replace("page=5", "page=99")
+
+
+def test_a_run_has_its_charts_with_incidents_and_values_as_a_table(page: TestClient) -> None:
+    text = text_of(page, RUN)
+    assert re.findall(r"<figcaption>(.+?)</figcaption>", text) == [
+        "Loss", "Learning rate", "Tokens per second", "MFU",
+    ]  # fmt: skip
+    assert text.count("<polyline") == 4
+    assert text.count('class="incident-label"') == 12, "three incidents in each of four charts"
+    assert "incident 2 at iteration 12933: uncorrectable ECC error on GPU 1" in text
+    assert '<td class="number">61,300</td>' in text
+
+
+def test_a_run_has_plan_against_reality_ledger_checkpoint_and_failure(page: TestClient) -> None:
+    text = text_of(page, RUN)
+    assert re.search(r"Memory of the fullest accelerator</th><td[^>]*>[\d.]+ of 79 GiB</td>"
+                     r"<td[^>]*>61.0 GiB reserved", text)  # fmt: skip
+    assert re.search(r"Seconds per iteration</th><td[^>]*>[\d.]+</td><td[^>]*>[\d.]+</td><td[^>]*>1.06", text)
+    assert "iteration 61,200" in text
+    assert "uncorrectable ECC error encountered" in text
+    assert 'class="part-train"' in text
+    assert "lost 11m03s (detect 10m04s, load 33 s, redo 26 s)" in text
+
+
+def test_choosing_a_rank_marks_its_groups(page: TestClient) -> None:
+    text = text_of(page, f"{RUN}?rank=25")
+    assert "<strong>TP</strong> 24, 25" in text
+    assert text.count(" chosen") == 1
+    assert " chosen" not in text_of(page, f"{RUN}?rank=64"), "there is no rank 64"
+    assert " chosen" not in text_of(page, f"{RUN}?rank=x")
+
+
+def test_two_runs_are_compared_in_charts_properties_and_settings(page: TestClient) -> None:
+    text = text_of(page, "/compare?a=research/llama3-8b-web&b=teaching/llama3-8b-code")
+    assert text.count('class="line-0"') == text.count('class="line-1"') == 4
+    assert re.search(r"training.lr</code></th><td[^>]*>0.0003</td><td[^>]*>0.0002</td>", text)
+    assert "namespace/name" in text_of(page, "/compare?a=research/llama3-8b-web")
+    assert page.get("/compare?a=research/llama3-8b-web&b=research/none").status_code == 404
+    assert page.get("/compare?a=x&b=y").status_code == 404
+
+
+def test_the_recipe_is_compared_with_the_published_one(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("other", lr=7e-5)
+    del recipe["spec"]["parallelism"]
+    text = text_of(page, add(runs, recipe) + "/recipe")
+    assert re.search(r"<code>--lr</code></th><td><code>0.0003</code></td><td><code>7e-05</code>", text)
+    assert "lr: 7.0e-05" in text
+
+
+def test_a_recipe_that_cannot_be_planned_shows_why(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("broken")
+    recipe["spec"]["recipe"] = HOSTILE
+    text = text_of(page, add(runs, recipe) + "/recipe")
+    assert "Not compared: spec.recipe" in text
+    assert "<script>alert" not in text
+
+
+def test_text_of_statuses_and_logs_is_escaped_everywhere(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("hostile")
+    status = recipe["status"]
+    status["phase"] = HOSTILE
+    incident = status["recovery"]["history"][0]
+    incident |= {"cause": HOSTILE, "kind": HOSTILE, "node": HOSTILE, "pod": HOSTILE, "time": HOSTILE}
+    status["recovery"] |= {"lastIncident": incident, "nodesAvoided": [HOSTILE]}
+    status["plan"]["notes"] = [HOSTILE]
+    status["checkpoint"] |= {"time": HOSTILE, "contract": {HOSTILE: HOSTILE}}
+    status["warnings"] = [{"reason": HOSTILE, "message": HOSTILE}]
+    status["conditions"][0] |= {"status": "False", "reason": HOSTILE, "message": HOSTILE}
+    status["ledger"]["losses"] = [{"category": HOSTILE, "cause": HOSTILE, "node": HOSTILE, "seconds": 9.0}]
+    status["ledger"]["seconds"][HOSTILE] = 9.0
+    recipe["spec"]["training"][HOSTILE] = HOSTILE
+    runs.problem = HOSTILE
+    path = add(runs, recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("testkit.example_runs.FAILURE", HOSTILE)
+        pages = [text_of(page, each) for each in ("/", path, f"{path}?rank=1")]
+    compare = "/compare?a=research/hostile&b=research/llama3-8b-web"
+    for text in [
+        *pages,
+        text_of(page, compare),
+        text_of(page, f"{path}/recipe"),
+        text_of(page, f"/?text={HOSTILE}"),
+    ]:
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+        assert "3577" not in text
+    assert pages[1].count("&lt;script&gt;alert(1)&lt;/script&gt;") > 12
+
+
+def test_a_name_in_a_url_is_escaped_in_the_answer(page: TestClient) -> None:
+    response = page.get("/runs/research/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
+    assert response.status_code == 404
+    assert "<script>alert" not in response.text
+
+
+@pytest.mark.parametrize(
+    "field", ["plan", "progress", "checkpoint", "recovery", "ledger", "conditions", "phase"]
+)
+def test_a_status_without_a_field_is_shown(page: TestClient, runs: ExampleRuns, field: str) -> None:
+    recipe = training_run("partial")
+    del recipe["status"][field]
+    path = add(runs, recipe)
+    for each in ("/", path, f"{path}?rank=1", "/compare?a=research/partial&b=research/llama3-8b-web"):
+        text_of(page, each)
+
+
+def test_a_recipe_without_a_status_is_shown(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("new")
+    del recipe["status"]
+    assert "not reconciled yet" in text_of(page, add(runs, recipe))
+
+
+def test_values_of_a_wrong_type_cost_only_their_part(page: TestClient, runs: ExampleRuns) -> None:
+    recipe = training_run("odd")
+    recipe["status"]["progress"]["lmLoss"] = "high"
+    recipe["status"]["recovery"]["history"][1] = {"number": "x"}
+    assert "61,300 of 100,000" in text_of(page, add(runs, recipe))
+
+
+def test_every_answer_has_the_security_headers_and_no_inline_script_or_style(page: TestClient) -> None:
+    for path in ("/", RUN, f"{RUN}/recipe", "/compare", "/sign-in", "/none", "/static/style.css", "/healthz"):
+        response = page.get(path)
+        assert {key: response.headers[key] for key in HEADERS} == HEADERS
+        assert "<style" not in response.text
+        assert " style=" not in response.text
+        assert not re.search(r"<script(?! src=\"/static/)", response.text)
+        assert not re.search(r"\son\w+=", response.text)
+    policy = HEADERS["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+
+
+def test_pages_refresh_without_scripts_too_until_that_is_paused(page: TestClient) -> None:
+    assert '<noscript><meta http-equiv="refresh"' in text_of(page, "/?phase=Training")
+    assert 'href="/?phase=Training&amp;refresh=off">Pause' in text_of(page, "/?phase=Training")
+    paused = text_of(page, "/?phase=Training&refresh=off")
+    assert 'http-equiv="refresh"' not in paused
+    assert "<script" not in paused
+    assert 'href="/?phase=Training">Resume' in paused
+
+
+def test_the_page_answers_no_method_that_could_change_something(page: TestClient) -> None:
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        assert page.request(method, RUN).status_code == 405
+
+
+def test_runs_that_are_outdated_have_a_warning(page: TestClient, runs: ExampleRuns) -> None:
+    runs.problem = "403 Forbidden: cannot list"
+    assert "may be outdated: 403 Forbidden: cannot list" in text_of(page, "/")
