@@ -33,7 +33,7 @@ setup-gpu-path: setup ## Create .venv-gpu: the GPU image's packages on Python 3.
 	@scripts/setup_gpu_path.sh
 
 .PHONY: setup-bridge
-setup-bridge: setup-trainer ## Create .venv-bridge: the trainer's packages with those of Megatron-Bridge, on Python 3.12
+setup-bridge: setup-trainer ## Create .venv-bridge: the trainer's packages with those of Megatron-Bridge
 	@scripts/setup_bridge.sh
 
 .PHONY: cluster-up
@@ -47,8 +47,8 @@ cluster-down: ## Stop the local cluster; leaves no process, mount, cgroup, inter
 	  for profile in full control-plane; do $(PY) -m localcluster down --profile $$profile; done; fi
 
 .PHONY: image-gpu
-image-gpu: setup ## Build the trainer's image for GPUs from the package registries, and measure it (root)
-	@$(PY) -m localcluster gpu-image
+image-gpu: setup ## Build the trainer's image for GPUs from the registries, and measure it; IMAGE=--bridge (root)
+	@$(PY) -m localcluster gpu-image $(IMAGE)
 
 .PHONY: lint
 lint: setup ## ruff and mypy --strict
@@ -75,9 +75,12 @@ golden: setup-trainer ## Regenerate golden files and public surfaces; review the
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 tests/unit --update-golden
 
 .PHONY: bench-planner
-bench-planner: setup ## Compare the planner's step times with published ones
+bench-planner: setup ## Compare the planner's step times and memory with published ones
 	@$(PY) -m bench.planner
+	@$(PY) -m bench.memory
 	@$(PY) -m bench.planned
+	@$(PY) -m bench.search
+	@$(PY) -m bench.intervals
 
 .PHONY: bench-goodput
 bench-goodput: setup ## Simulate the goodput of 16,384 GPUs through 466 interruptions
@@ -91,13 +94,31 @@ bench-recovery: setup ## Measure recovery beside plain PyTorchJob and torchrun; 
 bench-plain: setup ## Inject the fault table into a plain PyTorchJob and record the outcome; BENCH="--keep"
 	@$(PY) -m bench.plain_rows $(BENCH)
 
+.PHONY: bench-prepare
+bench-prepare: setup-trainer ## Compare megatron-prepare with Megatron's preprocessing; BENCH="--mebibytes 512"
+	@$(PY) -m bench.prepare $(BENCH)
+
 .PHONY: bench-gang
 bench-gang: setup-trainer ## Measure the gang's store with launchers without ranks; BENCH="--launchers 512"
 	@$(PY) -m bench.gang $(BENCH)
 
+.PHONY: bench-polling
+bench-polling: setup ## Count polls of a healthy run beside runs whose pods do not answer; BENCH="--seconds 10"
+	@$(PY) -m bench.polling $(BENCH)
+
+.PHONY: ui-pictures
+ui-pictures: setup ## Check the web page in a headless Chromium and draw docs/ui-*.png (needs chromium)
+	@PYTHONPATH=. $(PY) scripts/ui_pictures.py
+
+.PHONY: bench-scale
+bench-scale: setup ## Measure what a fleet costs the operator; BENCH="--recipes 1000 --nodes 2000"
+	@$(PY) -m bench.scale $(BENCH)
+
 .PHONY: gpu-check
 gpu-check: setup-trainer ## Check the trainer on a GPU of this machine and write docs/hardware.md; without one exit code 2
-	@$(PY) -m tests.gpu.hardware.main $(CHECK)
+	@$(PY) -m tests.gpu.hardware.main --machine
+	@$(MAKE) --no-print-directory setup-gpu-path
+	@.venv-gpu/bin/python -m tests.gpu.hardware.main $(CHECK)
 
 .PHONY: test-gpu-path
 test-gpu-path: setup-gpu-path ## Every recipe's model with Transformer Engine at full size, and its checkpoint, without a GPU
@@ -119,7 +140,22 @@ fuzz: setup-trainer ## Fuzz every reader of foreign text: CASES=100000, FUZZ="--
 .PHONY: bridge-training
 bridge-training: setup-bridge ## Train by Megatron-Bridge's functions on the CPU, also under the launcher (minutes)
 	@MEGATRON_BRIDGE_TRAINING=1 $(PY) -m pytest -q tests/bridge/test_training.py
-	@.venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge.py
+	@MEGATRON_BRIDGE_TRAINING=1 .venv-bridge/bin/python -m pytest -q tests/trainer/test_bridge.py \
+	  tests/trainer/test_bridge_families.py tests/trainer/test_weights.py tests/trainer/test_chats.py
+
+.PHONY: weights-check
+weights-check: setup-bridge ## Prove that the weights of families convert, and that both engines load them (minutes)
+	@.venv-bridge/bin/python -m bench.weights
+	@MEGATRON_WEIGHTS_CHECK=1 .venv-bridge/bin/python -m pytest -q tests/trainer/test_weights.py \
+	  tests/trainer/test_weights_in_engines.py
+
+.PHONY: weights-table
+weights-table: setup-bridge ## Write the table of families into docs/weights.md
+	@.venv-bridge/bin/python -m bench.weights --write
+
+.PHONY: fine-tuning
+fine-tuning: setup ## LoRA on the local cluster: weights in, a pod killed, merged weights out; builds Bridge's image (root)
+	@$(PY) -m pytest -q -s tests/fine_tuning
 
 .PHONY: soak
 soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others
@@ -137,6 +173,9 @@ lock: setup ## Recompile the pinned requirements
 	  -o trainer-image/requirements-bridge-run.txt trainer-image/requirements-bridge-run.in
 	@$(PY) -m uv pip compile -q --universal --python-version 3.13 --generate-hashes --no-header \
 	  -c trainer-image/requirements-cpu.txt -o trainer-image/requirements-gpu.txt trainer-image/requirements-gpu.in
+	@$(PY) -m uv pip compile -q --universal --python-version 3.13 --generate-hashes --no-header \
+	  -c trainer-image/requirements-bridge-run.txt -c trainer-image/requirements-gpu.txt \
+	  -o trainer-image/requirements-bridge-gpu.txt trainer-image/requirements-bridge-gpu.in
 	@$(PY) -m uv pip compile -q --no-deps --universal --python-version 3.13 --generate-hashes --no-header \
 	  -o trainer-image/requirements-te-build.txt trainer-image/requirements-te-build.in
 	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \

@@ -1,5 +1,7 @@
 """`make demo`: from an empty machine to a training run that recovers from a killed pod.
 
+The same recipe then trains undisturbed, and the losses of both runs are compared iteration by iteration.
+
 With KUBECONFIG set, the demo uses that cluster instead of a local one; MEGATRON_OPERATOR_IMAGE and
 MEGATRON_TRAINER_IMAGE then name images that its nodes can pull.
 """
@@ -23,6 +25,7 @@ from testkit.training_run import RunStatus, TrainingRun
 
 NAMESPACE = "megatron-demo"
 EXAMPLE = ROOT / "examples" / "tiny-gpt.yaml"
+UNDISTURBED = "tiny-gpt-undisturbed"
 OUTPUT = ROOT / "demo-output"
 KILL_AT = 0.6
 """Part of the run after which the pod is killed."""
@@ -59,8 +62,8 @@ def show_status(progress: Progress, bar: TaskID, status: RunStatus) -> None:
     )
 
 
-def train(run: TrainingRun) -> float:
-    """Follow the run to its end and kill a worker pod on the way.
+def train(run: TrainingRun, *, kill: bool) -> float:
+    """Follow the run to its end; with `kill` a worker pod is killed on the way.
 
     Returns the time of the kill, seconds since the epoch. Raises RunEndedError when the run does not succeed,
     TimeoutError when it does not end.
@@ -82,10 +85,10 @@ def train(run: TrainingRun) -> float:
                 phase = status.phase
                 progress.console.print(Text(f"   {phase}{': ' + status.message if status.message else ''}"))
             due = (status.iteration or 0) >= KILL_AT * run.train_iters and (status.checkpoint or 0) > 0
-            if not killed_at and due and phase == "Training":
+            if kill and not killed_at and due and phase == "Training":
                 victim = f"{run.name}-worker-0"
                 progress.console.print(
-                    f"[red]   killing pod {victim} at iteration {status.iteration}; "
+                    f"[red]   killing pod {victim} after {KILL_AT:.0%} of the run; "
                     f"newest checkpoint: iteration {status.checkpoint}[/red]"
                 )
                 killed_at = run.kill_pod(victim)
@@ -95,7 +98,7 @@ def train(run: TrainingRun) -> float:
 
 
 def main() -> int:
-    """The five steps of the demo. Returns the exit code."""
+    """The six steps of the demo. Returns the exit code: 1 if the losses of the two runs differ."""
     timer = StepTimer()
     given = os.environ.get("KUBECONFIG")
     heading = f"KUBECONFIG={given}" if given else "A local Kubernetes: two nodes, 8 simulated GPUs each"
@@ -104,25 +107,33 @@ def main() -> int:
     kubectl = Kubectl(kubeconfig, NAMESPACE, console)
     with timer.step("install", "Install the operator with its Helm chart"):
         install_operator(kubectl)
-    run = TrainingRun(kubectl, EXAMPLE)
+    run, again = TrainingRun(kubectl, EXAMPLE), TrainingRun(kubectl, EXAMPLE, UNDISTURBED)
     with timer.step("apply", "Apply a recipe: a tiny GPT on Python's source code, TP 2 x DP 2"):
         kubectl.create_namespace()
         run.delete()
+        again.delete()
         console.print(EXAMPLE.read_text(), style="dim", highlight=False)
         kubectl.run("apply", "-f", str(EXAMPLE.relative_to(ROOT)), show=True)
     with timer.step("train", "Train, and kill a pod on the way"):
-        killed_at = train(run)
+        killed_at = train(run, kill=True)
+    with timer.step("train undisturbed", f"Train the same recipe undisturbed, as {UNDISTURBED}"):
+        again.apply()
+        train(again, kill=False)
     with timer.step("report", "Results"):
-        records = run.history()
+        records, undisturbed = run.history(), again.history()
         training = run.manifest["spec"]["training"]
         tokens = training["globalBatchSize"] * training["seqLength"]
-        summary = summarize("Succeeded", records, killed_at, run.status().restarts, tokens, timer.seconds)
+        restarts = run.status().restarts
+        summary = summarize("Succeeded", records, undisturbed, killed_at, restarts, tokens, timer.seconds)
         show(summary, console)
-        for path in write(summary, records, killed_at, OUTPUT):
+        for path in write(summary, records, undisturbed, killed_at, OUTPUT):
             console.print(f"wrote {path.relative_to(ROOT)}")
     if not given:
         console.print("The cluster is still running; `make cluster-down` removes it completely.")
-    return 0
+    if summary.different_losses:
+        first = summary.different_losses[0]
+        console.print(f"[red]the two runs differ from iteration {first} on; see summary.json[/red]")
+    return 1 if summary.different_losses else 0
 
 
 if __name__ == "__main__":
