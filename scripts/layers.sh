@@ -48,6 +48,8 @@ finish_layer() { # waits for the background layer and prints its output
     printf '\n=== %s\n' "$background_name"
     wait "$background_pid" || status=$?
     background_pid=''
+    # What failed comes first: a log may be shown cut off.
+    grep -E '^(FAILED|ERROR) ' "$background_output" || true
     cat "$background_output"
     rm -f "$background_output"
     record_layer "$background_name (beside others)" $((SECONDS - background_started)) "$status"
