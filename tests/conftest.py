@@ -15,9 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files from the code")
 
 
-def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
+def pytest_report_teststatus(
+    report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
+) -> tuple[str, str, str] | None:
     """A log gets no character per passed test: 10,000 of them would hide the line that names a failed one."""
-    if report.when == "call" and report.passed and not sys.stdout.isatty():
+    if report.when == "call" and report.passed and config.get_verbosity() <= 0 and not sys.stdout.isatty():
         return "passed", "", ""
     return None
 
