@@ -115,6 +115,11 @@ def resolve_for_planning(
         "origins": {path: found.origins[path] for path in sorted(found.origins)},
         "notes": found.notes,
     }
+    return _validated(settings, found)
+
+
+def _validated(settings: dict[str, Any], found: Diagnostics) -> ResolvedRecipe:
+    """The resolved recipe. Raises InvalidRecipeError, with all errors, where a derived value is invalid."""
     try:
         return ResolvedRecipe.model_validate(settings)
     except ValidationError as problem:

@@ -59,3 +59,7 @@ class ResolvedRecipe(ApiModel):
     origins: dict[str, str] = Field(default_factory=dict)
     """Path of a value -> where it came from (`recipe`, `catalog llama3-8b`, `platform`)."""
     notes: list[str] = Field(default_factory=list)
+
+    def is_set_by_user(self, path: str) -> bool:
+        """Whether the recipe itself sets a value; a path without a recorded origin counts as set."""
+        return self.origins.get(path, "recipe") == "recipe"

@@ -1,8 +1,5 @@
 """Plans a resolved recipe: returns a plan, or raises with every error that was found."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import SPEC_FIELDS, ParallelDims
@@ -12,10 +9,9 @@ from megatron_operator.catalog.published_layouts import layout_notes
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
-from megatron_operator.planner.batch import global_batches, iterations
-from megatron_operator.planner.checks.checkpoint_volume import check_checkpoint_volumes
+from megatron_operator.planner.batch import global_batches
 from megatron_operator.planner.checks.ineffective_flags import check_ineffective_settings
-from megatron_operator.planner.checks.lint import lint_errors, lint_warnings, suggestions
+from megatron_operator.planner.checks.lint import lint_errors
 from megatron_operator.planner.checks.passthrough import passthrough_errors
 from megatron_operator.planner.checks.precision import (
     optimizer_errors,
@@ -24,12 +20,10 @@ from megatron_operator.planner.checks.precision import (
     training_errors,
 )
 from megatron_operator.planner.checks.tokenizer import tokenizer_errors
+from megatron_operator.planner.chosen_plan import plan_of
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
-from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.estimate.workload import execution, numerics
-from megatron_operator.planner.left_out import cost_note
-from megatron_operator.planner.notes import planning_notes
 from megatron_operator.planner.retention import parallelism_of, same_layout
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.rank import Ranking, rank
@@ -133,7 +127,7 @@ def _without_function(resolved: ResolvedRecipe, invalid: InvalidRecipeError) -> 
 
 
 def _plan_layout(resolved: ResolvedRecipe) -> Plan:
-    return _to_plan(*_solve(resolved, resolved.parallelism, resolved.training.micro_batch_size))
+    return plan_of(*_solve(resolved, resolved.parallelism, resolved.training.micro_batch_size))
 
 
 def _plan_bridge(resolved: ResolvedRecipe) -> Plan:
@@ -156,14 +150,14 @@ def _plan_bridge(resolved: ResolvedRecipe) -> Plan:
 def _plan_with_layout_of(previous: Plan, resolved: ResolvedRecipe) -> Plan:
     """A plan with the layout of `previous`. Raises InvalidRecipeError where the recipe rules it out."""
     asked = parallelism_of(previous, resolved)
-    own = resolved.training.micro_batch_size if _set_by_user(resolved, "training.microBatchSize") else None
-    return _to_plan(*_solve(resolved, asked, own or previous.micro_batch_size, refine=False))
+    own = resolved.training.micro_batch_size if resolved.is_set_by_user("training.microBatchSize") else None
+    return plan_of(*_solve(resolved, asked, own or previous.micro_batch_size, refine=False))
 
 
 def _plan_and_compare(resolved: ResolvedRecipe, most: int) -> tuple[Plan, list[Alternative]]:
     micro_batch = resolved.training.micro_batch_size
     problem, ranking, found = _solve(resolved, resolved.parallelism, micro_batch)
-    chosen = _to_plan(problem, ranking, found)
+    chosen = plan_of(problem, ranking, found)
     free, free_batch = _without_layout(resolved)
     if free != resolved.parallelism or free_batch != micro_batch:
         try:
@@ -188,20 +182,16 @@ def _without_layout(resolved: ResolvedRecipe) -> tuple[ParallelismSpec, int | No
         update={
             name: None
             for name in _LAYOUT_FIELDS
-            if not _set_by_user(resolved, f"parallelism.{ParallelismSpec.model_fields[name].alias}")
+            if not resolved.is_set_by_user(f"parallelism.{ParallelismSpec.model_fields[name].alias}")
         }
     )
-    own = _set_by_user(resolved, "training.microBatchSize")
+    own = resolved.is_set_by_user("training.microBatchSize")
     return free, resolved.training.micro_batch_size if own else None
-
-
-def _set_by_user(resolved: ResolvedRecipe, path: str) -> bool:
-    return resolved.origins.get(path, "recipe") == "recipe"
 
 
 def _is_published(resolved: ResolvedRecipe) -> bool:
     """Whether the catalog fixes the pipeline stages."""
-    return not _set_by_user(resolved, "parallelism.pipelineModelParallelSize")
+    return not resolved.is_set_by_user("parallelism.pipelineModelParallelSize")
 
 
 def _solve(
@@ -305,95 +295,9 @@ def _check_sequence_parallel(problem: PlanningProblem, chosen: Candidate, found:
         found.note(f"sequenceParallel on: TP is {tp}, and it has no cost")
     elif tp > 1 and asked is False:
         found.note(f"sequenceParallel off as requested; on would keep 1/{tp} of the norms' activations")
-    elif tp == 1 and asked and _set_by_user(problem.resolved, "parallelism.sequenceParallel"):
+    elif tp == 1 and asked and problem.resolved.is_set_by_user("parallelism.sequenceParallel"):
         found.error(
             "spec.parallelism.sequenceParallel",
             "true at TP 1, where Megatron switches it off silently",
             "leave it out, or set tensorModelParallelSize above 1",
         )
-
-
-def _to_plan(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> Plan:
-    """The plan of the best candidate, with all notes."""
-    chosen = ranking.best
-    assert chosen is not None, "a solved problem has a candidate"
-    shape, resolved, dims = problem.shape, problem.resolved, chosen.dims
-    split = chosen.layout.split
-    assert split is not None, "a chosen layout has stages"
-    padded = shape.padded_vocab(dims.tp)
-    recompute_all = chosen.recompute == "full"
-    overlap = _overlap(problem, found)
-    if cost := cost_note(problem, chosen):
-        found.note(cost)
-    if dims.cp == 1 and problem.asked.cp_comm_type and _set_by_user(resolved, "parallelism.cpCommType"):
-        found.note(f"cpCommType {problem.asked.cp_comm_type} is not used: CP is 1")
-    if padded != shape.vocab:
-        found.note(
-            f"vocabulary padded from {shape.vocab} to {padded}, a multiple of {shape.vocab_multiple} x TP"
-            f" {dims.tp}"
-        )
-    largest = max(problem.batches)
-    fields: dict[str, Any] = {
-        "world_size": problem.world,
-        "nodes": -(-problem.world // problem.pod),
-        "per_node": problem.pod,
-        **dims.plan_fields(),
-        "virtual_pipeline_model_parallel_size": split.virtual,
-        "expert_data_parallel_size": dims.expert_dp,
-        "sequence_parallel": problem.sequence_parallel and dims.tp > 1,
-        "decoder_first_pipeline_num_layers": split.first,
-        "decoder_last_pipeline_num_layers": split.last,
-        "account_for_embedding_in_pipeline_split": split.count_embedding,
-        "account_for_loss_in_pipeline_split": split.count_loss,
-        "pipeline_model_parallel_layout": split.layout,
-        "stage_layers": list(split.layers),
-        "use_distributed_optimizer": problem.distributed_optimizer,
-        **overlap,
-        "recompute_granularity": chosen.recompute,
-        "recompute_method": (problem.asked.recompute_method or "uniform") if recompute_all else None,
-        "recompute_num_layers": (problem.asked.recompute_num_layers or 1) if recompute_all else None,
-        "recompute_modules": list(chosen.modules) or None,
-        "micro_batch_size": chosen.micro_batch,
-        "global_batch_size": largest,
-        "gradient_accumulation": largest // (chosen.micro_batch * dims.dp),
-        "train_iters": iterations(resolved.training),
-        "train_samples": resolved.training.train_samples,
-        "parameters": parameters(shape, shape.vocab),
-        "parameters_padded": allocated_parameters(shape, padded),
-        "active_parameters": parameters(shape, shape.vocab, active=True),
-        "flops_per_token": flops_per_token(shape, problem.seq_length, padded),
-        "memory_per_gpu": chosen.memory,
-        "expected": chosen.expected,
-        "notes": found.notes + planning_notes(problem, ranking, chosen),
-    }
-    made = Plan.model_validate(fields)
-    if too_large := next(_too_large(made.wire()), None):
-        found.error("spec", *too_large)
-    volumes = Diagnostics()
-    check_checkpoint_volumes(resolved, made, volumes)
-    found.extend(volumes.errors)
-    found.raise_errors()
-    notes = [*made.notes, *volumes.notes, *lint_warnings(resolved, made), *suggestions(resolved)]
-    return made.model_copy(update={"notes": notes})
-
-
-def _too_large(fields: dict[str, Any], at: str = "") -> Iterator[tuple[str, str]]:
-    """Message and fix for each integer that the status, with 64 bits for one, cannot hold."""
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            yield from _too_large(value, f"{at}{name}.")
-        elif isinstance(value, int) and value >= 2**63:
-            yield f"the plan's {at}{name} would be {value:.1e}, above 2^63", "set smaller sizes"
-
-
-def _overlap(problem: PlanningProblem, found: Diagnostics) -> dict[str, bool]:
-    """Whether gradient reduction and parameter gathering overlap computation, as fields of the plan."""
-    asked, on_gpu = problem.asked, problem.resolved.profile.platform == "gpu"
-    reduce, gather = asked.overlap_grad_reduce, asked.overlap_param_gather
-    if not on_gpu and problem.resolved.origins.get("parallelism.overlapGradReduce") != "recipe":
-        reduce = gather = None
-        found.note("overlapGradReduce and overlapParamGather off: with gloo on a CPU nothing overlaps")
-    reduce = on_gpu if reduce is None else reduce
-    if gather is None:
-        gather = reduce and on_gpu and problem.distributed_optimizer
-    return {"overlap_grad_reduce": reduce, "overlap_param_gather": gather}

@@ -37,8 +37,7 @@ def parallelism_of(previous: Plan, resolved: ResolvedRecipe) -> ParallelismSpec:
     fixed = {
         name: value
         for name, value in resolved.parallelism
-        if resolved.origins.get(f"parallelism.{ParallelismSpec.model_fields[name].alias}", "recipe")
-        == "recipe"
+        if resolved.is_set_by_user(f"parallelism.{ParallelismSpec.model_fields[name].alias}")
         or name not in (*_RETAINED, *_ACCOUNTED, SPEC_FIELDS["vp"])
     }
     kept = {name: getattr(previous, name) for name in _RETAINED} | {

@@ -87,7 +87,7 @@ def check_ineffective_settings(resolved: ResolvedRecipe, found: Diagnostics) -> 
     for (section, name), need in ineffective_settings(resolved).items():
         path = alias(section, name)
         value = getattr(getattr(resolved, section), name)
-        if resolved.origins.get(path, "recipe") == "recipe":
+        if resolved.is_set_by_user(path):
             message = f"{shown_key(str(value))} has no effect without {need}"
             found.error(f"spec.{path}", message, f"set {need}, or leave it out")
         else:

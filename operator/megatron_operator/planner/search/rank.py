@@ -251,7 +251,7 @@ def _size_to_relax(problem: PlanningProblem, layout: str, needs: str) -> FieldEr
         name = SPEC_FIELDS[dim]
         value = getattr(problem.asked, name)
         alias = ParallelismSpec.model_fields[name].alias
-        if value is None or problem.resolved.origins.get(f"parallelism.{alias}", "recipe") != "recipe":
+        if value is None or not problem.resolved.is_set_by_user(f"parallelism.{alias}"):
             continue
         relaxed = replace(problem, asked=problem.asked.model_copy(update={name: None}))
         fitting = [c for each in valid_layouts(relaxed) for c in _candidates(relaxed, each) if c.fits]
