@@ -12,7 +12,7 @@ from typing import Any, Final
 from megatron_contract.hardware import Evidence
 from megatron_contract.incident import ReportedIncident
 from megatron_operator.api.recipe import RecoverySpec
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds as moment
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.incidents import (

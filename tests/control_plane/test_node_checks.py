@@ -9,7 +9,7 @@ from megatron_operator.api.labels import (
     LABEL_CORDONED_AT,
     LABEL_NODE_CHECK,
 )
-from megatron_operator.api.status import NodeEvidence
+from megatron_operator.api.recovery_status import NodeEvidence
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.cordoning import cordon_patch
 from megatron_operator.manifests import node_check

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.observation import Elastic, Limits, Observation, PodPhase
 from megatron_operator.lifecycle.recovery_policy import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_contract.environment import CONTAINER_NAME
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.lifecycle.incidents import PodReplacement, pods_replaced
 from megatron_operator.lifecycle.node_evidence import to_avoid
 from megatron_operator.lifecycle.pod_termination import pod_end

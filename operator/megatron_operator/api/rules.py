@@ -12,7 +12,9 @@ from megatron_operator.api.cel import (
     is_set,
     is_true,
 )
+from megatron_operator.api.parallelism_rules import PARALLELISM
 from megatron_operator.api.rule import Rule, exclusive, rule
+from megatron_operator.api.training_rules import TRAINING
 
 _COUNT = field("accelerator.count", 1)
 _PER_NODE = field("accelerator.perNode", 1)
@@ -183,150 +185,6 @@ _MODEL = (
     ),
 )
 
-_TRAINING = (
-    rule(
-        "spec.training",
-        "trainTokens",
-        at_most_one("trainIters", "trainSamples", "trainTokens"),
-        "the length of the run is set more than once",
-        "keep one of trainTokens, trainIters and trainSamples",
-    ),
-    exclusive("spec.training", "globalBatchSize", "stepBatchSizeSchedule", "set one of the two"),
-    rule(
-        "spec.training",
-        "fp16",
-        ~(is_true("bf16") & is_true("fp16")),
-        "is set together with bf16",
-        "set one of the two",
-    ),
-    rule(
-        "spec.training",
-        "fp8Format",
-        ~is_set("fp8Format") | ~is_false("bf16"),
-        "is set, but bf16 is false: parameters would be FP32",
-        "set bf16: true",
-    ),
-    rule(
-        "spec.training",
-        "lrWarmupFraction",
-        at_most_one("lrWarmupFraction", "lrWarmupIters", "lrWarmupSamples"),
-        "the warm-up is set more than once",
-        "keep one of lrWarmupFraction, lrWarmupIters and lrWarmupSamples",
-    ),
-    rule(
-        "spec.training",
-        "lrWarmupSamples",
-        ~(is_set("trainIters") & (is_set("lrWarmupSamples") | is_set("lrDecaySamples"))),
-        "warm-up or decay is in samples, but trainIters sets the length in iterations",
-        "set lrWarmupIters and lrDecayIters, or trainSamples",
-    ),
-    rule(
-        "spec.training",
-        "lrWarmupIters",
-        ~(is_set("trainSamples") & (is_set("lrWarmupIters") | is_set("lrDecayIters"))),
-        "warm-up or decay is in iterations, but trainSamples sets the length in samples",
-        "set lrWarmupSamples and lrDecaySamples, or trainIters",
-    ),
-    rule(
-        "spec.training",
-        "lrWarmupIters",
-        ~is_set("trainIters") | is_set("lrDecayIters") | (field("lrWarmupIters", 0) < field("trainIters", 1)),
-        "{} is not below trainIters {}",
-        "set a smaller value, or a longer run",
-        field("lrWarmupIters", 0),
-        field("trainIters", 1),
-    ),
-    rule(
-        "spec.training",
-        "minLr",
-        ~is_set("lr") | ~is_set("minLr") | (field("minLr", 0.0) <= field("lr", 0.0)),
-        "is above lr",
-        "set at most lr",
-    ),
-    rule(
-        "spec.training",
-        "globalBatchSize",
-        ~is_set("globalBatchSize") | (field("globalBatchSize", 1) % field("microBatchSize", 1)).equals(0),
-        "{} is not divisible by microBatchSize {}",
-        "set a multiple of microBatchSize x DP",
-        field("globalBatchSize", 1),
-        field("microBatchSize", 1),
-    ),
-)
-
-_FULL = field("recomputeGranularity", "").equals("full")
-_SPLIT = ("decoderFirstPipelineNumLayers", "decoderLastPipelineNumLayers")
-_ACCOUNT = is_true("accountForEmbeddingInPipelineSplit") | is_true("accountForLossInPipelineSplit")
-
-_PARALLELISM = (
-    rule(
-        "spec.parallelism",
-        "recomputeMethod",
-        ~_FULL | (is_set("recomputeMethod") & is_set("recomputeNumLayers")),
-        "recomputeGranularity full needs recomputeMethod and recomputeNumLayers",
-        "set both, for example uniform and 1",
-    ),
-    rule(
-        "spec.parallelism",
-        "recomputeMethod",
-        _FULL | ~(is_set("recomputeMethod") | is_set("recomputeNumLayers")),
-        "recomputeMethod and recomputeNumLayers apply only to recomputeGranularity full",
-        "set recomputeGranularity: full, or leave both out",
-    ),
-    rule(
-        "spec.parallelism",
-        "overlapParamGather",
-        ~is_true("overlapParamGather") | ~is_false("useDistributedOptimizer"),
-        "needs useDistributedOptimizer, which is false",
-        "set useDistributedOptimizer: true, or leave it out",
-    ),
-    rule(
-        "spec.parallelism",
-        "overlapParamGather",
-        ~is_true("overlapParamGather") | ~is_false("overlapGradReduce"),
-        "needs overlapGradReduce, which is false",
-        "set both or none",
-    ),
-    rule(
-        "spec.parallelism",
-        "tpCommOverlap",
-        ~is_true("tpCommOverlap") | ~is_false("sequenceParallel"),
-        "needs sequenceParallel, which is false",
-        "set both or none",
-    ),
-    rule(
-        "spec.parallelism",
-        "sequenceParallel",
-        ~is_true("sequenceParallel") | ~field("tensorModelParallelSize", 2).equals(1),
-        "is true at TP 1, where Megatron silently disables it",
-        "leave it out, or set tensorModelParallelSize above 1",
-    ),
-    rule(
-        "spec.parallelism",
-        "numVirtualStagesPerPipelineRank",
-        field("numVirtualStagesPerPipelineRank", 1).equals(1)
-        | ~field("pipelineModelParallelSize", 2).equals(1),
-        "{} at PP 1: there are no pipeline stages to interleave",
-        "leave it out, or set pipelineModelParallelSize above 1",
-        field("numVirtualStagesPerPipelineRank", 1),
-    ),
-    rule(
-        "spec.parallelism",
-        "pipelineModelParallelLayout",
-        ~is_set("pipelineModelParallelLayout")
-        | ~(is_set(_SPLIT[0]) | is_set(_SPLIT[1]) | _ACCOUNT | is_set("numVirtualStagesPerPipelineRank")),
-        "is set together with another setting of the pipeline split",
-        "leave the others out",
-    ),
-    rule(
-        "spec.parallelism",
-        "accountForEmbeddingInPipelineSplit",
-        ~_ACCOUNT | ~(is_set(_SPLIT[0]) | is_set(_SPLIT[1])),
-        "the embedding or loss counts as a layer, but the layers of the first or last stage are set",
-        "set either accountForEmbedding/LossInPipelineSplit or decoderFirst/LastPipelineNumLayers",
-    ),
-)
-
 
 def _volume(at: str) -> tuple[Rule, ...]:
     return (
@@ -412,8 +270,8 @@ RULES: tuple[Rule, ...] = (
     *_SPEC,
     *_ACCELERATOR,
     *_MODEL,
-    *_TRAINING,
-    *_PARALLELISM,
+    *TRAINING,
+    *PARALLELISM,
     *_DATA,
     *_volume("spec.data.volume"),
     *_volume("spec.checkpoint.volume"),

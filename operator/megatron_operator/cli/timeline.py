@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from megatron_operator.api.conditions import Condition
-from megatron_operator.api.status import LostSeconds
+from megatron_operator.api.recovery_status import LostSeconds
 from megatron_operator.api.times import seconds
 
 Object = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Final
 from prometheus_client import Counter, Gauge, Histogram
 
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.status import LostSeconds, RestartsByKind
+from megatron_operator.api.recovery_status import LostSeconds, RestartsByKind
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.time_ledger import CATEGORIES, TICKS, account, until_of
 

@@ -6,7 +6,8 @@ import logging
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import InvalidRecipeError, OperatorError, PlanningLimitError
 from megatron_operator.api.reasons import Reason
-from megatron_operator.api.status import MegatronRecipeStatus, RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
+from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.controller import metrics
 from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from megatron_operator.api.labels import ANNOTATION_CORDONED_FOR, LABEL_CORDONED_AT
 from megatron_operator.api.platform import BadNodes, PlatformConfig
-from megatron_operator.api.status import NodeEvidence
+from megatron_operator.api.recovery_status import NodeEvidence
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_evidence import NODE_CONDITION, NODE_LOST, NODE_TAINT
 from megatron_operator.lifecycle.node_health import HOUR, cap, hardware_sign

@@ -11,7 +11,8 @@ from megatron_operator.api.errors import FieldError
 from megatron_operator.api.labels import GROUP
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Plan, RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
+from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Plan
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.catalog import Catalog
 from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract, contract_violations

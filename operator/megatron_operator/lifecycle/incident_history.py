@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from megatron_operator.api.status import Incident, LostSeconds, RecoveryStatus, RestartsByKind
+from megatron_operator.api.recovery_status import Incident, LostSeconds, RecoveryStatus, RestartsByKind
 from megatron_operator.lifecycle.status_size import LARGEST_TOTAL, LONGEST_CAUSE, cut
 
 HISTORY_LIMIT: Final = 20
@@ -21,7 +21,7 @@ def unrecovered(recovery: RecoveryStatus) -> Incident | None:
 
 
 def append(recovery: RecoveryStatus, **fields: Any) -> RecoveryStatus:
-    """Append an incident, given the fields of `api.status.Incident` except its number."""
+    """Append an incident, given the fields of `api.recovery_status.Incident` except its number."""
     last = newest(recovery)
     fields["cause"] = cut(fields["cause"], LONGEST_CAUSE)
     incident = Incident(number=1 if last is None else last.number + 1, **fields)

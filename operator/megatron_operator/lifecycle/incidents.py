@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_operator.api.status import ElasticStatus, Incident, RecoveryStatus
+from megatron_operator.api.recovery_status import ElasticStatus, Incident, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.node_evidence import NODE_LOST, SAME_FAILURE, add_evidence

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from megatron_operator.api.status import NodeEvidence, RecoveryStatus
+from megatron_operator.api.recovery_status import NodeEvidence, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.status_size import MAX_NODES, cut
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from megatron_operator.api.platform import BadNodes
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.node_evidence import (

@@ -12,7 +12,7 @@ from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.platform import BadNodes
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recipe import RecoverySpec
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.actions import (
     SOON,

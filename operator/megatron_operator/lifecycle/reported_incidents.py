@@ -7,7 +7,7 @@ from typing import Final
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.progress import ProgressReport
 
-from megatron_operator.api.status import Incident, LostSeconds, RecoveryStatus
+from megatron_operator.api.recovery_status import Incident, LostSeconds, RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle import incident_history
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut

@@ -6,13 +6,8 @@ from typing import Any, Final, NamedTuple
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.reasons import Reason
-from megatron_operator.api.status import (
-    CheckpointStatus,
-    MegatronRecipeStatus,
-    Progress,
-    RecipeCondition,
-    RecoveryStatus,
-)
+from megatron_operator.api.recovery_status import RecoveryStatus
+from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Progress, RecipeCondition
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.lifecycle.status_size import LONGEST_CONDITION, cut, cut_utf8, within_budget

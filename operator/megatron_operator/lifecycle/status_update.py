@@ -6,7 +6,7 @@ from megatron_contract.progress import ProgressReport
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.incidents import (

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from megatron_operator.api.status import Incident, LedgerLoss, LedgerMark, TimeLedger
+from megatron_operator.api.recovery_status import Incident
+from megatron_operator.api.status import LedgerLoss, LedgerMark, TimeLedger
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.status_size import cut
 

@@ -7,7 +7,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.status import MegatronRecipeStatus, RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
+from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.validation import parse_recipe
 from megatron_operator.cli.first_failure import first_failed_pod, pod_of_rank
 from megatron_operator.cli.kubectl import trainer_selector

@@ -16,7 +16,7 @@ OperatorError
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import OperatorError
-from megatron_operator.api.status import Incident
+from megatron_operator.api.recovery_status import Incident
 
 
 class ClusterUnreachableError(OperatorError):

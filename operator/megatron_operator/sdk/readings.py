@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_operator.api.status import Incident, MegatronRecipeStatus, RecoveryStatus
+from megatron_operator.api.recovery_status import Incident, RecoveryStatus
+from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.cli.timeline import TimelineEntry
 
 Object = dict[str, Any]

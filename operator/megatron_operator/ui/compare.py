@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_operator.api.status import LostSeconds, MegatronRecipeStatus
+from megatron_operator.api.recovery_status import LostSeconds
+from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.cli.timeline import format_duration
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.charts import short

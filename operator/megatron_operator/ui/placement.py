@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from megatron_operator.api.status import Incident, Plan
+from megatron_operator.api.recovery_status import Incident
+from megatron_operator.api.status import Plan
 from megatron_operator.manifests.pytorchjob import node_rank
 
 Object = dict[str, Any]

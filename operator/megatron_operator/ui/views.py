@@ -8,7 +8,8 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.status import Incident, LostSeconds, MegatronRecipeStatus
+from megatron_operator.api.recovery_status import Incident, LostSeconds
+from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.cli.run_ledger import run_ledger
 from megatron_operator.cli.run_status import is_outdated

@@ -3,7 +3,8 @@
 from typing import Any
 
 from megatron_operator.api.conditions import Phase
-from megatron_operator.api.status import LostSeconds, Plan, RecoveryStatus, RestartsByKind
+from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
+from megatron_operator.api.status import Plan
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics
 from megatron_operator.lifecycle.status_builder import RecipeKey

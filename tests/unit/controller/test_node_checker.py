@@ -15,7 +15,7 @@ from megatron_operator.api.labels import (
     LABEL_NODE_CHECK,
 )
 from megatron_operator.api.platform import AcceleratorProfile, BadNodes, PlatformConfig
-from megatron_operator.api.status import NodeEvidence
+from megatron_operator.api.recovery_status import NodeEvidence
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import BATCH_JOBS, NODES, ApiError, Resource
 from megatron_operator.controller.node_checker import AT_ONCE, NodeChecker

@@ -14,7 +14,7 @@ from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.controller import capacity_finder, node_reader, reconciler
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.platform import BadNodes
-from megatron_operator.api.status import NodeEvidence
+from megatron_operator.api.recovery_status import NodeEvidence
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.cordoning import cordon_cap, cordon_patch, healed, uncordon_patch
 

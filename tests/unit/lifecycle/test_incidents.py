@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_contract.hardware import Evidence
-from megatron_operator.api.status import Incident, RecoveryStatus
+from megatron_operator.api.recovery_status import Incident, RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incident_history import added
 from megatron_operator.lifecycle.incidents import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from megatron_operator.api.platform import BadNodes
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.incident_history import append
 from megatron_operator.lifecycle.node_evidence import add_evidence, record_avoided, to_avoid

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.status import RecoveryStatus
+from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.lifecycle.incidents import PodReplacement, pods_replaced
 from megatron_operator.lifecycle.placement import placement_of
 from megatron_operator.lifecycle.pod_end_events import exit_code_in_events, previous_pod_end

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.progress import ProgressReport
-from megatron_operator.api.status import Incident, RecoveryStatus
+from megatron_operator.api.recovery_status import Incident, RecoveryStatus
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.incidents import PodReplacement, gang_restarted, pods_replaced, recovered
 from megatron_operator.lifecycle.pod_termination import PodEnd

@@ -1,6 +1,6 @@
 """The attempts of a run, from its incidents."""
 
-from megatron_operator.api.status import Incident
+from megatron_operator.api.recovery_status import Incident
 from megatron_operator.sdk.readings import attempts
 
 CREATED = "2026-01-01T10:00:00Z"

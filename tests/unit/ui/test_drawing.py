@@ -4,7 +4,8 @@ import math
 import re
 
 import pytest
-from megatron_operator.api.status import Incident, MegatronRecipeStatus, Plan, Progress
+from megatron_operator.api.recovery_status import Incident
+from megatron_operator.api.status import MegatronRecipeStatus, Plan, Progress
 from megatron_operator.ui.charts import MAX_POINTS, Line, Mark, Part, bar, line_chart, short, thinned
 from megatron_operator.ui.placement import NODES_SHOWN, groups_of, placement, position
 from megatron_operator.ui.points import MAX_SAMPLES, Point, Samples, merge, point_of
