@@ -1,4 +1,4 @@
-"""Ensures the objects of a recipe: claims, batch Jobs, training job. Every step may run twice.
+"""Ensures the objects of a recipe: claims, network policy, token, training job. Every step may run twice.
 
 Everything is created with POST and changed only where `lifecycle.children` judges it to be the recipe's own.
 """
@@ -8,9 +8,7 @@ from typing import Final
 
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.action_runner import force_delete
 from megatron_operator.controller.api_client import (
-    BATCH_JOBS,
     CLAIMS,
     COMPUTE_DOMAINS,
     NETWORK_POLICIES,
@@ -21,39 +19,20 @@ from megatron_operator.controller.api_client import (
     Resource,
     training_jobs,
 )
-from megatron_operator.controller.node_reader import NodeReader
-from megatron_operator.controller.progress_poller import ProgressPoller
-from megatron_operator.lifecycle.actions import LATER, SOON, Requeue
+from megatron_operator.lifecycle.actions import LATER, Requeue
 from megatron_operator.lifecycle.children import (
     access_obstacle,
-    batch_job_obstacle,
     claim_changes,
     claim_obstacle,
     compute_domain_obstacle,
     ending_claim,
     missing_claim,
     policy_obstacle,
-    preparation_targets,
-    set_preparation_progress,
 )
 from megatron_operator.lifecycle.desired import DesiredState
-from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_prepared, set_starting
+from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_starting
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
-from megatron_operator.lifecycle.pod_diagnosis import diagnose
-from megatron_operator.lifecycle.snapshot import abandoned_pods
-from megatron_operator.lifecycle.stages import (
-    PREPARATION,
-    Stage,
-    StageState,
-    conversion_of,
-    is_converted,
-    manifest_of,
-    set_converted,
-    set_stage_failed,
-    set_stage_obstacle,
-    stage_state,
-)
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import gang_token
 from megatron_operator.manifests.job_backends import backend_of
@@ -70,16 +49,24 @@ async def pods_of_role(api: ApiClient, status: StatusBuilder, role: str) -> list
     return await api.find(PODS, status.key.namespace, labels=labels)
 
 
+async def create(api: ApiClient, resource: Resource, body: Object) -> Object | None:
+    """Create an object; None when somebody has created one of its name since it was looked up."""
+    try:
+        return await api.create(resource, body)
+    except ApiError as error:
+        if not error.conflict:
+            raise
+        return None
+
+
 class Children:
     """Ensures the objects that a recipe owns.
 
     A method that returns a Requeue has set the condition that explains the wait.
     """
 
-    def __init__(self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller) -> None:
+    def __init__(self, api: ApiClient) -> None:
         self._api = api
-        self._nodes = nodes
-        self._poller = poller
 
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool
@@ -117,7 +104,7 @@ class Children:
         metadata = claim["metadata"]
         existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
         if existing is None:
-            if await self._create(CLAIMS, claim) is not None:
+            if await create(self._api, CLAIMS, claim) is not None:
                 return None
             existing = await self._api.get(CLAIMS, metadata["namespace"], metadata["name"])
             if existing is None:
@@ -128,101 +115,10 @@ class Children:
             await self._api.merge(CLAIMS, existing, changes)
         return None
 
-    async def _create(self, resource: Resource, body: Object) -> Object | None:
-        """Create an object; None when somebody has created one of its name since it was looked up."""
-        try:
-            return await self._api.create(resource, body)
-        except ApiError as error:
-            if not error.conflict:
-                raise
-            return None
-
-    async def ensure_data(
-        self, status: StatusBuilder, desired: DesiredState, *, edited: bool
-    ) -> Requeue | None:
-        """Run the data preparation once for each version of it; None once the data is ready.
-
-        `edited` retries a preparation that failed.
-        """
-        body, digest = desired.manifests.prepare_job, desired.manifests.prepare_hash
-        if body is not None and status.current.prepared != digest:
-            blocked, _ = await self._run(status, PREPARATION, body, edited=edited)
-            if blocked is not None:
-                return blocked
-        # The answer of a pod that prepared is not one of the pods that train.
-        self._poller.forget(status.key)
-        set_prepared(status, desired)
-        return None
-
-    async def ensure_converted(
-        self, status: StatusBuilder, desired: DesiredState, stage: Stage, *, edited: bool
-    ) -> Requeue | None:
-        """Import or export weights once for each pair of folders; None once that is done or not asked for.
-
-        `edited` retries a conversion that failed.
-        """
-        body = manifest_of(stage, desired.manifests)
-        wanted = conversion_of(stage, desired.run.resolved, status.key.name)
-        if body is None or wanted is None:
-            status.remove_conditions(stage.condition)
-            return None
-        if is_converted(status, stage, wanted):
-            return None
-        blocked, pods = await self._run(status, stage, body, edited=edited)
-        if blocked is None:
-            set_converted(status, stage, wanted, pods)
-        return blocked
-
-    async def _run(
-        self, status: StatusBuilder, stage: Stage, body: Object, *, edited: bool
-    ) -> tuple[Requeue | None, list[Object]]:
-        """Run a stage's Job; what it waits for, or None once it is complete, and the Job's pods."""
-        existing = await self._api.get(BATCH_JOBS, status.key.namespace, body["metadata"]["name"])
-        if existing is None:
-            status.set(phase=stage.phase)
-            message = f"the {stage.noun} job is being created"
-            status.set_condition(stage.condition, False, stage.running, message)
-            created = await self._create(BATCH_JOBS, body)
-            return Requeue(SOON if created is None else LATER, stage.running), []
-        if (obstacle := batch_job_obstacle(status, existing)) is not None:
-            return set_stage_obstacle(status, stage, obstacle), []
-        state = stage_state(existing, content_hash(body), edited=edited)
-        if state in (StageState.OUTDATED, StageState.DELETING):
-            if state is StageState.OUTDATED:
-                await self._api.delete(BATCH_JOBS, existing)
-            # A run that had failed has begun again.
-            status.set(phase=stage.phase)
-            message = f"the previous {stage.noun} job is being deleted"
-            status.set_condition(stage.condition, False, stage.running, message)
-            return Requeue(SOON, message), []
-        pods = await pods_of_role(self._api, status, stage.role)
-        if state is StageState.COMPLETE:
-            return None, pods
-        if state is StageState.FAILED:
-            self._poller.forget(status.key)
-            set_stage_failed(status, stage, existing, pods)
-            return Requeue(LATER, stage.failed), pods
-        await self._wait_for(status, stage, existing["metadata"]["name"], pods)
-        return Requeue(LATER, stage.running), pods
-
-    async def _wait_for(self, status: StatusBuilder, stage: Stage, name: str, pods: list[Object]) -> None:
-        # The Job creates no other pod before this one has ended.
-        nodes = await self._nodes.of(pods, status.now)
-        await force_delete(self._api, abandoned_pods(pods, nodes, status.now))
-        if stage.reports:
-            self._poller.watch(status.key, preparation_targets(pods))
-            set_preparation_progress(status, self._poller.reading(status.key))
-        obstacle = diagnose(pods, [], name)
-        status.set(phase=stage.phase)
-        if obstacle is None:
-            status.set_condition(stage.condition, False, stage.running, f"job {name} is running")
-        else:
-            status.set_condition(stage.condition, False, obstacle.reason, obstacle.message)
-
     async def _ensure_network_policy(self, status: StatusBuilder, desired: DesiredState) -> Obstacle | None:
         """Create the run's NetworkPolicy where the platform wants one, or change it to what it should be."""
         policy = desired.manifests.network_policy
-        if policy is None or await self._create(NETWORK_POLICIES, policy) is not None:
+        if policy is None or await create(self._api, NETWORK_POLICIES, policy) is not None:
             return None
         existing = await self._api.get(NETWORK_POLICIES, status.key.namespace, policy["metadata"]["name"])
         if existing is None:
@@ -241,7 +137,7 @@ class Children:
         """
         namespace, name = status.key
         token = secrets.token_hex(TOKEN_BYTES)
-        await self._create(SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
+        await create(self._api, SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
 
     async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | None:
         """Create the training job; None when the API server rejects it, and the condition has the reason.
@@ -259,7 +155,7 @@ class Children:
                 set_obstacle(status, obstacle, running=False)
                 return None
             await self._ensure_token(status)
-            job = await self._create(training_jobs(manifest), manifest)
+            job = await create(self._api, training_jobs(manifest), manifest)
         except ApiError as error:
             if error.not_found:
                 backend = backend_of(manifest)
@@ -285,7 +181,7 @@ class Children:
         metadata = body["metadata"]
         try:
             existing = await self._api.get(COMPUTE_DOMAINS, metadata["namespace"], metadata["name"])
-            if existing is None and await self._create(COMPUTE_DOMAINS, body) is not None:
+            if existing is None and await create(self._api, COMPUTE_DOMAINS, body) is not None:
                 return True
         except ApiError as error:
             if not (error.refused or error.not_found):

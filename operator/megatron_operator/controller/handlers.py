@@ -24,9 +24,11 @@ from megatron_operator.controller.plan_worker import PlanWorker
 from megatron_operator.controller.planning import Planning
 from megatron_operator.controller.policy_remover import PolicyRemover
 from megatron_operator.controller.progress_poller import ProgressPoller
+from megatron_operator.controller.recipe_planner import RecipePlanner
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.snapshot_reader import SnapshotReader
+from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.workqueue import WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests.job_backends import BACKENDS
@@ -67,10 +69,10 @@ class Operator:
         policies = PolicyRemover(self.api, self.config, settings.watch_namespaces)
         reconciler = Reconciler(
             self.api,
-            self.config,
-            planning,
+            RecipePlanner(planning, self.config),
             self.snapshots,
-            Children(self.api, nodes, self.poller),
+            Children(self.api),
+            Stages(self.api, nodes, self.poller),
             CapacityFinder(self.api, planning, allowed=settings.node_discovery),
             self.poller,
             cordoner,

@@ -4,7 +4,7 @@ import contextlib
 import logging
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.errors import InvalidRecipeError, OperatorError, PlanningLimitError
+from megatron_operator.api.errors import InvalidRecipeError, OperatorError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import MegatronRecipeStatus
@@ -19,13 +19,14 @@ from megatron_operator.controller.api_client import (
 )
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
-from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.object_cache import Caches
-from megatron_operator.controller.planning import Planning, PlanPendingError
+from megatron_operator.controller.planning import PlanPendingError
 from megatron_operator.controller.progress_poller import ProgressPoller
+from megatron_operator.controller.recipe_planner import RecipePlanner
 from megatron_operator.controller.snapshot_reader import LiveReadNeededError, SnapshotReader
+from megatron_operator.controller.stages import Stages
 from megatron_operator.lifecycle.actions import (
     DONE,
     LATER,
@@ -36,21 +37,17 @@ from megatron_operator.lifecycle.actions import (
     wait,
 )
 from megatron_operator.lifecycle.children import job_obstacle
-from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflicts
-from megatron_operator.lifecycle.finished_job import expire_job
+from megatron_operator.lifecycle.desired import DesiredState
+from megatron_operator.lifecycle.finished_job import clean_up, expire_job
 from megatron_operator.lifecycle.job_status import (
     adopt_job,
     reset_job_status,
     set_internal_error,
     set_job_replaced,
     set_obstacle,
-    set_planned,
     set_prepared,
-    set_refused,
     set_starting,
-    set_succeeded,
     set_suspended,
-    set_trained,
 )
 from megatron_operator.lifecycle.ledger_state import update_ledger, update_reported_times
 from megatron_operator.lifecycle.node_health import judge_nodes
@@ -71,9 +68,10 @@ from megatron_operator.lifecycle.recovery import (
 )
 from megatron_operator.lifecycle.recovery_policy import Avoid, Wait, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot
-from megatron_operator.lifecycle.stages import EXPORT, IMPORT
+from megatron_operator.lifecycle.stages import has_trained
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
+from megatron_operator.lifecycle.suspension import end_suspended_pods
 from megatron_operator.lifecycle.undisturbed import trained_last
 from megatron_operator.lifecycle.write_delay import is_notable, write_delay
 from megatron_operator.manifests.job_backend import JobPhase
@@ -106,10 +104,10 @@ class Reconciler:
     def __init__(
         self,
         api: ApiClient,
-        config: ConfigSource,
-        planning: Planning,
+        planner: RecipePlanner,
         snapshots: SnapshotReader,
         children: Children,
+        stages: Stages,
         capacity: CapacityFinder,
         poller: ProgressPoller,
         cordoner: Cordoner,
@@ -117,16 +115,14 @@ class Reconciler:
     ) -> None:
         self._api = api
         self._caches = caches
-        self._config = config
-        self._planning = planning
+        self._planner = planner
         self._snapshots = snapshots
         self._children = children
+        self._stages = stages
         self._capacity = capacity
         self._poller = poller
         self._events = EventPoster(api)
         self._cordoner = cordoner
-        self._refused: dict[RecipeKey, tuple[str, int, int]] = {}
-        """UID and generation of refused specs, and the revision of the configuration that refused them."""
 
     async def __call__(self, key: RecipeKey) -> float | None:
         """Reconcile a recipe; returns the seconds until the next time, None to wait for an event.
@@ -218,9 +214,10 @@ class Reconciler:
             if status.ended and not status.edited:
                 return DONE
             return Result(requeue=set_obstacle(status, obstacle, running=False))
-        edited = status.edited or self._refusal_is_outdated(status)
+        edited = status.edited or self._planner.refusal_is_outdated(status)
         if status.ended and not edited:
-            return self._clean_up(status, snapshot)
+            self._poller.forget(status.key)
+            return clean_up(status, snapshot)
         if status.suspended and phase is not JobPhase.SUCCEEDED:
             return await self._suspend(status, snapshot)
         if job is not None and not edited:
@@ -228,19 +225,17 @@ class Reconciler:
 
         accelerators = accelerators_before(status, snapshot)
         may_continue = job is not None and phase is not JobPhase.FAILED
-        revision = self._config.revision
-        desired = await self._plan(status, running=may_continue)
+        desired = await self._planner.plan(status, running=may_continue)
         if desired is None:
             if status.internal_error is None:
                 status.observe_generation()
-                self._refused[status.key] = (status.uid, status.generation, revision)
             if may_continue:
                 return await self._supervise(status, snapshot)
             self._poller.forget(status.key)
             return DONE
-        if job is None and _has_trained(status) and _job_hash(status) == desired.job_hash:
+        if job is None and has_trained(status, desired):
             status.observe_generation()
-            return await self._finish(status, snapshot, desired, edited=edited)
+            return await self._stages.finish(status, snapshot, desired, edited=edited)
 
         if edited:
             # Also where a refusal of this generation was observed: nothing of the edit is done yet.
@@ -268,68 +263,16 @@ class Reconciler:
         set_prepared(status, desired)
         return await self._follow(status, snapshot, desired)
 
-    def _refusal_is_outdated(self, status: StatusBuilder) -> bool:
-        """Whether the spec was refused by another platform, catalog or operator, so that it is planned again.
-
-        A run that has ended is left alone until its spec changes.
-        """
-        if status.ended or not status.is_false(Condition.PLANNED):
-            return False
-        known = (status.uid, status.generation, self._config.revision)
-        return status.phase == Phase.REFUSED or self._refused.get(status.key) != known
-
-    def _clean_up(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
-        """Release what a run that has ended still holds."""
-        self._poller.forget(status.key)
-        if status.phase == Phase.SUCCEEDED:
-            return expire_job(status, snapshot)
-        job = snapshot.job
-        if job is not None and snapshot.job_phase not in (JobPhase.FAILED, JobPhase.SUCCEEDED):
-            return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else [DeleteJob(job)])
-        if snapshot.deleting_pods:
-            return wait(LATER, "the failed run's pods end", [ForceDeletePods(snapshot.abandoned_pods)])
-        return expire_job(status, snapshot)
-
     async def _suspend(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete job and pods. The plan is only made once they are gone, so that it cannot prevent it."""
-        job, left = snapshot.job, snapshot.leftover_pods
         self._poller.forget(status.key)
-        if job is not None:
-            update_iteration(status, snapshot)
-            set_suspended(status, "pods are ending")
-            return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])
-        if left:
-            set_suspended(status, f"{len(left)} pods are ending")
-            return wait(SOON, Reason.SUSPENDED, [ForceDeletePods(snapshot.abandoned_pods)])
-        refused = await self._plan(status, running=False) is None and status.internal_error is None
-        if refused:
+        if (ending := end_suspended_pods(status, snapshot)) is not None:
+            return ending
+        if await self._planner.plan(status, running=False) is None and status.internal_error is None:
             status.observe_generation()
-            return DONE
-        set_suspended(status, "no pod is left")
+        else:
+            set_suspended(status, "no pod is left")
         return DONE
-
-    async def _plan(self, status: StatusBuilder, *, running: bool) -> DesiredState | None:
-        """The desired state; None when the recipe is refused or planning fails; a condition explains it."""
-        try:
-            desired = await self._planning.desired(status)
-            errors = checkpoint_conflicts(status, desired)
-        except PlanningLimitError as error:
-            set_refused(status, Reason.PLANNER_TIMEOUT, error, running=running)
-            return None
-        except InvalidRecipeError as error:
-            set_refused(status, Reason.REFUSED, error, running=running)
-            return None
-        except (PlanPendingError, *EXPECTED_ERRORS):
-            raise
-        except Exception as error:
-            set_internal_error(status, error, running=running or status.ended)
-            return None
-        if errors:
-            incompatible = InvalidRecipeError(errors)
-            set_refused(status, Reason.CHECKPOINT_INCOMPATIBLE, incompatible, running=running)
-            return None
-        set_planned(status, desired)
-        return desired
 
     async def _wait_for_plan(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Follow the job of the previous generation, if there is one, while the new one is planned."""
@@ -351,9 +294,7 @@ class Reconciler:
         self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
     ) -> Result:
         """Import weights, prepare the data, wait for pods of an earlier job to end, create the job."""
-        if blocked := await self._children.ensure_converted(status, desired, IMPORT, edited=edited):
-            return Result(requeue=blocked)
-        if blocked := await self._children.ensure_data(status, desired, edited=edited):
+        if blocked := await self._stages.prepare(status, desired, edited=edited):
             return Result(requeue=blocked)
         if left := snapshot.leftover_pods:
             set_starting(status, Reason.PODS_ENDING, f"{len(left)} pods of the previous job are ending")
@@ -370,22 +311,10 @@ class Reconciler:
         result, edited = await self._supervise(status, snapshot), desired is not None
         if status.phase != Phase.EXPORTING and not (edited and status.phase == Phase.SUCCEEDED):
             return result
-        desired = desired or await self._plan(status, running=True)
-        return result if desired is None else await self._finish(status, snapshot, desired, edited=edited)
-
-    async def _finish(
-        self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
-    ) -> Result:
-        """Export what the run has trained, if its recipe asks for it; then the run has succeeded."""
-        running = status.condition(Condition.RUNNING)
-        text = "" if running is None or running.reason != Reason.SUCCEEDED else running.message
-        if waits := await self._children.ensure_converted(status, desired, EXPORT, edited=edited):
-            if status.phase != Phase.FAILED:
-                set_trained(status, text)
-            return Result(requeue=waits)
-        status.remove_conditions(Condition.FAILED)
-        set_succeeded(status, text)
-        return expire_job(status, snapshot)
+        desired = desired or await self._planner.plan(status, running=True)
+        if desired is None:
+            return result
+        return await self._stages.finish(status, snapshot, desired, edited=edited)
 
     async def _supervise(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Follow a job: bring the status up to the snapshot, decide on recovery."""
@@ -459,18 +388,8 @@ class Reconciler:
             self._snapshots.drop_pod_ends(status.key)
 
     def _forget(self, key: RecipeKey) -> None:
-        self._planning.forget(key)
+        self._planner.forget(key)
         self._poller.forget(key)
         self._capacity.forget(key)
         self._snapshots.drop_pod_ends(key)
         metrics.remove_run(key)
-        self._refused.pop(key, None)
-
-
-def _has_trained(status: StatusBuilder) -> bool:
-    """Whether the recorded job has reached the last iteration, though the run may still export."""
-    return status.phase == Phase.SUCCEEDED or status.condition(Condition.EXPORTED) is not None
-
-
-def _job_hash(status: StatusBuilder) -> str | None:
-    return None if status.current.job is None else status.current.job.hash

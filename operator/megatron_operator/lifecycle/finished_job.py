@@ -1,11 +1,24 @@
-"""Deletes the job of a run that has ended, once `ttlSecondsAfterFinished` has passed."""
+"""Releases what a run that has ended still holds, and deletes its job after `ttlSecondsAfterFinished`."""
 
-from megatron_operator.api.conditions import Condition
+from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.times import seconds
-from megatron_operator.lifecycle.actions import DONE, DeleteJob, Result, wait
+from megatron_operator.lifecycle.actions import DONE, LATER, SOON, DeleteJob, ForceDeletePods, Result, wait
 from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests.job_backend import JobPhase
+
+
+def clean_up(status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+    """Release what a run that has ended still holds: pods of a failed run, then its expired job."""
+    if status.phase == Phase.SUCCEEDED:
+        return expire_job(status, snapshot)
+    job = snapshot.job
+    if job is not None and snapshot.job_phase not in (JobPhase.FAILED, JobPhase.SUCCEEDED):
+        return wait(SOON, "the failed run's job ends", [] if is_deleting(job) else [DeleteJob(job)])
+    if snapshot.deleting_pods:
+        return wait(LATER, "the failed run's pods end", [ForceDeletePods(snapshot.abandoned_pods)])
+    return expire_job(status, snapshot)
 
 
 def expire_job(status: StatusBuilder, snapshot: RunSnapshot) -> Result:

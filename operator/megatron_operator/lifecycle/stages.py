@@ -17,6 +17,7 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import ConversionStatus
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.lifecycle.actions import Requeue
+from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.job_status import set_obstacle
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
@@ -170,6 +171,13 @@ def set_converted(
     message = f"{wanted.path}{compared}"
     status.set_condition(stage.condition, True, stage.complete, message)
     status.add_event(stage.complete, message)
+
+
+def has_trained(status: StatusBuilder, desired: DesiredState) -> bool:
+    """Whether the desired job has reached the last iteration, though the run may still export."""
+    job, exporting = status.current.job, status.condition(Condition.EXPORTED) is not None
+    done = status.phase == Phase.SUCCEEDED or exporting
+    return done and job is not None and job.hash == desired.job_hash
 
 
 def _conversion(source: str, path: str) -> ConversionStatus:

@@ -31,7 +31,7 @@ def refuse(run: Run) -> None:
 def add_accelerator(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster's owner adds it to the platform."""
     monkeypatch.setattr(whole_operator, "CONFIG", Config(BOTH, whole_operator.CONFIG.catalog))
-    run.operator._reconciler._config.revision += 1
+    run.operator._reconciler._planner._config.revision += 1
 
 
 def test_a_run_whose_edit_is_refused_is_stalled_and_not_ready(run: Run) -> None:

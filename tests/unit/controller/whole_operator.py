@@ -21,8 +21,10 @@ from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.object_cache import Caches
+from megatron_operator.controller.recipe_planner import RecipePlanner
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.snapshot_reader import SnapshotReader
+from megatron_operator.controller.stages import Stages
 from megatron_operator.lifecycle.desired import (
     Config,
     DesiredState,
@@ -184,10 +186,10 @@ class WholeOperator:
         capacity = CapacityFinder(api, planning, allowed=True)
         self._reconciler = Reconciler(
             api,
-            config,
-            planning,
+            RecipePlanner(planning, config),
             self._snapshots,
-            Children(api, nodes, poller),
+            Children(api),
+            Stages(api, nodes, poller),
             capacity,
             poller,
             Cordoner(api, config),

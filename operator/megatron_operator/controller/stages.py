@@ -1,0 +1,146 @@
+"""Runs the batch Jobs of a run: import of weights and preparation of data before it, export after it.
+
+Every step may run twice. A Job is created with POST, and deleted only where it is the recipe's own.
+"""
+
+from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.reasons import Reason
+from megatron_operator.controller.action_runner import force_delete
+from megatron_operator.controller.api_client import BATCH_JOBS, ApiClient
+from megatron_operator.controller.children import create, pods_of_role
+from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.progress_poller import ProgressPoller
+from megatron_operator.lifecycle.actions import LATER, SOON, Requeue, Result
+from megatron_operator.lifecycle.children import (
+    batch_job_obstacle,
+    preparation_targets,
+    set_preparation_progress,
+)
+from megatron_operator.lifecycle.desired import DesiredState
+from megatron_operator.lifecycle.finished_job import expire_job
+from megatron_operator.lifecycle.job_status import set_prepared, set_succeeded, set_trained
+from megatron_operator.lifecycle.object_metadata import Object, content_hash
+from megatron_operator.lifecycle.pod_diagnosis import diagnose
+from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
+from megatron_operator.lifecycle.stages import (
+    EXPORT,
+    IMPORT,
+    PREPARATION,
+    Stage,
+    StageState,
+    conversion_of,
+    is_converted,
+    manifest_of,
+    set_converted,
+    set_stage_failed,
+    set_stage_obstacle,
+    stage_state,
+)
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+
+class Stages:
+    """Runs the Jobs that a run waits for. `edited` retries one that failed."""
+
+    def __init__(self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller) -> None:
+        self._api = api
+        self._nodes = nodes
+        self._poller = poller
+
+    async def prepare(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:
+        """Import the weights, then prepare the data; None once both are there.
+
+        A Requeue comes with the condition that explains the wait.
+        """
+        blocked = await self._convert(status, desired, IMPORT, edited=edited)
+        return blocked or await self._prepare_data(status, desired, edited=edited)
+
+    async def finish(
+        self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState, *, edited: bool
+    ) -> Result:
+        """Export what the run has trained, if its recipe asks for it; then the run has succeeded."""
+        running = status.condition(Condition.RUNNING)
+        text = "" if running is None or running.reason != Reason.SUCCEEDED else running.message
+        if waits := await self._convert(status, desired, EXPORT, edited=edited):
+            if status.phase != Phase.FAILED:
+                set_trained(status, text)
+            return Result(requeue=waits)
+        status.remove_conditions(Condition.FAILED)
+        set_succeeded(status, text)
+        return expire_job(status, snapshot)
+
+    async def _prepare_data(
+        self, status: StatusBuilder, desired: DesiredState, *, edited: bool
+    ) -> Requeue | None:
+        """Run the data preparation once for each version of it; None once the data is ready."""
+        body, digest = desired.manifests.prepare_job, desired.manifests.prepare_hash
+        if body is not None and status.current.prepared != digest:
+            blocked, _ = await self._run(status, PREPARATION, body, edited=edited)
+            if blocked is not None:
+                return blocked
+        # The answer of a pod that prepared is not one of the pods that train.
+        self._poller.forget(status.key)
+        set_prepared(status, desired)
+        return None
+
+    async def _convert(
+        self, status: StatusBuilder, desired: DesiredState, stage: Stage, *, edited: bool
+    ) -> Requeue | None:
+        """Import or export weights once for each pair of folders; None once that is done or not asked for."""
+        body = manifest_of(stage, desired.manifests)
+        wanted = conversion_of(stage, desired.run.resolved, status.key.name)
+        if body is None or wanted is None:
+            status.remove_conditions(stage.condition)
+            return None
+        if is_converted(status, stage, wanted):
+            return None
+        blocked, pods = await self._run(status, stage, body, edited=edited)
+        if blocked is None:
+            set_converted(status, stage, wanted, pods)
+        return blocked
+
+    async def _run(
+        self, status: StatusBuilder, stage: Stage, body: Object, *, edited: bool
+    ) -> tuple[Requeue | None, list[Object]]:
+        """Run a stage's Job; what it waits for, or None once it is complete, and the Job's pods."""
+        existing = await self._api.get(BATCH_JOBS, status.key.namespace, body["metadata"]["name"])
+        if existing is None:
+            status.set(phase=stage.phase)
+            message = f"the {stage.noun} job is being created"
+            status.set_condition(stage.condition, False, stage.running, message)
+            created = await create(self._api, BATCH_JOBS, body)
+            return Requeue(SOON if created is None else LATER, stage.running), []
+        if (obstacle := batch_job_obstacle(status, existing)) is not None:
+            return set_stage_obstacle(status, stage, obstacle), []
+        state = stage_state(existing, content_hash(body), edited=edited)
+        if state in (StageState.OUTDATED, StageState.DELETING):
+            if state is StageState.OUTDATED:
+                await self._api.delete(BATCH_JOBS, existing)
+            # A run that had failed has begun again.
+            status.set(phase=stage.phase)
+            message = f"the previous {stage.noun} job is being deleted"
+            status.set_condition(stage.condition, False, stage.running, message)
+            return Requeue(SOON, message), []
+        pods = await pods_of_role(self._api, status, stage.role)
+        if state is StageState.COMPLETE:
+            return None, pods
+        if state is StageState.FAILED:
+            self._poller.forget(status.key)
+            set_stage_failed(status, stage, existing, pods)
+            return Requeue(LATER, stage.failed), pods
+        await self._wait_for(status, stage, existing["metadata"]["name"], pods)
+        return Requeue(LATER, stage.running), pods
+
+    async def _wait_for(self, status: StatusBuilder, stage: Stage, name: str, pods: list[Object]) -> None:
+        # The Job creates no other pod before this one has ended.
+        nodes = await self._nodes.of(pods, status.now)
+        await force_delete(self._api, abandoned_pods(pods, nodes, status.now))
+        if stage.reports:
+            self._poller.watch(status.key, preparation_targets(pods))
+            set_preparation_progress(status, self._poller.reading(status.key))
+        obstacle = diagnose(pods, [], name)
+        status.set(phase=stage.phase)
+        if obstacle is None:
+            status.set_condition(stage.condition, False, stage.running, f"job {name} is running")
+        else:
+            status.set_condition(stage.condition, False, obstacle.reason, obstacle.message)

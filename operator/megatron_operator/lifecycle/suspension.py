@@ -1,0 +1,22 @@
+"""Ends the pods of a suspended run."""
+
+from megatron_operator.api.reasons import Reason
+from megatron_operator.lifecycle.actions import SOON, DeleteJob, ForceDeletePods, Result, wait
+from megatron_operator.lifecycle.job_status import set_suspended
+from megatron_operator.lifecycle.object_metadata import is_deleting
+from megatron_operator.lifecycle.progress_status import update_iteration
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+
+def end_suspended_pods(status: StatusBuilder, snapshot: RunSnapshot) -> Result | None:
+    """Delete the job, then wait for its pods to end; None once no pod is left."""
+    job, left = snapshot.job, snapshot.leftover_pods
+    if job is not None:
+        update_iteration(status, snapshot)
+        set_suspended(status, "pods are ending")
+        return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])
+    if left:
+        set_suspended(status, f"{len(left)} pods are ending")
+        return wait(SOON, Reason.SUSPENDED, [ForceDeletePods(snapshot.abandoned_pods)])
+    return None
