@@ -5,8 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import blend, sources, tokenizer
 from megatron_trainer.data.blend import Worker
+from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import Source
 
 TEXTS = [f"document {number}: " + "the quick brown fox " * (number % 7 + 1) for number in range(200)]
@@ -64,6 +67,17 @@ def prepare(
 ) -> dict[str, bytes]:
     blend.prepare(found, folder / "out", tokenizer_dir, Worker(index, count), append_eod=True)
     return {path.name: path.read_bytes() for path in sorted((folder / "out").glob("*_text_document.*"))}
+
+
+def refusal(folder: Path, tokenizer_dir: Path, settings: dict[str, Any]) -> str:
+    """The error of a source, which must leave nothing that passes for a dataset."""
+    found = source(folder, settings)
+    with pytest.raises(PreparationError) as refused:
+        prepare(folder, tokenizer_dir, found)
+    assert refused.value.code == ExitCode.BAD_DATA
+    assert not Path(f"{found.output}.bin").exists()
+    assert not list((folder / "out").glob("objects/*/done.json"))
+    return str(refused.value)
 
 
 def decoded(prefix: Path, tokenizer_dir: Path) -> list[str]:

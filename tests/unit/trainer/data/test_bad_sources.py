@@ -10,26 +10,21 @@ from typing import Any
 
 import pytest
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.data import blend, documents, shards, sources, tokenizer
+from megatron_trainer.data import blend, documents, shards, sources
 from megatron_trainer.data.blend import Worker
-from megatron_trainer.data.chat import ConversationError, to_messages
-from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import _run
 
-from tests.unit.trainer.data.corpus import TEXTS, decoded, lines, prepare, source, with_template, write
+from tests.unit.trainer.data.corpus import (
+    TEXTS,
+    decoded,
+    lines,
+    prepare,
+    refusal,
+    source,
+    write,
+)
 
 GOOD = b'{"text": "a good document"}\n'
-
-
-def refusal(folder: Path, tokenizer_dir: Path, settings: dict[str, Any]) -> str:
-    """The error of a source, which must leave nothing that passes for a dataset."""
-    found = source(folder, settings)
-    with pytest.raises(PreparationError) as refused:
-        prepare(folder, tokenizer_dir, found)
-    assert refused.value.code == ExitCode.BAD_DATA
-    assert not Path(f"{found.output}.bin").exists()
-    assert not list((folder / "out").glob("objects/*/done.json"))
-    return str(refused.value)
 
 
 def zst(data: bytes) -> bytes:
@@ -327,109 +322,6 @@ def test_a_full_volume_is_an_error_of_the_volume(
         ExitCode.BAD_DATA,
         "spec.data.volume: no space is left on the data volume",
     )
-
-
-def _tokenizer(folder: Path, tokenizer_dir: Path, **files: Any) -> Path:
-    folder.mkdir()
-    for path in tokenizer_dir.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    for name, value in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(value))
-    return folder
-
-
-def test_what_a_tokenizer_has_of_truncation_and_padding_is_not_applied(
-    tmp_path: Path, tokenizer_dir: Path
-) -> None:
-    own = json.loads((tokenizer_dir / "tokenizer.json").read_text())
-    own["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-    own["padding"] = {
-        "strategy": "BatchLongest",
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "<|endoftext|>",
-    }
-    cutting = _tokenizer(tmp_path / "t", tokenizer_dir, tokenizer=own)
-    found = source(tmp_path, write(tmp_path / "raw", "jsonl"))
-    prepare(tmp_path, cutting, found)
-    assert decoded(found.output, tokenizer_dir) == TEXTS
-
-
-TOKENIZERS: dict[str, tuple[dict[str, Any], str]] = {
-    "no end token": ({"tokenizer_config": {"eos_token": None}}, "data.prepare.appendEod: .* no eos_token"),
-    "unknown end token": ({"tokenizer_config": {"eos_token": "<eos>"}}, "data.prepare.appendEod: "),
-    "no object": ({"tokenizer_config": []}, "data.prepare.appendEod: "),
-    "no tokenizer": ({"tokenizer": {}}, r"data.tokenizer.tokenizerModel: .*tokenizer.json cannot be read"),
-}
-
-
-@pytest.mark.parametrize(("files", "message"), TOKENIZERS.values(), ids=TOKENIZERS)
-def test_a_tokenizer_that_cannot_be_used_is_refused_by_its_field(
-    tmp_path: Path, tokenizer_dir: Path, files: dict[str, Any], message: str
-) -> None:
-    folder = _tokenizer(tmp_path / "t", tokenizer_dir, **files)
-    text = refusal(tmp_path, folder, write(tmp_path / "raw", "jsonl"))
-    assert re.match(message, text), text
-
-
-def test_a_missing_tokenizer_is_named_and_none_is_offered_to_be_trained(tmp_path: Path) -> None:
-    settings = write(tmp_path / "raw", "jsonl")
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t" / "tokenizer.model").write_text("x")
-    assert "has no tokenizer.json, it has tokenizer.model" in refusal(tmp_path, tmp_path / "t", settings)
-    missing = refusal(tmp_path, tmp_path / "none", settings)
-    assert "none is not a folder; copy the tokenizer there" in missing
-    assert "to train one" not in missing
-
-
-def test_the_end_token_is_found_where_transformers_reads_it(tmp_path: Path, tokenizer_dir: Path) -> None:
-    files = {"tokenizer_config": {}, "special_tokens_map": {"eos_token": {"content": "<|endoftext|>"}}}
-    folder = _tokenizer(tmp_path / "t", tokenizer_dir, **files)
-    assert tokenizer.load(folder)[1] == tokenizer.load(tokenizer_dir)[1]
-
-
-CHATS: dict[str, tuple[Any, str]] = {
-    "no text": ({"messages": [{"role": "user"}]}, 'the message of user has no text as its "content"'),
-    "null": ({"messages": [{"role": "user", "content": None}]}, "has no text as its"),
-    "picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'only "text" is read'),
-    "speaker": ({"conversations": [{"from": ["human"], "value": "x"}]}, "use human, gpt"),
-    "system": ({"conversations": [{"from": "human", "value": "x"}], "system": 1}, '"system" is of type int'),
-}
-
-
-@pytest.mark.parametrize(("record", "message"), CHATS.values(), ids=CHATS)
-def test_a_conversation_that_a_template_would_lose_is_refused(record: Any, message: str) -> None:
-    with pytest.raises(ConversationError) as refused:
-        to_messages(record)
-    assert message in str(refused.value)
-
-
-def test_a_conversation_keeps_its_system_prompt_its_parts_and_its_tools(
-    tmp_path: Path, tokenizer_dir: Path
-) -> None:
-    records = [
-        {"system": "be kind", "conversations": [{"from": "human", "value": "hi"}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": part} for part in ("a", "b")]}]},
-        {"messages": [{"role": "user", "content": "c"}], "tools": [{"name": "clock"}]},
-    ]
-    (tmp_path / "c.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    folder = with_template(tokenizer_dir, tmp_path / "t")
-    template = folder / "chat_template.jinja"
-    template.write_text("{% if tools %}[{{ tools[0].name }}]{% endif %}" + template.read_text())
-    found = source(tmp_path, {"path": f"{tmp_path}/c.jsonl", "format": "chat"})
-    prepare(tmp_path, folder, found)
-    expected = ["<system>be kind\n<user>hi\n", "<user>ab\n", "[clock]<user>c\n"]
-    assert decoded(found.output, folder) == expected
-
-
-def test_a_bad_conversation_is_named_with_its_line(tmp_path: Path, tokenizer_dir: Path) -> None:
-    good = json.dumps({"messages": [{"role": "user", "content": "c"}]})
-    (tmp_path / "c.jsonl").write_text(f"{good}\n\n{{}}\n")
-    folder = with_template(tokenizer_dir, tmp_path / "t")
-    text = refusal(tmp_path, folder, {"path": f"{tmp_path}/c.jsonl", "format": "chat"})
-    assert 'c.jsonl:3: the record has neither "messages" nor "conversations"' in text
 
 
 def test_two_sources_with_the_same_files_are_both_in_the_mix(tmp_path: Path, tokenizer_dir: Path) -> None:

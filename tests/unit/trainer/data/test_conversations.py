@@ -1,0 +1,51 @@
+"""Conversations: what a chat template gets, and records that it would lose."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_trainer.data.chat import ConversationError, to_messages
+
+from tests.unit.trainer.data.corpus import decoded, prepare, refusal, source, with_template
+
+CHATS: dict[str, tuple[Any, str]] = {
+    "no text": ({"messages": [{"role": "user"}]}, 'the message of user has no text as its "content"'),
+    "null": ({"messages": [{"role": "user", "content": None}]}, "has no text as its"),
+    "picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 'only "text" is read'),
+    "speaker": ({"conversations": [{"from": ["human"], "value": "x"}]}, "use human, gpt"),
+    "system": ({"conversations": [{"from": "human", "value": "x"}], "system": 1}, '"system" is of type int'),
+}
+
+
+@pytest.mark.parametrize(("record", "message"), CHATS.values(), ids=CHATS)
+def test_a_conversation_that_a_template_would_lose_is_refused(record: Any, message: str) -> None:
+    with pytest.raises(ConversationError) as refused:
+        to_messages(record)
+    assert message in str(refused.value)
+
+
+def test_a_conversation_keeps_its_system_prompt_its_parts_and_its_tools(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    records = [
+        {"system": "be kind", "conversations": [{"from": "human", "value": "hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": part} for part in ("a", "b")]}]},
+        {"messages": [{"role": "user", "content": "c"}], "tools": [{"name": "clock"}]},
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    folder = with_template(tokenizer_dir, tmp_path / "t")
+    template = folder / "chat_template.jinja"
+    template.write_text("{% if tools %}[{{ tools[0].name }}]{% endif %}" + template.read_text())
+    found = source(tmp_path, {"path": f"{tmp_path}/c.jsonl", "format": "chat"})
+    prepare(tmp_path, folder, found)
+    expected = ["<system>be kind\n<user>hi\n", "<user>ab\n", "[clock]<user>c\n"]
+    assert decoded(found.output, folder) == expected
+
+
+def test_a_bad_conversation_is_named_with_its_line(tmp_path: Path, tokenizer_dir: Path) -> None:
+    good = json.dumps({"messages": [{"role": "user", "content": "c"}]})
+    (tmp_path / "c.jsonl").write_text(f"{good}\n\n{{}}\n")
+    folder = with_template(tokenizer_dir, tmp_path / "t")
+    text = refusal(tmp_path, folder, {"path": f"{tmp_path}/c.jsonl", "format": "chat"})
+    assert 'c.jsonl:3: the record has neither "messages" nor "conversations"' in text
