@@ -70,6 +70,8 @@ class CacheCheck:
         try:
             async with asyncio.timeout(FIRST_LISTS):
                 lists = [await self._list(cache) for cache in self._caches.all]
+                found = (each.recipe for listed in lists for each in listed.objects.values())
+                self._caches.first_runs.listed(found)
                 while any(each.behind() for each in lists):
                     await asyncio.sleep(POLL)
         except EXPECTED_ERRORS as error:

@@ -20,7 +20,7 @@ from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_checker import NodeChecker
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.object_cache import Caches, ObjectCache
-from megatron_operator.controller.plan_worker import PlanWorker
+from megatron_operator.controller.plan_workers import PlanWorkers
 from megatron_operator.controller.planning import Planning
 from megatron_operator.controller.policy_remover import PolicyRemover
 from megatron_operator.controller.progress_poller import ProgressPoller
@@ -62,8 +62,9 @@ class Operator:
         self.caches = Caches()
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches)
-        self._workers = [PlanWorker()]
-        planning = Planning(self.config, self._workers[0], lambda key: self.queue.add(key, 0))
+        self._workers = PlanWorkers()
+        planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0))
+        self._planner = asyncio.create_task(planning.start(), name="planner")
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)
         policies = PolicyRemover(self.api, self.config, settings.watch_namespaces)
@@ -102,12 +103,12 @@ class Operator:
 
     async def stop(self) -> None:
         """Finish the reconciles that run, and stop all tasks."""
-        for task in self._tasks:
+        tasks = [*self._tasks, self._planner]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.queue.stop(LAST_RECONCILES)
-        for worker in self._workers:
-            await worker.stop()
+        await self._workers.stop()
 
     def alive(self) -> bool:
         """Whether all tasks run."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.controller.api_client import JOBS, PODS, RECIPES, Resource
+from megatron_operator.controller.first_runs import FirstRuns
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
@@ -114,6 +115,7 @@ class Caches:
         self.recipes = ObjectCache(RECIPES)
         self.jobs = ObjectCache(JOBS)
         self.pods = ObjectCache(PODS)
+        self.first_runs = FirstRuns()
 
     @property
     def all(self) -> tuple[ObjectCache, ...]:

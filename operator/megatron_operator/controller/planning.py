@@ -1,13 +1,15 @@
-"""Plans recipes in the planning process, and remembers which ones exceed its limits."""
+"""Plans recipes in the planning processes, and remembers which ones exceed its limits."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError, OperatorError, PlanningLimitError
+from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.config_source import ConfigSource
-from megatron_operator.controller.plan_worker import PlanWorker
+from megatron_operator.controller.plan_workers import PlanWorkers
 from megatron_operator.lifecycle.desired import (
     Config,
     DesiredState,
@@ -16,6 +18,8 @@ from megatron_operator.lifecycle.desired import (
     planning_input,
 )
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+
+log = logging.getLogger(__name__)
 
 PATIENCE: Final = 0.5
 """Seconds for which a reconcile waits for a plan, which usually takes some hundredths."""
@@ -47,12 +51,19 @@ class _Pending:
 class Planning:
     """Plans by key. `ready` is called when a plan is made for which a reconcile did not wait."""
 
-    def __init__(self, config: ConfigSource, worker: PlanWorker, ready: Callable[[RecipeKey], None]) -> None:
+    def __init__(self, config: ConfigSource, worker: PlanWorkers, ready: Callable[[RecipeKey], None]) -> None:
         self._config = config
         self._worker = worker
         self._ready = ready
         self._pending: dict[RecipeKey, _Pending] = {}
         self._exceeded: dict[RecipeKey, tuple[_Version, PlanningLimitError]] = {}
+
+    async def start(self) -> None:
+        """Start a process before a recipe needs it: what it imports takes longer than a hundred plans."""
+        try:
+            await self._worker.call(bool, config=await self._config.read())
+        except (InvalidRecipeError, *EXPECTED_ERRORS) as error:
+            log.info("the planning process is started when it is needed: %s", error or repr(error))
 
     async def desired(self, status: StatusBuilder) -> DesiredState:
         """What should exist for the recipe.

@@ -63,9 +63,10 @@ class SnapshotReader:
     async def read(self, status: StatusBuilder) -> RunSnapshot:
         """The run as it is now."""
         key = status.key
+        first = self._caches.first_runs.begins(key)
         job = await self.read_job(key)
         # After the job: where there is none, no pod of it can appear any more.
-        trainers = await pods_of_role(self._api, status, ROLE_TRAINER)
+        trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
         if snapshot.job_phase is JobPhase.ACTIVE and len(snapshot.pods) < snapshot.size:

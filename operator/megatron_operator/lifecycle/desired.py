@@ -1,7 +1,7 @@
 """What should exist for a recipe: its plan and the objects that express it."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from megatron_contract.wire import WireError, load_json
@@ -14,8 +14,9 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Plan
 from megatron_operator.api.validation import parse_spec
-from megatron_operator.catalog import Catalog
+from megatron_operator.catalog import Catalog, ResolvedRecipe
 from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract, contract_violations
+from megatron_operator.lifecycle.plan_cache import PlanCache
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import Manifests, build
 from megatron_operator.planner import PlannedRun
@@ -32,6 +33,8 @@ class Config:
 
     platform: PlatformConfig
     catalog: Catalog
+    plans: PlanCache = field(default_factory=PlanCache, compare=False, repr=False)
+    """Plans that were made from this configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,21 @@ def desired_state(status: StatusBuilder, config: Config, count: int | None = Non
     Raises InvalidRecipeError with all reasons when the recipe cannot run so.
     """
     namespace, name = status.key
+    requested, resolved, plan = config.plans.get(
+        _planned_from(status, count), lambda: _planned(status, config, count)
+    )
+    run = PlannedRun(name, namespace, resolved, plan)
+    # A run with a checkpoint must not start from random weights because the checkpoint cannot be found.
+    require = status.checkpoint.iteration is not None
+    manifests = build(run, status.uid, require_checkpoint=require)
+    contract = checkpoint_contract(run.resolved, run.plan, run.arguments)
+    annotated = replace(manifests, job=_with_contract(manifests.job, contract))
+    return DesiredState(run, annotated, contract, requested)
+
+
+def _planned(status: StatusBuilder, config: Config, count: int | None) -> tuple[int, ResolvedRecipe, Plan]:
+    """The number of accelerators that the recipe asks for, and its plan on `count` of them."""
+    namespace, name = status.key
     spec = parse_spec(status.spec)
     requested, previous = spec.accelerator.count, status.current.plan
     count = count or current_count(status, spec)
@@ -71,12 +89,19 @@ def desired_state(status: StatusBuilder, config: Config, count: int | None = Non
         # A layout chosen for fewer accelerators is no model for more of them.
         previous = None
     run = planner.admit(name, spec, config.platform, config.catalog, namespace, previous)
-    # A run with a checkpoint must not start from random weights because the checkpoint cannot be found.
-    require = status.checkpoint.iteration is not None
-    manifests = build(run, status.uid, require_checkpoint=require)
-    contract = checkpoint_contract(run.resolved, run.plan, run.arguments)
-    annotated = replace(manifests, job=_with_contract(manifests.job, contract))
-    return DesiredState(run, annotated, contract, requested)
+    return requested, run.resolved, run.plan
+
+
+def _planned_from(status: StatusBuilder, count: int | None) -> tuple[object, ...]:
+    """Everything of a recipe that `_planned` reads, but its name, which no plan depends on."""
+    previous, elastic = status.current.plan, status.recovery.elastic
+    return (
+        status.spec,
+        status.key.namespace,
+        count,
+        None if previous is None else previous.model_dump_json(),
+        None if elastic is None else elastic.model_dump_json(),
+    )
 
 
 def current_count(status: StatusBuilder, spec: MegatronRecipeSpec) -> int:

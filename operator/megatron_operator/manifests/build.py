@@ -80,6 +80,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         gang_scheduling.apply(manifest, resolved.gang_scheduling, plan, priority)
         return manifest
 
+    plain = job(False)
     return Manifests(
         claims=claims.created,
         expected_claims=claims.expected,
@@ -88,6 +89,6 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         prepare_job=prepare.job(owner, resolved, claims, run.arguments),
         network_policy=network_policy(owner, resolved.network_policies),
         compute_domain=compute_domain.domain(owner, resolved, plan),
-        job=with_hash(job(require_checkpoint), digest(job(False))),
+        job=with_hash(job(True) if require_checkpoint else plain, digest(plain)),
         export_job=convert.export_job(owner, resolved, plan, claims),
     )

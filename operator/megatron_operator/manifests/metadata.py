@@ -38,6 +38,15 @@ def digest(value: object, length: int = 16) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
+def copied[T](value: T) -> T:
+    """A deep copy of a JSON value, several times faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}  # type: ignore[return-value]
+    if isinstance(value, list):
+        return [copied(each) for each in value]  # type: ignore[return-value]
+    return value
+
+
 def object_name(recipe: str) -> str:
     """Name of a recipe's job: the recipe's own if pods and Services can have it.
 

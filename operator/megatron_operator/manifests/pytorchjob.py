@@ -1,12 +1,11 @@
 """PyTorchJob of the Kubeflow training-operator v1, which replaces each of its pods by itself."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 from megatron_operator.api.status import Plan
 from megatron_operator.manifests.job_backend import ANNOTATION_TOPOLOGY, LABEL_QUEUE, JobPhase, JobState
-from megatron_operator.manifests.metadata import Manifest, Owner
+from megatron_operator.manifests.metadata import Manifest, Owner, copied
 
 GROUP = "kubeflow.org"
 VERSION = "v1"
@@ -24,7 +23,7 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topolog
     With a Kueue queue the job is created suspended; from then on Kueue suspends and resumes it.
     """
     metadata = owner.metadata(owner.object_name)
-    pods = copy.deepcopy(template)
+    pods = copied(template)
     run_policy: Manifest = {"cleanPodPolicy": "Running"}
     if queue is not None:
         metadata["labels"] = metadata["labels"] | {LABEL_QUEUE: queue}
@@ -36,7 +35,7 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topolog
         replicas["Worker"] = {
             "replicas": plan.nodes - 1,
             "restartPolicy": "ExitCode",
-            "template": copy.deepcopy(pods),
+            "template": copied(pods),
         }
     return {
         "apiVersion": f"{GROUP}/{VERSION}",

@@ -9,7 +9,7 @@ import pytest
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.errors import PlanningLimitError
 from megatron_operator.api.reasons import Reason
-from megatron_operator.controller.plan_worker import PlanWorker
+from megatron_operator.controller.plan_workers import PlanWorkers
 from megatron_operator.controller.planning import Planning, PlanPendingError
 from megatron_operator.lifecycle.desired import Config, DesiredState, desired_state
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
@@ -35,7 +35,7 @@ class Source:
         return self.config
 
 
-class CountingWorker(PlanWorker):
+class CountingWorkers(PlanWorkers):
     calls = 0
 
     async def call(self, *arguments: Any, **options: Any) -> Any:
@@ -44,8 +44,8 @@ class CountingWorker(PlanWorker):
 
 
 class Setup:
-    def __init__(self) -> None:
-        self.source, self.worker = Source(), CountingWorker(PlanningLimits(cpu_seconds=0.5))
+    def __init__(self, cpu_seconds: float = 0.5) -> None:
+        self.source, self.worker = Source(), CountingWorkers(PlanningLimits(cpu_seconds=cpu_seconds))
         self.ready: list[RecipeKey] = []
         source: Any = self.source
         self.planning = Planning(source, self.worker, self.ready.append)
@@ -116,11 +116,19 @@ async def test_it_is_planned_again_when_spec_platform_or_catalog_change(setup: S
     assert setup.worker.calls == 3
 
 
-async def test_an_edit_ends_the_planning_of_the_earlier_spec(setup: Setup) -> None:
-    setup.worker.limits = PlanningLimits()
+async def test_an_edit_ends_the_planning_of_the_earlier_spec() -> None:
+    setup = Setup(cpu_seconds=10_000)
     with pytest.raises(PlanPendingError):
         await setup.planning.desired(recipe("endless"))
     assert (await setup.plan(recipe(generation=2))).plan.world_size == 16
+    await setup.worker.stop()
+
+
+async def test_a_recipe_finds_a_process_that_was_started_before_it(setup: Setup) -> None:
+    await setup.planning.start()
+    (process,) = setup.worker.pids
+    await setup.plan(recipe())
+    assert setup.worker.pids == [process]
 
 
 @pytest.fixture

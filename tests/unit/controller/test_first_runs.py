@@ -1,0 +1,113 @@
+"""Pods are listed before a job is created, except where no earlier run of the name can have left any."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+from megatron_operator.controller import cache_check, first_runs
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.cache_check import CacheCheck
+from megatron_operator.controller.first_runs import FirstRuns
+from megatron_operator.controller.object_cache import Caches
+from megatron_operator.lifecycle.status_builder import RecipeKey
+
+from tests.unit.controller.simulated_run import Run
+from tests.unit.controller.whole_operator import KEY
+
+OTHER = RecipeKey("default", "other")
+
+
+class Lists:
+    """An API server that has one pod of the recipe `run`, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def pages(self, resource: Any, *_: object, **__: object) -> AsyncIterator[list[Any]]:
+        if self.error is not None:
+            raise self.error
+        labels = {"megatron.training/recipe": KEY.name}
+        metadata = {"name": "run-master-0", "namespace": KEY.namespace, "uid": "a", "resourceVersion": "5"}
+        yield [{"metadata": metadata | {"labels": labels}}] if resource.plural == "pods" else []
+
+
+def started(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> FirstRuns:
+    """What an operator knows after its first lists, though the watches have delivered nothing."""
+    monkeypatch.setattr(cache_check, "FIRST_LISTS", 0.05)
+    caches, api = Caches(), cast(Any, lists)
+    asyncio.run(CacheCheck(api, caches, (), lambda _key: None).first_lists())
+    return caches.first_runs
+
+
+def test_a_name_of_which_a_pod_was_left_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not started(Lists(), monkeypatch).begins(KEY)
+
+
+def test_a_new_name_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = started(Lists(), monkeypatch)
+    assert [runs.begins(OTHER), runs.begins(OTHER)] == [True, False]
+
+
+def test_no_name_begins_where_what_exists_could_not_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = Lists(ApiError(500, "InternalError", "etcd is down"))
+    assert not started(lists, monkeypatch).begins(OTHER)
+
+
+def test_with_more_names_than_are_remembered_none_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_runs, "MOST", 2)
+    runs = FirstRuns()
+    runs.listed([KEY])
+    assert [runs.begins(RecipeKey("default", name)) for name in ("a", "b", "a", "c")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+@pytest.fixture
+def run() -> Any:
+    run = Run()
+    yield run
+    run.operator.close()
+
+
+def lists_of_pods(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The selectors of all lists of pods from now on."""
+    found: list[str] = []
+    find: Callable[..., Any] = run.api.find
+
+    def recorded(resource: Any, *rest: Any, **named: Any) -> Any:
+        if resource.plural == "pods":
+            found.append(named["labels"])
+        return find(resource, *rest, **named)
+
+    monkeypatch.setattr(run.api, "find", recorded)
+    return found
+
+
+def test_the_first_run_of_a_name_starts_without_a_list_of_pods(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.operator.caches.first_runs.listed([])
+    lists = lists_of_pods(run, monkeypatch)
+    run.operator.reconcile()
+    assert run.cluster.job is not None
+    assert lists == []
+    run.until(run.trains)
+    assert lists != []
+
+
+def test_a_run_whose_name_had_another_waits_for_its_pods(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.operator.caches.first_runs.listed([])
+    run.until(run.trains)
+    metadata = run.api.recipe["metadata"] | {"uid": "another", "generation": 1}
+    run.api.recipe = {"metadata": metadata, "spec": run.api.recipe["spec"]}
+    run.api._job = None
+    run.cluster.job = None
+    assert run.cluster.pods
+    lists = lists_of_pods(run, monkeypatch)
+    run.operator.reconcile()
+    assert lists != []
+    assert run.cluster.job is None

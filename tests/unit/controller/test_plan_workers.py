@@ -1,0 +1,69 @@
+"""The planning processes: a recipe that plans for ever delays no other namespace."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+from megatron_operator.api.errors import PlanningLimitError
+from megatron_operator.controller.plan_workers import PlanWorkers
+from megatron_operator.planner.limits import PlanningLimits
+
+NEVER_ENDS = range(10**15)
+"""Its sum."""
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[PlanWorkers]:
+    workers = PlanWorkers(PlanningLimits(cpu_seconds=0.2))
+    yield workers
+    await workers.stop()
+
+
+async def test_calls_one_after_another_need_one_process(workers: PlanWorkers) -> None:
+    found = [await workers.call(os.getpid, namespace=name) for name in "abca"]
+    assert set(found) == set(workers.pids)
+    assert len(workers.pids) == 1
+
+
+async def test_calls_of_one_namespace_are_executed_by_one_process(workers: PlanWorkers) -> None:
+    await asyncio.gather(*(workers.call(os.getpid, namespace="a") for _ in range(4)))
+    assert len(workers.pids) == 1
+
+
+async def test_other_namespaces_plan_while_one_plans_for_ever() -> None:
+    workers = PlanWorkers(PlanningLimits(cpu_seconds=10_000))
+    endless = [asyncio.ensure_future(workers.call(sum, NEVER_ENDS, namespace="a")) for _ in range(4)]
+    for number in range(8):
+        assert await workers.call(sum, range(4), namespace=f"other-{number}") == 6
+    assert not any(each.done() for each in endless)
+    for each in endless:
+        each.cancel()
+    await asyncio.gather(*endless, return_exceptions=True)
+    assert await workers.call(sum, range(4), namespace="a") == 6
+    await workers.stop()
+
+
+async def test_a_call_waits_for_one_limit_at_most_when_every_process_is_busy(workers: PlanWorkers) -> None:
+    done: list[str] = []
+
+    async def never_ends(namespace: str) -> None:
+        with pytest.raises(PlanningLimitError):
+            await workers.call(sum, NEVER_ENDS, namespace=namespace)
+        done.append(namespace)
+
+    async def ends() -> None:
+        assert await workers.call(sum, range(4), namespace="c") == 6
+        done.append("c")
+
+    await asyncio.gather(*(never_ends(name) for name in "aabb"), ends())
+    assert done.index("c") <= 2, "each of the others had one call before it"
+
+
+async def test_each_process_keeps_to_the_limits(workers: PlanWorkers) -> None:
+    async def takes_memory(namespace: str) -> None:
+        with pytest.raises(PlanningLimitError, match="160 MiB of memory"):
+            await workers.call(bytearray, 2**34, namespace=namespace)
+
+    await asyncio.gather(takes_memory("a"), takes_memory("b"))
+    assert await asyncio.gather(*(workers.call(sum, range(4), namespace=name) for name in "ab")) == [6, 6]
