@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +30,12 @@ COMMANDS = {
 """Debian package by command."""
 CNI_PACKAGE = "containernetworking-plugins"
 POLICY = Path("/usr/sbin/policy-rc.d")
+LISTS_LOCK = Path("/var/lib/apt/lists/lock")
+LOCK_SECONDS = 600
+"""For how long another apt, such as the machine's own updates, is waited for."""
+LOCK_POLL = 0.5
+"""Seconds."""
+_APT = ("apt-get", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}", "-o", "Acquire::Retries=5")
 
 
 def _which(command: str) -> str | None:
@@ -59,10 +68,36 @@ def install(console: Console, commands: Mapping[str, str] | None = None) -> None
             POLICY.write_text("#!/bin/sh\nexit 101\n")
             POLICY.chmod(0o755)
         try:
-            run(["apt-get", "update", "-q"], environment=quiet)
-            run(["apt-get", "install", "-qy", "--no-install-recommends", *packages], environment=quiet)
+            _update_lists(quiet)
+            run([*_APT, "install", "-qy", "--no-install-recommends", *packages], environment=quiet)
         finally:
             if created:
                 POLICY.unlink()
     if left := missing(commands):
         raise ClusterError(f"still missing after apt-get install: {', '.join(left)}")
+
+
+def _update_lists(environment: Mapping[str, str]) -> None:
+    """`apt-get update`; for its lock apt itself does not wait."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        wait_for_lock(LISTS_LOCK, deadline)
+        try:
+            run([*_APT, "update", "-q"], environment=environment)
+        except ClusterError as error:
+            if str(LISTS_LOCK) in str(error) and time.monotonic() < deadline:
+                continue  # taken by another apt since
+            raise
+        return
+
+
+def wait_for_lock(path: Path, deadline: float) -> None:
+    """Return once no process holds a lock on the file, or at the deadline (time.monotonic())."""
+    with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(LOCK_POLL)
+            else:
+                return
