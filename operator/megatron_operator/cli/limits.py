@@ -11,7 +11,7 @@ from types import FrameType
 from megatron_operator.planner.limits import PlanningLimits, memory_limit_error, time_limit_error
 
 
-class _TimeUp(BaseException):
+class _TimeLimitError(BaseException):
     """Not an Exception: nothing that is planned may handle it."""
 
 
@@ -22,7 +22,7 @@ def planning_limits(limits: PlanningLimits | None = None) -> Iterator[None]:
     with _memory(limits.memory_bytes), _time(limits.cpu_seconds):
         try:
             yield
-        except _TimeUp:
+        except _TimeLimitError:
             raise time_limit_error(limits) from None
         except MemoryError:
             raise memory_limit_error(limits) from None
@@ -35,7 +35,7 @@ def _time(seconds: float) -> Iterator[None]:
         return
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise _TimeUp
+        raise _TimeLimitError
 
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds)

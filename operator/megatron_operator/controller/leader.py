@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
+from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.times import micro_timestamp
 from megatron_operator.controller.api_client import LEASES, ApiError, Resource
 from megatron_operator.controller.fence import Fence, monotonic
@@ -35,7 +36,7 @@ class LeaseApi(Protocol):
         """PUT; a conflict unless the body has the current resourceVersion."""
 
 
-class LostError(Exception):
+class LeaseLostError(OperatorError):
     """Another operator has taken the Lease, or it could not be renewed in time."""
 
 
@@ -88,16 +89,16 @@ class LeaderElector:
                 return
             await self._sleep(wait)
 
-    async def hold(self) -> LostError:
+    async def hold(self) -> LeaseLostError:
         """Renew the Lease; returns why it is lost, never before."""
         while True:
             await self._sleep(min(self._times.retry_period, max(self._fence.remaining, 0.0)))
             try:
                 if self._fence.remaining <= 0:
-                    raise LostError(f"not renewed for {self._times.renew_deadline} s")
+                    raise LeaseLostError(f"not renewed for {self._times.renew_deadline} s")
                 async with asyncio.timeout(min(self._request_timeout, self._fence.remaining)):
                     await self._renew()
-            except LostError as error:
+            except LeaseLostError as error:
                 self._fence.close()
                 return error
             except Exception as error:
@@ -172,9 +173,9 @@ class LeaderElector:
                 raise
             self._lease = await self._api.get(LEASES, self._namespace, self._name)
             if self._lease is None:
-                raise LostError("the Lease was deleted") from None
+                raise LeaseLostError("the Lease was deleted") from None
             if (holder := self._lease["spec"].get("holderIdentity")) != self.identity:
-                raise LostError(f"it is held by {holder or 'nobody'}") from None
+                raise LeaseLostError(f"it is held by {holder or 'nobody'}") from None
             sent = self._clock()
             self._lease = await self._api.replace(LEASES, self._changed(self._lease, {}))
         self._fence.open(sent + self._times.renew_deadline)

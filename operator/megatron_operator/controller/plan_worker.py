@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from megatron_operator.api.errors import FieldError, PlanningLimitError
+from megatron_operator.api.errors import FieldError, OperatorError, PlanningLimitError
 from megatron_operator.controller.plan_messages import LENGTH, Call, Reply, frame
 from megatron_operator.lifecycle.desired import Config
 from megatron_operator.planner.limits import PlanningLimits, memory_limit_error, time_limit_error
@@ -25,7 +25,7 @@ LARGEST_REPLY: Final = 4 * 2**20
 _PROGRAM: Final = (sys.executable, "-P", "-m", "megatron_operator.controller.plan_process")
 
 
-class _ProcessEndedError(Exception):
+class _ProcessEndedError(OperatorError):
     """The process ended during a call, with this return code."""
 
 

@@ -9,12 +9,14 @@ import ssl
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from megatron_operator.api.errors import OperatorError
+
 MAX_BODY_BYTES: Final = 256 << 10
 MAX_HEAD_BYTES: Final = 16 << 10
 _BUFFER_BYTES: Final = 32 << 10
 
 
-class AnswerError(Exception):
+class AnswerError(OperatorError):
     """A server answered with something that is not read. The text states what, without the server's words."""
 
 

@@ -16,7 +16,7 @@ from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.fence import Fence
 from megatron_operator.controller.handlers import Operator, kopf_settings, log_end, register
 from megatron_operator.controller.health import Health
-from megatron_operator.controller.leader import LeaderElector, LostError
+from megatron_operator.controller.leader import LeaderElector, LeaseLostError
 from megatron_operator.controller.plan_worker import PlanWorker
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.webhook import Webhook
@@ -163,7 +163,7 @@ async def _hold(elector: LeaderElector) -> None:
     end_process(await elector.hold())
 
 
-def end_process(lost: LostError) -> NoReturn:
+def end_process(lost: LeaseLostError) -> NoReturn:
     """End at once, as users of client-go do: nothing that this process still runs may act as the leader.
 
     It keeps nothing that must persist, and the kubelet starts it again as a standby.

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from megatron_operator.api.errors import OperatorError
 from megatron_operator.ui.access import Access, Viewer
 from megatron_operator.ui.rendering import Templates
 
@@ -15,7 +16,7 @@ MAX_COOKIE: Final = 4000
 _MAX_FORM: Final = 32 << 10
 
 
-class SignInRequiredError(Exception):
+class SignInRequiredError(OperatorError):
     """The request has no valid token. The text is for the person."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from megatron_operator.controller.api_client import ApiError, Resource
 from megatron_operator.controller.fence import Fence
-from megatron_operator.controller.leader import LeaderElector, LostError
+from megatron_operator.controller.leader import LeaderElector, LeaseLostError
 from megatron_operator.controller.settings import LeaseTimes
 from megatron_operator.lifecycle.object_metadata import Object
 
@@ -108,7 +108,7 @@ class Candidate:
             clock=time,
             sleep=time.sleep,
         )
-        self.lost: LostError | None = None
+        self.lost: LeaseLostError | None = None
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
