@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
+from urllib.request import getproxies
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -119,6 +120,8 @@ class ApiClient:
     async def connect(cls, fence: Fence | None = None) -> "ApiClient":
         """Connect with the service account of the pod, or else with KUBECONFIG."""
         configuration = client.Configuration()
+        # Where no proxy is set, do not ask two threads for one, and for a .netrc, at each request.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         if fence is not None:
             configuration.trace_configs = [_require_before_sending(fence)]
         try:

@@ -10,10 +10,10 @@ MOST: Final = 50_000
 
 
 class FirstRuns:
-    """The names that had a recipe, a job or a pod when this process became the leader, or have had one since.
+    """The names that had a recipe, a job or a pod when this process became the leader, or a job since.
 
-    Only the leader creates jobs. So a name that was in none of its first lists, and that it has not
-    reconciled since, has no pod of an earlier gang. That does not depend on how far the watches have come.
+    Only the leader creates jobs. So a name that was in none of its first lists, and for which it has created
+    none since, has no pod of an earlier gang. That does not depend on how far the watches have come.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,13 @@ class FirstRuns:
         self._names.update(names)
         self._listed = True
 
-    def begins(self, key: RecipeKey) -> bool:
-        """Whether nothing can be left of this name; true once at most, because a run may follow."""
-        if key in self._names:
-            return False
+    def is_first(self, key: RecipeKey) -> bool:
+        """Whether no run of this name has had a job."""
+        return self._listed and key not in self._names
+
+    def begin(self, key: RecipeKey) -> None:
+        """A job of this name is about to be created."""
         self._names.add(key)
         if len(self._names) > MOST:
             self._listed = False
             self._names.clear()
-        return self._listed

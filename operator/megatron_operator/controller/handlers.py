@@ -16,6 +16,7 @@ from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.cordoner import Cordoner
+from megatron_operator.controller.kopf_storage import NoDiffBase, NoProgress
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_checker import NodeChecker
 from megatron_operator.controller.node_reader import NodeReader
@@ -29,7 +30,7 @@ from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
-from megatron_operator.controller.workqueue import WorkQueue
+from megatron_operator.controller.workqueue import COALESCE, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests.job_backends import BACKENDS
 
@@ -39,6 +40,8 @@ CONFIG_INTERVAL: Final = 5.0
 """Seconds between two checks of the operator's ConfigMaps."""
 WAITING_PHASES: Final = frozenset({Phase.REFUSED, Phase.PENDING})
 """Phases in which a change of platform or catalog may help a recipe."""
+START_COALESCE: Final = 1.0
+"""Seconds for which events of the objects of a run that starts are collected: each pod causes several."""
 HAS_RECIPE_LABEL: Final = {LABEL_RECIPE: kopf.PRESENT}
 LAST_RECONCILES: Final = 5.0
 """Seconds for reconciles that run when the operator is stopped."""
@@ -53,6 +56,7 @@ class Operator:
         self.config = config
         self._tasks: list[asyncio.Task[None]] = []
         self._seen: dict[RecipeKey, tuple[str, int]] = {}
+        self._starting: set[RecipeKey] = set()
 
     def start(self) -> None:
         """Start all tasks."""
@@ -120,8 +124,13 @@ class Operator:
         _update(self.caches.recipes, body, gone=gone)
         if gone:
             self._seen.pop(key, None)
+            self._starting.discard(key)
             self.queue.add(key)
             return
+        if (body.get("status") or {}).get("phase") == Phase.STARTING:
+            self._starting.add(key)
+        else:
+            self._starting.discard(key)
         version = (body["metadata"]["uid"], body["metadata"]["generation"])
         if self._seen.get(key) != version:
             self._seen[key] = version
@@ -129,7 +138,8 @@ class Operator:
 
     def child_event(self, body: dict[str, Any]) -> None:
         """An object of a recipe changed."""
-        self.queue.add(_recipe_of(body))
+        key = _recipe_of(body)
+        self.queue.add(key, START_COALESCE if key in self._starting else COALESCE)
 
     def job_event(self, body: dict[str, Any], gone: bool) -> None:
         """A training job of a recipe changed."""
@@ -233,6 +243,8 @@ def kopf_settings(*, clusterwide: bool) -> kopf.OperatorSettings:
     """Settings with which kopf watches only: it writes neither annotations nor finalizers nor Events."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.persistence.progress_storage = NoProgress()
     # Without cluster-wide permissions, kopf cannot watch for new resource kinds.
     settings.scanning.disabled = not clusterwide
     settings.watching.server_timeout = 600

@@ -22,7 +22,7 @@ from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 log = logging.getLogger(__name__)
 
 PATIENCE: Final = 0.5
-"""Seconds for which a reconcile waits for a plan, which usually takes some hundredths."""
+"""Seconds for which a reconcile waits for a plan, once; it usually takes some thousandths."""
 
 
 class PlanPendingError(OperatorError):
@@ -78,10 +78,12 @@ class Planning:
             if exceeded.same(version):
                 raise error
             del self._exceeded[key]
-        plan = self._plan(key, planning_input(status), config)
-        await asyncio.wait({plan}, timeout=PATIENCE)
+        plan, new = self._plan(key, planning_input(status), config)
+        if new:
+            await asyncio.wait({plan}, timeout=PATIENCE)
+            if not plan.done():
+                plan.add_done_callback(lambda made: None if made.cancelled() else self._ready(key))
         if not plan.done():
-            plan.add_done_callback(lambda made: None if made.cancelled() else self._ready(key))
             raise PlanPendingError(f"{key} is being planned")
         self._pending.pop(key, None)
         try:
@@ -108,17 +110,19 @@ class Planning:
         if (pending := self._pending.pop(key, None)) is not None:
             pending.plan.cancel()
 
-    def _plan(self, key: RecipeKey, request: StatusBuilder, config: Config) -> asyncio.Task[DesiredState]:
-        """The plan of this request that is being made, or a new one."""
+    def _plan(
+        self, key: RecipeKey, request: StatusBuilder, config: Config
+    ) -> tuple[asyncio.Task[DesiredState], bool]:
+        """The plan of this request that is being made, or a new one, and whether it is new."""
         pending = self._pending.get(key)
         if pending is not None:
             if pending.config is config and pending.request == request:
-                return pending.plan
+                return pending.plan, False
             pending.plan.cancel()
         call = self._worker.call(desired_state, request, config=config, namespace=key.namespace)
         plan: asyncio.Task[DesiredState] = asyncio.ensure_future(call)
         self._pending[key] = _Pending(request, config, plan)
-        return plan
+        return plan, True
 
 
 def _on_count(request: StatusBuilder, count: int, config: Config) -> DesiredState:

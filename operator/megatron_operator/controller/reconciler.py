@@ -149,7 +149,10 @@ class Reconciler:
                 "%s: unknown parts of the status are dropped: %s", key, ", ".join(status.dropped[:20])
             )
         snapshot = self._snapshots.from_cache(status) if cached else None
-        result = await self._result(status, snapshot)
+        try:
+            result = await self._result(status, snapshot)
+        except PlanPendingError:
+            return LATER
         if status.internal_error is None:
             status.remove_conditions(Condition.INTERNAL_ERROR)
         set_readiness(status)
@@ -179,7 +182,12 @@ class Reconciler:
             try:
                 result = await self._reconcile(status, snapshot)
             except PlanPendingError:
-                result = await self._wait_for_plan(status, snapshot)
+                if snapshot.job is None or snapshot.job_phase is JobPhase.FAILED:
+                    # Nothing to report: a write now would double those of each recipe that is created.
+                    raise
+                result = (await self._supervise(status, snapshot)).within(
+                    LATER, "the recipe is being planned"
+                )
             add_incident_events(status, before.recovery or RecoveryStatus())
             update_ledger(status, snapshot)
             if status.changed():
@@ -187,7 +195,7 @@ class Reconciler:
                 update_goodput(status, reading)
                 update_reported_times(status, reading)
             return result
-        except (LiveReadNeededError, *EXPECTED_ERRORS):
+        except (LiveReadNeededError, PlanPendingError, *EXPECTED_ERRORS):
             raise
         except Exception as error:
             status.current = before
@@ -274,12 +282,6 @@ class Reconciler:
             set_suspended(status, "no pod is left")
         return DONE
 
-    async def _wait_for_plan(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
-        """Follow the job of the previous generation, if there is one, while the new one is planned."""
-        if snapshot.job is None or snapshot.job_phase is JobPhase.FAILED:
-            return wait(LATER, "the recipe is being planned")
-        return (await self._supervise(status, snapshot)).within(LATER, "the recipe is being planned")
-
     async def _replace(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete the job of an earlier generation; the next reconcile creates the new one."""
         self._poller.forget(status.key)
@@ -299,6 +301,7 @@ class Reconciler:
         if left := snapshot.leftover_pods:
             set_starting(status, Reason.PODS_ENDING, f"{len(left)} pods of the previous job are ending")
             return wait(SOON, Reason.PODS_ENDING, [ForceDeletePods(snapshot.abandoned_pods)])
+        self._caches.first_runs.begin(status.key)
         job = await self._children.create_job(status, desired)
         if job is None:
             return wait(LATER, "the job cannot be created")

@@ -41,7 +41,7 @@ class Settings:
     """URL of a pod's progress, with {ip} {port} {namespace} {pod}."""
     progress_interval: float = 5.0
     """Seconds between two polls of a run's progress."""
-    workers: int = 8
+    workers: int = 32
     """Recipes that are reconciled concurrently."""
 
     webhook_port: int = 0

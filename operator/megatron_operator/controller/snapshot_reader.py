@@ -63,7 +63,7 @@ class SnapshotReader:
     async def read(self, status: StatusBuilder) -> RunSnapshot:
         """The run as it is now."""
         key = status.key
-        first = self._caches.first_runs.begins(key)
+        first = self._caches.first_runs.is_first(key)
         job = await self.read_job(key)
         # After the job: where there is none, no pod of it can appear any more.
         trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)

@@ -40,30 +40,34 @@ def started(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> FirstRuns:
     return caches.first_runs
 
 
-def test_a_name_of_which_a_pod_was_left_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not started(Lists(), monkeypatch).begins(KEY)
+def test_a_name_of_which_a_pod_was_left_had_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not started(Lists(), monkeypatch).is_first(KEY)
 
 
-def test_a_new_name_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_name_has_its_first_run_until_its_job_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = started(Lists(), monkeypatch)
-    assert [runs.begins(OTHER), runs.begins(OTHER)] == [True, False]
+    assert runs.is_first(OTHER)
+    runs.begin(OTHER)
+    assert not runs.is_first(OTHER)
 
 
-def test_no_name_begins_where_what_exists_could_not_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_name_is_known_to_be_new_where_what_exists_could_not_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lists = Lists(ApiError(500, "InternalError", "etcd is down"))
-    assert not started(lists, monkeypatch).begins(OTHER)
+    assert not started(lists, monkeypatch).is_first(OTHER)
 
 
-def test_with_more_names_than_are_remembered_none_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_more_names_than_are_remembered_every_name_may_have_had_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(first_runs, "MOST", 2)
     runs = FirstRuns()
     runs.listed([KEY])
-    assert [runs.begins(RecipeKey("default", name)) for name in ("a", "b", "a", "c")] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    runs.begin(OTHER)
+    assert runs.is_first(RecipeKey("default", "new"))
+    runs.begin(RecipeKey("default", "third"))
+    assert not runs.is_first(RecipeKey("default", "new"))
 
 
 @pytest.fixture

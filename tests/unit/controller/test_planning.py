@@ -9,6 +9,7 @@ import pytest
 from megatron_operator.api.conditions import Condition
 from megatron_operator.api.errors import PlanningLimitError
 from megatron_operator.api.reasons import Reason
+from megatron_operator.controller import planning
 from megatron_operator.controller.plan_workers import PlanWorkers
 from megatron_operator.controller.planning import Planning, PlanPendingError
 from megatron_operator.lifecycle.desired import Config, DesiredState, desired_state
@@ -124,6 +125,17 @@ async def test_an_edit_ends_the_planning_of_the_earlier_spec() -> None:
     await setup.worker.stop()
 
 
+async def test_a_reconcile_waits_once_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(cpu_seconds=10_000)
+    for patience in (0.01, 10_000.0):
+        monkeypatch.setattr(planning, "PATIENCE", patience)
+        with pytest.raises(PlanPendingError):
+            await setup.planning.desired(recipe("endless"))
+    setup.planning.forget(recipe().key)
+    assert (await setup.plan(recipe())).plan.world_size == 16
+    await setup.worker.stop()
+
+
 async def test_a_recipe_finds_a_process_that_was_started_before_it(setup: Setup) -> None:
     await setup.planning.start()
     (process,) = setup.worker.pids
@@ -165,6 +177,15 @@ def test_the_condition_of_an_endless_recipe_is_planner_timeout_until_it_is_edite
     assert run.cluster.job is None
     run.edit(recipe=valid)
     reconcile_until(run, Reason.PLANNED)
+
+
+def test_nothing_is_written_of_a_new_recipe_before_it_is_planned(run: Run) -> None:
+    run.edit(recipe="endless")
+    version = run.api.recipe["metadata"]["resourceVersion"]
+    run.operator.reconcile()
+    assert run.api.recipe["metadata"]["resourceVersion"] == version
+    reconcile_until(run, Reason.PLANNER_TIMEOUT)
+    assert int(run.api.recipe["metadata"]["resourceVersion"]) == int(version) + 1
 
 
 def test_a_running_job_is_supervised_while_and_after_an_endless_edit_is_planned(run: Run) -> None:

@@ -1,0 +1,94 @@
+"""Events of the watches: what they enqueue, and what kopf does with their objects."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from kopf import Body, BodyEssence
+from megatron_operator.api.conditions import Phase
+from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.controller.handlers import START_COALESCE, Operator, kopf_settings
+from megatron_operator.controller.object_cache import Caches
+from megatron_operator.controller.settings import Settings
+from megatron_operator.controller.workqueue import COALESCE
+from megatron_operator.lifecycle.status_builder import RecipeKey
+
+
+class Queue:
+    """Records what is enqueued."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[RecipeKey, float]] = []
+
+    def add(self, key: RecipeKey, delay: float = COALESCE) -> None:
+        self.added.append((key, delay))
+
+
+def recipe(phase: str | None = None) -> dict[str, Any]:
+    metadata = {"name": "run", "namespace": "default", "uid": "a", "generation": 1, "resourceVersion": "1"}
+    return {"metadata": metadata, "status": {"phase": phase} if phase else {}}
+
+
+JOB = {
+    "metadata": {
+        "name": "run",
+        "namespace": "default",
+        "uid": "b",
+        "resourceVersion": "1",
+        "labels": {LABEL_RECIPE: "run"},
+    }
+}
+
+
+@pytest.fixture
+def operator() -> Any:
+    operator: Any = Operator(Settings(), None, None)  # type: ignore[arg-type]
+    operator.caches, operator.queue = Caches(), Queue()
+    return operator
+
+
+def delay_of_the_next(operator: Any) -> float:
+    operator.queue.added.clear()
+    operator.job_event(JOB, gone=False)
+    ((_, delay),) = operator.queue.added
+    return float(delay)
+
+
+def test_a_new_recipe_is_reconciled_at_once(operator: Any) -> None:
+    operator.recipe_event(recipe(), gone=False)
+    assert operator.queue.added == [(RecipeKey("default", "run"), 0)]
+
+
+def test_events_of_a_run_that_starts_are_collected_for_longer(operator: Any) -> None:
+    operator.recipe_event(recipe(Phase.STARTING), gone=False)
+    assert delay_of_the_next(operator) == START_COALESCE
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.RECOVERING, Phase.FAILED])
+def test_events_of_another_run_are_not(operator: Any, phase: Phase) -> None:
+    operator.recipe_event(recipe(Phase.STARTING), gone=False)
+    operator.recipe_event(recipe(phase), gone=False)
+    assert delay_of_the_next(operator) == COALESCE
+
+
+def test_events_after_a_run_that_was_deleted_while_it_started_are_not(operator: Any) -> None:
+    operator.recipe_event(recipe(Phase.STARTING), gone=False)
+    operator.recipe_event(recipe(Phase.STARTING), gone=True)
+    assert delay_of_the_next(operator) == COALESCE
+
+
+class Uncopied(dict[str, Any]):
+    """Part of an object of which no copy is made."""
+
+    def __deepcopy__(self, _memo: object) -> "Uncopied":
+        raise AssertionError("the object is copied")
+
+
+def test_kopf_copies_no_object() -> None:
+    storages = kopf_settings(clusterwide=True).persistence
+    body = Body({"metadata": {"annotations": {}}, "spec": Uncopied(large="")})
+    with pytest.raises(AssertionError):
+        deepcopy(body["spec"])
+    assert storages.diffbase_storage.fetch(body=body) is None
+    essence = storages.diffbase_storage.build(body=body)
+    assert storages.progress_storage.clear(essence=essence) == BodyEssence()
