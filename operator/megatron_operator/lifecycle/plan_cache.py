@@ -22,8 +22,6 @@ class PlanCache:
         self._capacity = capacity
         self._size = 0
         self._plans: OrderedDict[bytes, bytes] = OrderedDict()
-        self.hits = 0
-        """Plans that were not made again."""
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
         """A pickled cache is empty: another process fills its own."""
@@ -39,7 +37,6 @@ class PlanCache:
         key = hashlib.sha256(repr(content).encode(errors="surrogatepass")).digest()
         if (kept := self._plans.get(key)) is not None:
             self._plans.move_to_end(key)
-            self.hits += 1
             found: T = pickle.loads(kept)
             return found
         made = make()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from megatron_operator import catalog
+from megatron_operator import catalog, planner
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.lifecycle.desired import Config, DesiredState, desired_state
@@ -25,6 +25,20 @@ def config() -> Config:
     return Config(PlatformConfig.model_validate(PLATFORM), catalog.load())
 
 
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the recipes that were planned, not found."""
+    names: list[str] = []
+    admit = planner.admit
+
+    def recorded(name: str, *rest: Any) -> Any:
+        names.append(name)
+        return admit(name, *rest)
+
+    monkeypatch.setattr(planner, "admit", recorded)
+    return names
+
+
 def recipe(spec: dict[str, Any], name: str = "run", namespace: str = "default") -> StatusBuilder:
     metadata = {"name": name, "namespace": namespace, "uid": f"uid-of-{name}", "generation": 1}
     return StatusBuilder.of({"metadata": metadata, "spec": spec}, 0.0)
@@ -35,10 +49,10 @@ def planned_alone(status: StatusBuilder, count: int | None = None) -> DesiredSta
     return desired_state(status, Config(PlatformConfig.model_validate(PLATFORM), catalog.load()), count)
 
 
-def test_recipes_that_ask_for_the_same_are_planned_once(config: Config) -> None:
+def test_recipes_that_ask_for_the_same_are_planned_once(config: Config, planned: list[str]) -> None:
     desired_state(recipe(SPEC, "first"), config)
     second = desired_state(recipe(SPEC, "second"), config)
-    assert config.plans.hits == 1
+    assert planned == ["first"]
     assert second == planned_alone(recipe(SPEC, "second"))
     assert second.manifests.job["metadata"]["name"] == "second"
 
@@ -52,10 +66,11 @@ def test_recipes_that_ask_for_the_same_are_planned_once(config: Config) -> None:
         {"recovery": {"elastic": {"minCount": 8}}},
     ],
 )
-def test_another_spec_is_planned_by_itself(config: Config, other: dict[str, Any]) -> None:
-    desired_state(recipe(SPEC), config)
-    assert desired_state(recipe(SPEC | other), config) == planned_alone(recipe(SPEC | other))
-    assert config.plans.hits == 0
+def test_another_spec_is_planned_by_itself(config: Config, planned: list[str], other: dict[str, Any]) -> None:
+    desired_state(recipe(SPEC, "first"), config)
+    found = desired_state(recipe(SPEC | other, "second"), config)
+    assert planned == ["first", "second"]
+    assert found == planned_alone(recipe(SPEC | other, "second"))
 
 
 def test_the_order_of_variables_is_kept(config: Config) -> None:
@@ -72,23 +87,27 @@ def test_another_namespace_has_limits_of_its_own() -> None:
         desired_state(recipe(SPEC, namespace="limited"), config)
 
 
-def test_another_count_and_the_plan_before_it_are_planned_by_themselves(config: Config) -> None:
-    spec = SPEC | {"recovery": {"elastic": {"minCount": 8}}}
-    first = recipe(spec)
+def test_another_count_and_the_plan_before_it_are_planned_by_themselves(
+    config: Config, planned: list[str]
+) -> None:
+    first = recipe(SPEC | {"recovery": {"elastic": {"minCount": 8}}})
     plan = desired_state(first, config).plan
-    assert desired_state(first, config, 8) == planned_alone(first, 8)
+    shrunk = desired_state(first, config, 8)
     running = replace(first, current=first.current.model_copy(update={"plan": plan}))
-    assert desired_state(running, config, 8) == planned_alone(running, 8)
-    assert config.plans.hits == 0
+    kept = desired_state(running, config, 8)
+    assert len(planned) == 3
+    assert shrunk == planned_alone(first, 8)
+    assert kept == planned_alone(running, 8)
 
 
-def test_a_checkpoint_does_not_need_another_plan(config: Config) -> None:
+def test_a_checkpoint_does_not_need_another_plan(config: Config, planned: list[str]) -> None:
     first = recipe(SPEC)
     desired_state(first, config)
     status = {"checkpoint": {"iteration": 5}}
     trained = StatusBuilder.of(first.body | {"status": status}, 0.0)
-    assert desired_state(trained, config) == planned_alone(trained)
-    assert config.plans.hits == 1
+    found = desired_state(trained, config)
+    assert planned == ["run"]
+    assert found == planned_alone(trained)
 
 
 def test_a_recipe_that_cannot_run_is_refused_each_time(config: Config) -> None:
@@ -97,11 +116,11 @@ def test_a_recipe_that_cannot_run_is_refused_each_time(config: Config) -> None:
             desired_state(recipe(SPEC | {"recipe": "unknown"}), config)
 
 
-def test_another_process_begins_with_no_plans(config: Config) -> None:
+def test_another_process_begins_with_no_plans(config: Config, planned: list[str]) -> None:
     desired_state(recipe(SPEC), config)
     copy: Config = pickle.loads(pickle.dumps(config))
     desired_state(recipe(SPEC), copy)
-    assert copy.plans.hits == 0
+    assert planned == ["run", "run"]
 
 
 def test_who_changes_what_the_cache_returned_changes_nothing_in_it() -> None:
