@@ -224,13 +224,14 @@ class AsyncConnection:
         previous: bool = False,
         follow: bool = False,
         tail: int | None = None,
+        limit_bytes: int | None = None,
         timestamps: bool = False,
     ) -> AsyncGenerator[str]:
-        """Lines of a trainer pod's log. Raises ApiError."""
+        """Lines of a trainer pod's log; at most `limit_bytes`, counted from the first. Raises ApiError."""
         flags = {"previous": previous, "follow": follow, "timestamps": timestamps}
         query = {"container": CONTAINER_NAME} | {key: "true" for key, on in flags.items() if on}
-        if tail is not None:
-            query["tailLines"] = str(tail)
+        limits = {"tailLines": tail, "limitBytes": limit_bytes}
+        query |= {key: str(limit) for key, limit in limits.items() if limit is not None}
         path = PODS.path(namespace, pod, "log")
         async with self.client() as api, aclosing(api.lines(path, query)) as lines:
             async for line in lines:

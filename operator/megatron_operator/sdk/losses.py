@@ -1,5 +1,6 @@
 """The loss over iterations, from the lines that Megatron prints."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from megatron_operator.sdk.errors import MissingExtraError
 if TYPE_CHECKING:
     import pandas
 
-_LINE: Final = re.compile(r"^(?P<time>\S+) .*?\biteration +(?P<iteration>\d+)/ *\d+ \|(?P<rest>.*)$")
+_LINE: Final = re.compile(r"^(?P<time>\S+) .*?\biteration +(?P<iteration>\d{1,15})/ *\d+ \|(?P<rest>.*)$")
 _FIELDS: Final = {
     "lm_loss": r"lm loss",
     "learning_rate": r"learning rate",
@@ -18,8 +19,9 @@ _FIELDS: Final = {
     "milliseconds": r"elapsed time per iteration \(ms\)",
     "consumed_samples": r"consumed samples",
 }
+_NUMBER: Final = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _VALUES: Final = {
-    field: re.compile(rf"(?:^|\|) *{label}: *([-+0-9.eE]+) *(?:\||$)") for field, label in _FIELDS.items()
+    field: re.compile(rf"(?:^|\|) *{label}: *({_NUMBER}) *(?:\||$)") for field, label in _FIELDS.items()
 }
 
 
@@ -41,7 +43,8 @@ class LossPoint:
 def loss_points(lines: Iterable[str]) -> list[LossPoint]:
     """The points in lines of a log with Kubernetes' timestamps, in order of iterations.
 
-    An iteration that was repeated after a restart replaces the discarded one and all after it.
+    An iteration that was repeated after a restart replaces the discarded one and all after it. Other lines
+    are left out, and values that are no finite numbers: a program in the pod can print anything.
     """
     points: list[LossPoint] = []
     for line in lines:
@@ -60,8 +63,8 @@ def _point(line: str) -> LossPoint | None:
         return None
     values: dict[str, float] = {}
     for field, pattern in _VALUES.items():
-        if value := pattern.search(found["rest"]):
-            values[field] = float(value[1])
+        if (value := pattern.search(found["rest"])) and math.isfinite(number := float(value[1])):
+            values[field] = number
     if "lm_loss" not in values:
         return None
     milliseconds, samples = values.get("milliseconds"), values.get("consumed_samples")

@@ -14,7 +14,7 @@ from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.ui import compare, views
 from megatron_operator.ui.access import Access, Right, Viewer, see_logs, see_pods, see_run, see_runs
-from megatron_operator.ui.placement import placement
+from megatron_operator.ui.placement import can_be_drawn, placement
 from megatron_operator.ui.points import Point, merge
 from megatron_operator.ui.published import PublishedRecipes
 from megatron_operator.ui.rendering import Templates
@@ -70,7 +70,7 @@ class Pages:
         asked = request.query_params
         chosen = asked.get("rank", "")
         ranks = None
-        if status.plan is not None:
+        if status.plan is not None and can_be_drawn(status.plan):
             first = _number(asked.get("node"), 0)
             rank = int(chosen) if chosen.isdecimal() and len(chosen) < 9 else None
             ranks = placement(status.plan, pods or [], incidents, first, rank)

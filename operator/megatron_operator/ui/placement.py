@@ -1,5 +1,6 @@
 """Which rank is where: Megatron's order of ranks, the nodes of pods, and the groups of one rank."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +12,8 @@ from megatron_operator.manifests.pytorchjob import node_rank
 Object = dict[str, Any]
 NODES_SHOWN: Final = 16
 """Nodes of one page."""
+_MOST_RANKS: Final = 1 << 20
+_MOST_PER_NODE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,18 @@ class Placement:
     chosen: Position | None
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     """Groups of the chosen rank: name and ranks."""
+
+
+def can_be_drawn(plan: Plan) -> bool:
+    """Whether the sizes of a plan agree, and are such that drawing a page of it is little work."""
+    sizes = (
+        plan.tensor_model_parallel_size,
+        plan.context_parallel_size,
+        plan.data_parallel_size,
+        plan.pipeline_model_parallel_size,
+    )
+    agree = min(sizes) > 0 and math.prod(sizes) == plan.world_size
+    return agree and plan.world_size <= _MOST_RANKS and 0 < plan.per_node <= _MOST_PER_NODE
 
 
 def position(plan: Plan, rank: int) -> Position:

@@ -11,7 +11,8 @@ from megatron_operator.sdk.losses import LossPoint
 Object = dict[str, Any]
 MAX_SAMPLES: Final = 2000
 """Samples of one run; beyond that every other one is dropped."""
-_MEMORY: Final = re.compile(r"memory \(MB\) \|.*\bmax reserved: ([\d.]+)")
+_MEMORY: Final = "memory (MB) |"
+_RESERVED: Final = re.compile(r"\bmax reserved: ([0-9]{1,12}(?:\.[0-9]{1,12})?)(?![0-9.])")
 """Megatron prints it once, after the first logged iterations, on ranks of data-parallel rank 0."""
 
 
@@ -93,5 +94,6 @@ def merge(samples: Sequence[Point], log: Sequence[Point]) -> list[Point]:
 
 def measured_memory(lines: Iterable[str]) -> int | None:
     """Largest memory that Megatron has reported in these lines (`max reserved`), in bytes; None without."""
-    found = [float(match[1]) for line in lines if (match := _MEMORY.search(line))]
+    reports = (line.partition(_MEMORY)[2] for line in lines)
+    found = [float(match[1]) for report in reports if (match := _RESERVED.search(report))]
     return round(max(found) * 2**20) if found else None

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from megatron_operator.api.status import Plan
 from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import trainer_selector
 from megatron_operator.controller.api_client import PODS, RECIPES, ApiError
@@ -28,6 +29,10 @@ FAILURE_LINES: Final = 80
 LOG_REMEMBERED: Final = 20.0
 """Seconds for which what was read of a run's logs is shown again."""
 _LOG_SECONDS: Final = 15.0
+_LOG_BYTES: Final = 16 << 20
+"""Of a log at most: lines may be as long as a program likes."""
+_LONGEST_LINE: Final = 2000
+_LOGS_AT_ONCE: Final = 4
 _logger = logging.getLogger(__name__)
 
 
@@ -80,6 +85,7 @@ class WatchedRuns:
         self._samples: dict[tuple[str, str], tuple[str, Samples]] = {}
         """UID of the recipe with its samples."""
         self._logs: dict[tuple[str, str], tuple[float, asyncio.Task[RunLogs]]] = {}
+        self._slots = asyncio.Semaphore(_LOGS_AT_ONCE)
 
     def all(self) -> list[Object]:
         """All recipes, in no order."""
@@ -124,7 +130,7 @@ class WatchedRuns:
                 self._note(namespace, None)
                 failures = 0
                 await self._watch(namespace, version)
-            except (ApiError, ClusterUnreachableError, ValueError, KeyError, TimeoutError) as error:
+            except Exception as error:  # Whatever it is: the page goes on with what it knows.
                 _logger.warning("cannot watch recipes of %s: %s", namespace or "all namespaces", error)
                 self._note(namespace, str(error))
                 failures += 1
@@ -169,7 +175,7 @@ class WatchedRuns:
 
     async def _read_logs(self, recipe: Object) -> RunLogs:
         try:
-            async with asyncio.timeout(_LOG_SECONDS):
+            async with asyncio.timeout(_LOG_SECONDS), self._slots:
                 return await self._logs_of(recipe)
         except TimeoutError:
             return RunLogs(problem=f"reading the log took more than {_LOG_SECONDS:.0f} s")
@@ -193,9 +199,11 @@ class WatchedRuns:
         if failed is not None and (status.phase == "Failed" or _has_incident(recipe)):
             tail = self._tail(namespace, failed.pod, FAILURE_LINES, previous=failed.previous)
             failure = "\n".join(deque([line async for line in tail], FAILURE_LINES))
+        # In a thread: the pages of others are answered meanwhile.
+        points, memory = await asyncio.to_thread(_read, lines, status.plan)
         return RunLogs(
-            tuple(points_of_log(loss_points(lines), status.plan)),
-            measured_memory(lines),
+            points,
+            memory,
             None if failed is None else failed.pod,
             failure,
         )
@@ -203,10 +211,17 @@ class WatchedRuns:
     async def _tail(
         self, namespace: str, pod: str, count: int, *, previous: bool = False
     ) -> AsyncGenerator[str]:
-        log = self._connection.log(namespace, pod, tail=count, timestamps=True, previous=previous)
+        log = self._connection.log(
+            namespace, pod, tail=count, timestamps=True, previous=previous, limit_bytes=_LOG_BYTES
+        )
         async with aclosing(log) as lines:
             async for line in lines:
-                yield line[:2000]
+                yield line[:_LONGEST_LINE]
+
+
+def _read(lines: Sequence[str], plan: Plan | None) -> tuple[tuple[Point, ...], int | None]:
+    """Points and measured memory of a log."""
+    return tuple(points_of_log(loss_points(lines), plan)), measured_memory(lines)
 
 
 def _has_incident(recipe: Object) -> bool:

@@ -1,12 +1,56 @@
 """The HTTP server. Requests are not logged: the link of the shell has a key in it."""
 
+import asyncio
 import socket
 from pathlib import Path
+from typing import Any, Final
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from megatron_operator.cli.errors import CommandError
+
+REQUEST_SECONDS: Final = 10.0
+"""Seconds within which a whole request must arrive: a connection counts towards the limit from its start."""
+CONNECTIONS: Final = 256
+"""Connections at once; one more is answered 503."""
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes a connection whose request takes longer than REQUEST_SECONDS; uvicorn never does.
+
+    Between two requests, uvicorn closes it after 5 s.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait for the rest of a request, if there is any."""
+        super().data_received(data)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._forget()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -31,9 +75,10 @@ def server(app: ASGIApp, tls: tuple[Path, Path] | None) -> uvicorn.Server:
         log_level="warning",
         server_header=False,
         proxy_headers=False,
+        http=ImpatientProtocol,
         ws="none",
         timeout_graceful_shutdown=5,
-        limit_concurrency=256,
+        limit_concurrency=CONNECTIONS,
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )

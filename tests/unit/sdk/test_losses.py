@@ -21,6 +21,22 @@ def line(iteration: int, loss: float, second: int = 0) -> str:
     )
 
 
+@pytest.mark.parametrize(
+    "loss", ["-", "+e", ".", "1e", "1e999", "1" * 1900, "nan", "--5"], ids=lambda loss: loss[:5]
+)
+def test_a_loss_that_is_no_finite_number_is_left_out(loss: str) -> None:
+    assert loss_points([f"2026-01-01T10:00:00Z  iteration 1/ 9 | lm loss: {loss} |"]) == []
+
+
+def test_other_values_that_are_no_finite_numbers_are_unknown() -> None:
+    text = (
+        "2026-01-01T10:00:00Z  iteration 1/ 9 | consumed samples: 1e999 | learning rate: - | lm loss: 2.5 |"
+    )
+    [point] = loss_points([text])
+    assert (point.lm_loss, point.consumed_samples, point.learning_rate) == (2.5, None, None)
+    assert loss_points([f"2026-01-01T10:00:00Z  iteration {'9' * 5000}/ 9 | lm loss: 2.5 |"]) == []
+
+
 def test_a_line_of_megatron_is_a_point() -> None:
     assert loss_points(["2026-01-01T10:00:00Z building the model", line(10, 7.5)]) == [
         LossPoint(10, "2026-01-01T10:00:00.5Z", 7.5, 1.5e-4, 1.234, 0.25, 80)

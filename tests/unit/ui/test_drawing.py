@@ -7,7 +7,7 @@ import pytest
 from megatron_operator.api.recovery_status import Incident
 from megatron_operator.api.status import MegatronRecipeStatus, Plan, Progress
 from megatron_operator.ui.charts import MAX_POINTS, Line, Mark, Part, bar, line_chart, short, thinned
-from megatron_operator.ui.placement import NODES_SHOWN, groups_of, placement, position
+from megatron_operator.ui.placement import NODES_SHOWN, can_be_drawn, groups_of, placement, position
 from megatron_operator.ui.points import MAX_SAMPLES, Point, Samples, merge, point_of
 
 from testkit.example_runs import training_run
@@ -116,3 +116,18 @@ def test_the_rank_of_an_incident_is_marked() -> None:
     incident = Incident(number=1, time="2026-01-01T00:00:00Z", kind="rank", cause="it broke", rank=9)
     cells = [cell for row in placement(plan(), [], [incident]).rows for cell in row.cells]
     assert [cell.position.rank for cell in cells if cell.failed] == [9]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"perNode": 1 << 40},
+        {"worldSize": 1 << 62, "tensorModelParallelSize": 1 << 58},
+        {"pipelineModelParallelSize": 1 << 62},
+        {"dataParallelSize": 0},
+    ],
+)
+def test_a_plan_whose_sizes_do_not_agree_or_are_huge_is_not_drawn(sizes: dict[str, int]) -> None:
+    known = training_run("x")["status"]["plan"]
+    assert can_be_drawn(Plan.model_validate(known))
+    assert not can_be_drawn(Plan.model_validate(known | sizes))

@@ -5,12 +5,15 @@ import copy
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from megatron_operator.sdk import AsyncConnection, Connection, Recipe, Run
+from megatron_operator.ui.points import measured_memory
 from megatron_operator.ui.runs import WatchedRuns
 
 from testkit.example_runs import training_run
+from testkit.fuzz.guard import limited
 from tests.unit.sdk.api_stand_in import ApiStandIn
 
 POD = {
@@ -141,6 +144,38 @@ async def test_logs_give_points_memory_and_the_failure_and_are_read_once(
     assert first.failed_pod == "tiny-master-0"
     assert first.failure is not None
     assert first.failure.endswith("Traceback: it broke")
+
+
+async def test_lines_that_only_look_like_megatrons_cost_their_own_values(
+    watched: WatchedRuns, api: ApiStandIn
+) -> None:
+    api.pods = [POD]
+    wrong = ["memory (MB) | max reserved: 1.1.1", "memory (MB) | max reserved: " + "9" * 400]
+    lines = [LINE.format(10).replace("2.5", "-"), *wrong, MEMORY, LINE.format(20)]
+    api.logs["tiny-master-0", False] = "\n".join(lines)
+    recipe = watched.get("research", "tiny")
+    assert recipe is not None
+    found = await watched.logs(recipe)
+    assert [point.iteration for point in found.points] == [20]
+    assert found.memory == 2 << 30
+    [query] = [query for method, path, query in api.requests if path.endswith("/log")]
+    assert int(query["limitBytes"]) <= 16 << 20
+
+
+def test_a_hostile_log_is_searched_in_time_that_grows_with_its_length() -> None:
+    lines = [("memory (MB) |" * 200)[:2000], "memory (MB) | " + "max reserved: " * 140] * 500
+    with limited(10.0):
+        assert measured_memory(lines) is None
+
+
+async def test_an_error_that_nobody_expected_does_not_end_the_watch(
+    watched: WatchedRuns, api: ApiStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(watched, "_put", Mock(side_effect=RecursionError("maximum recursion depth exceeded")))
+        await asyncio.to_thread(api.set_status, "tiny", phase="Starting")
+        await until(lambda: watched.problem is not None)
+    await until(lambda: watched.problem is None and phase(watched) == "Starting")
 
 
 async def test_without_the_right_to_read_logs_the_page_states_it(

@@ -1,0 +1,88 @@
+"""The HTTP server towards clients that do not finish what they begin."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from megatron_operator.ui import server
+from megatron_operator.ui.access import KeyAccess
+from megatron_operator.ui.app import Settings, application
+from megatron_operator.ui.published import PublishedRecipes
+
+from testkit.example_runs import ExampleRuns
+
+WHOLE = b"GET /healthz HTTP/1.1\r\nHost: page\r\n\r\n"
+UNFINISHED = {
+    "nothing": b"",
+    "half a header": b"GET /healthz HTTP/1.1\r\nHost:",
+    "half a form": b"POST /sign-in HTTP/1.1\r\nHost: page\r\nContent-Length: 9\r\n\r\ntoken",
+    "a second request that stops": WHOLE + b"GET /healthz HTTP/1.1\r\n",
+}
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[int]:
+    """The port of a page without runs."""
+    app = application(Settings(ExampleRuns([]), KeyAccess("key"), PublishedRecipes(None, None)))
+    listening, serving = server.listen("127.0.0.1", 0), server.server(app, None)
+    listening.listen()
+    task = asyncio.create_task(serving.serve([listening]))
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        serving.should_exit = True
+        await task
+
+
+async def connect(port: int, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def answer(port: int) -> bytes:
+    reader, writer = await connect(port, WHOLE)
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+@pytest.mark.parametrize("sent", UNFINISHED.values(), ids=UNFINISHED)
+async def test_a_request_that_does_not_arrive_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
+    async with served() as port:
+        reader, writer = await connect(port, sent)
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+
+
+async def test_connections_without_a_request_keep_others_out_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS", 4)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
+    async with served() as port:
+        idle = [await connect(port, b"") for _ in range(8)]
+        async with asyncio.timeout(60):
+            for reader, _ in idle:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+        assert await answer(port) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_request_in_time_is_answered_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 60.0)
+    async with served() as port:
+        reader, writer = await connect(port, WHOLE)
+        for _ in range(3):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await reader.readexactly(2) == b"ok"
+            writer.write(WHOLE)
+        writer.close()
