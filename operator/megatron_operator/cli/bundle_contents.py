@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import yaml
 
+from megatron_operator.api import yaml_documents
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.first_failure import first_failed_pod
@@ -17,9 +18,16 @@ from megatron_operator.manifests.job_backends import node_rank
 
 REDACTED: Final = "<redacted>"
 _CREDENTIAL: Final = re.compile(
-    r"(?i)(api|access|private|wandb)[-_]?key|passw(or)?d|credential|token$|secret(?!name|ref|keyref|s$)"
+    r"(?i)(api|access|private|wandb)[-_]?key|passw(or)?d|passphrase|(^|[-_])pass$|credential|authorization"
+    r"|token$|secret(?!name|ref|keyref|s$)"
 )
 """Names of variables and flags whose values are replaced."""
+_VALUE: Final = r"""('[^']*'|"[^"]*"|[^\s'"&;|]+)"""
+_ASSIGNMENTS: Final = (
+    re.compile(rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w-]{{0,99}})(=){_VALUE}"),
+    re.compile(rf"(?<![\w.-])(--[A-Za-z][\w-]{{0,99}})(\s+)(?!-){_VALUE}"),
+)
+"""A variable or a flag with its value, also within a command of a shell: `NAME=x`, `--name=x`, `--name x`."""
 _USER: Final = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 """User and password of a URL."""
 _ANNOTATION: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -93,17 +101,44 @@ def redacted(value: Any) -> Any:
     if isinstance(value, str):
         flag, separator, _ = value.partition("=")
         hidden = f"{flag}={REDACTED}" if separator and _is_secret_flag(flag) else value
+        for pattern in _ASSIGNMENTS:
+            hidden = pattern.sub(_without_value, hidden)
         return _USER.sub(REDACTED, hidden)
     if not isinstance(value, Mapping):
         return value
     if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
         # A variable of a container, or of a recipe.
-        return dict(value) | ({"value": REDACTED} if _CREDENTIAL.search(value["name"]) else {})
+        hidden = REDACTED if _CREDENTIAL.search(value["name"]) else redacted(value["value"])
+        return dict(value) | {"value": hidden}
     return {
-        key: REDACTED if isinstance(each, str) and _CREDENTIAL.search(str(key)) else redacted(each)
+        key: _hidden(each) if _CREDENTIAL.search(str(key)) else redacted(each)
         for key, each in value.items()
         if key not in ("managedFields", _ANNOTATION)
     }
+
+
+def _hidden(value: Any) -> Any:
+    """The value of a credential; an object, which may be a reference to one, is searched."""
+    if isinstance(value, list):
+        return [_hidden(each) for each in value]
+    return REDACTED if isinstance(value, str) else redacted(value)
+
+
+def _without_value(assignment: re.Match[str]) -> str:
+    """An assignment as it is, or without its value if its name looks like a credential's."""
+    return f"{assignment[1]}{assignment[2]}{REDACTED}" if _CREDENTIAL.search(assignment[1]) else assignment[0]
+
+
+def readable_files(config_map: Mapping[str, Any]) -> Object:
+    """A ConfigMap with its files as objects, in which credentials can be found; one that is not YAML is left
+    out."""
+    files = {}
+    for name, text in (config_map.get("data") or {}).items():
+        try:
+            files[name] = yaml_documents.load_all(text)
+        except yaml_documents.YamlError as error:
+            files[name] = f"left out: {error}"
+    return dict(config_map) | {"data": files}
 
 
 def _is_secret_flag(text: Any) -> bool:
@@ -173,7 +208,10 @@ def _add_operator(contents: Contents, kubectl: Kubectl, request: Request, key: s
     """The operator's Deployment, its configuration, and what its log has about this run."""
     there = Kubectl(request.operator_namespace, kubectl.context, kubectl.kubeconfig)
     label = "app.kubernetes.io/name=megatron-operator"
-    for kind in ("deployments", "configmaps"):
-        contents.add(f"operator/{kind}.yaml", partial(there.find, [kind, "--selector", label]))
+    contents.add("operator/deployments.yaml", partial(there.find, ["deployments", "--selector", label]))
+    contents.add(
+        "operator/configmaps.yaml",
+        lambda: [readable_files(each) for each in there.find(["configmaps", "--selector", label])],
+    )
     words = ["--selector", label, "--all-containers", f"--tail={request.tail}"]
     contents.add("operator/log.log", lambda: lines_about(there.log_text(words), key))

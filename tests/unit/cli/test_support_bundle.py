@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from megatron_operator.cli.bundle_contents import REDACTED, lines_about, redacted
+from megatron_operator.cli.bundle_contents import REDACTED, lines_about, readable_files, redacted
 from megatron_operator.cli.main import cli
 
 RECIPE: dict[str, Any] = {
@@ -96,6 +96,17 @@ def test_no_file_has_a_credential_of_the_recipe() -> None:
     assert {"name": "NCCL_DEBUG", "value": "INFO"} in yaml.safe_load(texts()["recipe.yaml"])["spec"]["env"]
 
 
+def test_a_platform_file_in_a_config_map_has_no_credential() -> None:
+    platform = "accelerators:\n  h100:\n    env: {WANDB_API_KEY: k3y, NCCL_DEBUG: INFO}\n"
+    found = readable_files(
+        {"metadata": {"name": "megatron-platform"}, "data": {"platform.yaml": platform, "x": "a: ["}}
+    )
+    hidden = redacted(found)["data"]
+    env = {"WANDB_API_KEY": REDACTED, "NCCL_DEBUG": "INFO"}
+    assert hidden["platform.yaml"] == [{"accelerators": {"h100": {"env": env}}}]
+    assert hidden["x"].startswith("left out: invalid YAML")
+
+
 def test_what_the_kubeconfig_may_not_read_is_listed_and_the_rest_is_written() -> None:
     done = bundle()
     assert "not read: nodes.yaml: (Forbidden): nodes is forbidden" in done.stdout
@@ -145,6 +156,22 @@ def test_json_names_the_files() -> None:
         ({"password": "k3y", "secretName": "mine"}, {"password": REDACTED, "secretName": "mine"}),
         ("s3://user:k3y@store/path", f"s3://{REDACTED}@store/path"),
         (["--tokenizer-model", "/data/t"], ["--tokenizer-model", "/data/t"]),
+        (["env", "HF_TOKEN=k3y", "LEVEL=1"], ["env", f"HF_TOKEN={REDACTED}", "LEVEL=1"]),
+        (
+            ["sh", "-c", "export HF_TOKEN='k3 y' && run --api-key k3y --lr 1"],
+            ["sh", "-c", f"export HF_TOKEN={REDACTED} && run --api-key {REDACTED} --lr 1"],
+        ),
+        (
+            {"name": "HTTPS_PROXY", "value": "http://me:k3y@proxy:3128"},
+            {"name": "HTTPS_PROXY", "value": f"http://{REDACTED}@proxy:3128"},
+        ),
+        (
+            {"name": "OPTIONS", "value": "-v --api-key=k3y"},
+            {"name": "OPTIONS", "value": f"-v --api-key={REDACTED}"},
+        ),
+        ({"name": "DB_PASS", "value": "k3y"}, {"name": "DB_PASS", "value": REDACTED}),
+        ({"passwords": ["k3y"], "tokens": 1}, {"passwords": [REDACTED], "tokens": 1}),
+        ("exec --token-file /run/token", "exec --token-file /run/token"),
     ],
 )
 def test_credentials_are_replaced_wherever_they_are(value: Any, expected: Any) -> None:
