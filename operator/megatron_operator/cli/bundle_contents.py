@@ -132,7 +132,7 @@ def _without_value(assignment: re.Match[str]) -> str:
 def readable_files(config_map: Mapping[str, Any]) -> Object:
     """A ConfigMap with its files as objects, in which credentials can be found; one that is not YAML is left
     out."""
-    files = {}
+    files: dict[str, Any] = {}
     for name, text in (config_map.get("data") or {}).items():
         try:
             files[name] = yaml_documents.load_all(text)
