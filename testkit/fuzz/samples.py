@@ -13,9 +13,12 @@ START: Final = "2027-01-15T07:00:00Z"
 
 
 def recipe_seeds(root: Path) -> list[Any]:
-    """All examples and all recipes that must be refused."""
-    files = [*sorted((root / "examples").glob("*.yaml")), *sorted((root / "tests/refusals").glob("*.yaml"))]
-    return [document for file in files for document in yaml.safe_load_all(file.read_text())]
+    """All examples, recipes with golden manifests, and recipes that must be refused; then fine-tuning."""
+    folders = ("examples", "tests/golden/recipes", "tests/refusals")
+    files = [file for folder in folders for file in sorted((root / folder).glob("*.yaml"))]
+    found = [document for file in files for document in yaml.safe_load_all(file.read_text())]
+    # A tenth of the seeds and mostly accepted, so that changes reach adapters, chats and conversions.
+    return [*found, *FINE_TUNING * 4]
 
 
 def recipe_of(entry: str, accelerator: str | None = "h100-sxm", count: int = 8) -> dict[str, Any]:
@@ -24,6 +27,34 @@ def recipe_of(entry: str, accelerator: str | None = "h100-sxm", count: int = 8) 
     spec = {"recipe": entry, "accelerator": kind | {"count": count}, "data": {"mockData": True}}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "run"}, "spec": spec}
 
+
+def _fine_tuning(entry: str, init: dict[str, Any], data: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """A fine-tuning recipe of Megatron-Bridge from weights of a volume."""
+    recipe = recipe_of(entry)
+    recipe["spec"] |= {"init": init, "data": {"volume": {"claimName": "models"}} | data} | others
+    recipe["spec"]["training"] = {"trainIters": 200, "evalInterval": 100, "evalIters": 2}
+    return recipe
+
+
+_CHATS: Final = {
+    "sources": [
+        {"path": "/data/raw/a/*.jsonl", "format": "chat", "documents": 1000},
+        {"path": "/data/raw/b", "format": "chat"},
+    ],
+    "split": "98,2,0",
+    "maxEpochs": 3,
+}
+_IMPORT: Final = {"from": {"huggingFace": {"path": "/data/llama-3.1-8b"}}}
+_CONVERTED: Final = {"from": {"megatron": {"path": "/data/megatron"}}, "modelFolder": "/data/llama-3.1-8b"}
+_EXPORT: Final = {"huggingFace": {"path": "/data/tuned"}, "when": ["end"]}
+_ADAPTERS: Final = {"type": "lora", "dim": 16, "alpha": 32, "dropout": 0.1, "targetModules": ["linear_qkv"]}
+_FOLDER: Final = {"datasetRoot": "answers", "examples": "chat"}
+FINE_TUNING: Final = (
+    _fine_tuning("llama3.1-8b-lora", _IMPORT, _CHATS, peft=_ADAPTERS, export=_EXPORT | {"merge": True}),
+    _fine_tuning("llama3.1-8b-sft", _IMPORT, _CHATS, export=_EXPORT),
+    _fine_tuning("llama3.1-8b-sft", _CONVERTED, _FOLDER, export=_EXPORT),
+)
+"""Chats and prepared folders, weights of both forms, adapters and exports; all are accepted."""
 
 RECIPES: Final = (recipe_of("llama3-8b", "h100"), recipe_of("tiny-gpt", None, 2))
 
@@ -46,24 +77,35 @@ def platform_seeds() -> list[Any]:
         "env": {"NCCL_DEBUG": "INFO"},
         "resources": {"cpu": "64", "memory": "512Gi"},
         "shmSize": "64Gi",
+        "nodeLostAfter": 30,
+        "bindCpus": True,
+        "computeDomain": True,
+        "pricePerGpuHour": 2.5,
+        "podTemplate": {"annotations": {"a/b": "c"}},
     }
     full = {
         "accelerators": {"h100": profile, "cpu": {"platform": "cpu", "perNode": 2, "resourceName": None}},
         "defaultAccelerator": "cpu",
         "image": "trainer:1",
+        "bridgeImage": "trainer-bridge:1",
         "imagePullSecrets": ["registry"],
+        "serviceAccounts": ["trainer"],
         "checkpoint": {"size": "1Ti"},
-        "queue": "research",
+        "dataStorageClassName": "shared",
+        "networkPolicies": {"enabled": True, "operatorNamespace": "megatron", "metricsFrom": ["monitoring"]},
         "namespaces": {"*": {"maxAccelerators": 64}, "default": {"acceleratorTypes": ["h100", "cpu"]}},
         "badNodes": {
             "cordon": True,
+            "uncordonByCheck": True,
             "maxShare": 0.2,
             "maxPerHour": 2,
             "conditions": ["A=False"],
             "taints": ["a/b"],
         },
     }
-    return [full, {}, {"accelerators": {"h100": profile}, "image": "trainer:1"}]
+    small = {"accelerators": {"h100": profile}, "image": "trainer:1"}
+    gang = {"gangScheduling": {"scheduler": "volcano", "queue": "gpus"}}
+    return [full, {}, small, small | gang]
 
 
 _ENTRY: Final = {
@@ -97,10 +139,21 @@ PROGRESS: Final[dict[str, Any]] = {
     "firstStartedAt": 1.79e9,
     "saveSeconds": 12.5,
     "evaluateSeconds": 3.0,
+    "validationIteration": 40,
+    "validationLoss": 2.5,
+    "bestValidationIteration": 40,
+    "bestValidationLoss": 2.5,
+    "preparation": {
+        "documents": 10,
+        "bytesDone": 5,
+        "bytesTotal": 10,
+        "bytesPerSecond": 1.5,
+        "secondsLeft": 3.5,
+    },
 }
 
 
-def _typed(value: object) -> dict[str, Any]:
+def typed(value: object) -> dict[str, Any]:
     """The schema of a sample."""
     match value:
         case bool():
@@ -112,13 +165,13 @@ def _typed(value: object) -> dict[str, Any]:
         case str():
             return {"type": "string"}
         case list():
-            return {"type": "array", "items": _typed(value[0])}
+            return {"type": "array", "items": typed(value[0])}
         case dict():
-            return {"type": "object", "properties": {key: _typed(item) for key, item in value.items()}}
+            return {"type": "object", "properties": {key: typed(item) for key, item in value.items()}}
     return {}
 
 
-PROGRESS_SCHEMA: Final = _typed(PROGRESS)
+PROGRESS_SCHEMA: Final = typed(PROGRESS)
 TERMINATION: Final[dict[str, Any]] = {
     "reason": "Completed",
     "message": "all done",
@@ -128,7 +181,9 @@ TERMINATION: Final[dict[str, Any]] = {
     "iteration": 200,
     "checkpointIteration": 200,
 }
-TERMINATION_SCHEMA: Final = _typed(TERMINATION)
+TERMINATION_SCHEMA: Final = typed(TERMINATION)
+CONVERSION: Final[dict[str, Any]] = TERMINATION | {"tensors": 291, "bytes": 16_060_522_496}
+CONVERSION_SCHEMA: Final = typed(CONVERSION)
 
 JOURNAL: Final[dict[str, Any]] = {
     "schema": 1,
@@ -146,9 +201,20 @@ JOURNAL: Final[dict[str, Any]] = {
         "unreadable": {"10": 1},
     },
     "records": [{"iteration": 9, "generation": 1, "stepSeconds": 1.0, "time": 1.79e9}],
+    "evaluations": [{"iteration": 9, "lmLoss": 2.5}],
 }
-JOURNAL_SCHEMA: Final = _typed(JOURNAL)
+JOURNAL_SCHEMA: Final = typed(JOURNAL)
 
+_INCIDENT: Final[dict[str, Any]] = {
+    "number": 1,
+    "time": START,
+    "kind": "rank",
+    "cause": "c",
+    "node": "n",
+    "rank": 1,
+    "iteration": 50,
+    "seconds": {"detect": 1.0, "redo": 2.0},
+}
 STATUSES: Final[list[Any]] = [
     {},
     {
@@ -168,6 +234,31 @@ STATUSES: Final[list[Any]] = [
             }
         ],
     },
+    {
+        "phase": "Exporting",
+        "observedGeneration": 1,
+        "progress": {"iteration": 200, "trainIters": 200, "lmLoss": 1.5, "tokensPerSecond": 1e5},
+        "validation": {"iteration": 200, "loss": 1.5, "bestIteration": 200, "bestLoss": 1.5},
+        "preparation": {"documents": 10, "bytesDone": 5, "bytesTotal": 10, "bytesPerSecond": 1.0},
+        "imported": {"source": "/data/a", "path": "/data/a-megatron", "tensors": 1, "bytes": 2, "audit": "a"},
+        "exported": {"source": "/checkpoints/run", "path": "/data/tuned", "audit": "b"},
+        "ledger": {
+            "settledAt": START,
+            "seconds": {"train": 10.0, "redo": 1.0},
+            "acceleratorSeconds": {"train": 80.0},
+            "losses": [{"category": "redo", "cause": "c", "node": "n", "seconds": 1.0}],
+            "marks": [{"time": START, "category": "train", "accelerators": 8}],
+        },
+        "recovery": {
+            "restarts": 1,
+            "lastIncident": _INCIDENT,
+            "history": [_INCIDENT],
+            "goodput": 0.5,
+            "nodesAvoided": ["n"],
+            "nodeEvidence": {"n": {"evidence": "Xid", "cause": "c", "time": START}},
+            "elastic": {"count": 4, "since": START, "reason": "r"},
+        },
+    },
 ]
 
 JOB: Final[dict[str, Any]] = {
@@ -180,6 +271,12 @@ JOB: Final[dict[str, Any]] = {
 }
 
 
+FAILED_JOB: Final[dict[str, Any]] = {
+    "metadata": {"name": "run-import", "namespace": "a", "uid": "j"},
+    "status": {"conditions": [{"type": "Failed", "status": "True", "message": "backoff"}]},
+}
+
+
 def body(status: dict[str, Any]) -> dict[str, Any]:
     """A MegatronRecipe with this status."""
     metadata = {"name": "run", "namespace": "a", "uid": "u", "generation": 1, "resourceVersion": "1"}
@@ -187,7 +284,9 @@ def body(status: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec, "status": status}
 
 
-def _pod(name: str, kind: str, index: int, state: dict[str, Any], phase: str) -> dict[str, Any]:
+def _pod(
+    name: str, kind: str, index: int, state: dict[str, Any], phase: str, container: str = CONTAINER_NAME
+) -> dict[str, Any]:
     labels = {pytorchjob.LABEL_REPLICA_TYPE: kind, pytorchjob.LABEL_REPLICA_INDEX: str(index)}
     bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": START}
     return {
@@ -197,7 +296,7 @@ def _pod(name: str, kind: str, index: int, state: dict[str, Any], phase: str) ->
             "phase": phase,
             "startTime": START,
             "conditions": [bound],
-            "containerStatuses": [{"name": CONTAINER_NAME, "state": state}],
+            "containerStatuses": [{"name": container, "state": state}],
         },
     }
 
@@ -212,7 +311,7 @@ def running_pods() -> tuple[dict[str, Any], ...]:
     return running_pod(), _pod("worker-0", "worker", 0, {"running": {"startedAt": START}}, "Running")
 
 
-def ended_pod(code: int, message: str) -> dict[str, Any]:
-    """A Worker that ended with this exit code and termination message."""
+def ended_pod(code: int, message: str, container: str = CONTAINER_NAME) -> dict[str, Any]:
+    """A Worker, or a Job's pod, whose container ended with this exit code and termination message."""
     ended = {"terminated": {"exitCode": code, "message": message, "reason": "Error", "finishedAt": START}}
-    return _pod("worker-0", "worker", 0, ended, "Succeeded" if code == 0 else "Failed")
+    return _pod("worker-0", "worker", 0, ended, "Succeeded" if code == 0 else "Failed", container)

@@ -32,6 +32,7 @@ STRINGS: Final = (
     "${HOME}",
     "%s%n",
     "\u202e",
+    "<script>a</script><img src=x onerror=a>\"' onload='a",
     "é" * 30,
     "x" * 300,
     "x" * 70_000,

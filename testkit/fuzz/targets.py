@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypothesis import strategies as st
-from megatron_contract.environment import PROGRESS_FILE
+from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.progress import ProgressReport
 from megatron_contract.wire import WireError, load_json
 from megatron_operator import catalog, manifests
@@ -19,7 +19,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.schema import structural
-from megatron_operator.api.status import MegatronRecipeStatus
+from megatron_operator.api.status import ConversionStatus, MegatronRecipeStatus
 from megatron_operator.api.validation import parse_recipe
 from megatron_operator.catalog import Catalog
 from megatron_operator.catalog.discovery import with_nodes
@@ -29,11 +29,17 @@ from megatron_operator.controller.config_source import parse_platform
 from megatron_operator.lifecycle.pod_termination import pod_end
 from megatron_operator.lifecycle.progress_reading import ProgressReading, merge_reports
 from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.stages import (
+    EXPORT,
+    IMPORT,
+    set_converted,
+    set_stage_failed,
+)
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.planner import admit
 
-from testkit.fuzz import samples
+from testkit.fuzz import page, samples
 from testkit.fuzz.strategies import changed, json_texts, leaves, yaml_texts
 
 ROOT: Final = Path(__file__).parents[2]
@@ -117,6 +123,17 @@ def check_termination(text: str) -> None:
         _follow(samples.body({}), None, text, code)
 
 
+def check_conversion(text: str) -> None:
+    """The termination message of an import's or export's pod, as its result and as the cause of its end."""
+    for stage in (IMPORT, EXPORT):
+        wanted = ConversionStatus(source="/data/a", path="/data/b", audit="/data/b/audit.json")
+        done, failed = (StatusBuilder.of(samples.body({}), NOW) for _ in range(2))
+        set_converted(done, stage, wanted, [samples.ended_pod(0, text, stage.container)])
+        set_stage_failed(failed, stage, samples.FAILED_JOB, [samples.ended_pod(2, text, stage.container)])
+        for builder in (done, failed):
+            _check_status(builder)
+
+
 def check_status(text: str) -> None:
     """A recipe with this status: read, followed with a report, and written again."""
     try:
@@ -138,13 +155,14 @@ def check_journal(text: str) -> None:
         save = Path(folder)
         checkpoint = selection.directory(save, 10)
         checkpoint.mkdir()
-        lines = "\n".join(json.dumps(record) for record in _records(text))
+        lines, evaluations = (_lines(text, name) for name in ("records", "evaluations"))
         for path, content in (
             (save / JOURNAL_FILE, text),
             (save / checkpoint_lease.LEASE_FILE, text),
             (save / selection.TRACKER, text),
             (checkpoint / "metadata.json", text),
             (save / PROGRESS_FILE, f"{lines}\n{text}\n"),
+            (save / VALIDATION_FILE, f"{evaluations}\n{text}\n"),
         ):
             path.write_text(content, encoding="utf-8", errors="surrogatepass")
         checkpoint_lease.read_holder(save)
@@ -155,19 +173,30 @@ def check_journal(text: str) -> None:
         json.dumps(journal.summary().to_json())
 
 
-def _records(text: str) -> list[Any]:
+def check_page(text: str) -> None:
+    """A run's status and log on the web page."""
+    found = page.problem(text)
+    _require(found is None, str(found))
+
+
+def _lines(text: str, name: str) -> str:
+    """The items of a list of the journal as lines of a file of their own."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return []
-    found = value.get("records") if isinstance(value, dict) else None
-    return found if isinstance(found, list) else []
+        return ""
+    found = value.get(name) if isinstance(value, dict) else None
+    return "\n".join(json.dumps(each) for each in found) if isinstance(found, list) else ""
 
 
 def _follow(body: dict[str, Any], reading: ProgressReading | None, message: str, code: int = 137) -> None:
     builder = StatusBuilder.of(body, NOW)
     pods = (samples.running_pod(), samples.ended_pod(code, message)) if message else samples.running_pods()
     update_status(builder, RunSnapshot(NOW, samples.JOB, pods, reading=reading))
+    _check_status(builder)
+
+
+def _check_status(builder: StatusBuilder) -> None:
     written = json.dumps(builder.patch())
     json.dumps(written, allow_nan=False)
     _require(len(written) < 1 << 20, f"a status of {len(written)} bytes")
@@ -180,9 +209,6 @@ def _plan(resource: dict[str, Any], platform: PlatformConfig, library: Catalog) 
         spec = parse_recipe(resource)
         name = str((resource.get("metadata") or {}).get("name") or "recipe")
         run = admit(name, spec, platform, library, "default")
-        if run.resolved.engine == "bridge":
-            _check_words(run.arguments)
-            return
         built = manifests.build(run, "uid")
     except InvalidRecipeError as refused:
         check_errors(refused)
@@ -238,6 +264,13 @@ def _status_texts() -> st.SearchStrategy[str]:
     return json_texts(changed(samples.STATUSES, list(leaves(structural(MegatronRecipeStatus)))))
 
 
+@cache
+def _page_texts() -> st.SearchStrategy[str]:
+    steps = {"steps": samples.typed(page.SEED["steps"]), "lines": samples.typed(page.SEED["lines"])}
+    fields = leaves({"properties": {"status": structural(MegatronRecipeStatus)} | steps})
+    return json_texts(changed([page.SEED], list(fields)))
+
+
 TARGETS: Final = {
     "recipe": Target(_recipe_texts, check_recipe),
     "platform": Target(_platform_texts, check_platform),
@@ -249,7 +282,12 @@ TARGETS: Final = {
         lambda: json_texts(changed([samples.TERMINATION], list(leaves(samples.TERMINATION_SCHEMA)))),
         check_termination,
     ),
+    "conversion": Target(
+        lambda: json_texts(changed([samples.CONVERSION], list(leaves(samples.CONVERSION_SCHEMA)))),
+        check_conversion,
+    ),
     "status": Target(_status_texts, check_status),
+    "page": Target(_page_texts, check_page),
     "journal": Target(
         lambda: json_texts(changed([samples.JOURNAL], list(leaves(samples.JOURNAL_SCHEMA)))), check_journal
     ),

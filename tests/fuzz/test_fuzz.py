@@ -8,11 +8,13 @@ import pytest
 from testkit.fuzz.runner import run
 
 CASES = {
-    "recipe": 1000,
+    "recipe": 900,
     "platform": 250,
     "catalog": 250,
     "progress": 150,
     "termination": 100,
+    "conversion": 60,
+    "page": 40,
     "status": 150,
     "journal": 100,
 }
