@@ -66,6 +66,11 @@ crds: setup ## Regenerate the CRD and docs/recipe.md from the pydantic models
 chart-page: setup ## Regenerate the chart's README.md from values.yaml
 	@$(PY) scripts/chart_page.py
 
+.PHONY: monitoring
+monitoring: setup-trainer ## Regenerate the Grafana dashboard and the metrics in docs/monitoring.md
+	@$(PY) scripts/dashboard.py
+	@$(PY) scripts/metrics_page.py
+
 .PHONY: catalog-pages
 catalog-pages: setup ## Regenerate docs/catalog from the catalog's data
 	@$(PY) scripts/catalog_pages.py

@@ -34,6 +34,11 @@ class Expected(ApiModel):
     bubble: float
     """Fraction of a step that pipeline stages wait."""
 
+    @property
+    def peak_tflops(self) -> float | None:
+        """Peak of one accelerator to which `mfu` is relative, in TFLOP/s; None where the plan has none."""
+        return self.tflops_per_gpu / self.mfu if self.mfu > 0 and self.tflops_per_gpu > 0 else None
+
 
 class Plan(ApiModel):
     """How the run is mapped to its accelerators. World = TP x PP x CP x DP; EP is a part of TP x CP x DP."""

@@ -15,7 +15,7 @@ from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
 from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.fence import Fence, NotLeaderError
-from megatron_operator.controller.metrics import WRITES
+from megatron_operator.controller.metrics import API_REQUESTS, WRITES
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests import compute_domain, pytorchjob
 from megatron_operator.manifests.job_backends import backend_of
@@ -257,15 +257,20 @@ class ApiClient:
     ) -> Object:
         headers = {"Accept": accept, "Content-Type": content_type}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        plural, code = _plural(path), "none"
         if method != "GET":
-            WRITES.labels(method, _plural(path)).inc()
+            WRITES.labels(method, plural).inc()
         given = {key: value for key, value in (query or {}).items() if value is not None}
         url = self._api.configuration.host + path + (f"?{urlencode(given)}" if given else "")
         fence = None if method == "GET" else self._fence
-        async with contextlib.nullcontext() if fence is None else fence.writing():
-            response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
-            self.clock.synchronize(response.headers.get("Date"))
-            content = await response.read()  # type: ignore[no-untyped-call]
+        try:
+            async with contextlib.nullcontext() if fence is None else fence.writing():
+                response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
+                code = str(response.status)
+                self.clock.synchronize(response.headers.get("Date"))
+                content = await response.read()  # type: ignore[no-untyped-call]
+        finally:
+            API_REQUESTS.labels(method, plural, code).inc()
         if response.status < 400:
             return dict(json.loads(content)) if content else {}
         raise ApiError.of(response.status, content)
@@ -288,6 +293,7 @@ def _require_before_sending(fence: Fence) -> aiohttp.TraceConfig:
 
 
 def _plural(path: str) -> str:
-    """`pods` of `/api/v1/namespaces/default/pods/x`, `nodes` of `/api/v1/nodes/x`."""
-    inside = path.split("/namespaces/")
-    return inside[-1].split("/")[1] if len(inside) > 1 else path.removeprefix("/api/v1/").split("/")[0]
+    """`pods` of `/api/v1/namespaces/default/pods/x`, `jobs` of `/apis/batch/v1/jobs`."""
+    parts = path.strip("/").split("/")
+    parts = parts[2 if parts[0] == "api" else 3 :]
+    return parts[2] if parts[0] == "namespaces" and len(parts) > 2 else parts[0]

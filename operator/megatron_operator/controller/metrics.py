@@ -17,8 +17,11 @@ RECONCILE_SECONDS: Final = Histogram(
 )
 LOOP_LAG: Final = Histogram(
     "megatron_operator_event_loop_lag_seconds",
-    "How late the event loop runs a task that is due, measured 20 times a second",
+    "How late the event loop runs a task that is due, 20 times a second; above 0.05 something blocks it",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+)
+QUEUE_LENGTH: Final = Gauge(
+    "megatron_operator_queue_length", "Recipes that are due for a reconcile and wait for a worker"
 )
 LEADER: Final = Gauge("megatron_operator_leader", "1 while this replica is the leader, 0 while it stands by")
 WRITES: Final = Counter(
@@ -26,19 +29,31 @@ WRITES: Final = Counter(
     "Write requests to the API server, by method and resource",
     ["method", "plural"],
 )
+API_REQUESTS: Final = Counter(
+    "megatron_operator_api_requests",
+    "Requests to the API server without watches; the code is `none` where no answer came",
+    ["method", "plural", "code"],
+)
 STALE_OBJECTS: Final = Counter(
     "megatron_operator_stale_objects",
     "Objects whose change no watch delivered, found by comparing the caches with lists",
     ["plural"],
 )
 EVENTS_DROPPED: Final = Counter(
-    "megatron_operator_events_dropped", "Events that were not posted because their recipe posts too many"
+    "megatron_operator_events_dropped",
+    "Events that were not posted: a recipe posts 25 at once, then one in 30 s",
 )
 
 _RUN: Final = ["namespace", "name"]
-RESTARTS: Final = Gauge("megatron_recipe_restarts", "Interruptions of the run, by kind", [*_RUN, "kind"])
+RESTARTS: Final = Gauge(
+    "megatron_recipe_restarts",
+    "Interruptions of the run: rank, pod, node, gang, hang, loss, resize",
+    [*_RUN, "kind"],
+)
 LOST_SECONDS: Final = Gauge(
-    "megatron_recipe_lost_seconds", "Seconds lost to interruptions, by phase", [*_RUN, "phase"]
+    "megatron_recipe_lost_seconds",
+    "Seconds lost to interruptions: detect, schedule, start, load, redo",
+    [*_RUN, "phase"],
 )
 LOST_ITERATIONS: Final = Gauge("megatron_recipe_lost_iterations", "Iterations that were repeated", _RUN)
 GOODPUT: Final = Gauge(
@@ -46,7 +61,17 @@ GOODPUT: Final = Gauge(
 )
 NODES_AVOIDED: Final = Gauge("megatron_recipe_nodes_avoided", "Nodes that the run avoids", _RUN)
 ACCELERATORS: Final = Gauge(
-    "megatron_recipe_accelerators", "Accelerators that the run holds or waits for", _RUN
+    "megatron_recipe_accelerators",
+    "Accelerators that the run holds or waits for; 0 once it is over or suspended",
+    _RUN,
+)
+PLANNED_STEP_SECONDS: Final = Gauge(
+    "megatron_recipe_planned_step_seconds", "Duration of an iteration by the plan's estimate", _RUN
+)
+PEAK_TFLOPS: Final = Gauge(
+    "megatron_recipe_peak_tflops_per_gpu",
+    "Peak TFLOP/s of an accelerator in the training precision; megatron_tflops_per_gpu over it is the MFU",
+    _RUN,
 )
 PHASE: Final = Gauge("megatron_recipe_phase", "1 for the phase of the run", [*_RUN, "phase"])
 TIME: Final = Gauge(
@@ -71,6 +96,8 @@ _OF_RUNS: Final = (
     GOODPUT,
     NODES_AVOIDED,
     ACCELERATORS,
+    PLANNED_STEP_SECONDS,
+    PEAK_TFLOPS,
     TIME,
     ACCELERATOR_TIME,
     PHASE,
@@ -99,7 +126,17 @@ def update_run(status: StatusBuilder) -> None:
     ACCELERATORS.labels(*status.key).set(0 if holds_none else plan.world_size)
     if recovery.goodput is not None:
         GOODPUT.labels(*status.key).set(recovery.goodput)
+    expected = plan.expected
+    _set_or_remove(PLANNED_STEP_SECONDS, status.key, None if expected is None else expected.step_seconds)
+    _set_or_remove(PEAK_TFLOPS, status.key, None if expected is None else expected.peak_tflops)
     _update_time(status)
+
+
+def _set_or_remove(gauge: Gauge, key: RecipeKey, value: float | None) -> None:
+    if value is not None:
+        gauge.labels(*key).set(value)
+    else:
+        gauge.remove(*key)
 
 
 def _update_time(status: StatusBuilder) -> None:

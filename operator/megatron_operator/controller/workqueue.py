@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
-from megatron_operator.controller.metrics import RECONCILE_SECONDS, RECONCILES
+from megatron_operator.controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
 from megatron_operator.lifecycle.status_builder import RecipeKey
 
 log = logging.getLogger(__name__)
@@ -84,10 +84,12 @@ class WorkQueue:
         elif key not in self._waiting:
             self._waiting.add(key)
             self._ready.put_nowait(key)
+            QUEUE_LENGTH.set(self._ready.qsize())
 
     async def _work(self) -> None:
         while True:
             key = await self._ready.get()
+            QUEUE_LENGTH.set(self._ready.qsize())
             self._waiting.discard(key)
             if self._stopping:
                 continue

@@ -63,10 +63,7 @@ def point_of(progress: Progress, plan: Plan | None) -> Point | None:
 
 def peak_tflops(plan: Plan | None) -> float | None:
     """Peak of one accelerator by which the plan's MFU is computed, in TFLOP/s; None where it has none."""
-    expected = None if plan is None else plan.expected
-    if expected is None or expected.mfu <= 0 or expected.tflops_per_gpu <= 0:
-        return None
-    return expected.tflops_per_gpu / expected.mfu
+    return None if plan is None or plan.expected is None else plan.expected.peak_tflops
 
 
 def points_of_log(found: Iterable[LossPoint], plan: Plan | None) -> list[Point]:

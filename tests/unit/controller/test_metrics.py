@@ -4,7 +4,7 @@ from typing import Any
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
-from megatron_operator.api.status import Plan
+from megatron_operator.api.status import Expected, Plan
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -55,6 +55,19 @@ def test_the_time_since_the_creation_is_divided(run: Any) -> None:
     assert value("megatron_recipe_accelerator_time_seconds", category="train") == 240
     update(run, Phase.FAILED)
     assert value("megatron_recipe_time_seconds", category="idle") == 0, "a run that is over spends no time"
+
+
+def test_the_plan_is_exported_as_far_as_it_has_estimates(run: Any) -> None:
+    status = run.status()
+    speed = {"step_seconds": 2.0, "tokens_per_second_per_gpu": 1e4, "tflops_per_gpu": 400.0, "bubble": 0.0}
+    for mfu, peak in ((0.4, 1000.0), (0.0, None)):
+        status.set(plan=Plan.model_construct(world_size=8, expected=Expected(**speed, mfu=mfu)))
+        metrics.update_run(status)
+        assert value("megatron_recipe_planned_step_seconds") == 2.0
+        assert value("megatron_recipe_peak_tflops_per_gpu") == peak
+    status.set(plan=Plan.model_construct(world_size=8))
+    metrics.update_run(status)
+    assert value("megatron_recipe_planned_step_seconds") is None
 
 
 def test_a_failed_run_holds_no_accelerators(run: Any) -> None:

@@ -7,6 +7,7 @@ from megatron_operator.controller import workqueue
 from megatron_operator.controller.reconciler import ReconcileError
 from megatron_operator.controller.workqueue import WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
+from prometheus_client import REGISTRY
 
 A, B = RecipeKey("default", "a"), RecipeKey("default", "b")
 
@@ -192,3 +193,25 @@ async def test_a_reconcile_that_outlasts_the_grace_is_cancelled() -> None:
     await began.wait()
     await queue.stop(grace=0.01)
     assert cancelled.is_set()
+
+
+async def test_the_metric_counts_the_recipes_that_wait_for_a_worker() -> None:
+    lengths: list[float | None] = []
+
+    def length() -> float | None:
+        return REGISTRY.get_sample_value("megatron_operator_queue_length")
+
+    async def reconcile(_key: RecipeKey) -> None:
+        lengths.append(length())
+
+    queue = WorkQueue(reconcile, workers=1)
+    queue.add(A, 0)
+    queue.add(B, 0)
+    async with asyncio.timeout(60):
+        while length() != 2:
+            await asyncio.sleep(0)
+        queue.start()
+        while len(lengths) < 2:
+            await asyncio.sleep(0)
+    await queue.stop()
+    assert lengths == [1, 0]

@@ -44,6 +44,30 @@ GAUGES: dict[str, tuple[str, str]] = {
 }
 
 
+def collect_metrics(report: ProgressReport) -> Iterable[Metric]:
+    """The Prometheus metrics of a progress report; a value that is not known has none."""
+    labels = {"node_rank": str(report.node_rank)}
+    for field, (name, text) in GAUGES.items():
+        value = getattr(report, field)
+        if value is None:
+            continue
+        gauge = GaugeMetricFamily(f"megatron_{name}", text, labels=list(labels))
+        gauge.add_metric(list(labels.values()), float(value))
+        yield gauge
+    if report.checkpoint_time:
+        gauge = GaugeMetricFamily(
+            "megatron_checkpoint_timestamp_seconds",
+            "When the newest complete checkpoint was written",
+            labels=list(labels),
+        )
+        written = datetime.fromisoformat(report.checkpoint_time.replace("Z", "+00:00")).timestamp()
+        gauge.add_metric(list(labels.values()), written)
+        yield gauge
+    info = InfoMetricFamily("megatron_phase", "Phase of the run", labels=list(labels))
+    info.add_metric(list(labels.values()), {"phase": report.phase})
+    yield info
+
+
 class _Collector:
     """Converts the progress report to Prometheus metrics at every scrape."""
 
@@ -51,27 +75,7 @@ class _Collector:
         self._report = report
 
     def collect(self) -> Iterable[Metric]:
-        report = self._report()
-        labels = {"node_rank": str(report.node_rank)}
-        for field, (name, text) in GAUGES.items():
-            value = getattr(report, field)
-            if value is None:
-                continue
-            gauge = GaugeMetricFamily(f"megatron_{name}", text, labels=list(labels))
-            gauge.add_metric(list(labels.values()), float(value))
-            yield gauge
-        if report.checkpoint_time:
-            gauge = GaugeMetricFamily(
-                "megatron_checkpoint_timestamp_seconds",
-                "When the newest complete checkpoint was written",
-                labels=list(labels),
-            )
-            written = datetime.fromisoformat(report.checkpoint_time.replace("Z", "+00:00")).timestamp()
-            gauge.add_metric(list(labels.values()), written)
-            yield gauge
-        info = InfoMetricFamily("megatron_phase", "Phase of the run", labels=list(labels))
-        info.add_metric(list(labels.values()), {"phase": report.phase})
-        yield info
+        return collect_metrics(self._report())
 
 
 class _Handler(BaseHTTPRequestHandler):

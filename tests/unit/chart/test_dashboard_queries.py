@@ -1,0 +1,228 @@
+"""Every query of the dashboard, answered by a real Prometheus that scrapes the real exporters."""
+
+import asyncio
+import json
+import math
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.aio import client
+from megatron_contract.progress import ProgressReport
+from megatron_operator.api.conditions import Phase
+from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
+from megatron_operator.api.status import Expected, Plan
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller import metrics
+from megatron_operator.controller.api_client import RECIPES, ApiClient
+from megatron_operator.controller.loop_lag import measure_loop_lag
+from megatron_operator.controller.workqueue import WorkQueue
+from megatron_operator.lifecycle.status_builder import RecipeKey
+from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
+from megatron_trainer.telemetry.server import ProgressServer
+from prometheus_client import REGISTRY, start_http_server
+
+from testkit.waiting import wait_until
+from tests.unit.chart.test_dashboard import DASHBOARD, queries
+from tests.unit.sdk.api_stand_in import ApiStandIn
+
+NAMESPACE, NAME = "dashboard", "observed"
+CHOSEN = {"$namespace": NAMESPACE, "$run": NAME, "$__rate_interval": "5m"}
+REPORT = ProgressReport(
+    schema=1,
+    phase="training",
+    node_rank=0,
+    generation=1,
+    iteration=40,
+    train_iters=100,
+    lm_loss=2.5,
+    learning_rate=3e-4,
+    step_seconds=1.1,
+    tokens_per_second=8e5,
+    tflops_per_gpu=400.0,
+    consumed_samples=40_960,
+    checkpoint_iteration=30,
+    checkpoint_time="2026-01-01T00:00:00Z",
+    useful_seconds=44.0,
+    validation_loss=2.6,
+    best_validation_loss=2.55,
+)
+
+
+class Prometheus:
+    """The HTTP API of a server."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        """Whether it answers queries."""
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series of an instant query. Raises ValueError with Prometheus' message."""
+        body = urllib.parse.urlencode({"query": expression}).encode()
+        try:
+            with urllib.request.urlopen(f"{self._url}/api/v1/query", body, timeout=30) as answer:
+                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{expression}: {error.read().decode()}") from None
+        return found
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    """A server that scrapes the operator's registry and a trainer pod as the chart's monitors do."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("no prometheus on PATH: it is in Debian's package prometheus")
+    operator, thread = start_http_server(0, "127.0.0.1", REGISTRY)
+    trainer = ProgressServer(0, lambda: REPORT)
+    trainer.start()
+    of_pod = {"namespace": NAMESPACE, "recipe": NAME, "pod": f"{NAME}-master-0"}
+    config = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [
+            {
+                "job_name": "operator",
+                "honor_labels": True,
+                "static_configs": [{"targets": [f"127.0.0.1:{operator.server_port}"]}],
+            },
+            {
+                "job_name": "trainers",
+                "static_configs": [{"targets": [f"127.0.0.1:{trainer.server_port}"], "labels": of_pod}],
+            },
+        ],
+    }
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [
+                binary,
+                f"--config.file={tmp_path / 'prometheus.yml'}",
+                f"--storage.tsdb.path={tmp_path / 'data'}",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=output,
+            stderr=output,
+        )
+
+    def listening() -> int | None:
+        match = re.search(r"Listening on.*127\.0\.0\.1:(\d+)", log.read_text())
+        return None if match is None else int(match[1])
+
+    try:
+        server = Prometheus(wait_until(lambda: f"Prometheus: {log.read_text()}", listening))
+        wait_until(lambda: f"Prometheus: {log.read_text()}", server.ready)
+        yield server
+    finally:
+        process.terminate()
+        process.wait()
+        trainer.shutdown()
+        trainer.server_close()
+        operator.shutdown()
+        operator.server_close()
+        thread.join()
+
+
+async def operate(api: ApiStandIn) -> None:
+    """Let the operator's own parts count something: requests, reconciles, the lag of the loop."""
+    connection = ApiClient(client.ApiClient(client.Configuration(host=api.url)))
+    reconciled = asyncio.Event()
+
+    async def reconcile(key: RecipeKey) -> None:
+        if key.name == "broken":
+            raise OSError("connection lost")
+        await connection.find(RECIPES, NAMESPACE)
+        assert await connection.get(RECIPES, NAMESPACE, "missing") is None
+        reconciled.set()
+
+    queue = WorkQueue(reconcile, workers=1)
+    lag = asyncio.create_task(measure_loop_lag())
+    queue.start()
+    queue.add(RecipeKey(NAMESPACE, "broken"), 0)
+    queue.add(RecipeKey(NAMESPACE, NAME), 0)
+    await reconciled.wait()
+    await queue.stop(grace=60)
+    lag.cancel()
+    await connection.close()
+
+
+def update_run(run: Any, plan: Plan, restarts: int) -> None:
+    """Export a run that trains after this many interruptions."""
+    run.body["metadata"] |= {"namespace": NAMESPACE, "name": NAME}
+    status = run.status()
+    recovery = RecoveryStatus(
+        restarts_by_kind=RestartsByKind(rank=restarts),
+        lost_seconds=LostSeconds(redo=4.5 * restarts),
+        lost_iterations=3 * restarts,
+        goodput=0.9,
+        nodes_avoided=["node-1"],
+    )
+    status.set(phase=Phase.TRAINING, recovery=recovery, plan=plan)
+    ledger = open_ledger(timestamp(run.now - 100), State("prepare"))
+    status.set(ledger=advance(ledger, State("train", accelerators=8), run.now - 30, [], ended=False))
+    metrics.update_run(status)
+
+
+@pytest.fixture
+def api() -> Iterator[ApiStandIn]:
+    with ApiStandIn().running() as server:
+        yield server
+
+
+@pytest.fixture
+def plan() -> Plan:
+    expected = Expected(
+        step_seconds=1.0, tokens_per_second_per_gpu=1e5, tflops_per_gpu=450.0, mfu=0.45, bubble=0.0
+    )
+    return Plan.model_construct(world_size=8, expected=expected)
+
+
+def test_every_query_has_series(
+    prometheus: Prometheus, run: Any, plan: Plan, api: ApiStandIn, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: metrics.remove_run(RecipeKey(NAMESPACE, NAME)))
+
+    def scraped(restarts: int) -> bool:
+        """Whether Prometheus has seen the run with this many restarts, and its pod."""
+        found = prometheus.query(f'megatron_recipe_restarts{{name="{NAME}",kind="rank"}}')
+        pod = prometheus.query(f'megatron_iteration{{recipe="{NAME}"}}')
+        return bool(pod) and [float(each["value"][1]) for each in found] == [restarts]
+
+    # What counts is seen before and after it grows, else there is no rate.
+    for number in (1, 2):
+        metrics.LEADER.set(1)
+        metrics.STALE_OBJECTS.labels("pods").inc()
+        metrics.EVENTS_DROPPED.inc()
+        asyncio.run(operate(api))
+        update_run(run, plan, restarts=number)
+        wait_until("a scrape", partial(scraped, number))
+
+    found = {}
+    for title, query, _ in queries(json.loads(DASHBOARD.read_text())):
+        chosen = re.sub(r"\$[a-z_]\w+", lambda variable: CHOSEN[variable[0]], query)
+        found[title] = [float(each["value"][1]) for each in prometheus.query(chosen)]
+        assert found[title], f"{title}: no series of {chosen}"
+        assert all(map(math.isfinite, found[title])), f"{title}: {found[title]}"
+
+    assert found["MFU"] == [pytest.approx(0.4)]
+    assert found["Step time over the plan's"] == [pytest.approx(1.1)]
+    assert found["Goodput of the fleet"] == [pytest.approx(0.9)]
+    assert sum(found["GPU-hours by category"]) == pytest.approx(8 * 30 / 3600)
+    assert sum(found["Lost GPU-hours by run"]) == 0
+    assert found["Interruptions"] == [2]

@@ -1,0 +1,50 @@
+"""Requests to the API server are counted by resource and status code."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from kubernetes.aio import client
+from megatron_operator.controller.api_client import NODES, PODS, RECIPES, ApiClient, ApiError
+from megatron_operator.controller.fence import Fence, NotLeaderError
+from prometheus_client import REGISTRY
+
+from tests.unit.sdk.api_stand_in import ApiStandIn
+
+
+@pytest.fixture
+def server() -> Iterator[ApiStandIn]:
+    with ApiStandIn().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def api(server: ApiStandIn) -> AsyncIterator[ApiClient]:
+    connection = ApiClient(client.ApiClient(client.Configuration(host=server.url)), Fence())
+    yield connection
+    await connection.close()
+
+
+def count(method: str, plural: str, code: str) -> float:
+    labels = {"method": method, "plural": plural, "code": code}
+    return REGISTRY.get_sample_value("megatron_operator_api_requests_total", labels) or 0.0
+
+
+async def test_answers_count_by_resource_and_code(api: ApiClient) -> None:
+    codes = {"megatronrecipes": "200", "pods": "200", "nodes": "404"}
+    before = {plural: count("GET", plural, code) for plural, code in codes.items()}
+    missing = count("GET", "megatronrecipes", "404")
+    await api.find(RECIPES, None)
+    await api.find(PODS, "research")
+    assert await api.get(RECIPES, "research", "absent") is None
+    with pytest.raises(ApiError):
+        await api.find(NODES, None)
+    after = {plural: count("GET", plural, code) for plural, code in codes.items()}
+    assert after == {plural: number + 1 for plural, number in before.items()}
+    assert count("GET", "megatronrecipes", "404") == missing + 1
+
+
+async def test_a_request_that_the_fence_refuses_has_no_code(api: ApiClient) -> None:
+    before = count("POST", "pods", "none")
+    with pytest.raises(NotLeaderError):
+        await api.create(PODS, {"metadata": {"namespace": "research", "name": "a"}})
+    assert count("POST", "pods", "none") == before + 1
