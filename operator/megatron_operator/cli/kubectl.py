@@ -33,9 +33,9 @@ class Kubectl:
         found: Object = self._json(["get", RECIPES, name], f"recipe {name}")
         return found
 
-    def recipes(self) -> list[Object]:
-        """All MegatronRecipes of the namespace. Raises CommandError."""
-        return self._items(["get", RECIPES], "recipes")
+    def recipes(self, *, all_namespaces: bool = False) -> list[Object]:
+        """All MegatronRecipes of the namespace, or of all. Raises CommandError."""
+        return self._items(["get", RECIPES, *(["--all-namespaces"] if all_namespaces else [])], "recipes")
 
     def job(self, name: str) -> Object:
         """The PyTorchJob of this name. Raises CommandError with the API server's message."""

@@ -1,4 +1,4 @@
-"""`megatron ledger`: where the time of a run went."""
+"""`megatron ledger`: where the time of a run went, or of all runs."""
 
 import time
 from typing import Any
@@ -11,7 +11,8 @@ from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 
 
 @click.command("ledger")
-@click.argument("name", shell_complete=complete_run)
+@click.argument("name", required=False, shell_complete=complete_run)
+@click.option("-A", "--all-namespaces", is_flag=True, help="Add up the runs of all namespaces.")
 @single_option(
     "--price",
     type=click.FloatRange(0, 1_000_000),
@@ -20,25 +21,55 @@ from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 )
 @kubectl_options
 @printing.output_option
-def command(name: str, price: float | None, kubectl: Kubectl, output: str) -> None:
+def command(
+    name: str | None, all_namespaces: bool, price: float | None, kubectl: Kubectl, output: str
+) -> None:
     """Divide the time since a recipe's creation into training and what was lost, by cause and node.
+
+    Without NAME, add up the GPU-hours of all runs by namespace: those of one, or of all with -A.
 
     \b
     megatron ledger llama3-8b -n research
     megatron ledger llama3-8b --price 2.5
     megatron ledger llama3-8b -o json | jq '.losses[0]'
+    megatron ledger --all-namespaces
     """
+    from megatron_operator.cli.errors import CommandError
+
+    if all_namespaces and (name is not None or kubectl.namespace is not None):
+        given = f"NAME {name}" if name is not None else f"--namespace {kubectl.namespace}"
+        fix = "leave out one of them"
+        raise CommandError("--all-namespaces", f"adds up the runs of all namespaces, not {given}", fix)
+    if name is None:
+        _fleet(kubectl.recipes(all_namespaces=all_namespaces), price, output)
+    else:
+        _run(kubectl.recipe(name), price, output)
+
+
+def _run(recipe: dict[str, Any], price: float | None, output: str) -> None:
     from megatron_operator.cli.errors import CommandError
     from megatron_operator.cli.run_ledger import run_ledger
 
-    found = run_ledger(kubectl.recipe(name), time.time(), price)
+    found = run_ledger(recipe, time.time(), price)
     if found is None:
         fix = "it is written with the next change of the run's state; see megatron status"
-        raise CommandError(f"recipe {name}", "its status has no ledger of time yet", fix)
+        raise CommandError(
+            f"recipe {recipe['metadata']['name']}", "its status has no ledger of time yet", fix
+        )
     if output != "table":
         printing.print_data(found, output)
         return
     _print(found)
+
+
+def _fleet(recipes: list[dict[str, Any]], price: float | None, output: str) -> None:
+    from megatron_operator.cli.fleet_ledger import fleet_ledger
+
+    found = fleet_ledger(recipes, time.time(), price)
+    if output != "table":
+        printing.print_data(found, output)
+        return
+    _print_fleet(found)
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -68,3 +99,36 @@ def _print(found: dict[str, Any]) -> None:
             for each in found["losses"]
         ]
         print_fitting(columns, rows)
+
+
+def _print_fleet(found: dict[str, Any]) -> None:
+    from megatron_operator.cli.fleet_ledger import left_out
+    from megatron_operator.cli.tables import Column, print_fitting, print_wrapped
+
+    total = found["total"]
+    priced = total["cost"] is not None
+    columns = [Column("namespace"), Column("runs"), Column("gpu-hours"), Column("lost"), Column("share")]
+    rows = [
+        [
+            each["namespace"],
+            f"{each['runs']:,}",
+            f"{each['gpuHours']:,.1f}",
+            f"{each['lostGpuHours']:,.1f}",
+            f"{each['lostShare']:.1%}",
+            *([] if not priced else ["-" if each["cost"] is None else f"{each['cost']:,.2f}"]),
+        ]
+        for each in [*found["namespaces"], total | {"namespace": "total"}]
+    ]
+    print_fitting([*columns, *([Column("cost")] if priced else [])], rows)
+    click.echo()
+    whole = total["gpuHours"]
+    rows = [
+        [each["category"], f"{each['gpuHours']:,.1f}", f"{each['gpuHours'] / whole:.1%}"]
+        for each in total["categories"]
+        if each["gpuHours"]
+    ]
+    if rows:
+        print_fitting([Column("category"), Column("gpu-hours"), Column("share")], rows)
+        click.echo()
+    for note in left_out(found):
+        print_wrapped(note)

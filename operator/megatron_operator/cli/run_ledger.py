@@ -1,13 +1,37 @@
 """The ledger of a run's time up to now, for people and programs."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, TICKS, account, by_category, until_of
+from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, TICKS, Account, account, by_category, until_of
 
 _HOUR = 3600.0
+
+
+class RunAccount(NamedTuple):
+    """All time of a run from its creation."""
+
+    account: Account
+    until: float
+    """Seconds since the epoch."""
+    price: float | None
+    """Of an accelerator and hour."""
+
+
+def run_account(recipe: dict[str, Any], now: float, price: float | None) -> RunAccount | None:
+    """The account of a recipe; None without a ledger. Arguments as of `run_ledger`."""
+    status, _ = read_status(recipe.get("status"))
+    ledger = status.ledger
+    if ledger is None:
+        return None
+    if price is None and status.plan is not None:
+        price = status.plan.price_per_gpu_hour
+    ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
+    incidents = [] if status.recovery is None else status.recovery.history
+    until = until_of(ledger, None if ended else now)
+    return RunAccount(account(ledger, incidents, until), until, price)
 
 
 def run_ledger(recipe: dict[str, Any], now: float, price: float | None) -> dict[str, Any] | None:
@@ -16,16 +40,10 @@ def run_ledger(recipe: dict[str, Any], now: float, price: float | None) -> dict[
     A run that is over ends with its last state; another one at `now`, seconds since the epoch. `price` is
     that of an accelerator and hour; default the one that the plan has of the platform.
     """
-    status, _ = read_status(recipe.get("status"))
-    ledger, metadata = status.ledger, recipe["metadata"]
-    if ledger is None:
+    result = run_account(recipe, now, price)
+    if result is None:
         return None
-    if price is None and status.plan is not None:
-        price = status.plan.price_per_gpu_hour
-    ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
-    incidents = [] if status.recovery is None else status.recovery.history
-    until = until_of(ledger, None if ended else now)
-    found = account(ledger, incidents, until)
+    (found, until, price), metadata = result, recipe["metadata"]
     seconds, held = by_category(found.ticks), by_category(found.accelerator_ticks)
     whole = sum(found.ticks.values()) / TICKS
     hours = {name: value / _HOUR for name, value in held.items()}

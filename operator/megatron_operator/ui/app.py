@@ -92,6 +92,7 @@ def application(settings: Settings, background: Lifespan | None = None) -> Starl
             Route("/runs/{namespace}/{name}", pages.run),
             Route("/runs/{namespace}/{name}/recipe", pages.recipe),
             Route("/compare", pages.compare),
+            Route("/ledger", pages.ledger),
             Route("/sign-in", sign_in.get, methods=["GET"]),
             Route("/sign-in", sign_in.post, methods=["POST"]),
             Route("/sign-out", sign_in.leave, methods=["POST"]),

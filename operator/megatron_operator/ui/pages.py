@@ -134,6 +134,17 @@ class Pages:
             charts=views.charts(list(zip(asked, points, strict=True))),
         )
 
+    async def ledger(self, request: Request) -> Response:
+        """GPU hours of all runs that the viewer may list, by namespace."""
+        viewer = await self._sign_in.viewer(request)
+        asked = request.query_params.get("namespace", "")
+        visible = await self._visible(viewer, asked)
+        # A thousand ledgers take longer than other requests may wait.
+        totals = await asyncio.to_thread(views.fleet, visible, self._now())
+        return self._page(
+            request, "ledger.html", viewer, None, totals=totals, asked=asked, problem=self._runs.problem
+        )
+
     def _page(
         self, request: Request, template: str, viewer: Viewer, seconds: int | None, **values: Any
     ) -> Response:

@@ -11,6 +11,7 @@ from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import Incident, LostSeconds
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.times import seconds
+from megatron_operator.cli.fleet_ledger import fleet_ledger, left_out
 from megatron_operator.cli.run_ledger import run_ledger
 from megatron_operator.cli.run_status import is_outdated
 from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost, timeline
@@ -305,6 +306,32 @@ def ledger(recipe: Object, now: float) -> Object | None:
     ]
     picture = bar(parts, found["total"]["seconds"], "share of each category in the time since creation")
     return {"bar": picture, "rows": rows, "losses": losses, "priced": found["price"] is not None}
+
+
+def fleet(recipes: Sequence[Object], now: float) -> Object:
+    """GPU hours and cost of all these runs, by namespace and category, and what is left out."""
+    found = fleet_ledger(recipes, now, None)
+    total = found["total"]
+    rows = [
+        (
+            each["namespace"],
+            f"{each['runs']:,}",
+            f"{each['gpuHours']:,.1f}",
+            f"{each['lostGpuHours']:,.1f}",
+            f"{each['lostShare']:.1%}",
+            None if each["cost"] is None else f"{each['cost']:,.2f}",
+        )
+        for each in [*found["namespaces"], *([total | {"namespace": "total"}] if total["runs"] else [])]
+    ]
+    categories = [
+        (each["category"], f"{each['gpuHours']:,.1f}") for each in total["categories"] if each["gpuHours"]
+    ]
+    return {
+        "rows": rows,
+        "categories": categories,
+        "priced": total["cost"] is not None,
+        "notes": left_out(found),
+    }
 
 
 def problems(status: MegatronRecipeStatus) -> list[str]:

@@ -4,10 +4,11 @@ import re
 from typing import Any
 
 import pytest
+from megatron_operator.cli.fleet_ledger import DELETED, fleet_ledger
 from megatron_operator.ui.app import HEADERS
 from starlette.testclient import TestClient
 
-from testkit.example_runs import ExampleRuns, training_run
+from testkit.example_runs import NOW, ExampleRuns, training_run
 
 RUN = "/runs/research/llama3-8b-web"
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\"'{{ 7*511 }}"
@@ -209,3 +210,30 @@ def test_the_page_answers_no_method_that_could_change_something(page: TestClient
 def test_runs_that_are_outdated_have_a_warning(page: TestClient, runs: ExampleRuns) -> None:
     runs.problem = "403 Forbidden: cannot list"
     assert "may be outdated: 403 Forbidden: cannot list" in text_of(page, "/")
+
+
+def test_gpu_hours_are_the_sums_of_the_command(page: TestClient, runs: ExampleRuns) -> None:
+    found = fleet_ledger(list(runs.recipes.values()), NOW, None)
+    text = text_of(page, "/ledger")
+    rows = dict(re.findall(r'<tr><th scope="row">(\w+)</th>(.+?)</tr>', text))
+    entries = {
+        each["namespace"]: each for each in [*found["namespaces"], found["total"] | {"namespace": "total"}]
+    }
+    assert set(rows) == set(entries)
+    assert found["total"]["gpuHours"] > 0
+    for name, each in entries.items():
+        cells = re.findall(r'<td class="number">(.+?)</td>', rows[name])
+        assert cells[:3] == [f"{each['runs']:,}", f"{each['gpuHours']:,.1f}", f"{each['lostGpuHours']:,.1f}"]
+    assert DELETED in text
+
+
+def test_gpu_hours_of_one_namespace_are_those_of_its_runs(page: TestClient) -> None:
+    text = text_of(page, "/ledger?namespace=research")
+    assert re.findall(r'<tr><th scope="row">(\w+)</th>', text)[:2] == ["research", "total"]
+
+
+def test_without_any_ledger_the_page_of_gpu_hours_has_no_table(page: TestClient, runs: ExampleRuns) -> None:
+    runs.recipes.clear()
+    text = text_of(page, "/ledger")
+    assert "No run that you may list has a ledger yet." in text
+    assert "<table>" not in text

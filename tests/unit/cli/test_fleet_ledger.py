@@ -1,0 +1,179 @@
+"""`megatron ledger` without a name: the sums over the ledgers of many runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.cli.fleet_ledger import DELETED, fleet_ledger, left_out
+from megatron_operator.cli.main import cli
+from megatron_operator.cli.run_ledger import run_ledger
+from megatron_operator.lifecycle.time_ledger import CATEGORIES
+
+from tests.unit.lifecycle.test_ledger_state import PLAN
+
+CREATED = "2026-01-01T00:00:00Z"
+T0 = seconds(CREATED) or 0.0
+NOW = T0 + 3600 * 1000
+
+
+def recipe(namespace: str, name: str, status: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"namespace": namespace, "name": name, "creationTimestamp": CREATED}
+    return {"metadata": metadata, "status": status}
+
+
+def trains(hours: float, *, lost: float = 0.0, price: float | None = None) -> dict[str, Any]:
+    """The status of a run that has trained on 16 accelerators, after loading for `lost` hours."""
+    settled = {"load": 3600.0 * lost, "train": 3600.0 * hours}
+    return {
+        "phase": "Succeeded",
+        "plan": PLAN.model_copy(update={"price_per_gpu_hour": price}).wire(),
+        "ledger": {
+            "settledAt": timestamp(T0 + 3600 * (hours + lost)),
+            "seconds": settled,
+            "acceleratorSeconds": {name: 16 * value for name, value in settled.items()},
+        },
+    }
+
+
+RUNS = [
+    recipe("vision", "vit", trains(10, lost=2, price=2.0)),
+    recipe("nlp", "llama", trains(100, price=3.0)),
+    recipe("nlp", "qwen", trains(25)),
+    recipe("nlp", "waits", {"phase": "Pending"}),
+]
+
+
+def test_runs_add_up_by_namespace() -> None:
+    found = fleet_ledger(RUNS, NOW, None)
+    nlp, vision = found["namespaces"]
+    assert (nlp["namespace"], nlp["runs"], nlp["gpuHours"], nlp["lostGpuHours"]) == ("nlp", 2, 2000.0, 0.0)
+    assert (nlp["cost"], nlp["unpricedGpuHours"]) == (4800.0, 400.0)
+    assert (vision["gpuHours"], vision["lostGpuHours"], vision["cost"]) == (192.0, 32.0, 384.0)
+    assert vision["lostShare"] == pytest.approx(1 / 6, abs=1e-6)
+    total = found["total"]
+    assert (total["runs"], total["gpuHours"], total["cost"]) == (3, 2192.0, 5184.0)
+    assert {each["category"]: each["gpuHours"] for each in total["categories"]} == {
+        "load": 32.0,
+        "train": 2160.0,
+    }
+
+
+def test_what_is_not_counted_is_named() -> None:
+    found = fleet_ledger(RUNS, NOW, None)
+    assert found["withoutLedger"] == ["nlp/waits"]
+    assert found["notCounted"] == DELETED
+    assert fleet_ledger([], NOW, None)["total"]["gpuHours"] == 0
+
+
+def test_of_many_runs_without_a_ledger_the_first_are_named() -> None:
+    pending = [recipe("nlp", f"run-{number:02}", {"phase": "Pending"}) for number in range(23)]
+    first, last = left_out(fleet_ledger(pending, NOW, None))
+    assert first.endswith("nlp/run-19 and 3 more.")
+    assert last == DELETED
+
+
+def test_a_given_price_is_that_of_every_run() -> None:
+    total = fleet_ledger(RUNS, NOW, 1.0)["total"]
+    assert (total["cost"], total["unpricedGpuHours"]) == (2192.0, 0.0)
+
+
+MARKS = st.lists(
+    st.tuples(st.integers(1, 500_000), st.sampled_from(CATEGORIES), st.sampled_from([0, 1, 8, 16_384])),
+    min_size=1,
+    max_size=6,
+)
+PRICES = st.none() | st.floats(0.01, 100)
+STATUSES = st.builds(
+    lambda marks, price, phase: {
+        "phase": phase,
+        "plan": PLAN.model_copy(update={"price_per_gpu_hour": price}).wire(),
+        "ledger": {
+            "settledAt": CREATED,
+            "marks": [
+                {
+                    "time": timestamp(T0 + sum(after for after, *_ in marks[:number])),
+                    "category": category,
+                    "accelerators": held,
+                }
+                for number, (_, category, held) in enumerate(marks)
+            ],
+            "saveSeconds": 12.5,
+        },
+    },
+    MARKS,
+    PRICES,
+    st.sampled_from(["Training", "Succeeded"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), STATUSES), max_size=8), PRICES)
+def test_the_sums_are_those_of_the_runs(fleet: list[Any], price: float | None) -> None:
+    recipes = [recipe(namespace, f"run-{n}", status) for n, (namespace, status) in enumerate(fleet)]
+    found = fleet_ledger(recipes, NOW, price)
+    runs = [run_ledger(each, NOW, price) for each in recipes]
+    for part, counted in [
+        (found["total"], runs),
+        *(
+            (each, [run for run in runs if run is not None and run["namespace"] == each["namespace"]])
+            for each in found["namespaces"]
+        ),
+    ]:
+        totals = [run["total"] for run in counted if run is not None]
+        assert part["runs"] == len(totals)
+        assert part["seconds"] == pytest.approx(sum(each["seconds"] for each in totals), rel=1e-9)
+        # Each run's figures are rounded to 0.0001 hours and 0.01 of money.
+        hours = sum(each["gpuHours"] for each in totals)
+        assert part["gpuHours"] == pytest.approx(hours, rel=1e-3, abs=1e-4 * (len(totals) + 1))
+        costs = [each["cost"] for each in totals if each["cost"] is not None]
+        assert (part["cost"] is None) == (not costs)
+        assert (part["cost"] or 0.0) == pytest.approx(sum(costs), rel=1e-3, abs=0.01 * (len(costs) + 1))
+        in_categories = sum(each["gpuHours"] for each in part["categories"])
+        assert part["gpuHours"] == pytest.approx(in_categories, rel=1e-3, abs=1e-3)
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The words that a fake kubectl was called with; it prints the runs."""
+    program, answer, words = (tmp_path / name for name in ("kubectl", "answer", "words"))
+    answer.write_text(json.dumps({"items": RUNS}))
+    program.write_text(f'#!/bin/sh\necho "$*" > {words}\ncat {answer}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return words
+
+
+def megatron(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["ledger", *words], catch_exceptions=False)
+
+
+def test_the_table_has_namespaces_total_and_what_is_not_counted(words: Path) -> None:
+    result = megatron("--all-namespaces")
+    assert result.exit_code == 0
+    assert "--all-namespaces" in words.read_text()
+    lines = {line.split()[0]: line.split()[1:] for line in result.output.splitlines() if line}
+    assert lines["nlp"] == ["2", "2,000.0", "0.0", "0.0%", "4,800.00"]
+    assert lines["total"] == ["3", "2,192.0", "32.0", "1.5%", "5,184.00"]
+    assert "not in the cost: 400.0 GPU hours" in result.output
+    assert "nlp/waits" in result.output
+    assert DELETED in result.output
+
+
+def test_one_namespace_is_the_contexts_or_the_given_one(words: Path) -> None:
+    assert json.loads(megatron("-n", "nlp", "-o", "json").output)["total"]["runs"] == 3
+    assert "--namespace=nlp" in words.read_text()
+    assert "--all-namespaces" not in words.read_text()
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize("other", [["llama"], ["-n", "nlp"]])
+def test_all_namespaces_with_a_name_or_a_namespace_is_refused(other: list[str]) -> None:
+    result = megatron("-A", *other)
+    assert result.exit_code == 2
+    assert "--all-namespaces" in result.output
+    assert other[-1] in result.output
