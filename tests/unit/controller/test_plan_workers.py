@@ -1,4 +1,4 @@
-"""The planning processes: a recipe that plans for ever delays no other namespace."""
+"""The planning processes: a recipe whose planning never ends delays no other namespace."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ async def test_calls_of_one_namespace_are_executed_by_one_process(workers: PlanW
     assert len(workers.pids) == 1
 
 
-async def test_other_namespaces_plan_while_one_plans_for_ever() -> None:
+async def test_other_namespaces_plan_while_the_planning_of_one_never_ends() -> None:
     workers = PlanWorkers(PlanningLimits(cpu_seconds=10_000))
     endless = [asyncio.ensure_future(workers.call(sum, NEVER_ENDS, namespace="a")) for _ in range(4)]
     for number in range(8):
