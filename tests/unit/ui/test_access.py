@@ -61,6 +61,13 @@ def test_a_viewer_sees_the_runs_of_namespaces_that_they_may_list(client: TestCli
     assert client.get(RUN, headers=bearer()).status_code == 200
 
 
+def test_gpu_hours_are_of_namespaces_that_the_viewer_may_list(client: TestClient) -> None:
+    text = client.get("/ledger", headers=bearer()).text
+    assert '<th scope="row">research</th>' in text
+    assert "teaching" not in text
+    assert client.get("/ledger?namespace=teaching", headers=bearer()).status_code == 403
+
+
 def test_another_namespace_is_403_whether_or_not_the_run_exists(client: TestClient) -> None:
     answers = [
         client.get(path, headers=bearer())
