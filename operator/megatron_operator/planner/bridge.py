@@ -33,7 +33,7 @@ _STAGES: Final = {
     "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
 }
 _RECOMPUTATION: Final = ("recompute_granularity", "recompute_method", "recompute_num_layers")
-_FURTHER: Final = {
+_OF_TRAINING: Final = {
     "optimizer": "optimizer.optimizer",
     "weight_decay": "optimizer.weight_decay",
     "clip_grad": "optimizer.clip_grad",
@@ -277,10 +277,15 @@ def _fields(
     if plan.recompute_granularity is not None:
         for name in _RECOMPUTATION:
             yield f"model.{name}", getattr(plan, name)
-    for name, field in _FURTHER.items():
+    yield from training_overrides(resolved)
+
+
+def training_overrides(resolved: ResolvedRecipe) -> Iterator[tuple[str, str | float | bool | None]]:
+    """Settings of `spec.training` that the recipe itself makes, by their path in Bridge's ConfigContainer."""
+    for name, path in _OF_TRAINING.items():
         alias = TrainingSpec.model_fields[name].alias
         if resolved.origins.get(f"training.{alias}") == "recipe":
-            yield field, getattr(resolved.training, name)
+            yield path, getattr(resolved.training, name)
 
 
 def _override(value: str | float | bool | None) -> str:

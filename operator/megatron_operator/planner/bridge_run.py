@@ -12,9 +12,9 @@ from megatron_contract.time_limits import collective_minutes
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import Plan
-from megatron_operator.api.training import TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
+from megatron_operator.planner.bridge import training_overrides
 
 _OF_PLAN: Final = {
     "tensor_model_parallel_size": "model.tensor_model_parallel_size",
@@ -49,19 +49,6 @@ _OF_TRAINING: Final = {
     "eval_iters": "validation.eval_iters",
 }
 """Field of `spec.training` -> path; set in every run."""
-_IF_ASKED: Final = {
-    "lr_decay_style": "scheduler.lr_decay_style",
-    "lr_decay_iters": "scheduler.lr_decay_iters",
-    "optimizer": "optimizer.optimizer",
-    "weight_decay": "optimizer.weight_decay",
-    "clip_grad": "optimizer.clip_grad",
-    "adam_beta1": "optimizer.adam_beta1",
-    "adam_beta2": "optimizer.adam_beta2",
-    "adam_eps": "optimizer.adam_eps",
-    "seed": "rng.seed",
-    "log_interval": "logger.log_interval",
-}
-"""Field of `spec.training` -> path; the function's value where the recipe sets none."""
 _OF_PEFT: Final = {
     "dim": "peft.dim",
     "alpha": "peft.alpha",
@@ -119,10 +106,7 @@ def _training(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value
     for field, path in _OF_TRAINING.items():
         if (value := getattr(training, field)) is not None:
             yield path, value
-    for field, path in _IF_ASKED.items():
-        alias = TrainingSpec.model_fields[field].alias
-        if resolved.origins.get(f"training.{alias}") == "recipe":
-            yield path, getattr(training, field)
+    yield from training_overrides(resolved)
     # The launcher and the hooks follow iterations; a length in samples is converted.
     yield "train.train_iters", plan.train_iters or iterations(training)
     timeout = resolved.recovery.hang_timeout

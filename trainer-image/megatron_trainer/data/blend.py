@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,16 +215,7 @@ def _join(dataset: Dataset, encoder: Encoder) -> None:
 
 def _finish(dataset: Dataset, encoder: Encoder) -> tuple[int, int, int, int]:
     """Join the shards if nobody has. Returns the counts of the result."""
-    if not dataset.done.is_file():
-        try:
-            _join(dataset, encoder)
-        except FileNotFoundError:
-            # Worker 0 of another recipe with this source was faster, and removed the shards.
-            if not dataset.done.is_file():
-                raise
-    shutil.rmtree(dataset.work, ignore_errors=True)
-    for leftover in dataset.folder.glob(".data.*"):
-        leftover.unlink(missing_ok=True)
+    dataset.finish(lambda: _join(dataset, encoder), ".data.*")
     counts = dataset.counts()
     assert counts is not None, "the dataset was joined"
     documents, tokens, bin_bytes, idx_bytes = counts

@@ -8,9 +8,9 @@ its chats is for training, the next for validation. The folder of several source
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -82,7 +82,7 @@ def prepare_chats(
     for dataset in datasets:
         if not dataset.done.is_file():
             repair(dataset, LineEncoder(), lines.line, meter)
-        _finish(dataset, run.split)
+        dataset.finish(partial(_join, dataset, run.split), ".*.jsonl.*")
     if len(datasets) > 1:
         _concatenate(datasets, made)
     counts = [_counts(dataset) for dataset in datasets]
@@ -144,20 +144,6 @@ def _counts(dataset: Dataset) -> ChatCounts:
     counts = dataset.counts()
     assert counts is not None, "the dataset was joined"
     return ChatCounts(*counts[: -len(FILES)])
-
-
-def _finish(dataset: Dataset, split: str) -> None:
-    """Join the shards if nobody has."""
-    if not dataset.done.is_file():
-        try:
-            _join(dataset, split)
-        except FileNotFoundError:
-            # Worker 0 of another recipe with these chats was faster, and removed the shards.
-            if not dataset.done.is_file():
-                raise
-    shutil.rmtree(dataset.work, ignore_errors=True)
-    for leftover in dataset.folder.glob(".*.jsonl.*"):
-        leftover.unlink(missing_ok=True)
 
 
 def _join(dataset: Dataset, split: str) -> None:

@@ -19,7 +19,7 @@ from megatron_trainer.data.chats import ChatRun, prepare_chats
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import Source
-from megatron_trainer.data.sources_command import serve, worker_of
+from megatron_trainer.data.sources_command import parse_arguments, serve, worker_of
 from megatron_trainer.volume_paths import left_volume
 
 
@@ -80,14 +80,4 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
-    try:
-        args, unknown = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise PreparationError(ExitCode.USAGE, str(error)) from error
-    if unknown:
-        raise PreparationError(ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}")
-    for name in ("pods", "seq_length", "batch", "samples"):
-        if getattr(args, name) < 1:
-            flag = name.replace("_", "-")
-            raise PreparationError(ExitCode.USAGE, f"--{flag} is {getattr(args, name)}; set 1 or more")
-    return args
+    return parse_arguments(parser, argv, at_least_one=("pods", "seq_length", "batch", "samples"))

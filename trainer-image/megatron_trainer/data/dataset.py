@@ -1,7 +1,8 @@
 """A dataset of a source: where its files are, and whether they are complete."""
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,3 +39,19 @@ class Dataset:
         except (OSError, ValueError, TypeError):
             return None
         return tuple(counts) if counts[-len(found) :] == found and len(counts) > len(found) else None
+
+    def finish(self, join: Callable[[], None], leftovers: str) -> None:
+        """Join the shards by `join` if nobody has, and remove them and what matches `leftovers`.
+
+        Raises what `join` raises, unless another worker has joined them meanwhile.
+        """
+        if not self.done.is_file():
+            try:
+                join()
+            except FileNotFoundError:
+                # Worker 0 of another recipe with this source was faster, and removed the shards.
+                if not self.done.is_file():
+                    raise
+        shutil.rmtree(self.work, ignore_errors=True)
+        for leftover in self.folder.glob(leftovers):
+            leftover.unlink(missing_ok=True)

@@ -80,15 +80,26 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="threads")
+    return parse_arguments(parser, argv, at_least_one=("pods", "workers"))
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, argv: Sequence[str], *, at_least_one: Sequence[str]
+) -> argparse.Namespace:
+    """Parse the arguments of a worker. `at_least_one` names those that must be 1 or more.
+
+    Raises PreparationError.
+    """
     try:
         args, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise PreparationError(ExitCode.USAGE, str(error)) from error
     if unknown:
         raise PreparationError(ExitCode.USAGE, f"unknown arguments: {' '.join(unknown)}")
-    for name in ("pods", "workers"):
+    for name in at_least_one:
         if getattr(args, name) < 1:
-            raise PreparationError(ExitCode.USAGE, f"--{name} is {getattr(args, name)}; set 1 or more")
+            flag = name.replace("_", "-")
+            raise PreparationError(ExitCode.USAGE, f"--{flag} is {getattr(args, name)}; set 1 or more")
     return args
 
 
