@@ -14,6 +14,7 @@ PLATFORM = PlatformConfig.model_validate(
         "accelerators": {
             "h100-sxm": {},
             "a100-80": {},
+            "h200": {},
             "unheard-of": {},
             "gb200": {"perNode": 4},
             "cpu": {"platform": "cpu", "perNode": 2, "resourceName": None},

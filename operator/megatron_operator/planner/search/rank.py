@@ -23,6 +23,7 @@ from megatron_operator.planner.search.enumerate import (
     valid_layouts,
 )
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
+from megatron_operator.planner.search.smaller_states import with_which_it_fits
 
 EQUAL_SPEED = 0.02
 """Steps that are longer by at most this share count as equally fast: the estimate is not more precise."""
@@ -210,7 +211,7 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
     fully_requested = ranking.valid == 1
     states = memory.total - memory.activations
     published = problem.resolved.layout
-    complete = problem.is_function and published is not None and not published.left_out
+    complete = problem.is_function and published is not None and not published.lacks_memory_settings
     if complete and published is not None and memory.total <= MEASURED * capacity:
         function = published.function
         found.note(
@@ -224,13 +225,15 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         return
     layout = smallest.dims.describe()
     needs = f"{memory.total / GIB:.1f} GiB of {problem.resolved.accelerator_type}'s {capacity / GIB:.1f} GiB"
+    smaller = with_which_it_fits(problem, ranking.too_large)
+    instead = f", or {smaller}" if smaller else ""
     if fully_requested and problem.world > 1:
         pp = problem.asked.pipeline_model_parallel_size
         name = "pipelineModelParallelSize" if pp else "tensorModelParallelSize"
         found.error(
             f"spec.parallelism.{name}",
             f"{layout} needs {needs} (states {states / GIB:.1f} GiB)",
-            "raise it, or leave parallelism to the planner",
+            f"raise it, or leave parallelism to the planner{instead}",
         )
         return
     if too_restrictive := _size_to_relax(problem, layout, needs):
@@ -241,7 +244,7 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
     found.error(
         "spec.accelerator.count",
         f"on {problem.world} accelerators even the most memory-efficient layout, {layout}, needs {needs}",
-        f"{more}, or accelerators with more memory",
+        f"{more}, or accelerators with more memory{instead}",
     )
 
 
