@@ -71,6 +71,17 @@ SET_BY_FIELD = (
 """Additional fields that a command may set as FIELD=VALUE."""
 """Setting -> its path in a ConfigContainer. Most are options of run_recipe.py."""
 
+SCAN_SMS = 108
+"""Megatron's default of `moe_hybridep_num_sms_preprocessing`."""
+SWITCHES = {
+    "a2a-stream": "high_priority_a2a_comm_stream",
+    "fp8-output": "fp8_output_proj",
+    "mla-fusion": "mla_down_proj_fusion",
+    "qkv-rope": "fused_single_qkv_rope",
+    "router-padding": "moe_router_padding_for_quantization",
+}
+"""Option of the catalog's tables -> the switch of the model that it stands for."""
+
 Function = Callable[[], Any]
 
 
@@ -118,27 +129,50 @@ def fast_settings(config: Any) -> list[str]:
     words = []
     if precision and precision.get("grad_reduce_in_fp32") is False:
         words.append("grads=bf16")
-    if precision.get("fp8_param") and precision.get("fp8"):
-        words.append("gather=fp8")
+    for number in ("fp8", "fp4"):
+        if precision.get(f"{number}_param") and precision.get(number):
+            words.append(f"gather={number}")
     if getattr(optimizer, "use_precision_aware_optimizer", False):
         formats = (optimizer.main_grads_dtype, optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
         short = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
         words.append(f"aware={','.join(short.get(str(each), str(each)) for each in formats)}")
     experts = getattr(model, "num_moe_experts", None)
     if experts and getattr(model, "moe_token_dispatcher_type", None) == "flex":
-        words.append(f"flex={model.moe_flex_dispatcher_backend}")
+        words += [f"flex={model.moe_flex_dispatcher_backend}", *_flex(model)]
+    words += [word for word, field in SWITCHES.items() if getattr(model, field, False)]
+    if getattr(model, "use_transformer_engine_op_fuser", False):
+        words.append(f"fuser={model.moe_mlp_glu_interleave_size}")
+    words += ["fp8-attention"] if precision.get("fp8_dot_product_attention") else []
     if comm.get("overlap_moe_expert_parallel_comm"):
         words += ["ep-overlap", *(["delay-wgrad"] if comm.get("delay_wgrad_compute") else [])]
     if comm.get("tp_comm_overlap") and model.tensor_model_parallel_size > 1:
-        words.append("tp-overlap")
+        words += ["tp-overlap", *(["tp-buffers"] if comm.get("tp_comm_overlap_cfg") else [])]
     words += _graphs(model)
-    words += ["fsdp"] if getattr(ddp, "use_megatron_fsdp", False) else []
+    fsdp = getattr(ddp, "use_megatron_fsdp", False)
+    words += ["fsdp"] if fsdp else ["nccl-ub"] if getattr(ddp, "nccl_ub", False) else []
     if model.recompute_granularity == "full":
         words.append(f"recompute=full:{model.recompute_method}:{model.recompute_num_layers}")
     elif model.recompute_granularity == "selective":
-        words.append(f"recompute={','.join(getattr(model, 'recompute_modules', None) or ['core_attn'])}")
+        # Megatron fills in core_attn only where nothing is given; an empty list recomputes nothing.
+        modules = getattr(model, "recompute_modules", None)
+        words += [f"recompute={','.join(modules or ['core_attn'])}"] if modules != [] else []
     offloading = ("cpu_offloading", "fine_grained_activation_offloading")
     return words + (["offload"] if any(getattr(model, each, False) for each in offloading) else [])
+
+
+def _flex(model: Any) -> list[str]:
+    """Multiprocessors of the dispatcher flex, and its buffers of a fixed size."""
+    words = []
+    names = ("moe_flex_dispatcher_num_sms", "moe_hybridep_num_sms", "moe_deepep_num_sms")
+    if count := next(filter(None, (getattr(model, name, None) for name in names)), None):
+        preprocessing = model.moe_hybridep_num_sms_preprocessing
+        words.append(f"sms={count}" + (f",{preprocessing}" if preprocessing != SCAN_SMS else ""))
+    if model.moe_expert_rank_capacity_factor is not None:
+        words.append(f"budget={float(model.moe_expert_rank_capacity_factor)}")
+    if model.moe_paged_stash:
+        sizes = [getattr(model, f"moe_paged_stash_buffer_size_factor_{each}") for each in ("cuda", "cpu")]
+        words.append(f"stash={','.join(str(float(size)) for size in sizes)}")
+    return words
 
 
 def _parts(config: Any, name: str) -> dict[str, Any]:

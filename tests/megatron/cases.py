@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from megatron_operator import catalog
 from megatron_operator.api.errors import InvalidRecipeError
-from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.platform import ImagePackage, PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe
@@ -19,6 +19,8 @@ from megatron_operator.planner import megatron_arguments, plan
 from megatron_operator.planner.estimate import hardware
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGES: list[ImagePackage] = ["deepep", "hybridep", "ncclep"]
+"""Of the image, so that functions have their dispatcher, and the graphs that need it."""
 CORPUS: dict[str, Any] = {
     "volume": {"claimName": "corpus"},
     "blend": [{"path": "web_text_document", "weight": 0.7}, {"path": "code_text_document", "weight": 0.3}],
@@ -151,13 +153,17 @@ def functions() -> dict[str, dict[str, Any]]:
     library, found = catalog.load(), {}
     for name, owner in sorted(library.functions().items()):
         function, entry = library.function(name), library.get(owner)
-        if function is None or entry.engine != "megatron" or not function.megatron_args:
+        if function is None or entry.engine != "megatron":
+            continue
+        function = function.with_image(PACKAGES)
+        if not function.megatron_args:
             continue
         sizes, training = function.parallelism, function.training
         fast = (*sorted(function.megatron_args), sizes.tp_comm_overlap, sizes.recompute_granularity)
         key = (bool(entry.model.num_experts), bool(entry.model.multi_latent_attention), fast)
         unknown = function.accelerators[0] in WITHOUT_DATA_SHEET
-        if key in found or unknown or training.use_precision_aware_optimizer or function.left_out:
+        elsewhere = any(each.less_memory for each in function.left_out or ())
+        if key in found or unknown or training.use_precision_aware_optimizer or elsewhere:
             continue
         asked = {"type": function.accelerators[0], "count": function.count}
         spec = {"recipe": name, "accelerator": asked, "data": CORPUS}
@@ -179,7 +185,7 @@ def _examples() -> Iterator[tuple[str, dict[str, Any]]]:
 @cache
 def _platform() -> PlatformConfig:
     without_gpu = {"platform": "cpu", "perNode": 2}
-    gpus: dict[str, Any] = {name: {} for name in hardware.table()}
+    gpus: dict[str, Any] = {name: {"imageHas": PACKAGES} for name in hardware.table()}
     return PlatformConfig.model_validate(
         {"accelerators": gpus | {"cpu": without_gpu, "cpu-simulated": without_gpu}, "image": "trainer"}
     )

@@ -29,6 +29,9 @@ class PodResources(ApiModel):
     """Without /dev/shm, which is added to it."""
 
 
+ImagePackage = Literal["deepep", "hybridep", "ncclep"]
+
+
 class AcceleratorProfile(ApiModel):
     """One kind of accelerator node of this cluster."""
 
@@ -58,6 +61,10 @@ class AcceleratorProfile(ApiModel):
     """Size of /dev/shm, counted in the memory request."""
     image: Image | None = None
     """Trainer image; default the platform's."""
+    image_has: Annotated[list[ImagePackage], Field(max_length=8)] = Field(default_factory=list)
+    """Packages of the dispatcher flex in that image, which the project's own lacks: `deepep`, `hybridep`,
+    `ncclep`. A recipe of a Megatron-Bridge function then has the function's dispatcher, and CUDA graphs of
+    whole iterations where these need it."""
     pod_template: PodTemplateOverlay = PodTemplateOverlay()
     """What a fabric needs from the pods besides: annotations, volumes, devices, sidecars."""
     bind_cpus: bool = True

@@ -122,7 +122,6 @@ def _layout(cells: Mapping[str, str], further: list[str]) -> dict[str, Any]:
         "count": int(count),
         "parallelism": parallelism | fast.parallelism,
         "training": training | fast.training,
-        "model": fast.model or None,
         "megatronArgs": fast.megatron_args or None,
         "leftOut": fast.left_out or None,
         "source": f"Megatron Bridge {release}, {cells['function']}{kind}{least}",

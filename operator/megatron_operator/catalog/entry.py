@@ -1,6 +1,7 @@
 """Schema of an entry of the catalog."""
 
-from typing import Annotated, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,6 +9,7 @@ from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import Accelerators, Width
 from megatron_operator.api.fine_tuning import TargetModule
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.api.platform import ImagePackage
 from megatron_operator.api.recipe import DataSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
@@ -18,6 +20,9 @@ Text = Annotated[str, Field(min_length=1)]
 MegatronArgs = dict[str, str | int | float | bool | list[str | int | float]]
 Engine = Literal["megatron", "bridge"]
 Mode = Literal["pretrain", "sft", "lora"]
+
+BACKEND: Final = "moe-flex-dispatcher-backend"
+"""Flag of the package by which the dispatcher flex exchanges tokens."""
 
 
 class Correction(ApiModel):
@@ -37,6 +42,8 @@ class LeftOut(ApiModel):
     setting: Text
     reason: Text
     """Follows the setting and a comma."""
+    needs: ImagePackage | None = None
+    """Package of the image with which it is used; none where no image helps."""
     args: MegatronArgs | None = None
     """Its arguments, by which the planner predicts what leaving it out costs; none where it cannot."""
     less_memory: bool = False
@@ -78,6 +85,27 @@ class PublishedLayout(ApiModel):
     """Adapters are scaled by alpha / rank."""
     lora_targets: list[TargetModule] | None = None
     """Linear layers that get an adapter, where not all do."""
+
+    def with_image(self, packages: Collection[ImagePackage]) -> "PublishedLayout":
+        """The layout on an image with these packages: it has what only they make possible."""
+        taken = [each for each in self.left_out or () if each.needs in packages]
+        if not taken:
+            return self
+        args = dict(self.megatron_args or {})
+        for each in taken:
+            args |= each.args or {}
+        remaining = [each for each in self.left_out or () if each not in taken]
+        update: dict[str, Any] = {"megatron_args": args, "left_out": remaining or None}
+        if BACKEND in args:
+            update["model"] = (self.model or ModelSpec()).model_copy(
+                update={"moe_token_dispatcher_type": "flex"}
+            )
+        return self.model_copy(update=update)
+
+    @property
+    def lacks_memory_settings(self) -> bool:
+        """Whether something is left out that changes how much memory the function needs."""
+        return any(each.less_memory or each.args for each in self.left_out or ())
 
     @property
     def obstacle(self) -> str:

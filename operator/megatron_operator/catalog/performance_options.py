@@ -1,14 +1,19 @@
 """Options of the tables of functions that make a function fast.
 
     grads=bf16              gradients are reduced in BF16
-    gather=fp8              the distributed optimizer gathers FP8 weights
+    gather=fp8|fp4          the distributed optimizer gathers FP8 or FP4 weights
     aware=G,M,V             precision-aware optimizer: formats of main gradients and both moments
-    flex=BACKEND            dispatcher flex with this backend (deepep, hybridep), which is left out
-    ep-overlap, delay-wgrad, tp-overlap
+    flex=BACKEND            dispatcher flex with this backend (deepep, hybridep, ncclep)
+    sms=N[,M]               multiprocessors of that dispatcher, and of its preprocessing
+    budget=F, stash=C,H     buffers of a fixed size for the experts: tokens of a rank relative to even
+                            routing, and sizes of the stash of their activations on the GPU and the host
+    fuser=N                 Transformer Engine's operation fuser, for which gates are in blocks of N
+    ep-overlap, delay-wgrad, a2a-stream, tp-overlap, nccl-ub, router-padding, fp8-output, mla-fusion
     graphs=IMPL[:MODULES]   CUDA graphs
     recompute=MODULES       selective; full:METHOD:LAYERS for whole layers
-    fsdp, offload           not available here, and named in a note
+    fsdp, offload, fp8-attention, qkv-rope, tp-buffers      not available here, and named in a note
 
+What belongs to the dispatcher flex is used where the image has its backend, and otherwise named in a note.
 The routing that benchmarks force to be even is not among them: it would change the model.
 """
 
@@ -17,7 +22,6 @@ from typing import Any, Final
 
 from megatron_operator.catalog.entry import LeftOut, MegatronArgs
 
-BARE: Final = frozenset({"ep-overlap", "delay-wgrad", "tp-overlap", "fsdp", "offload"})
 _LEFT_OUT: Final = {
     "fsdp": LeftOut(
         setting="sharding by FSDP", reason="whose checkpoints are in another format", less_memory=True
@@ -27,7 +31,27 @@ _LEFT_OUT: Final = {
         reason="for which the planner has no estimate",
         less_memory=True,
     ),
+    "fp8-attention": LeftOut(setting="attention in FP8", reason="for which Megatron's parser has no flag"),
+    "qkv-rope": LeftOut(
+        setting="rotation of queries and keys in one kernel",
+        reason="for which Megatron's parser has no flag",
+    ),
+    "tp-buffers": LeftOut(
+        setting="the sizes of the tensor-parallel overlap's buffers",
+        reason="which Megatron reads from a file; Transformer Engine's own are used",
+    ),
 }
+_SWITCHES: Final = {
+    "ep-overlap": "overlap-moe-expert-parallel-comm",
+    "delay-wgrad": "delay-wgrad-compute",
+    "a2a-stream": "high-priority-a2a-comm-stream",
+    "nccl-ub": "use-nccl-ub",
+    "router-padding": "moe-router-padding-for-quantization",
+    "fp8-output": "fp8-output-proj",
+    "mla-fusion": "mla-down-proj-fusion",
+}
+"""Options that are one switch of Megatron."""
+BARE: Final = frozenset({"tp-overlap", *_LEFT_OUT, *_SWITCHES})
 
 
 @dataclass(slots=True)
@@ -36,14 +60,13 @@ class FastSettings:
 
     parallelism: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
     megatron_args: dict[str, Any] = field(default_factory=dict)
     left_out: list[dict[str, Any]] = field(default_factory=list)
     """What is not used, in the wire form of `LeftOut`."""
 
-    def leave_out(self, setting: str, reason: str, args: MegatronArgs) -> None:
-        """Name a setting that is not used, with the arguments by which the planner can time it."""
-        self.left_out.append(LeftOut(setting=setting, reason=reason, args=args).wire())
+    def leave_out(self, setting: str, reason: str, needs: str, args: MegatronArgs) -> None:
+        """Name a setting that only images with the package `needs` can use, with its arguments."""
+        self.left_out.append(LeftOut(setting=setting, reason=reason, needs=needs, args=args).wire())
 
 
 def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSettings:
@@ -54,36 +77,63 @@ def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSe
         args |= {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"}
     if options.pop("grads", None) == "bf16":
         args["grad-reduce-in-bf16"] = True
-    if options.pop("gather", None) == "fp8":
-        found.training["fp8ParamGather"] = True
-        if precision == "fp8mx":
-            args["reuse-grad-buf-for-mxfp8-param-ag"] = True
+    _gathered(found, options.pop("gather", None), precision)
     if formats := options.pop("aware", None):
         found.training["usePrecisionAwareOptimizer"] = True
         names = ("main-grads-dtype", "exp-avg-dtype", "exp-avg-sq-dtype")
         args |= {
             name: value for name, value in zip(names, formats.split(","), strict=True) if value != "fp32"
         }
-    backend = options.pop("flex", None)
-    if backend:
-        reason = f"whose package for {backend} the project's image lacks"
-        found.leave_out("the dispatcher flex", reason, {"moe-flex-dispatcher-backend": backend})
-    if "ep-overlap" in bare:
-        args["overlap-moe-expert-parallel-comm"] = True
-    if "delay-wgrad" in bare:
-        args["delay-wgrad-compute"] = True
+    args |= {flag: True for word, flag in _SWITCHES.items() if word in bare}
     if "tp-overlap" in bare:
         found.parallelism["tpCommOverlap"] = True
-    graphs = options.pop("graphs", None)
-    if graphs == "full_iteration" and backend:
+    if block := options.pop("fuser", None):
+        args |= {"use-transformer-engine-op-fuser": True, "moe-mlp-glu-interleave-size": int(block)}
+    backend, graphs = options.pop("flex", None), options.pop("graphs", None)
+    if backend:
+        _flex(found, backend, options)
+    if backend and graphs == "full_iteration":
         # Megatron's alltoall copies the experts' token counts to the host, which no graph can capture.
         reason = "which need the dispatcher flex"
-        found.leave_out("CUDA graphs of whole iterations", reason, {"cuda-graph-impl": graphs})
+        found.leave_out("CUDA graphs of whole iterations", reason, backend, _graphs(graphs))
     elif graphs:
         args |= _graphs(graphs)
     if recompute := options.pop("recompute", None):
         found.parallelism |= _recomputation(recompute)
     return found
+
+
+def _gathered(found: FastSettings, number: str | None, precision: str) -> None:
+    """Weights that are gathered in FP8 or FP4; MXFP8's are in the buffer of the gradients."""
+    if number == "fp4":
+        found.megatron_args["fp4-param-gather"] = True
+    elif number == "fp8":
+        found.training["fp8ParamGather"] = True
+        if precision == "fp8mx":
+            found.megatron_args["reuse-grad-buf-for-mxfp8-param-ag"] = True
+
+
+def _flex(found: FastSettings, backend: str, options: dict[str, str]) -> None:
+    """The dispatcher flex, and the buffers that only it has."""
+    args: MegatronArgs = {"moe-flex-dispatcher-backend": backend}
+    if sms := options.pop("sms", None):
+        dispatch, _, preprocessing = sms.partition(",")
+        args["moe-flex-dispatcher-num-sms"] = int(dispatch)
+        if preprocessing:
+            args["moe-hybridep-num-sms-preprocessing"] = int(preprocessing)
+    found.leave_out("the dispatcher flex", f"whose package for {backend} the image lacks", backend, args)
+    if budget := options.pop("budget", None):
+        # What exceeds the buffers is computed again without them: `PagedStashRunner` drops no token.
+        fixed: MegatronArgs = {"moe-expert-rank-capacity-factor": float(budget)}
+        if stash := options.pop("stash", None):
+            on_gpu, on_host = map(float, stash.split(","))
+            fixed |= {
+                "moe-paged-stash": True,
+                "moe-paged-stash-buffer-size-factor-cuda": on_gpu,
+                "moe-paged-stash-buffer-size-factor-cpu": on_host,
+            }
+        reason = "which need the dispatcher flex"
+        found.leave_out("buffers of a fixed size for the experts", reason, backend, fixed)
 
 
 def _graphs(text: str) -> dict[str, Any]:

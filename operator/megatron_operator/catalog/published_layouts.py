@@ -1,9 +1,11 @@
 """Selects a published layout for a recipe: only if the recipe keeps everything that the layout depends on."""
 
+from collections.abc import Collection
 from typing import Final
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.api.platform import ImagePackage
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.training import ParallelismSpec
 from megatron_operator.catalog import schedule
@@ -67,10 +69,12 @@ def select_layout(
     spec: MegatronRecipeSpec,
     found: Diagnostics,
     function: PublishedLayout | None = None,
+    packages: Collection[ImagePackage] = (),
 ) -> PublishedLayout | None:
     """The entry's layout for this hardware and count, unless the recipe changes what it depends on.
 
-    If the recipe names a `function`, only its layout is considered. A note gives the reason for none.
+    If the recipe names a `function`, only its layout is considered. `packages` are those of the image. A note
+    gives the reason for none.
     """
     count = spec.accelerator.count
     if function is not None and (hardware not in function.accelerators or count != function.count):
@@ -90,6 +94,9 @@ def select_layout(
         return None
     for note in layout_notes(layout, count, hardware):
         found.note(note)
+    asked = spec.model.moe_token_dispatcher_type if spec.model else None
+    if asked in (None, "flex"):
+        layout = layout.with_image(packages)
     for what in layout.left_out or ():
         found.note(f"left out of {layout.function}: {what.setting}, {what.reason}")
     return layout

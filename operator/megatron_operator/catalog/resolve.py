@@ -82,7 +82,7 @@ def resolve_for_planning(
 
     published = _CatalogLayers([("default", _DEFAULTS)])
     if entry is not None:
-        published = _catalog_layers(entry, spec, catalog, profile.known_as(accelerator), found)
+        published = _catalog_layers(entry, spec, catalog, profile, accelerator, found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
     _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
@@ -199,16 +199,21 @@ class _CatalogLayers:
 
 
 def _catalog_layers(
-    entry: Entry, spec: MegatronRecipeSpec, catalog: Catalog, hardware: str, found: Diagnostics
+    entry: Entry,
+    spec: MegatronRecipeSpec,
+    catalog: Catalog,
+    profile: AcceleratorProfile,
+    accelerator: str,
+    found: Diagnostics,
 ) -> _CatalogLayers:
     """Defaults, the entry, its function and its published layout for this hardware."""
-    label = f"catalog {entry.name}"
+    label, hardware = f"catalog {entry.name}", profile.known_as(accelerator)
     layers: list[tuple[str, Settings]] = [("default", _DEFAULTS), (label, entry.wire())]
     function = named = catalog.function(spec.recipe or "")
     if entry.engine == "bridge":
         function = bridge_functions.select_function(entry, named, hardware, spec)
         found.extend(bridge_functions.unsupported_setting_errors(spec, function, started=entry.starts))
-    layout = select_layout(entry, hardware, spec, found, named)
+    layout = select_layout(entry, hardware, spec, found, named, () if spec.image else profile.image_has)
     if function is not None:
         settings = bridge_functions.function_settings(function, entry, found)
         if layout is None and entry.engine == "megatron" and function.precision == "nvfp4":

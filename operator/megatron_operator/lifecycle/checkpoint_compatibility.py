@@ -34,6 +34,8 @@ NUMBER_FORMATS: Final = (
     "usePrecisionAwareOptimizer",
 )
 OPTIMIZER: Final = "training.optimizer"
+GATES: Final = "moe-mlp-glu-interleave-size"
+"""Flag by which the rows of the experts' first weight are in another order."""
 LAYOUT: Final = (
     ("tensorModelParallelSize", "tensor_model_parallel_size"),
     ("pipelineModelParallelSize", "pipeline_model_parallel_size"),
@@ -57,6 +59,8 @@ def checkpoint_contract(
     fixed = {f"model.{name}": value for name, value in model.items() if name not in free}
     training = resolved.training.wire()
     fixed |= {f"training.{name}": training[name] for name in NUMBER_FORMATS if name in training}
+    if GATES in resolved.megatron_args:
+        fixed[f"megatronArgs.{GATES}"] = resolved.megatron_args[GATES]
     fixed[OPTIMIZER] = training.get("optimizer") or "adam"
     if resolved.data.tokenizer is not None:
         fixed |= {f"data.tokenizer.{name}": value for name, value in resolved.data.tokenizer.wire().items()}

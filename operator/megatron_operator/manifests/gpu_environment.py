@@ -6,6 +6,7 @@ docs/planner.md lists each variable with its source. `env` of the profile and of
 from megatron_contract.environment import CHECKPOINT_DIR
 
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog.entry import BACKEND
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 
@@ -30,6 +31,27 @@ def gpu_environment(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
         values |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}
     if _generation(resolved) is not None and plan.world_size > 1:
         values |= {"NVTE_FWD_LAYERNORM_SM_MARGIN": _SM_MARGIN, "NVTE_BWD_LAYERNORM_SM_MARGIN": _SM_MARGIN}
+    return values | _experts(resolved, plan)
+
+
+def _experts(resolved: ResolvedRecipe, plan: Plan) -> dict[str, str]:
+    """What the fused experts and the dispatcher's package HybridEP read from the environment.
+
+    Megatron refuses the fuser without its variable (`TEGroupedMLP._is_fused_impl_supported`).
+    """
+    args = resolved.megatron_args
+    values: dict[str, str] = {}
+    if args.get("use-transformer-engine-op-fuser"):
+        values |= {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1", "CUDNNFE_CLUSTER_OVERLAP_MARGIN": "8"}
+    if args.get(BACKEND) == "hybridep" and resolved.model.moe_token_dispatcher_type == "flex":
+        accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+        domain = hardware.nvlink_ranks(accelerator, plan.per_node)
+        values |= {
+            "NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN": str(min(plan.expert_model_parallel_size, domain)),
+            "NUM_OF_TOKENS_PER_CHUNK_COMBINE_API": "128",
+            "NVLINK_DOMAIN_SIZE": str(domain),
+            "USE_MNNVL": "1" if domain > plan.per_node else "0",
+        }
     return values
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from megatron_operator.api.parallel_dims import SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Expected, Plan
-from megatron_operator.catalog.entry import LeftOut, MegatronArgs, PublishedLayout
+from megatron_operator.catalog.entry import BACKEND, LeftOut, MegatronArgs, PublishedLayout
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import Accelerator
@@ -87,7 +87,7 @@ def _speeds(
             resolved.training,
             resolved.parallelism,
             resolved.megatron_args | args,
-            dispatcher="flex" if "moe-flex-dispatcher-backend" in args else None,
+            dispatcher="flex" if BACKEND in args else resolved.model.moe_token_dispatcher_type,
             gradient_overlap=workload.execution.gradient_overlap,
             parameter_overlap=workload.execution.parameter_overlap,
         )

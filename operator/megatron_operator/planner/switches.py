@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog.entry import BACKEND
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.checks.lint import EXPERT_OVERLAP
 from megatron_operator.planner.estimate import hardware
@@ -18,6 +19,18 @@ _GRAPHED = {False: ["attn", "mlp"], True: ["attn", "moe_router", "moe_preprocess
 """Modules in CUDA graphs, without and with experts, as in functions of Megatron-Bridge."""
 _LACKS = "which the project's image lacks"
 _MEMORY = "graphs need memory that is not estimated"
+_WHOLE_ITERATIONS: dict[str, Any] = {
+    "model.moeTokenDispatcherType": "flex",
+    f"megatronArgs.{BACKEND}": "hybridep",
+    "megatronArgs.use-transformer-engine-op-fuser": True,
+    "megatronArgs.moe-mlp-glu-interleave-size": 32,
+    "megatronArgs.moe-expert-rank-capacity-factor": 1.5,
+    "megatronArgs.moe-paged-stash": True,
+    "megatronArgs.cuda-graph-impl": "full_iteration",
+    "megatronArgs.te-rng-tracker": True,
+    "megatronArgs.no-check-for-nan-in-loss-and-grad": True,
+}
+"""As in the functions of Megatron-Bridge for Blackwell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,6 @@ def _available(resolved: ResolvedRecipe, plan: Plan, w: Workload) -> Iterator[tu
     """Switches that the run lacks, with the workload that has them; none where the layout would change."""
     run, dims, experts = w.execution, w.dims, bool(resolved.model.num_experts)
     full = w.recompute.granularity == "full"
-    hopper = hardware.generation(resolved.accelerator_type, resolved.profile) is hardware.Generation.HOPPER
     if w.numerics.gradient == 4 and w.numerics.weight == 2:
         reduced = replace(w, numerics=replace(w.numerics, gradient=2))
         yield Switch({"megatronArgs.grad-reduce-in-bf16": True}, "gradients are summed in BF16"), reduced
@@ -85,20 +97,8 @@ def _available(resolved: ResolvedRecipe, plan: Plan, w: Workload) -> Iterator[tu
         }
         captured = replace(w, execution=replace(run, graphs="partial"))
         yield Switch(graphs, _MEMORY), captured
-    if experts and dims.ep > 1 and not run.deduplicated_dispatch:
-        once = replace(w, execution=replace(run, deduplicated_dispatch=True))
-        flex: dict[str, Any] = {"model.moeTokenDispatcherType": "flex"}
-        yield Switch(flex, f"needs DeepEP or HybridEP, {_LACKS}"), once
-        # No function for Hopper captures whole iterations of a model with experts.
-        if run.graphs == "none" and not hopper:
-            whole = {
-                "megatronArgs.moe-flex-dispatcher-backend": "hybridep",
-                "megatronArgs.cuda-graph-impl": "full_iteration",
-                "megatronArgs.te-rng-tracker": True,
-                "megatronArgs.no-check-for-nan-in-loss-and-grad": True,
-            }
-            captured = replace(w, execution=replace(once.execution, graphs="full"))
-            yield Switch(flex | whole, f"needs HybridEP, {_LACKS}; {_MEMORY}"), captured
+    if experts and dims.ep > 1:
+        yield from _of_flex(resolved, w)
     if _optimizer_is_in_the_way(resolved, plan):
         aware = {
             "training.usePrecisionAwareOptimizer": True,
@@ -106,6 +106,23 @@ def _available(resolved: ResolvedRecipe, plan: Plan, w: Workload) -> Iterator[tu
             "megatronArgs.exp-avg-sq-dtype": "bf16",
         }
         yield Switch(aware, "moments are kept in BF16"), None
+
+
+def _of_flex(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Workload]]:
+    """The dispatcher flex, and with it CUDA graphs of whole iterations."""
+    run, has = w.execution, resolved.profile.image_has
+    once = replace(run, deduplicated_dispatch=True)
+    if not run.deduplicated_dispatch:
+        backend = next(iter(has), None)
+        named = {f"megatronArgs.{BACKEND}": backend} if backend else {}
+        caveat = "" if backend else f"needs DeepEP or HybridEP, {_LACKS}"
+        flex = {"model.moeTokenDispatcherType": "flex"} | named
+        yield Switch(flex, caveat), replace(w, execution=once)
+    # Graphs need buffers of a fixed size; these need the fuser, whose kernels are for MXFP8 on Blackwell.
+    if run.graphs == "none" and w.numerics.fp8 and resolved.training.fp8_recipe == "mxfp8":
+        needs = "" if "hybridep" in has else f"needs HybridEP, {_LACKS}; "
+        captured = replace(once, graphs="full", fused_experts=True)
+        yield Switch(_WHOLE_ITERATIONS, f"{needs}{_MEMORY}"), replace(w, execution=captured)
 
 
 def _optimizer_is_in_the_way(resolved: ResolvedRecipe, plan: Plan) -> bool:

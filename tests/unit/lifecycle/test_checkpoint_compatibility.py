@@ -58,6 +58,10 @@ def test_a_checkpoint_is_compatible_with(changes: dict[str, Any]) -> None:
     [
         ({"model": {"numLayers": 40}}, "spec.model.numLayers"),
         ({"model": {"hiddenSize": 8192}}, "spec.model.hiddenSize"),
+        (
+            {"megatronArgs": {"moe-mlp-glu-interleave-size": 32}},
+            "spec.megatronArgs.moe-mlp-glu-interleave-size",
+        ),
         ({"model": {"qkLayernorm": True}}, "spec.model.qkLayernorm"),
         ({"training": {"bf16": False, "fp16": True}}, "spec.training.fp16"),
         ({"training": {"fp8Format": "hybrid", "fp8Recipe": "delayed"}}, "spec.training.fp8Format"),

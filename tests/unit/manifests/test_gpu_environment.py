@@ -92,3 +92,39 @@ def test_arguments_and_environment_know_the_same_generations(run: Any) -> None:
         flags = automatic_flags(resolved, planned.plan)
         margins = set(MARGINS) <= gpu_environment(resolved, planned.plan).keys()
         assert ("--moe-router-fusion" in flags, margins) == (known, known), name
+
+
+def with_dispatcher(run: Any, backend: str, ep: int, hardware: str) -> dict[str, str]:
+    """The environment of a run whose plan and settings are changed to those of experts on `ep` ranks."""
+    planned = run(HOPPER)
+    resolved = planned.resolved
+    profile = resolved.profile.model_copy(update={"hardware": hardware})
+    model = resolved.model.model_copy(update={"moe_token_dispatcher_type": "flex"})
+    args = {"moe-flex-dispatcher-backend": backend}
+    resolved = resolved.model_copy(update={"profile": profile, "model": model, "megatron_args": args})
+    plan = planned.plan.model_copy(update={"expert_model_parallel_size": ep})
+    return gpu_environment(resolved, plan)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "ep", "expected"),
+    [
+        ("h100-sxm", 64, ("8", "8", "0")),
+        ("h100-sxm", 4, ("4", "8", "0")),
+        ("gb200", 64, ("64", "72", "1")),
+    ],
+)
+def test_hybridep_knows_the_nvlink_domain(
+    run: Any, hardware: str, ep: int, expected: tuple[str, str, str]
+) -> None:
+    names = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NVLINK_DOMAIN_SIZE", "USE_MNNVL")
+    env = with_dispatcher(run, "hybridep", ep, hardware)
+    assert tuple(env[name] for name in names) == expected
+    assert not set(names) & with_dispatcher(run, "deepep", ep, hardware).keys()
+
+
+def test_fused_experts_are_switched_on_where_megatron_asserts_it(run: Any) -> None:
+    name = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+    fused = environment(run, HOPPER, megatronArgs={"use-transformer-engine-op-fuser": True})
+    assert fused[name] == "1"
+    assert name not in environment(run, HOPPER)

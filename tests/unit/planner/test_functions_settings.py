@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator import catalog
+from megatron_operator.api.platform import ImagePackage
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import performance_options
 from megatron_operator.cli.default_platform import default_platform
@@ -14,10 +15,19 @@ LIBRARY = catalog.load()
 QWEN = ("qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config", "gb200", 256)
 
 
-def run(name: str, accelerator: str, count: int, **spec: Any) -> PlannedRun:
+def run(
+    name: str, accelerator: str, count: int, has: tuple[ImagePackage, ...] = (), **spec: Any
+) -> PlannedRun:
+    """A recipe of a function on an image that has these packages."""
     asked = {"recipe": name, "accelerator": {"type": accelerator, "count": count}} | spec
     asked["data"] = {"mockData": True}
-    return admit("run", MegatronRecipeSpec.model_validate(asked), default_platform(), LIBRARY)
+    platform = default_platform()
+    profiles = {
+        known: profile.model_copy(update={"image_has": list(has)})
+        for known, profile in platform.accelerators.items()
+    }
+    platform = platform.model_copy(update={"accelerators": profiles})
+    return admit("run", MegatronRecipeSpec.model_validate(asked), platform, LIBRARY)
 
 
 def test_the_arguments_have_the_functions_settings() -> None:
@@ -81,9 +91,54 @@ def test_flex_and_the_graphs_that_need_it_are_left_out_with_what_that_costs() ->
     assert "--moe-flex-dispatcher-backend" not in found.arguments
     assert "--cuda-graph-impl" not in found.arguments
     notes = [note for note in found.plan.notes if "left out of" in note]
-    for words in ("hybridep", "whole iterations"):
+    for words in ("hybridep", "whole iterations", "buffers of a fixed size"):
         assert any(words in note for note in notes)
     assert any("longer" in note and "%" in note for note in notes)
+
+
+def test_an_image_with_the_package_runs_the_function_as_published() -> None:
+    found = run(*QWEN, has=("hybridep",))
+    words = " ".join(found.arguments)
+    for flags in (
+        "--moe-token-dispatcher-type flex",
+        "--moe-flex-dispatcher-backend hybridep --moe-flex-dispatcher-num-sms 32",
+        "--cuda-graph-impl full_iteration",
+        "--moe-expert-rank-capacity-factor 1.5",
+        "--moe-paged-stash --moe-paged-stash-buffer-size-factor-cpu 1.0",
+    ):
+        assert flags in words
+    assert not any("longer" in note for note in found.plan.notes)
+    assert found.plan.expected is not None
+    assert found.plan.expected.tokens_per_second_per_gpu == pytest.approx(7280, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("has", "spec"),
+    [
+        (("deepep",), {}),
+        (("hybridep",), {"model": {"moeTokenDispatcherType": "alltoall"}}),
+        (("hybridep",), {"image": "registry.example/own:1"}),
+    ],
+    ids=["another package", "the recipe's own dispatcher", "the recipe's own image"],
+)
+def test_settings_of_the_package_are_left_out(has: tuple[ImagePackage, ...], spec: dict[str, Any]) -> None:
+    found = run(*QWEN, has=has, **spec)
+    words = " ".join(found.arguments)
+    assert "flex" not in words
+    assert "--moe-expert-rank-capacity-factor" not in words
+    assert "full_iteration" not in words
+
+
+def test_fused_experts_need_no_package() -> None:
+    words = " ".join(run("gpt_oss_120b_pretrain_64gpu_gb200_fp8mx_config", "gb200", 64).arguments)
+    assert "--use-transformer-engine-op-fuser" in words
+    assert "--moe-mlp-glu-interleave-size 32" in words
+
+
+def test_what_no_image_has_is_named_without_a_cost() -> None:
+    found = run(*QWEN, has=("hybridep",))
+    [note] = [note for note in found.plan.notes if "left out of" in note]
+    assert note.endswith("attention in FP8, for which Megatron's parser has no flag")
 
 
 @pytest.mark.parametrize("name", [name for name in LIBRARY.functions() if LIBRARY.function(name)])

@@ -96,6 +96,18 @@ def test_launches_of_experts_are_hidden_only_partly() -> None:
     assert on_h100(EXPERTS, micro_batch=8, execution=Execution(graphs="full")).host == 0
 
 
+def test_the_exchange_of_the_first_micro_batch_is_hidden_by_no_other() -> None:
+    dims = dataclasses.replace(EXPERTS.dims, pp=1, vp=1, ep=8)
+    overlapped = dataclasses.replace(EXPERTS.execution, expert_overlap=True)
+    shape = {"dims": dims, "stage_layers": (EXPERTS.shape.layers,)}
+    plain = on_h100(EXPERTS, **shape, micro_batches=1).expert
+    assert on_h100(EXPERTS, **shape, execution=overlapped, micro_batches=1).expert == pytest.approx(plain)
+    five = on_h100(EXPERTS, **shape, execution=overlapped, micro_batches=5).expert / 5
+    many = on_h100(EXPERTS, **shape, execution=overlapped, micro_batches=1000).expert / 1000
+    assert five == pytest.approx((1 - 0.9 * 0.8) * plain)
+    assert many == pytest.approx(0.1 * plain, rel=0.01)
+
+
 def test_parts_add_up_to_the_step() -> None:
     step = on_h100(EXPERTS)
     assert sum(getattr(step, f.name) for f in dataclasses.fields(step)) == pytest.approx(step.total)

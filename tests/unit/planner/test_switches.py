@@ -53,12 +53,44 @@ def test_graphs_are_proposed_for_experts_that_wait_for_the_host(resolve: Any) ->
     assert not any(GRAPHS in x for x in proposed(resolve("llama3-70b", 64)))
 
 
-def test_whole_iterations_are_captured_only_with_the_flex_dispatcher(resolve: Any) -> None:
-    found = proposed(resolve("qwen3-30b-a3b", 16, "gb200"))
-    whole = [settings for settings in found if settings.get(GRAPHS) == "full_iteration"]
-    assert [settings[FLEX] for settings in whole] == ["flex"]
-    on_hopper = proposed(resolve("qwen3-30b-a3b", 16))
-    assert not any(settings.get(GRAPHS) == "full_iteration" for settings in on_hopper)
+MXFP8 = {"fp8Format": "e4m3", "fp8Recipe": "mxfp8"}
+
+
+def test_whole_iterations_are_captured_only_with_what_no_host_has_to_know(resolve: Any) -> None:
+    """With alltoall, or experts without fixed buffers, the host copies token counts during a step."""
+    found = proposed(resolve("qwen3-30b-a3b", 16, "gb200", training=MXFP8))
+    [whole] = [settings for settings in found if settings.get(GRAPHS) == "full_iteration"]
+    assert whole[FLEX] == "flex"
+    assert whole["megatronArgs.moe-flex-dispatcher-backend"] == "hybridep"
+    assert whole["megatronArgs.moe-expert-rank-capacity-factor"] == 1.5
+    assert whole["megatronArgs.moe-paged-stash"]
+    assert whole["megatronArgs.use-transformer-engine-op-fuser"]
+
+
+@pytest.mark.parametrize("accelerator", ["gb200", "h100-sxm"])
+def test_whole_iterations_are_not_captured_where_experts_cannot_be_fused(
+    resolve: Any, accelerator: str
+) -> None:
+    found = proposed(resolve("qwen3-30b-a3b", 16, accelerator))
+    assert not any(settings.get(GRAPHS) == "full_iteration" for settings in found)
+
+
+def test_an_image_with_the_package_is_no_caveat(resolve: Any) -> None:
+    resolved = resolve("qwen3-30b-a3b", 16, "gb200", training=MXFP8)
+    profile = resolved.profile.model_copy(update={"image_has": ["hybridep"]})
+    caveats = {
+        has: [
+            switch.caveat
+            for switch in promising(found, plan(found))
+            if switch.settings.get(GRAPHS) == "full_iteration"
+        ]
+        for has, found in (
+            (False, resolved),
+            (True, resolved.model_copy(update={"profile": profile})),
+        )
+    }
+    assert "needs HybridEP" in caveats[False][0]
+    assert "HybridEP" not in caveats[True][0]
 
 
 def test_a_smaller_optimizer_is_tried_where_layers_are_recomputed(resolve: Any) -> None:

@@ -87,7 +87,19 @@ class CommunicationModel:
                 domains * (1 - away**shape.topk) / shape.topk if w.execution.deduplicated_dispatch else 1.0
             )
             seconds = max(moved * away * copies / self._network, moved / self._link)
-        return seconds * (1 - self._c.hidden if w.execution.expert_overlap else 1)
+        return seconds * (1 - self._c.hidden * self._paired if w.execution.expert_overlap else 1)
+
+    @property
+    def _paired(self) -> float:
+        """Share of the forward passes that run together with a backward pass, which hides their exchange.
+
+        The first forward pass has none and the last backward pass runs alone
+        (`combined_1f1b_schedule_for_no_pipelining`), with v virtual stages the first (v - 1) p + 1 of the
+        last of p stages (`get_pp_rank_microbatches`); what earlier stages run before is in the bubble.
+        """
+        dims = self._w.dims
+        alone = (dims.vp - 1) * dims.pp + 1
+        return max(0.0, 1 - alone / (self._w.micro_batches * dims.vp))
 
     def pipeline(self) -> float:
         """Activations to the next stage and gradients back: 2 x 2 s b h / (t c) bytes for each chunk.

@@ -12,8 +12,8 @@ from megatron_operator.planner.estimate.memory import memory_per_gpu
 from megatron_operator.planner.estimate.workload import Numerics, numerics
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 
-_GRADIENTS = {"megatronArgs.grad-reduce-in-bf16": True}
-_OPTIMIZER = {
+_GRADIENTS: dict[str, Any] = {"megatronArgs.grad-reduce-in-bf16": True}
+_OPTIMIZER: dict[str, Any] = {
     "training.usePrecisionAwareOptimizer": True,
     "megatronArgs.exp-avg-dtype": "bf16",
     "megatronArgs.exp-avg-sq-dtype": "bf16",
