@@ -1,12 +1,13 @@
-"""What a run of the engine bridge starts from, the adapters that it trains, and what it exports."""
+"""What a run starts from, the adapters that it trains, and what it exports."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
+from megatron_contract.environment import CHECKPOINT_DIR
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.bounds import Fraction, Text, Width
+from megatron_operator.api.bounds import Fraction, Name, Text, Width
 
 ABSOLUTE_PATTERN = r"^/.*$"
 
@@ -25,10 +26,10 @@ ATTENTION_MODULES: frozenset[TargetModule] = frozenset({"linear_qkv", "linear_pr
 
 
 class MegatronWeights(ApiModel):
-    """A checkpoint of Megatron-Bridge."""
+    """A checkpoint in `torch_dist`; for engine `bridge` one of Megatron-Bridge."""
 
     path: AbsolutePath
-    """Its folder as the pod sees it: the `save` folder of a run, or one `iter_*` folder of it."""
+    """Its folder as the pod sees it: the `save` folder of a run; with engine `bridge` also one `iter_*`."""
 
 
 class HuggingFaceFolder(ApiModel):
@@ -42,7 +43,10 @@ class WeightsSource(ApiModel):
     """Where weights are taken from; exactly one source is set."""
 
     megatron: MegatronWeights | None = None
-    """A checkpoint of Megatron-Bridge."""
+    """A checkpoint of Megatron."""
+    recipe: Annotated[Name, Field(min_length=1)] | None = None
+    """Another recipe of the namespace that has succeeded: weights of its newest checkpoint, in any layout.
+    Both keep their checkpoints on one claim; not for mode `lora`."""
     hugging_face: HuggingFaceFolder | None = None
     """A Hugging Face model, which a Job imports first, as `<path>-megatron` beside it."""
 
@@ -51,18 +55,20 @@ class WeightsSource(ApiModel):
         """The folder of the checkpoint that the run starts from, imported or not."""
         if self.hugging_face is not None:
             return f"{plain_path(self.hugging_face.path)}{IMPORTED}"
-        assert self.megatron is not None, "a rule requires one of the two"
+        if self.recipe is not None:
+            return f"{CHECKPOINT_DIR}/{self.recipe}"
+        assert self.megatron is not None, "a rule requires one of them"
         return self.megatron.path
 
 
 class InitSpec(ApiModel):
-    """What a fine-tuning run starts from; engine `bridge` only."""
+    """What a run starts from."""
 
     source: WeightsSource | None = Field(default=None, alias="from")
-    """Weights of the model that is fine-tuned. A restart continues from the run's own checkpoints."""
+    """Weights of the model, without optimizer and iteration. A restart takes the run's own checkpoints."""
     model_folder: AbsolutePath | None = None
     """Folder of the Hugging Face model as the pod sees it: config.json, from which the architecture is read,
-    and tokenizer. No hub is reached. Default `from.huggingFace.path`."""
+    and tokenizer. No hub is reached; engine `bridge` only. Default `from.huggingFace.path`."""
 
     @property
     def folder_of_model(self) -> str | None:

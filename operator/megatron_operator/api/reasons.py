@@ -73,6 +73,13 @@ class Reason(StrEnum):
         "Correct `data.prepare`; any edit of the spec starts it again.",
     )
 
+    WEIGHTS_NOT_READY = (
+        "WeightsNotReady",
+        "`Running=False`",
+        "The recipe that `init.from.recipe` names does not exist, has not succeeded, or its checkpoints have "
+        "another architecture, engine or claim; the message names what differs.",
+        "Wait for that run, or correct what differs; it is checked again without an edit.",
+    )
     VOLUME_CLAIM_MISSING = (
         "VolumeClaimMissing",
         "`Running=False`",

@@ -92,8 +92,9 @@ class SourceSpec(ApiModel):
 
     path: Annotated[Text, Field(min_length=1)]
     """File or pattern (`**` crosses folders), for `hf` the folder, as the pod sees it."""
-    format: Literal["jsonl", "chat", "text", "parquet", "hf"]
-    """`jsonl`, `chat` and `text` may be compressed: `.gz`, `.zst`."""
+    format: Literal["jsonl", "chat", "text", "parquet", "hf"] | None = None
+    """`jsonl`, `chat` and `text` may be compressed: `.gz`, `.zst`. Default by the suffix of `path`:
+    `.parquet`; `.txt` (`text`); `.jsonl` with `key`, or to fine-tune (`chat`)."""
     key: Annotated[Name, Field(min_length=1)] | None = None
     """`jsonl`: name of the text in each object; default `text`."""
     column: Annotated[Name, Field(min_length=1)] | None = None
@@ -257,7 +258,7 @@ class MegatronRecipeSpec(ApiModel):
     parallelism: ParallelismSpec | None = None
     """Layout; sizes that are set are kept, the others are planned."""
     init: InitSpec | None = None
-    """What a fine-tuning run starts from; engine `bridge` only."""
+    """What a run starts from instead of random weights."""
     peft: PeftSpec | None = None
     """Adapters of a recipe of mode `lora`."""
     export: ExportSpec | None = None

@@ -243,9 +243,16 @@ _WEIGHTS = (
     rule(
         "spec.init.from",
         "",
-        exactly_one("huggingFace", "megatron"),
+        exactly_one("huggingFace", "megatron", "recipe"),
         "has not exactly one source of weights",
-        "set either huggingFace.path or megatron.path",
+        "set one of huggingFace.path, megatron.path and recipe",
+    ),
+    rule(
+        "spec",
+        "checkpoint.volume.claimName",
+        ~is_set("init.from.recipe") | is_set("checkpoint.volume.claimName"),
+        "is not set, and init.from.recipe is read from the claim of the checkpoints",
+        "name the claim on which that recipe keeps its checkpoints",
     ),
 )
 

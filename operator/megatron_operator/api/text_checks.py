@@ -47,6 +47,7 @@ ENV_NAME: Final = Form(
 IMAGE: Final = Form(re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.:/@]*"), 500, "image", "use registry/name:tag")
 
 _FORMS: Final = {
+    "init.from.recipe": NAME,
     "data.volume.claimName": NAME,
     "data.volume.storageClassName": NAME,
     "checkpoint.volume.claimName": NAME,

@@ -31,6 +31,12 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
     if entry is not None and entry.engine == "bridge":
         if entry.starts:
             yield from _not_taken_by_bridge(spec)
+            if entry.modes[0] == "lora" and spec.init and spec.init.source and spec.init.source.recipe:
+                message = (
+                    f"{shown(spec.init.source.recipe)} may train on, and adapters belong to fixed weights"
+                )
+                fix = "export that recipe, and set init.from.huggingFace.path to the folder"
+                yield FieldError("spec.init.from.recipe", message, fix)
             if spec.peft is not None and entry.modes[0] != "lora":
                 message = f"{entry.name} trains all weights (mode {entry.modes[0]})"
                 yield FieldError("spec.peft", message, "leave it out, or choose a recipe of mode lora")
@@ -39,8 +45,10 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
         return
     data_root = spec.data is not None and spec.data.dataset_root is not None
     examples = spec.data is not None and spec.data.examples is not None
+    source = spec.init.source if spec.init else None
     fields = {
-        "init": spec.init,
+        "init.modelFolder": spec.init and spec.init.model_folder,
+        "init.from.huggingFace": source and source.hugging_face,
         "peft": spec.peft,
         "export": spec.export,
         "data.datasetRoot": data_root,
@@ -149,23 +157,34 @@ def adapters(
     return PeftSpec.model_validate(own | asked.wire())
 
 
-def path_errors(spec: MegatronRecipeSpec, profile: AcceleratorProfile) -> Iterator[FieldError]:
-    """Errors of folders outside of every volume that the pods mount."""
+def path_errors(
+    spec: MegatronRecipeSpec, entry: Entry | None, profile: AcceleratorProfile
+) -> Iterator[FieldError]:
+    """Errors of folders outside of every volume that the pods mount.
+
+    The tokenizer of Megatron Core's loop may be a name on a hub, or a folder of the image.
+    """
+    by_bridge = entry is not None and entry.engine == "bridge"
+    if by_bridge and entry is not None and not entry.starts:
+        return
     mounted = [CHECKPOINT_DIR, *(mount.mount_path for mount in profile.pod_template.volume_mounts)]
     if spec.data is not None and spec.data.volume is not None:
         mounted.append(DATA_DIR)
-    for field, path in _paths(spec):
+    for field, path in [*_weights_path(spec), *(_model_paths(spec) if by_bridge else ())]:
         if not _is_below(path, mounted):
             message = f"{shown(path)} is on no volume of the pods, which mount {', '.join(sorted(mounted))}"
             fix = f"name a folder below one of them; data.volume is mounted at {DATA_DIR}"
             yield FieldError(field, message, fix)
 
 
-def _paths(spec: MegatronRecipeSpec) -> Iterator[tuple[str, str]]:
-    if spec.init is not None and spec.init.model_folder is not None:
-        yield "spec.init.modelFolder", spec.init.model_folder
+def _weights_path(spec: MegatronRecipeSpec) -> Iterator[tuple[str, str]]:
     if spec.init is not None and spec.init.source is not None and spec.init.source.megatron is not None:
         yield "spec.init.from.megatron.path", spec.init.source.megatron.path
+
+
+def _model_paths(spec: MegatronRecipeSpec) -> Iterator[tuple[str, str]]:
+    if spec.init is not None and spec.init.model_folder is not None:
+        yield "spec.init.modelFolder", spec.init.model_folder
     tokenizer = spec.data.tokenizer if spec.data else None
     if tokenizer is not None and tokenizer.tokenizer_model is not None:
         yield "spec.data.tokenizer.tokenizerModel", tokenizer.tokenizer_model

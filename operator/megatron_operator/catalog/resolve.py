@@ -31,6 +31,7 @@ from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.merge import Settings, merge_layers
 from megatron_operator.catalog.published_layouts import layout_settings, select_layout
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.catalog.sources import with_formats
 
 _DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
 _SAVE_INTERVAL: Final = 500
@@ -68,6 +69,9 @@ def resolve_for_planning(
     Raises InvalidRecipeError, with all errors, when planning is not possible.
     """
     entry = _entry(spec, catalog, found)
+    spec, unknown_formats = with_formats(spec, fine_tunes=entry is not None and entry.engine == "bridge")
+    if unknown_formats:
+        raise InvalidRecipeError([*found.errors, *unknown_formats])
     picked = select_accelerator(spec.accelerator, platform)
     if isinstance(picked, FieldError):
         raise InvalidRecipeError([*found.errors, picked])
@@ -87,8 +91,8 @@ def resolve_for_planning(
     _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
         fine_tuning.complete_data(merged, spec, found)
-        found.extend(fine_tuning.path_errors(spec, profile))
         found.extend(conversions.conversion_errors(spec, entry))
+    found.extend(fine_tuning.path_errors(spec, entry, profile))
     if beyond := beyond_baseline(profile):
         found.note(
             f"pods of profile {accelerator} have {', '.join(beyond)}: "

@@ -3,16 +3,54 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from megatron_contract.environment import DATA_DIR
 
 from megatron_operator.api.errors import FieldError, shown
+from megatron_operator.api.recipe import MegatronRecipeSpec, SourceSpec
 
 FOLDER: Final = "prepared"
 """Folder of the data volume with all prepared datasets."""
 _NAMED_BY: Final = {"jsonl": "key", "parquet": "column", "hf": "column"}
 """Format -> the field that names where its text is."""
+_COMPRESSED: Final = (".gz", ".zst")
+
+
+def with_formats(
+    spec: MegatronRecipeSpec, *, fine_tunes: bool
+) -> tuple[MegatronRecipeSpec, list[FieldError]]:
+    """The recipe with the format of each source, and the errors of sources whose suffix leaves it open.
+
+    Recipes that fine-tune read lines of chats only.
+    """
+    if spec.data is None or not spec.data.sources:
+        return spec, []
+    errors = []
+    completed = []
+    for number, source in enumerate(spec.data.sources):
+        kind = source.format or _format_of(source, fine_tunes=fine_tunes)
+        if kind is None:
+            message = f"is not set, and the suffix of {shown(source.path)} leaves it open"
+            fix = "set jsonl, chat, text, parquet or hf"
+            errors.append(FieldError(f"spec.data.sources[{number}].format", message, fix))
+        completed.append(source.model_copy(update={"format": kind}))
+    data = spec.data.model_copy(update={"sources": completed})
+    return spec.model_copy(update={"data": data}), errors
+
+
+def _format_of(source: SourceSpec, *, fine_tunes: bool) -> str | None:
+    path = PurePosixPath(source.path)
+    if path.suffix == ".parquet":
+        return "parquet"
+    suffix = PurePosixPath(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    if suffix == ".txt":
+        return "text"
+    # A line of .jsonl has text under a key, or is a conversation.
+    if suffix == ".jsonl" and source.key is not None:
+        return "jsonl"
+    return "chat" if suffix == ".jsonl" and fine_tunes else None
 
 
 def text_name(source: Mapping[str, Any]) -> str:

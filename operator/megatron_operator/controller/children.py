@@ -13,6 +13,7 @@ from megatron_operator.controller.api_client import (
     COMPUTE_DOMAINS,
     NETWORK_POLICIES,
     PODS,
+    RECIPES,
     SECRETS,
     ApiClient,
     ApiError,
@@ -34,6 +35,7 @@ from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, se
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, weights_obstacle
 from megatron_operator.manifests import gang_token
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Owner
@@ -71,7 +73,9 @@ class Children:
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool
     ) -> Requeue | None:
-        """Check that the user's claims exist, and create the operator's own; None once they all exist.
+        """Check the user's claims and the weights to start from, and create the operator's claims.
+
+        None once that is done.
 
         `running` is as for `set_blocked`.
         """
@@ -83,6 +87,10 @@ class Children:
             if is_deleting(existing):
                 return set_obstacle(status, ending_claim(name), running=running)
             if (obstacle := access_obstacle(desired.manifests, existing)) is not None:
+                return set_obstacle(status, obstacle, running=running)
+        if (source := recipe_to_start_from(status, desired)) is not None:
+            other = await self._api.get(RECIPES, namespace, source)
+            if (obstacle := weights_obstacle(desired, source, other)) is not None:
                 return set_obstacle(status, obstacle, running=running)
         for claim in desired.manifests.claims:
             try:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.manifests import compute_domain, convert, gang_scheduling, prepare, pytorchjob
 from megatron_operator.manifests.env import environment
@@ -59,14 +59,17 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     """Objects of an admitted recipe; `uid` is that of its MegatronRecipe.
 
     With `require_checkpoint` a start without a usable checkpoint fails; for runs that are known to have one.
-    Raises InvalidRecipeError for a recipe that is not started, and if the image, a volume size or, with
-    engine `bridge`, what the run starts from is missing, or an environment name is reserved.
+    Raises InvalidRecipeError for a recipe that is not started or would start from itself, and if the image, a
+    volume size or, with engine `bridge`, what the run starts from is missing or a variable is reserved.
     """
     resolved, plan = run.resolved, run.plan
     if not resolved.starts:
         raise InvalidRecipeError([bridge.not_supported_error(resolved)])
     if resolved.engine == "bridge" and (missing := [*missing_errors(resolved), *image_errors(resolved)]):
         raise InvalidRecipeError(missing)
+    if resolved.init.source is not None and resolved.init.source.recipe == run.name:
+        fix = "name another recipe; a run continues from its own checkpoints by itself"
+        raise InvalidRecipeError([FieldError("spec.init.from.recipe", "is this recipe itself", fix)])
     owner = Owner(run.name, run.namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
     queue = resolved.scheduling.queue

@@ -215,10 +215,11 @@ def _memory(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
 
 
 def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
-    spec, directory = resolved.checkpoint, f"{CHECKPOINT_DIR}/{name}"
+    spec, directory, source = resolved.checkpoint, f"{CHECKPOINT_DIR}/{name}", resolved.init.source
     words = [
         *_flag("save", directory),
         *_flag("load", directory),
+        *_flag("pretrained_checkpoint", source.checkpoint if source else None),
         *_flag("save_interval", spec.save_interval),
         *_flag("ckpt_format", "torch_dist"),
         "--exit-signal-handler",

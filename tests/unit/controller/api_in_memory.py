@@ -61,6 +61,7 @@ class ApiInMemory:
             },
             "spec": spec,
         }
+        self.other_recipes: dict[str, Object] = {}
         self.deleted: list[Pod] = []
         """Pods with a node that were deleted with a grace period."""
         self.posted: list[Object] = []
@@ -80,7 +81,7 @@ class ApiInMemory:
         self._respond()
         assert resource is not SECRETS, "the operator may not read Secrets"
         if resource is RECIPES:
-            return self.recipe
+            return self.recipe if name == NAME else self.other_recipes.get(name)
         if resource is JOBS:
             return self.job()
         if resource is COMPUTE_DOMAINS and self.compute_domains is None:

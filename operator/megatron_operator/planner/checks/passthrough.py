@@ -17,6 +17,7 @@ Value = str | int | float | bool | list[str | int | float]
 _OWNED = {
     "save": "spec.checkpoint.volume",
     "load": "spec.checkpoint.volume",
+    "pretrained-checkpoint": "spec.init.from.megatron.path",
     "save-interval": "spec.checkpoint.saveInterval",
     "persistent-save-interval": "spec.checkpoint.saveInterval",
     "async-save": "spec.checkpoint.asyncSave",

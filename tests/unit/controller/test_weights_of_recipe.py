@@ -1,0 +1,99 @@
+"""`init.from.recipe`: a run starts from another recipe's weights once these can be loaded."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from tests.unit.controller.simulated_run import CLAIM, Run
+
+FIRST = "first-half"
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """A run that is to start from the weights of the recipe FIRST, which does not exist yet."""
+    run = Run()
+    run.edit(init={"from": {"recipe": FIRST}})
+    yield run
+    run.operator.close()
+
+
+@pytest.fixture(scope="module")
+def contract() -> dict[str, str]:
+    """The settings that the checkpoints of the simulated run fix."""
+    run = Run()
+    run.until(lambda: (run.status.get("checkpoint") or {}).get("contract") is not None)
+    run.operator.close()
+    return dict(run.status["checkpoint"]["contract"])
+
+
+def succeeded(contract: dict[str, str], **spec: Any) -> dict[str, Any]:
+    """The recipe FIRST after its end."""
+    return {
+        "metadata": {"name": FIRST},
+        "spec": {"checkpoint": {"volume": {"claimName": CLAIM}}, **spec},
+        "status": {"phase": "Succeeded", "checkpoint": {"iteration": 100, "contract": contract}},
+    }
+
+
+def why_it_waits(run: Run) -> str:
+    for _ in range(3):
+        run.cluster.pass_time(5)
+        run.operator.reconcile()
+    condition = run.condition("Running")
+    assert condition["reason"] == "WeightsNotReady"
+    assert run.cluster.job is None
+    return str(condition["message"])
+
+
+def test_the_run_starts_once_the_other_recipe_has_succeeded(run: Run, contract: dict[str, str]) -> None:
+    message = "spec.init.from.recipe: recipe first-half does not exist in namespace default; "
+    assert why_it_waits(run) == f"{message}create it, or name another"
+    other = succeeded(contract)
+    run.api.other_recipes[FIRST] = other | {"status": {"phase": "Training"}}
+    assert "first-half is Training; the run waits until it is Succeeded" in why_it_waits(run)
+    run.api.other_recipes[FIRST] = other
+    run.until(run.trains)
+    job: Any = run.api.job()
+    words = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["args"]
+    assert words[words.index("--pretrained-checkpoint") + 1] == f"/checkpoints/{FIRST}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"spec": {"checkpoint": {}}},
+            "keeps its checkpoints on claim first-half-checkpoints; set spec.checkpoint",
+        ),
+        ({"spec": {"init": {"modelFolder": "/data/model"}}}, "is run by the other engine"),
+        ({"status": {"checkpoint": {}}}, "reports no checkpoint"),
+        ({"contract": {"peft.dim": "8"}}, "has saved adapters only"),
+        ({"contract": {"model.hiddenSize": "96"}}, "spec.model.hiddenSize 96, and this recipe has"),
+    ],
+)
+def test_weights_that_cannot_be_loaded_are_named(
+    run: Run, contract: dict[str, str], change: dict[str, Any], message: str
+) -> None:
+    other = deepcopy(succeeded(contract))
+    for section in ("spec", "status"):
+        other[section] |= change.get(section, {})
+    other["status"]["checkpoint"].get("contract", {}).update(change.get("contract", {}))
+    run.api.other_recipes[FIRST] = other
+    assert message in why_it_waits(run)
+
+
+def test_another_layout_is_no_obstacle(run: Run, contract: dict[str, str]) -> None:
+    other = contract | {
+        "parallelism.tensorModelParallelSize": "8",
+        "parallelism.pipelineModelParallelSize": "4",
+    }
+    run.api.other_recipes[FIRST] = succeeded(other)
+    run.until(run.trains)
+
+
+def test_a_run_with_its_own_checkpoint_goes_on_without_the_other_recipe(run: Run) -> None:
+    run.api.recipe["status"] = {"checkpoint": {"iteration": 100}}
+    run.until(run.trains)
