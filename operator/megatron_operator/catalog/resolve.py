@@ -93,6 +93,8 @@ def resolve_for_planning(
         fine_tuning.complete_data(merged, spec, found)
         found.extend(conversions.conversion_errors(spec, entry))
     found.extend(fine_tuning.path_errors(spec, entry, profile))
+    if spec.init is not None and spec.init.source is not None and spec.init.source.recipe is not None:
+        found.note(f"waits until recipe {spec.init.source.recipe} has succeeded, and starts from its weights")
     if beyond := beyond_baseline(profile):
         found.note(
             f"pods of profile {accelerator} have {', '.join(beyond)}: "

@@ -336,3 +336,9 @@ def test_the_gang_scheduling_of_the_platform_holds_for_every_recipe(
 ) -> None:
     gangs = PlatformConfig.model_validate(platform.wire() | {"gangScheduling": {"scheduler": "gangs"}})
     assert resolve(recipe="small-1", platform=gangs).gang_scheduling.scheduler == "gangs"
+
+
+def test_a_recipe_that_another_one_must_precede_is_in_the_notes(resolve: Resolve) -> None:
+    volume = {"volume": {"claimName": "runs"}}
+    resolved = resolve(recipe="small-1", init={"from": {"recipe": "first-half"}}, checkpoint=volume)
+    assert "waits until recipe first-half has succeeded, and starts from its weights" in resolved.notes
