@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 
-from testkit.fuzz import runner, samples, targets
+from testkit.fuzz import page, runner, samples, targets
 from testkit.fuzz.guard import TooSlow, limited
 from testkit.fuzz.strategies import leaves
 from testkit.fuzz.worker import Worker
@@ -85,5 +85,7 @@ def test_what_cases_are_made_of_is_right(name: str) -> None:
         "termination": samples.TERMINATION,
         "status": samples.STATUSES[1],
         "journal": samples.JOURNAL,
+        "conversion": samples.CONVERSION,
+        "page": page.SEED,
     }
     targets.TARGETS[name].check(json.dumps(good[name]))
