@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
+from megatron_operator.api import json_documents
 
 from testkit.errors import ApiError
 
@@ -75,7 +76,7 @@ class Api:
             timeout=30,
             retries=False,
         )
-        content = json.loads(response.data or b"{}") if response.data[:1] in (b"{", b"") else {}
+        content = json_documents.loads(response.data or b"{}") if response.data[:1] in (b"{", b"") else {}
         if response.status >= 400:
             raise ApiError(response.status, str(content.get("message", response.data[:300])))
         return content

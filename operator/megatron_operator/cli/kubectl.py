@@ -1,6 +1,5 @@
 """kubectl, for commands that read the cluster: its kubeconfig, contexts and credentials apply here too."""
 
-import json
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import click
 from megatron_contract.environment import CONTAINER_NAME
 
+from megatron_operator.api import json_documents
 from megatron_operator.api.labels import GROUP, LABEL_RECIPE, LABEL_ROLE, PLURAL
 from megatron_operator.cli.errors import CommandError
 
@@ -88,7 +88,7 @@ class Kubectl:
 
     def _json(self, arguments: Sequence[str], what: str, nothing: Any = None) -> Any:
         printed = self._run([*arguments, "--output", "json"], what)
-        return json.loads(printed) if nothing is None or printed.strip() else nothing
+        return json_documents.loads(printed) if nothing is None or printed.strip() else nothing
 
     def _run(self, arguments: Sequence[str], what: str) -> str:
         """What kubectl prints. Raises CommandError with the last line of its errors."""

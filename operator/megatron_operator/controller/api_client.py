@@ -1,7 +1,6 @@
 """The client of the API server: objects as JSON, one error type, server-side apply."""
 
 import contextlib
-import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +10,7 @@ from urllib.request import getproxies
 import aiohttp
 from kubernetes.aio import client, config
 
+from megatron_operator.api import json_documents
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
 from megatron_operator.controller.clock import ServerClock
@@ -80,7 +80,7 @@ class ApiError(OperatorError):
     def of(cls, code: int, content: bytes) -> "ApiError":
         """The error of a response with this code and body."""
         try:
-            status = json.loads(content)
+            status = json_documents.loads(content)
         except ValueError:
             status = {"message": content[:200].decode(errors="replace")}
         return cls(code, str(status.get("reason", "")), str(status.get("message", "")))
@@ -272,7 +272,7 @@ class ApiClient:
         finally:
             API_REQUESTS.labels(method, plural, code).inc()
         if response.status < 400:
-            return dict(json.loads(content)) if content else {}
+            return dict(json_documents.loads(content)) if content else {}
         raise ApiError.of(response.status, content)
 
 

@@ -9,6 +9,7 @@ import click
 import uvloop
 from prometheus_client import start_http_server
 
+from megatron_operator.api import json_documents
 from megatron_operator.controller.process import OperatorProcess
 from megatron_operator.controller.settings import DEFAULT_PROGRESS_URL, LeaseTimes, Settings
 
@@ -74,6 +75,7 @@ def main(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     settings = Settings(watch_namespaces=_names(watch_namespaces), lease_times=times, **options)
+    json_documents.make_default()
     if metrics_port:
         start_http_server(metrics_port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

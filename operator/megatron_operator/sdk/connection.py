@@ -1,7 +1,6 @@
 """The connection to a cluster: the operator's API client with a user's credentials, watches and logs."""
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -15,6 +14,7 @@ import aiohttp
 from kubernetes.aio import client, config
 from megatron_contract.environment import CONTAINER_NAME
 
+from megatron_operator.api import json_documents
 from megatron_operator.controller.api_client import PAGE, PODS, RECIPES, ApiClient, ApiError
 from megatron_operator.sdk.errors import ClusterUnreachableError
 
@@ -203,7 +203,7 @@ class AsyncConnection:
         }
         async with self.client() as api, aclosing(api.lines(RECIPES.path(namespace), query)) as lines:
             async for line in lines:
-                event = json.loads(line)
+                event = json_documents.loads(line)
                 if event["type"] == "ERROR":
                     status = event["object"]
                     if status.get("code") == 410:  # the version is too old: list again

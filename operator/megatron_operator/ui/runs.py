@@ -1,7 +1,6 @@
 """The runs of a cluster: watched, so that any number of viewers costs the API server as much as one."""
 
 import asyncio
-import json
 import logging
 import time
 from collections import deque
@@ -10,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from megatron_operator.api import json_documents
 from megatron_operator.api.status import Plan
 from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import trainer_selector
@@ -146,7 +146,7 @@ class WatchedRuns:
         path = RECIPES.path(namespace) if namespace else RECIPES.cluster_path()
         async with self._connection.client() as api, aclosing(api.lines(path, query)) as lines:
             async for line in lines:
-                event = json.loads(line)
+                event = json_documents.loads(line)
                 if event["type"] == "ERROR":
                     return  # Mostly 410, the version is too old: list again.
                 if event["type"] == "DELETED":
