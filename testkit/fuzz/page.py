@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from functools import cache
 from html.parser import HTMLParser
 from typing import Any, Final
@@ -18,6 +19,7 @@ from megatron_operator.ui.runs import RunLogs
 from testkit.example_runs import NOW, ExampleRuns, training_run
 
 KEY: Final = "key"
+_LARGE_INTEGER: Final = re.compile(r"\d{19}")
 _STEP: Final = {
     "iteration": 10,
     "lmLoss": 2.5,
@@ -88,6 +90,8 @@ def problem(text: str) -> str | None:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("status"), dict):
         return None
+    if _LARGE_INTEGER.search(json.dumps(found["status"])):
+        return None  # the API server stores integers of 64 bits
     runs, client, runner = _page()
     recipe = training_run("run") | {"status": found["status"]}
     runs.recipes = {("research", "run"): recipe}

@@ -50,7 +50,7 @@ def status_lines(recipe: Object, now: float, width: int | None) -> list[str]:
 def is_outdated(recipe: Object) -> bool:
     """Whether the operator has not observed the newest edit of the spec yet."""
     observed = (recipe.get("status") or {}).get("observedGeneration")
-    return observed is not None and observed < recipe["metadata"].get("generation", observed)
+    return isinstance(observed, int) and observed < recipe["metadata"].get("generation", observed)
 
 
 def _line(label: str, text: str) -> str:

@@ -160,7 +160,8 @@ def facts(recipe: Object, now: float) -> list[tuple[str, str]]:
     if progress is not None and progress.lm_loss is not None:
         found.append(("Loss", one.loss))
     if progress is not None and progress.tokens_per_second is not None:
-        each = f" ({progress.tokens_per_second / plan.world_size:,.0f} per accelerator)" if plan else ""
+        size = 0 if plan is None else plan.world_size
+        each = f" ({progress.tokens_per_second / size:,.0f} per accelerator)" if size else ""
         found.append(("Tokens/s", f"{progress.tokens_per_second:,.0f}{each}"))
     if one.eta != "–" and progress is not None:
         found.append(("End", f"{one.eta}, {_time(progress.eta)}"))
