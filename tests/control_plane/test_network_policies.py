@@ -58,6 +58,19 @@ def test_a_run_with_a_policy_trains_and_loses_the_policy_when_the_option_is_swit
     assert after.uid_of("worker-0") == state.uid_of("worker-0"), "the run goes on as it was"
 
 
+def test_a_run_that_trains_gets_its_policy_when_the_option_is_switched_on(
+    world: World, switch: Callable[[bool], None]
+) -> None:
+    switch(False)
+    world.apply("run")
+    state = world.train("run", 60, checkpoint=50)
+    world.wait_for_only("NetworkPolicy")
+
+    switch(True)
+    world.wait_for_only("NetworkPolicy", "run-pods")
+    assert world.train("run", 80, checkpoint=50).job_uid == state.job_uid
+
+
 @pytest.mark.usefixtures("switch")
 def test_a_policy_is_gone_with_its_recipe(world: World) -> None:
     world.apply("run")
