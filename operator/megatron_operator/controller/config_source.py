@@ -56,26 +56,28 @@ class ConfigSource:
         self.revision = 0
         """Number of changes found; 0 before the first read."""
 
-    async def read(self) -> Config:
+    async def read(self, since: float = 0.0) -> Config:
         """The configuration, at most `FRESH` seconds old; a missing platform file is an empty one.
 
-        Raises InvalidRecipeError while the platform file is invalid.
+        It is not older than `since`, a time.monotonic(). Raises InvalidRecipeError while the platform file is
+        invalid, ApiError.
         """
-        await self.refresh()
+        await self.refresh(since)
         if isinstance(self._config, InvalidRecipeError):
             raise self._config
         assert self._config is not None, "a refresh sets the configuration"
         return self._config
 
-    async def refresh(self) -> None:
-        """Read again when the cached configuration is too old. Raises ApiError."""
+    async def refresh(self, since: float = 0.0) -> None:
+        """Read again when the cached configuration is too old, or older than `since`. Raises ApiError."""
         async with self._lock:
-            if self._config is not None and time.monotonic() - self._read_at < FRESH:
+            now = time.monotonic()
+            if self._config is not None and self._read_at >= max(since, now - FRESH):
                 return
             namespace = self._settings.namespace
             platform = await self._api.get(CONFIG_MAPS, namespace, self._settings.platform_config_map)
             recipes = await self._api.get(CONFIG_MAPS, namespace, self._settings.catalog_config_map)
-            self._read_at = time.monotonic()
+            self._read_at = now
             nodes = await self._read_node_labels()
             versions = (
                 _version(platform),

@@ -67,18 +67,18 @@ class Operator:
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches)
         self._workers = PlanWorkers()
-        planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0))
-        self._planner = asyncio.create_task(planning.start(), name="planner")
+        self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0))
+        self._planner = asyncio.create_task(self._planning.start(), name="planner")
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)
         policies = PolicyKeeper(self.api, self.config, settings.watch_namespaces)
         reconciler = Reconciler(
             self.api,
-            RecipePlanner(planning, self.config),
+            RecipePlanner(self._planning, self.config),
             self.snapshots,
             Children(self.api),
             Stages(self.api, nodes, self.poller),
-            CapacityFinder(self.api, planning, allowed=settings.node_discovery),
+            CapacityFinder(self.api, self._planning, allowed=settings.node_discovery),
             self.poller,
             cordoner,
             self.caches,
@@ -134,6 +134,7 @@ class Operator:
         version = (body["metadata"]["uid"], body["metadata"]["generation"])
         if self._seen.get(key) != version:
             self._seen[key] = version
+            self._planning.recipe_changed(key)
             self.queue.add(key, 0)
 
     def child_event(self, body: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -57,6 +58,14 @@ class Planning:
         self._ready = ready
         self._pending: dict[RecipeKey, _Pending] = {}
         self._exceeded: dict[RecipeKey, tuple[_Version, PlanningLimitError]] = {}
+        self._changed: dict[RecipeKey, float] = {}
+
+    def recipe_changed(self, key: RecipeKey) -> None:
+        """The recipe is new or was edited: it is planned with a configuration that is read from now on.
+
+        Who changes the platform and then applies a recipe expects the one to hold for the other.
+        """
+        self._changed[key] = time.monotonic()
 
     async def start(self) -> None:
         """Start a process before a recipe needs it: what it imports takes longer than a hundred plans."""
@@ -71,7 +80,8 @@ class Planning:
         Raises InvalidRecipeError when it cannot run, PlanningLimitError when planning it exceeds the limits,
         PlanPendingError while it is planned, ApiError when the configuration cannot be read.
         """
-        key, config = status.key, await self._config.read()
+        key = status.key
+        config = await self._config.read(since=self._changed.get(key, 0.0))
         version = _Version(status.uid, status.generation, config)
         if key in self._exceeded:
             exceeded, error = self._exceeded[key]
@@ -106,6 +116,7 @@ class Planning:
 
     def forget(self, key: RecipeKey) -> None:
         """Drop what is known of a recipe that no longer exists."""
+        self._changed.pop(key, None)
         self._exceeded.pop(key, None)
         if (pending := self._pending.pop(key, None)) is not None:
             pending.plan.cancel()

@@ -1,10 +1,12 @@
 """The platform file: every invalid field is named, with where to fix it."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.controller import config_source
 from megatron_operator.controller.config_source import ConfigSource, parse_platform
 from megatron_operator.controller.settings import Settings
 
@@ -62,3 +64,32 @@ def test_a_text_of_the_platform_has_the_bound_that_it_has_in_a_recipe(field: str
         parse_platform(f"{field}: {'a' * 1000}", SOURCE)
     with pytest.raises(InvalidRecipeError, match=r"platform\.yaml\.checkpoint\.storageClassName: "):
         parse_platform(f"checkpoint: {{storageClassName: {'a' * 1000}}}", SOURCE)
+
+
+class ChangingPlatform:
+    """Stands in for the API client: the platform's `image` is another one at each read."""
+
+    reads = 0
+
+    async def get(self, _kind: object, _namespace: str, name: str) -> dict[str, Any] | None:
+        if name != "megatron-platform":
+            return None
+        self.reads += 1
+        version = str(self.reads)
+        return {
+            "metadata": {"resourceVersion": version},
+            "data": {"platform.yaml": f"image: trainer:{version}"},
+        }
+
+
+async def test_the_configuration_is_read_again_when_a_newer_one_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_source, "FRESH", 3600.0)
+    api: Any = ChangingPlatform()
+    source = ConfigSource(api, Settings())
+    assert (await source.read()).platform.image == "trainer:1"
+    assert (await source.read()).platform.image == "trainer:1", "it is cached"
+    changed = time.monotonic()
+    assert (await source.read(since=changed)).platform.image == "trainer:2"
+    assert (await source.read(since=changed)).platform.image == "trainer:2", "one read is enough for all"

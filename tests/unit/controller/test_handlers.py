@@ -40,10 +40,20 @@ JOB = {
 }
 
 
+class Planning:
+    """Records which recipes have changed."""
+
+    def __init__(self) -> None:
+        self.changed: list[RecipeKey] = []
+
+    def recipe_changed(self, key: RecipeKey) -> None:
+        self.changed.append(key)
+
+
 @pytest.fixture
 def operator() -> Any:
     operator: Any = Operator(Settings(), None, None)  # type: ignore[arg-type]
-    operator.caches, operator.queue = Caches(), Queue()
+    operator.caches, operator.queue, operator._planning = Caches(), Queue(), Planning()
     return operator
 
 
@@ -57,6 +67,15 @@ def delay_of_the_next(operator: Any) -> float:
 def test_a_new_recipe_is_reconciled_at_once(operator: Any) -> None:
     operator.recipe_event(recipe(), gone=False)
     assert operator.queue.added == [(RecipeKey("default", "run"), 0)]
+
+
+def test_only_a_new_generation_needs_a_configuration_that_is_read_since(operator: Any) -> None:
+    for phase in (None, Phase.STARTING, Phase.TRAINING):
+        operator.recipe_event(recipe(phase), gone=False)
+    edited = recipe(Phase.TRAINING)
+    edited["metadata"]["generation"] = 2
+    operator.recipe_event(edited, gone=False)
+    assert operator._planning.changed == [RecipeKey("default", "run")] * 2
 
 
 def test_events_of_a_run_that_starts_are_collected_for_longer(operator: Any) -> None:

@@ -1,6 +1,7 @@
 """A recipe that cannot be planned within the limits: its condition, the other recipes, a running job."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ class Source:
     def change(self) -> None:
         self.config = Config(CONFIG.platform, EndlessCatalog())
 
-    async def read(self) -> Config:
+    async def read(self, since: float = 0.0) -> Config:
+        self.since = since
         return self.config
 
 
@@ -198,3 +200,18 @@ def test_a_running_job_is_supervised_while_and_after_an_endless_edit_is_planned(
     run.until(lambda: run.status["progress"]["iteration"] > iteration)
     assert run.cluster.job is before
     assert run.trains()
+
+
+async def test_a_recipe_is_planned_with_a_configuration_that_is_read_after_it_changed() -> None:
+    setup = Setup()
+    key = recipe().key
+    await setup.plan(recipe())
+    assert setup.source.since == 0.0
+    before = time.monotonic()
+    setup.planning.recipe_changed(key)
+    await setup.plan(recipe())
+    assert setup.source.since >= before
+    setup.planning.forget(key)
+    await setup.plan(recipe())
+    assert setup.source.since == 0.0
+    await setup.worker.stop()
