@@ -18,6 +18,10 @@ from megatron_operator.lifecycle.status_builder import RecipeKey
 
 FASTEST: Final = 1
 """Level of compression: a pod takes 1 to 2 KB."""
+OBJECT_BYTES: Final = 64 * 2**10
+"""The largest compressed object of which the content is kept: anybody can give a pod large annotations."""
+CACHE_BYTES: Final = 96 * 2**20
+"""Compressed content of all objects of one resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     identity: Identity
-    content: bytes
+    content: bytes | None
+    """None where it exceeds the bounds."""
 
 
 def identity(obj: Mapping[str, Any], *, is_recipe: bool) -> Identity:
@@ -46,7 +51,7 @@ class ObjectCache:
     """Objects of one resource.
 
     They are kept as compressed JSON without the field managers' own records: a tenth of the memory, and
-    nobody who reads one can change it.
+    nobody who reads one can change it. Of what exceeds OBJECT_BYTES or CACHE_BYTES only the identity is kept.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -54,6 +59,7 @@ class ObjectCache:
         self._is_recipe = resource is RECIPES
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._of_recipe: dict[RecipeKey, set[tuple[str, str]]] = {}
+        self._bytes = 0
 
     def put(self, obj: Object) -> None:
         """Store an object unless a newer version, or a newer object of its name, is known."""
@@ -61,7 +67,10 @@ class ObjectCache:
         known = self._entries.get(_key(obj))
         if known is not None and known.identity.version > new.version:
             return
-        self._store(_key(obj), _Entry(new, _packed(obj)))
+        self.discard(*_key(obj))
+        content = _packed(obj)
+        fits = len(content) <= OBJECT_BYTES and self._bytes + len(content) <= CACHE_BYTES
+        self._store(_key(obj), _Entry(new, content if fits else None))
 
     def refresh(self, obj: Object) -> None:
         """Store the answer to an own write, unless the object was deleted or re-created meanwhile."""
@@ -79,19 +88,26 @@ class ObjectCache:
         """Forget whatever has this name."""
         entry = self._entries.pop((namespace, name), None)
         if entry is not None:
+            self._bytes -= len(entry.content or b"")
             keys = self._of_recipe[entry.identity.recipe]
             keys.discard((namespace, name))
             if not keys:
                 del self._of_recipe[entry.identity.recipe]
 
     def get(self, namespace: str, name: str) -> Object | None:
-        """A copy of the object of this name; None when none is known."""
+        """A copy of the object of this name; None when none is known, or its content is not kept."""
         entry = self._entries.get((namespace, name))
-        return None if entry is None else _unpacked(entry.content)
+        return None if entry is None or entry.content is None else _unpacked(entry.content)
 
-    def of_recipe(self, key: RecipeKey) -> list[Object]:
-        """Copies of all objects with the recipe's label."""
-        return [_unpacked(self._entries[each].content) for each in sorted(self._of_recipe.get(key, ()))]
+    def of_recipe(self, key: RecipeKey) -> list[Object] | None:
+        """Copies of all objects with the recipe's label; None when the content of one is not kept."""
+        found = []
+        for each in sorted(self._of_recipe.get(key, ())):
+            content = self._entries[each].content
+            if content is None:
+                return None
+            found.append(_unpacked(content))
+        return found
 
     def identities(self) -> Iterator[tuple[tuple[str, str], Identity]]:
         """Namespace and name -> identity of every object."""
@@ -103,8 +119,8 @@ class ObjectCache:
         return None if entry is None else entry.identity
 
     def _store(self, key: tuple[str, str], entry: _Entry) -> None:
-        self.discard(*key)
         self._entries[key] = entry
+        self._bytes += len(entry.content or b"")
         self._of_recipe.setdefault(entry.identity.recipe, set()).add(key)
 
 

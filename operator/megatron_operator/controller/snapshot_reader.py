@@ -84,6 +84,8 @@ class SnapshotReader:
         key = status.key
         job = self._caches.jobs.get(key.namespace, object_name(key.name))
         pods = self._caches.pods.of_recipe(key)
+        if pods is None:
+            raise LiveReadNeededError(f"{key} has pods that are too large to keep")
         trainers = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_TRAINER]
         snapshot = replace(self._snapshot(status, job, trainers), cached=True)
         if not trains_undisturbed(status, snapshot):

@@ -1,13 +1,16 @@
 """Caches hold what the watches delivered: the newest of each name, in whatever order it comes."""
 
 import asyncio
+import base64
 import logging
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from kopf import Body
 from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.controller import object_cache
 from megatron_operator.controller.api_client import PODS, ApiError, Resource
 from megatron_operator.controller.cache_check import CacheCheck
 from megatron_operator.controller.object_cache import Caches, ObjectCache
@@ -55,7 +58,7 @@ def test_versions_are_compared_as_numbers(cache: ObjectCache) -> None:
 def test_a_pod_created_again_by_the_same_name_replaces_its_predecessor(cache: ObjectCache) -> None:
     cache.put(pod(5, "old"))
     cache.put(pod(8, "new"))
-    assert [each["metadata"]["uid"] for each in cache.of_recipe(RUN)] == ["new"]
+    assert [each["metadata"]["uid"] for each in cache.of_recipe(RUN) or []] == ["new"]
 
 
 def test_the_late_end_of_a_predecessor_leaves_the_new_pod(cache: ObjectCache) -> None:
@@ -81,10 +84,46 @@ def test_an_answer_to_a_write_is_known_before_the_watch_delivers_it(cache: Objec
 
 def test_a_reader_cannot_change_what_is_cached(cache: ObjectCache) -> None:
     cache.put(pod(5))
-    cache.of_recipe(RUN)[0]["status"]["phase"] = "changed"
+    [copy] = cache.of_recipe(RUN) or []
+    copy["status"]["phase"] = "changed"
     found = cache.get("default", "run-worker-0")
     assert found is not None
     assert found["status"]["phase"] == "of version 5"
+
+
+def pod_of_bytes(count: int, name: str = "run-worker-0", resource_version: int = 5) -> Object:
+    """A pod with an annotation of about `count` bytes that cannot be compressed."""
+    pod_with_annotation = pod(resource_version, name=name)
+    text = base64.b85encode(random.Random(count).randbytes(count * 4 // 5)).decode()
+    pod_with_annotation["metadata"]["annotations"] = {"note": text}
+    return pod_with_annotation
+
+
+def test_of_a_pod_with_large_annotations_only_the_identity_is_kept(cache: ObjectCache) -> None:
+    cache.put(pod(4))
+    cache.put(pod_of_bytes(2 * object_cache.OBJECT_BYTES))
+    assert version(cache) == 5
+    assert cache.get("default", "run-worker-0") is None
+    assert cache.of_recipe(RUN) is None, "a run with such a pod is read"
+    cache.put(pod(6))
+    assert len(cache.of_recipe(RUN) or []) == 1
+
+
+def test_many_pods_take_no_more_than_the_bound_of_all(
+    cache: ObjectCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_cache, "CACHE_BYTES", 50_000)
+    names = [f"foreign-{number}" for number in range(20)]
+    for _ in range(2):
+        for name in names:
+            cache.put(pod_of_bytes(10_000, name))
+    kept = [name for name in names if cache.get("default", name) is not None]
+    assert 1 <= len(kept) <= 6, "each takes more than 8,000 bytes"
+    assert len(list(cache.identities())) == len(names)
+    for name in names:
+        cache.remove(pod(6, name=name))
+    cache.put(pod_of_bytes(10_000, resource_version=7))
+    assert cache.get("default", "run-worker-0") is not None, "what was removed takes no room"
 
 
 def test_an_object_of_kopf_keeps_all_but_the_fields_of_managers(cache: ObjectCache) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from megatron_operator.controller import object_cache
 from megatron_operator.controller.api_client import ApiError
 
 from tests.unit.controller.simulated_cluster import TOTAL
@@ -43,6 +44,16 @@ def test_a_run_that_trains_is_not_read(training_run: Run, reads: list[str]) -> N
     before = training_run.status["progress"]["iteration"]
     training_run.until(lambda: training_run.status["progress"]["iteration"] > before)
     assert reads == []
+
+
+def test_a_run_with_a_pod_that_is_too_large_to_keep_is_read(
+    training_run: Run, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_cache, "OBJECT_BYTES", 100)
+    before = training_run.status["progress"]["iteration"]
+    training_run.until(lambda: training_run.status["progress"]["iteration"] > before)
+    assert "pods" in reads
+    assert training_run.trains()
 
 
 def test_a_disturbed_run_is_read(training_run: Run, reads: list[str]) -> None:
