@@ -23,7 +23,7 @@ from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.object_cache import Caches, ObjectCache
 from megatron_operator.controller.plan_workers import PlanWorkers
 from megatron_operator.controller.planning import Planning
-from megatron_operator.controller.policy_keeper import PolicyKeeper
+from megatron_operator.controller.policy_reconciler import PolicyReconciler
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.recipe_planner import RecipePlanner
 from megatron_operator.controller.reconciler import Reconciler
@@ -71,7 +71,7 @@ class Operator:
         self._planner = asyncio.create_task(self._planning.start(), name="planner")
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)
-        policies = PolicyKeeper(self.api, self.config, settings.watch_namespaces)
+        policies = PolicyReconciler(self.api, self.config, settings.watch_namespaces)
         reconciler = Reconciler(
             self.api,
             RecipePlanner(self._planning, self.config),

@@ -10,7 +10,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import NetworkPolicies, PlatformConfig
 from megatron_operator.controller.api_client import NETWORK_POLICIES, RECIPES, ApiError, Resource
-from megatron_operator.controller.policy_keeper import PolicyKeeper
+from megatron_operator.controller.policy_reconciler import PolicyReconciler
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.network_policy import network_policy
 
@@ -91,11 +91,11 @@ class World:
         self.api, self.config = ClusterInMemory(), ConfigInMemory()
         api: Any = self.api
         config: Any = self.config
-        self._keeper = PolicyKeeper(api, config, namespaces)
+        self._reconciler = PolicyReconciler(api, config, namespaces)
 
     def check(self) -> list[str]:
         """Let the operator check the configuration; the policies that are left."""
-        asyncio.run(self._keeper.keep())
+        asyncio.run(self._reconciler.keep())
         return self.api.names()
 
 

@@ -29,7 +29,7 @@ WITHOUT_PODS: Final = frozenset({Phase.REFUSED, Phase.SUCCEEDED, Phase.FAILED})
 """Phases of recipes that get no policy: their pods have ended, or there are none yet."""
 
 
-class PolicyKeeper:
+class PolicyReconciler:
     """Applies `networkPolicies` of the platform to the runs that exist.
 
     The reconcile creates a run's policy before its job, but with the configuration that the run was planned
