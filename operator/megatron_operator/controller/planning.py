@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from megatron_operator.api.errors import InvalidRecipeError, OperatorError, PlanningLimitError
+from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.config_source import ConfigSource
 from megatron_operator.controller.plan_workers import PlanWorkers
@@ -24,10 +24,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE: Final = 0.5
 """Seconds for which a reconcile waits for a plan, once; it usually takes some thousandths."""
-
-
-class PlanPendingError(OperatorError):
-    """The recipe is still being planned; it is reconciled again as soon as the plan is made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,11 +70,11 @@ class Planning:
         except (InvalidRecipeError, *EXPECTED_ERRORS) as error:
             log.info("the planning process is started when it is needed: %s", error or repr(error))
 
-    async def desired(self, status: StatusBuilder) -> DesiredState:
-        """What should exist for the recipe.
+    async def desired(self, status: StatusBuilder) -> DesiredState | None:
+        """What should exist for the recipe; None while it is planned, until `ready` is called.
 
         Raises InvalidRecipeError when it cannot run, PlanningLimitError when planning it exceeds the limits,
-        PlanPendingError while it is planned, ApiError when the configuration cannot be read.
+        ApiError when the configuration cannot be read.
         """
         key = status.key
         config = await self._config.read(since=self._changed.get(key, 0.0))
@@ -94,7 +90,7 @@ class Planning:
             if not plan.done():
                 plan.add_done_callback(lambda made: None if made.cancelled() else self._ready(key))
         if not plan.done():
-            raise PlanPendingError(f"{key} is being planned")
+            return None
         self._pending.pop(key, None)
         try:
             return plan.result()

@@ -1,14 +1,23 @@
 """Plans a recipe for the reconciler; where that is not possible, its status has the reason."""
 
+import enum
+
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import InvalidRecipeError, PlanningLimitError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.config_source import ConfigSource
-from megatron_operator.controller.planning import Planning, PlanPendingError
+from megatron_operator.controller.planning import Planning
 from megatron_operator.lifecycle.desired import DesiredState, checkpoint_conflicts
 from megatron_operator.lifecycle.job_status import set_internal_error, set_planned, set_refused
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+
+
+class Unplanned(enum.Enum):
+    """Why a recipe has no desired state."""
+
+    PENDING = "it is being planned, and reconciled again as soon as the plan is made"
+    REFUSED = "it was refused, or planning failed; a condition explains it"
 
 
 class RecipePlanner:
@@ -20,31 +29,32 @@ class RecipePlanner:
         self._refused: dict[RecipeKey, tuple[str, int, int]] = {}
         """UID and generation of refused specs, and the revision of the configuration that refused them."""
 
-    async def plan(self, status: StatusBuilder, *, running: bool) -> DesiredState | None:
-        """The desired state; None when the recipe is refused or planning fails; a condition explains it.
+    async def plan(self, status: StatusBuilder, *, running: bool) -> DesiredState | Unplanned:
+        """The desired state, or why there is none. `running` is as for `set_refused`.
 
-        `running` is as for `set_refused`. Raises PlanPendingError while it is planned, and one of
-        EXPECTED_ERRORS when the API server cannot be used.
+        Raises one of EXPECTED_ERRORS when the API server cannot be used.
         """
         version = self._version(status)
         try:
             desired = await self._planning.desired(status)
+            if desired is None:
+                return Unplanned.PENDING
             errors = checkpoint_conflicts(status, desired)
-        except (PlanPendingError, *EXPECTED_ERRORS):
+        except EXPECTED_ERRORS:
             raise
         except InvalidRecipeError as error:
             limit = isinstance(error, PlanningLimitError)
             set_refused(status, Reason.PLANNER_TIMEOUT if limit else Reason.REFUSED, error, running=running)
             self._refused[status.key] = version
-            return None
+            return Unplanned.REFUSED
         except Exception as error:
             set_internal_error(status, error, running=running or status.ended)
-            return None
+            return Unplanned.REFUSED
         if errors:
             incompatible = InvalidRecipeError(errors)
             set_refused(status, Reason.CHECKPOINT_INCOMPATIBLE, incompatible, running=running)
             self._refused[status.key] = version
-            return None
+            return Unplanned.REFUSED
         set_planned(status, desired)
         return desired
 

@@ -1,7 +1,7 @@
 """Reconciles one MegatronRecipe."""
 
-import contextlib
 import logging
+from typing import Final
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.errors import InvalidRecipeError, OperatorError
@@ -22,17 +22,18 @@ from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.object_cache import Caches
-from megatron_operator.controller.planning import PlanPendingError
 from megatron_operator.controller.progress_poller import ProgressPoller
-from megatron_operator.controller.recipe_planner import RecipePlanner
-from megatron_operator.controller.snapshot_reader import LiveReadNeededError, SnapshotReader
+from megatron_operator.controller.recipe_planner import RecipePlanner, Unplanned
+from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.lifecycle.actions import (
+    DISCARDED,
     DONE,
     LATER,
     SOON,
     DeleteJob,
     ForceDeletePods,
+    Requeue,
     Result,
     wait,
 )
@@ -77,6 +78,9 @@ from megatron_operator.lifecycle.write_delay import is_notable, write_delay
 from megatron_operator.manifests.job_backend import JobPhase
 
 log = logging.getLogger(__name__)
+
+BEING_PLANNED: Final = "the recipe is being planned"
+PLAN_PENDING: Final = Result(requeue=Requeue(LATER, BEING_PLANNED), discarded=True)
 
 
 class ReconcileError(OperatorError):
@@ -132,16 +136,17 @@ class Reconciler:
         """
         cached = self._caches.recipes.get(*key)
         if cached is not None and trained_last(cached):
-            with contextlib.suppress(LiveReadNeededError):
-                return await self._reconcile_recipe(cached, cached=True)
+            result = await self._reconcile_recipe(cached, cached=True)
+            if not result.discarded:
+                return result.delay
         recipe = await self._api.get(RECIPES, *key)
         if recipe is None or is_deleting(recipe):
             self._forget(key)
             return None
-        return await self._reconcile_recipe(recipe, cached=False)
+        return (await self._reconcile_recipe(recipe, cached=False)).delay
 
-    async def _reconcile_recipe(self, recipe: Object, *, cached: bool) -> float | None:
-        """As `__call__`. Raises LiveReadNeededError, without having written, where `cached` is not enough."""
+    async def _reconcile_recipe(self, recipe: Object, *, cached: bool) -> Result:
+        """What has been done. It is discarded, and nothing written, where `cached` is not enough."""
         status = StatusBuilder.of(recipe, self._api.clock.now())
         key, before = status.key, status.current
         if status.dropped:
@@ -149,26 +154,26 @@ class Reconciler:
                 "%s: unknown parts of the status are dropped: %s", key, ", ".join(status.dropped[:20])
             )
         snapshot = self._snapshots.from_cache(status) if cached else None
-        try:
-            result = await self._result(status, snapshot)
-        except PlanPendingError:
-            return LATER
+        if cached and snapshot is None:
+            return DISCARDED
+        result = await self._result(status, snapshot)
+        if result.discarded:
+            return result
         if status.internal_error is None:
             status.remove_conditions(Condition.INTERNAL_ERROR)
         set_readiness(status)
         if cached and (result.actions or status.internal_error is not None or is_notable(status)):
-            raise LiveReadNeededError(f"{key} is disturbed")
+            return DISCARDED
         if rest := 0.0 if result.actions else write_delay(status, self._poller.reading(key)):
             status.current, result = before, result.within(rest, "progress is written later")
         elif status.changed() and not await self._write(status, cached=cached):
-            return None
+            return DISCARDED
         self._report(status, before)
         await execute(self._api, result.actions)
         await self._events.post(status)
-        after = None if result.requeue is None else result.requeue.after
         if status.internal_error is not None:
-            raise ReconcileError(after) from status.internal_error
-        return after
+            raise ReconcileError(result.delay) from status.internal_error
+        return result
 
     async def _result(self, status: StatusBuilder, snapshot: RunSnapshot | None) -> Result:
         """Bring the status up to the cluster. An unexpected error leaves it as it was, with a condition.
@@ -179,15 +184,9 @@ class Reconciler:
         try:
             if snapshot is None:
                 snapshot = await self._snapshots.read(status)
-            try:
-                result = await self._reconcile(status, snapshot)
-            except PlanPendingError:
-                if snapshot.job is None or snapshot.job_phase is JobPhase.FAILED:
-                    # Nothing to report: a write now would double those of each recipe that is created.
-                    raise
-                result = (await self._supervise(status, snapshot)).within(
-                    LATER, "the recipe is being planned"
-                )
+            result = await self._reconcile(status, snapshot)
+            if result.discarded:
+                return result
             add_incident_events(status, before.recovery or RecoveryStatus())
             update_ledger(status, snapshot)
             if status.changed():
@@ -195,7 +194,7 @@ class Reconciler:
                 update_goodput(status, reading)
                 update_reported_times(status, reading)
             return result
-        except (LiveReadNeededError, PlanPendingError, *EXPECTED_ERRORS):
+        except EXPECTED_ERRORS:
             raise
         except Exception as error:
             status.current = before
@@ -234,7 +233,9 @@ class Reconciler:
         accelerators = accelerators_before(status, snapshot)
         may_continue = job is not None and phase is not JobPhase.FAILED
         desired = await self._planner.plan(status, running=may_continue)
-        if desired is None:
+        if desired is Unplanned.PENDING:
+            return await self._await_plan(status, snapshot)
+        if desired is Unplanned.REFUSED:
             if status.internal_error is None:
                 status.observe_generation()
             if may_continue:
@@ -276,11 +277,21 @@ class Reconciler:
         self._poller.forget(status.key)
         if (ending := end_suspended_pods(status, snapshot)) is not None:
             return ending
-        if await self._planner.plan(status, running=False) is None and status.internal_error is None:
+        desired = await self._planner.plan(status, running=False)
+        if desired is Unplanned.PENDING:
+            return await self._await_plan(status, snapshot)
+        if desired is Unplanned.REFUSED and status.internal_error is None:
             status.observe_generation()
         else:
             set_suspended(status, "no pod is left")
         return DONE
+
+    async def _await_plan(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+        """Supervise what runs until the plan is made."""
+        if snapshot.job is None or snapshot.job_phase is JobPhase.FAILED:
+            # Nothing to report: a write now would double those of each recipe that is created.
+            return PLAN_PENDING
+        return (await self._supervise(status, snapshot)).within(LATER, BEING_PLANNED)
 
     async def _replace(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete the job of an earlier generation; the next reconcile creates the new one."""
@@ -312,12 +323,15 @@ class Reconciler:
     ) -> Result:
         """Supervise the job; once it has succeeded, finish the run. `desired` is that of an edit."""
         result, edited = await self._supervise(status, snapshot), desired is not None
-        if status.phase != Phase.EXPORTING and not (edited and status.phase == Phase.SUCCEEDED):
+        finished = status.phase == Phase.EXPORTING or (edited and status.phase == Phase.SUCCEEDED)
+        if result.discarded or not finished:
             return result
-        desired = desired or await self._planner.plan(status, running=True)
-        if desired is None:
+        planned = desired or await self._planner.plan(status, running=True)
+        if planned is Unplanned.PENDING:
+            return result.within(LATER, BEING_PLANNED)
+        if planned is Unplanned.REFUSED:
             return result
-        return await self._stages.finish(status, snapshot, desired, edited=edited)
+        return await self._stages.finish(status, snapshot, planned, edited=edited)
 
     async def _supervise(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Follow a job: bring the status up to the snapshot, decide on recovery."""
@@ -328,7 +342,7 @@ class Reconciler:
         adopt_job(status, snapshot.existing_job)
         update_status(status, snapshot)
         if snapshot.cached and is_notable(status):
-            raise LiveReadNeededError(f"{status.key} is disturbed")
+            return DISCARDED
         if status.ended or status.phase == Phase.EXPORTING:
             self._poller.forget(status.key)
             return expire_job(status, snapshot)
@@ -341,7 +355,7 @@ class Reconciler:
         report_kept_nodes(status, observation)
         decision = decide(observation)
         if snapshot.cached and not isinstance(decision, Wait):
-            raise LiveReadNeededError(f"{status.key} is disturbed")
+            return DISCARDED
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)
@@ -365,17 +379,12 @@ class Reconciler:
         return Capacity()
 
     async def _write(self, status: StatusBuilder, *, cached: bool) -> bool:
-        """Write the status; False when the recipe no longer exists.
-
-        Raises LiveReadNeededError where it was made from a `cached` recipe that has changed.
-        """
+        """Write the status; False when the recipe no longer exists, or has changed since it was `cached`."""
         try:
             self._caches.recipes.refresh(await self._api.apply(RECIPES, status.patch(), "status"))
         except ApiError as error:
-            if error.not_found:
+            if error.not_found or (error.conflict and cached):
                 return False
-            if error.conflict and cached:
-                raise LiveReadNeededError(f"{status.key} has changed") from None
             raise
         return True
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.controller.api_client import EVENTS, JOBS, ApiClient
 from megatron_operator.controller.children import pods_of_role
@@ -21,10 +20,6 @@ from megatron_operator.manifests import object_name
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
 from megatron_operator.manifests.metadata import ROLE_TRAINER
-
-
-class LiveReadNeededError(OperatorError):
-    """What the caches hold is not enough: the run has to be read from the API server."""
 
 
 class SnapshotReader:
@@ -76,21 +71,19 @@ class SnapshotReader:
             snapshot = replace(snapshot, events=own_events)
         return await self._with_ends_from_events(status, snapshot)
 
-    def from_cache(self, status: StatusBuilder) -> RunSnapshot:
+    def from_cache(self, status: StatusBuilder) -> RunSnapshot | None:
         """The run as the watches delivered it, without any request.
 
-        Raises LiveReadNeededError unless it trains undisturbed.
+        None where its pods are too large to keep, and unless it trains undisturbed.
         """
         key = status.key
         job = self._caches.jobs.get(key.namespace, object_name(key.name))
         pods = self._caches.pods.of_recipe(key)
         if pods is None:
-            raise LiveReadNeededError(f"{key} has pods that are too large to keep")
+            return None
         trainers = [pod for pod in pods if pod["metadata"]["labels"].get(LABEL_ROLE) == ROLE_TRAINER]
         snapshot = replace(self._snapshot(status, job, trainers), cached=True)
-        if not trains_undisturbed(status, snapshot):
-            raise LiveReadNeededError(f"{key} does not train undisturbed")
-        return snapshot
+        return snapshot if trains_undisturbed(status, snapshot) else None
 
     def _snapshot(self, status: StatusBuilder, job: Object | None, trainers: list[Object]) -> RunSnapshot:
         key = status.key

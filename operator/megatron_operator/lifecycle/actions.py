@@ -1,7 +1,7 @@
 """What a reconcile leaves to do once the status is written. Every action may be executed twice."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron_operator.lifecycle.object_metadata import Object
@@ -74,16 +74,25 @@ class Result:
 
     actions: tuple[Action, ...] = ()
     requeue: Requeue | None = None
+    discarded: bool = False
+    """The status is not written and nothing is done: what it depends on is not known yet."""
+
+    @property
+    def delay(self) -> float | None:
+        """Seconds until the next reconcile; None to wait for an event."""
+        return None if self.requeue is None else self.requeue.after
 
     def within(self, seconds: float | None, reason: str) -> "Result":
         """The same result, but reconciled again after at most `seconds`; None changes nothing."""
         if seconds is None or (self.requeue is not None and self.requeue.after <= seconds):
             return self
-        return Result(self.actions, Requeue(seconds, reason))
+        return replace(self, requeue=Requeue(seconds, reason))
 
 
 DONE: Final = Result()
 """Nothing to do until the next event."""
+DISCARDED: Final = Result(discarded=True)
+"""What was read is outdated: from a cache, it is read from the API server; otherwise nothing is to do."""
 
 
 def wait(seconds: float, reason: str, actions: Sequence[Action] = ()) -> Result:

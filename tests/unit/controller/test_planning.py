@@ -12,7 +12,7 @@ from megatron_operator.api.errors import PlanningLimitError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller import planning
 from megatron_operator.controller.plan_workers import PlanWorkers
-from megatron_operator.controller.planning import Planning, PlanPendingError
+from megatron_operator.controller.planning import Planning
 from megatron_operator.lifecycle.desired import Config, DesiredState, desired_state
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.planner.limits import PlanningLimits
@@ -57,11 +57,10 @@ class Setup:
         """Wait for the plan as the work queue does."""
         while True:
             self.ready.clear()
-            try:
-                return await self.planning.desired(status)
-            except PlanPendingError:
-                while not self.ready:
-                    await asyncio.sleep(0.01)
+            if (desired := await self.planning.desired(status)) is not None:
+                return desired
+            while not self.ready:
+                await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -121,8 +120,7 @@ async def test_it_is_planned_again_when_spec_platform_or_catalog_change(setup: S
 
 async def test_an_edit_ends_the_planning_of_the_earlier_spec() -> None:
     setup = Setup(cpu_seconds=10_000)
-    with pytest.raises(PlanPendingError):
-        await setup.planning.desired(recipe("endless"))
+    assert await setup.planning.desired(recipe("endless")) is None
     assert (await setup.plan(recipe(generation=2))).plan.world_size == 16
     await setup.worker.stop()
 
@@ -131,8 +129,7 @@ async def test_a_reconcile_waits_once_for_a_plan(monkeypatch: pytest.MonkeyPatch
     setup = Setup(cpu_seconds=10_000)
     for patience in (0.01, 10_000.0):
         monkeypatch.setattr(planning, "PATIENCE", patience)
-        with pytest.raises(PlanPendingError):
-            await setup.planning.desired(recipe("endless"))
+        assert await setup.planning.desired(recipe("endless")) is None
     setup.planning.forget(recipe().key)
     assert (await setup.plan(recipe())).plan.world_size == 16
     await setup.worker.stop()
