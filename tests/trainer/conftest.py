@@ -1,4 +1,4 @@
-"""Fixtures of the trainer's tests: a corpus, runs of one and two pods, and an undisturbed run."""
+"""Fixtures of the trainer's tests: a corpus, runs of one and two pods, and processes that are forked."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.weights.warm import WarmConverter
 from tests.trainer.gang import Gang
 from tests.trainer.warm_process import WarmProcess
 
@@ -32,6 +33,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warm() -> Iterator[WarmProcess]:
     """The process that forks launchers."""
     process = WarmProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def warm_bridge() -> Iterator[WarmProcess]:
+    """The process that forks launchers, which has imported Megatron-Bridge."""
+    process = WarmProcess("cpu", {"MEGATRON_PLATFORM": "cpu", "MEGATRON_ENGINE": "bridge"})
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def converter() -> Iterator[WarmConverter]:
+    """The process that forks conversions, which has imported Megatron-Bridge."""
+    process = WarmConverter()
     yield process
     process.close()
 

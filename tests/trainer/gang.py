@@ -170,6 +170,14 @@ class Gang:
         """Wait for all pods. Returns their exit codes by node rank."""
         return [self.pods[node].wait(timeout=DEADLINE_SECONDS) for node in sorted(self.pods)]
 
+    def run_to_end(self, code: int = 0) -> None:
+        """Start all launchers and assert that each ends with `code`."""
+        self.start()
+        try:
+            assert self.wait() == [code] * self.nodes, self.log()[-3000:]
+        finally:
+            self.stop()
+
     def ranks(self, node: int) -> list[psutil.Process]:
         """Return the rank processes of a pod: children of the fork server, the launcher's only child."""
         (fork_server,) = psutil.Process(self.pods[node].pid).children()

@@ -32,14 +32,6 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def warm_bridge() -> Iterator[WarmProcess]:
-    """The process that forks launchers, which has imported Megatron-Bridge."""
-    process = WarmProcess("cpu", {"MEGATRON_PLATFORM": "cpu", "MEGATRON_ENGINE": "bridge"})
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess) -> Iterator[Start]:
     """Starts a run of a function; stops all in the end."""
     runs: list[BridgeGang] = []
@@ -131,19 +123,20 @@ def test_a_recipe_is_fine_tuned_on_answers_as_the_operator_renders_it(
     spec = _spec(recipe, {"datasetRoot": "samples"}, LENGTH) | ({"peft": peft} if peft else {})
     spec["parallelism"] = {"tensorModelParallelSize": 2}
     run = RecipeGang(tmp_path, warm_bridge, tmp_path, spec)
-    run.start()
-    try:
-        assert run.wait() == [0], run.log()[-3000:]
-    finally:
-        run.stop()
-    losses = [loss for _, (loss, *_) in sorted(run.losses().items())]
+    run.run_to_end()
 
-    assert len(losses) == ITERATIONS
-    assert losses[-1] < losses[0]
+    assert_learned(run)
     evaluated = [json.loads(line) for line in (run.save / VALIDATION_FILE).read_text().splitlines()]
     assert [each["iteration"] for each in evaluated][:2] == [3, 6]
     assert evaluated[-1]["lmLoss"] < evaluated[0]["lmLoss"]
     assert _has_adapters_only(run.save / f"iter_{ITERATIONS:07}") == (peft is not None)
+
+
+def assert_learned(run: BridgeGang) -> None:
+    """Every iteration has a loss, and the last is lower than the first."""
+    losses = [loss for _, (loss, *_) in sorted(run.losses().items())]
+    assert len(losses) == ITERATIONS
+    assert losses[-1] < losses[0]
 
 
 def _spec(recipe: str, data: dict[str, object], length: int) -> dict[str, object]:
@@ -179,15 +172,9 @@ def test_a_recipe_is_fine_tuned_on_the_chats_that_its_job_prepared(
     spec = _spec("llama3.2-1b-lora", {"sources": [source], "split": "80,20,0"}, 128)
     chats_command.run(rendered_preparation(spec, volume))
     run = RecipeGang(volume, warm_bridge, volume, spec)
-    run.start()
-    try:
-        assert run.wait() == [0], run.log()[-3000:]
-    finally:
-        run.stop()
-    losses = [loss for _, (loss, *_) in sorted(run.losses().items())]
+    run.run_to_end()
 
-    assert len(losses) == ITERATIONS
-    assert losses[-1] < losses[0]
+    assert_learned(run)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +197,7 @@ def test_chats_of_the_user_that_cannot_be_learned_from_end_the_run(
     write_tokenizer(volume / "model", template)
     spec = _spec("llama3.2-1b-lora", {"datasetRoot": "samples", "examples": "chat"}, 128)
     run = RecipeGang(volume, warm_bridge, volume, spec)
-    run.start()
-    try:
-        assert run.wait() == [int(ExitCode.BAD_DATA)], run.log()[-3000:]
-    finally:
-        run.stop()
+    run.run_to_end(ExitCode.BAD_DATA)
     assert problem in run.termination(0)["message"]
 
 

@@ -5,7 +5,6 @@ With the arguments that the operator renders, on two ranks; then the weights are
 
 import importlib.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
 )
-
-
-@pytest.fixture(scope="module")
-def warm_bridge() -> Iterator[WarmProcess]:
-    """The process that forks launchers, which has imported Megatron-Bridge."""
-    process = WarmProcess("cpu", {"MEGATRON_PLATFORM": "cpu", "MEGATRON_ENGINE": "bridge"})
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="module")
-def converter() -> Iterator[WarmConverter]:
-    process = WarmConverter()
-    yield process
-    process.close()
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +68,7 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
         "checkpoint": {"saveInterval": ITERATIONS, "volume": {"size": "100Ti"}},
     }
     run = RecipeGang(tmp_path, warm_bridge, imported[case.family], spec)
-    run.start()
-    try:
-        assert run.wait() == [0], run.log()[-3000:]
-    finally:
-        run.stop()
+    run.run_to_end()
 
     assert sorted(run.losses()) == list(range(1, ITERATIONS + 1))
     source, exported = imported[case.family] / "model", tmp_path / "exported"

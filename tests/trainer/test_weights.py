@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None,
     reason="what Megatron-Bridge imports is not installed: run make bridge-training",
 )
-
-
-@pytest.fixture(scope="module")
-def converter() -> Iterator[WarmConverter]:
-    """The process that has imported Megatron-Bridge."""
-    process = WarmConverter()
-    yield process
-    process.close()
 
 
 @pytest.fixture(scope="module")

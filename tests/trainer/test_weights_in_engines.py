@@ -6,7 +6,6 @@ only if every tensor was loaded, sharded and saved as it should be.
 
 import importlib.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_WEIGHTS_CHECK" not in os.environ,
     reason="takes minutes: run make weights-check",
 )
-
-
-@pytest.fixture(scope="module")
-def converter() -> Iterator[WarmConverter]:
-    process = WarmConverter()
-    yield process
-    process.close()
 
 
 def _import(name: str, folder: Path, converter: WarmConverter) -> tuple[Path, Path]:
@@ -91,11 +83,7 @@ def test_megatron_s_own_loop_trains_from_an_imported_checkpoint(
 ) -> None:
     source, imported = _import(name, tmp_path, converter)
     run = OwnLoop(tmp_path, imported, more)
-    run.start()
-    try:
-        assert run.wait() == [0], run.log()[-3000:]
-    finally:
-        run.stop()
+    run.run_to_end()
 
     exported = tmp_path / "exported"
     ended = converter.convert(
@@ -105,13 +93,6 @@ def test_megatron_s_own_loop_trains_from_an_imported_checkpoint(
     assert ended.code == 0, ended.output
     assert _tensors(exported) == _tensors(source)
     assert sorted(run.losses()) == list(range(1, ITERATIONS + 1))
-
-
-@pytest.fixture(scope="module")
-def warm_bridge() -> Iterator[WarmProcess]:
-    process = WarmProcess("cpu", {"MEGATRON_PLATFORM": "cpu", "MEGATRON_ENGINE": "bridge"})
-    yield process
-    process.close()
 
 
 def _train(
@@ -126,11 +107,7 @@ def _train(
         train__train_iters=ITERATIONS,
         **overrides,
     )
-    run.start()
-    try:
-        assert run.wait() == [0], run.log()[-3000:]
-    finally:
-        run.stop()
+    run.run_to_end()
     return run
 
 

@@ -1,6 +1,8 @@
-"""A run as the API server holds it, built in memory."""
+"""A run as the API server holds it, built in memory, and an API server within the process."""
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+from tests.unit.sdk.api_stand_in import ApiStandIn
 
 NOW = 1_800_000_000.0
 
@@ -105,6 +109,21 @@ class Run:
 @pytest.fixture
 def run() -> Run:
     return Run()
+
+
+@pytest.fixture
+def api() -> Iterator[ApiStandIn]:
+    """An API server over HTTP, on a thread of its own."""
+    with ApiStandIn().running() as server:
+        yield server
+
+
+@pytest.fixture
+def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
+    """A kubeconfig of the API server."""
+    path = tmp_path / "kubeconfig"
+    api.write_kubeconfig(path)
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.aio import client
-from megatron_contract.progress import ProgressReport
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
 from megatron_operator.api.status import Expected, Plan
@@ -32,31 +32,14 @@ from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
 from megatron_trainer.telemetry.server import ProgressServer
 from prometheus_client import REGISTRY, start_http_server
 
+from scripts.metrics_page import TRAINER_REPORT
 from testkit.waiting import wait_until
 from tests.unit.chart.test_dashboard import DASHBOARD, queries
 from tests.unit.sdk.api_stand_in import ApiStandIn
 
 NAMESPACE, NAME = "dashboard", "observed"
 CHOSEN = {"$namespace": NAMESPACE, "$run": NAME, "$__rate_interval": "5m"}
-REPORT = ProgressReport(
-    schema=1,
-    phase="training",
-    node_rank=0,
-    generation=1,
-    iteration=40,
-    train_iters=100,
-    lm_loss=2.5,
-    learning_rate=3e-4,
-    step_seconds=1.1,
-    tokens_per_second=8e5,
-    tflops_per_gpu=400.0,
-    consumed_samples=40_960,
-    checkpoint_iteration=30,
-    checkpoint_time="2026-01-01T00:00:00Z",
-    useful_seconds=44.0,
-    validation_loss=2.6,
-    best_validation_loss=2.55,
-)
+REPORT = replace(TRAINER_REPORT, step_seconds=1.1, tflops_per_gpu=400.0)
 
 
 class Prometheus:
@@ -184,12 +167,6 @@ def update_run(run: Any, plan: Plan, restarts: int) -> None:
     ledger = open_ledger(timestamp(run.now - 100), State("prepare"))
     status.set(ledger=advance(ledger, State("train", accelerators=8), run.now - 30, [], ended=False))
     metrics.update_run(status)
-
-
-@pytest.fixture
-def api() -> Iterator[ApiStandIn]:
-    with ApiStandIn().running() as server:
-        yield server
 
 
 @pytest.fixture

@@ -6,21 +6,6 @@ from pathlib import Path
 import pytest
 from megatron_operator.sdk import Connection, Recipe, Run
 
-from tests.unit.sdk.api_stand_in import ApiStandIn
-
-
-@pytest.fixture
-def api() -> Iterator[ApiStandIn]:
-    with ApiStandIn().running() as server:
-        yield server
-
-
-@pytest.fixture
-def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
-    path = tmp_path / "kubeconfig"
-    api.write_kubeconfig(path)
-    return path
-
 
 @pytest.fixture
 def connection(kubeconfig: Path) -> Iterator[Connection]:

@@ -1,7 +1,6 @@
 """The page over example runs, and over an API server within the process."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from megatron_operator.ui.published import PublishedRecipes
 from starlette.testclient import TestClient
 
 from testkit.example_runs import NOW, ExampleRuns, example_runs
-from tests.unit.sdk.api_stand_in import ApiStandIn
 
 KEY = "k3y"
 
@@ -28,16 +26,3 @@ def page(runs: ExampleRuns) -> Iterator[TestClient]:
     app = application(Settings(runs, KeyAccess(KEY), PublishedRecipes(None, None), **options))
     with TestClient(app, headers={"Authorization": f"Bearer {KEY}"}) as client:
         yield client
-
-
-@pytest.fixture
-def api() -> Iterator[ApiStandIn]:
-    with ApiStandIn().running() as server:
-        yield server
-
-
-@pytest.fixture
-def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
-    path = tmp_path / "kubeconfig"
-    api.write_kubeconfig(path)
-    return path
