@@ -56,7 +56,7 @@ def _operator(scale: Scale, found: Measured) -> Iterator[tuple[str, str]]:
     yield "this operator: recipe to job, p50 / p99 / last", _latencies(started)
     yield "CPU until then", f"{started.cpu:.1f} s"
     yield "requests per recipe until then", _requests(started.requests, scale.recipes)
-    yield "all say Training, after the last job", f"{found.training:.0f} s"
+    yield "all report Training, after the last job", f"{found.training:.0f} s"
     yield "memory without recipes", f"{found.idle_rss / MIB:.0f} MiB"
     per_second = f"{steady.reads / steady.seconds:.1f} / {steady.writes / steady.seconds:.1f}"
     yield f"all train, {steady.seconds:.0f} s: reads / writes a second", per_second

@@ -113,7 +113,7 @@ def test_a_replaced_pod_of_a_running_gang_is_placed_alone(
         assert after.uid_of("master-0") == before.uid_of("master-0")
 
 
-def test_pods_wait_and_say_why_where_nobody_creates_pod_groups(
+def test_pods_wait_and_report_why_where_nobody_creates_pod_groups(
     world: World, pool: Callable[[int], Pool], gang_scheduling: Schedule
 ) -> None:
     nodes = pool(2)

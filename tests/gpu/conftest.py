@@ -1,4 +1,4 @@
-"""What a machine with GPUs has and this one lacks, as simulations that say so in their names."""
+"""What a machine with GPUs has and this one lacks, as simulations named as such."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping

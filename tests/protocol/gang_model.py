@@ -46,7 +46,7 @@ CHECKED = {SAVING: OPENING, COMMITTING: SEALING, TRACKING: NAMING}
 # Who holds the lease, who owns a generation, who was the last to begin writing.
 NOBODY, MASTER, FORMER, OTHER = 0, 1, 2, 3
 
-# Reports of failures: 0 for those that say nothing about a checkpoint, else the kind and the iteration.
+# Reports of failures: 0 for those without a checkpoint, else the kind and the iteration.
 UNREADABLE_REPORT = 10
 LOSS_REPORT = 20
 

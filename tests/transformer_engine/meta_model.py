@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class CudaIsMeta(TorchFunctionMode):
-    """Whatever is asked for on "cuda" is made on the meta device, whose tensors say that they are CUDA's."""
+    """Whatever is asked for on "cuda" is made on the meta device, whose tensors claim to be CUDA's."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 RETIRED = {
     r"tell|tells|told|telling": "report, set, print; `set_condition`",
-    r"said|says": "reports, sets, states; 'given' or 'set by the user'",
+    r"said|say|says|saying": "reports, sets, states; 'given' or 'set by the user'",
     r"anew": "again, or re-create",
     r"mend|mends|mended|mending": "fix",
     r"lies on|lie on|lay on|laid out|lay out": "runs on, is planned on, is mapped to",

@@ -1,4 +1,4 @@
-"""Filters of `megatron recipes list`, and what to say when nothing passes them."""
+"""Filters of `megatron recipes list`, and what to print when nothing passes them."""
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence

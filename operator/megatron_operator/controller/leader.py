@@ -90,7 +90,7 @@ class LeaderElector:
             await self._sleep(wait)
 
     async def hold(self) -> LeaseLostError:
-        """Renew the Lease; returns why it is lost, never before."""
+        """Renew the Lease until it is lost; returns the LeaseLostError that has the reason."""
         while True:
             await self._sleep(min(self._times.retry_period, max(self._fence.remaining, 0.0)))
             try:

@@ -13,7 +13,7 @@ def apply(job: Manifest, gangs: GangScheduling | None, plan: Plan, priority_clas
     """Let the scheduler place all pods of the job or none; nothing where the platform has no such option.
 
     The training-operator marks pods as members of the job's PodGroup itself, if it was started with
-    `--gang-scheduler-name`. They are marked here too, so that without a PodGroup they wait and say why,
+    `--gang-scheduler-name`. They are marked here too, so that without a PodGroup they wait and report why,
     where a scheduler would otherwise place them one by one.
     """
     if gangs is None:

@@ -147,7 +147,8 @@ class AsyncRun:
         Returns the same run.
 
         Raises RunFailedError, with the last incident, when the run fails or is refused; RunEndedError when it
-        succeeds without what was waited for; WaitTimeoutError after `timeout` seconds.
+        succeeds without what was waited for; RunNotFoundError when its recipe is deleted; WaitTimeoutError
+        after `timeout` seconds; ValueError for both a phase and a condition, or an unknown one.
         """
         if phase is not None and condition is not None:
             raise ValueError("give either phase or condition")

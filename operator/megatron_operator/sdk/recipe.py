@@ -110,7 +110,11 @@ class Recipe:
 
     @classmethod
     def from_file(cls, path: str | Path, name: str | None = None) -> Self:
-        """The MegatronRecipe of a YAML file; `name` chooses one of several."""
+        """The MegatronRecipe of a YAML file; `name` chooses one of several.
+
+        Raises InvalidRecipeError for a file that cannot be read, a recipe that is invalid, and unless exactly
+        one is chosen.
+        """
         try:
             found = documents.read_recipes(Path(path))
         except CommandError as error:

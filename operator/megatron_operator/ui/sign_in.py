@@ -62,7 +62,7 @@ class SignIn:
         return await self._enter(request, key, "/") if key else self.form(request)
 
     async def post(self, request: Request) -> Response:
-        """The form with a token."""
+        """The form with a token. Raises HTTPException for that of another site, and one that is too large."""
         if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             raise HTTPException(403, "the form of another site cannot sign in here")
         body = b""

@@ -164,7 +164,7 @@ def test_the_closest_size_of_a_family_is_named_as_such() -> None:
     )
 
 
-def test_a_runner_up_does_not_say_that_the_catalog_lacks_the_model_that_is_first() -> None:
+def test_a_runner_up_does_not_claim_that_the_catalog_lacks_the_model_that_is_first() -> None:
     first, *others = choices("qwen3-30b-a3b", 8)
     assert first.entry.name == "qwen3-30b-a3b"
     assert "qwen3-14b" in [each.entry.name for each in others]
