@@ -1,6 +1,9 @@
 # Sourced by check.sh and test.sh: runs layers and prints a table of their seconds at the end, after a failure too.
 # A layer that mostly waits can run in the background beside others: start_layer, later finish_layer.
 
+# Each process would compile what it imports where bytecode may not be written: half of its processor time.
+export PYTHONDONTWRITEBYTECODE=
+
 layer_names=() layer_seconds=() layer_results=()
 background_name='' background_pid='' background_started=0 background_output=''
 

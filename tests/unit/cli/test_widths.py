@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from megatron_operator.cli.main import cli
 
 MEGATRON = Path(sys.executable).parent / "megatron"
 COMMANDS = [
@@ -19,12 +21,10 @@ COMMANDS = [
 
 
 def printed(command: str, **environment: str) -> list[str]:
-    """Lines on standard output, which is a pipe."""
-    plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "TERM")}
-    done = subprocess.run(
-        [MEGATRON, *command.split()], capture_output=True, text=True, check=False, env=plain | environment
-    )
-    assert done.returncode in (0, 1, 2), done.stderr
+    """Lines on standard output, which is no terminal."""
+    unset = dict.fromkeys(("COLUMNS", "NO_COLOR", "TERM"))
+    done = CliRunner().invoke(cli, command.split(), env=unset | environment, catch_exceptions=False)
+    assert done.exit_code in (0, 1, 2), done.stderr
     return done.stdout.splitlines()
 
 
@@ -42,6 +42,13 @@ def test_a_pipe_has_one_line_for_each_statement_and_no_colour(command: str) -> N
     assert "\x1b" not in "".join(lines)
     assert max(map(len, lines)) > 80
     assert printed(command, COLUMNS="1000") == lines
+
+
+def test_the_command_prints_the_same_into_a_pipe() -> None:
+    plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "TERM")}
+    command = [MEGATRON, *COMMANDS[0].split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain)
+    assert done.stdout.splitlines() == printed(COMMANDS[0])
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}])
