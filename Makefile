@@ -159,7 +159,7 @@ weights-table: setup-bridge ## Write the table of families into docs/weights.md
 	@.venv-bridge/bin/python -m bench.weights --write
 
 .PHONY: fine-tuning
-fine-tuning: setup ## LoRA on the local cluster: weights in, a pod killed, merged weights out; builds Bridge's image (root)
+fine-tuning: setup ## Fine-tune on the local cluster: weights in, faults, merged weights out; builds Bridge's image (root)
 	@$(PY) -m pytest -q -s tests/fine_tuning
 
 .PHONY: soak

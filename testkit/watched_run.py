@@ -93,6 +93,16 @@ class FaultTarget(ABC):
         raise ClusterError(f"{self.pod_name(node_rank)} is not running")
 
 
+def ranks_in(container: Container) -> list[Process]:
+    """The ranks of a trainer's container: children of the fork server that lead a session."""
+    return [
+        process
+        for parent in container.children(container.first)
+        for process in container.children(parent)
+        if process.session == process.pid
+    ]
+
+
 class WatchedRun(FaultTarget, TrainingRun):
     """The tiny GPT with the shortest possible iterations and a checkpoint every SAVE_INTERVAL iterations."""
 
@@ -149,14 +159,7 @@ class WatchedRun(FaultTarget, TrainingRun):
         return self._folder
 
     def ranks(self, node_rank: int) -> list[Process]:
-        """Children of the fork server that lead a session."""
-        container = self.container(node_rank)
-        return [
-            process
-            for parent in container.children(container.first)
-            for process in container.children(parent)
-            if process.session == process.pid
-        ]
+        return ranks_in(self.container(node_rank))
 
     def stray_processes(self) -> list[str]:
         """Processes in its pods that belong neither to a launcher nor to a live rank, described.

@@ -1,6 +1,7 @@
-"""Writes what fine-tuning starts from: a Llama of two layers, its tokenizer, and questions with answers.
+"""Writes what fine-tuning starts from: a Llama of two layers, its tokenizer, questions with answers, chats.
 
-Runs in a pod with the trainer's image. Argument: a folder, which gets model/ and answers/.
+Runs in a pod with the trainer's image. Argument: a folder, which gets model/, answers/, chats/ and, with the
+same content, same-chats/.
 """
 
 import json
@@ -13,6 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 512
 SOURCES = Path("/usr/lib/python3.13")
+CHATS_OF_A_FILE, FILES_OF_CHATS = 1000, 16
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{% generation %} {{ m['content'] }}<|end_of_text|>{% endgeneration %}"
+    "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+)
 
 
 def main(folder: Path) -> None:
@@ -31,9 +38,11 @@ def main(folder: Path) -> None:
     tokenizer.train_from_iterator(functions, trainer)
 
     model = folder / "model"
-    PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=special[0], eos_token=special[1], pad_token=special[1]
-    ).save_pretrained(model)
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(model)
     torch.manual_seed(1)
     config = LlamaConfig(
         num_hidden_layers=2,
@@ -56,6 +65,25 @@ def main(folder: Path) -> None:
     for name, part in (("training", samples[:-100]), ("validation", samples[-100:])):
         text = "".join(json.dumps(sample) + "\n" for sample in part)
         (answers / f"{name}.jsonl").write_text(text)
+
+    # A folder for each run: runs share what was prepared of the same files.
+    for name in ("chats", "same-chats"):
+        write_chats(folder / name, samples)
+
+
+def write_chats(folder: Path, samples: list[dict[str, str]]) -> None:
+    """Files of chats in OpenAI's form; the questions are numbered, so that no chat is there twice."""
+    folder.mkdir()
+    for file in range(FILES_OF_CHATS):
+        numbers = range(file * CHATS_OF_A_FILE, (file + 1) * CHATS_OF_A_FILE)
+        text = "".join(json.dumps(chat(number, samples[number % len(samples)])) + "\n" for number in numbers)
+        (folder / f"{file:02}.jsonl").write_text(text)
+
+
+def chat(number: int, sample: dict[str, str]) -> dict[str, object]:
+    """A question and its answer as a conversation."""
+    turns = (("user", f"{number}. {sample['input']}"), ("assistant", sample["output"]))
+    return {"messages": [{"role": role, "content": text} for role, text in turns]}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from testkit.errors import CommandFailedError
 from testkit.kubectl import Kubectl
 
 SCRIPTS = "scripts"
-FILES = [Path(__file__).with_name(name) for name in ("model_and_answers.py", "merged_losses.py")]
+FILES = [
+    Path(__file__).with_name(name)
+    for name in ("model_and_answers.py", "merged_losses.py", "loss_of_chats.py")
+]
 
 
 def scripts() -> dict[str, Any]:
