@@ -1,7 +1,7 @@
-"""Writes what fine-tuning starts from: a Llama of two layers, its tokenizer, questions with answers, chats.
+"""Writes what is trained: a Llama and a Qwen3 with experts, of two layers, and questions, chats and texts.
 
-Runs in a pod with the trainer's image. Argument: a folder, which gets model/, answers/, chats/ and, with the
-same content, same-chats/.
+Runs in a pod with the trainer's image. Argument: a folder, which gets model/, experts/, answers/, texts/,
+chats/ and, with the same content, same-chats/.
 """
 
 import json
@@ -10,7 +10,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 VOCABULARY = 512
 SOURCES = Path("/usr/lib/python3.13")
@@ -56,6 +62,9 @@ def main(folder: Path) -> None:
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(model)
 
+    fast.save_pretrained(folder / "experts")
+    write_experts(folder / "experts")
+
     answers = folder / "answers"
     answers.mkdir()
     samples = [
@@ -66,9 +75,36 @@ def main(folder: Path) -> None:
         text = "".join(json.dumps(sample) + "\n" for sample in part)
         (answers / f"{name}.jsonl").write_text(text)
 
+    texts = folder / "texts"
+    texts.mkdir()
+    for name, key in (("questions", "input"), ("names", "output")):
+        text = "".join(json.dumps({"text": sample[key]}) + "\n" for sample in samples)
+        (texts / f"{name}.jsonl").write_text(text)
+
     # A folder for each run: runs share what was prepared of the same files.
     for name in ("chats", "same-chats"):
         write_chats(folder / name, samples)
+
+
+def write_experts(folder: Path) -> None:
+    """A Qwen3 with four experts in each of two layers."""
+    config = Qwen3MoeConfig(
+        num_hidden_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=128,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+        rope_theta=1000000,
+        tie_word_embeddings=False,
+    )
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def write_chats(folder: Path, samples: list[dict[str, str]]) -> None:

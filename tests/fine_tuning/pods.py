@@ -11,7 +11,7 @@ from testkit.kubectl import Kubectl
 SCRIPTS = "scripts"
 FILES = [
     Path(__file__).with_name(name)
-    for name in ("model_and_answers.py", "merged_losses.py", "loss_of_chats.py")
+    for name in ("model_and_answers.py", "merged_losses.py", "loss_of_chats.py", "loss_of_texts.py")
 ]
 
 
