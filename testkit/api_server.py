@@ -16,6 +16,7 @@ _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _PATHS = {
     "MegatronRecipe": "/apis/megatron.training/v1alpha1/{ns}/megatronrecipes",
     "PyTorchJob": "/apis/kubeflow.org/v1/{ns}/pytorchjobs",
+    "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/{ns}/jobsets",
     "Job": "/apis/batch/v1/{ns}/jobs",
     "Pod": "/api/v1/{ns}/pods",
     "Service": "/api/v1/{ns}/services",

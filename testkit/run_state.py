@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatron_operator.manifests.job_backends import backend_of, backend_of_kind, stable_name
 from urllib3.exceptions import HTTPError
 
 from testkit.api_server import Api, Object
 from testkit.errors import ApiError
 from testkit.waiting import DEADLINE, wait_until
 
-JOB_NAME = "training.kubeflow.org/job-name"
+PYTORCHJOB = "PyTorchJob"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class RunState:
     recipe: Object
     job: Object | None
     pods: dict[str, Object]
-    """The job's pods by name without the run's name, for example `worker-0`."""
+    """The job's pods by their place in the gang, for example `worker-0`."""
 
     @property
     def status(self) -> Object:
@@ -85,8 +86,7 @@ class RunState:
     @property
     def _container(self) -> Object:
         assert self.job is not None, "the run has no job"
-        template = self.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-        return dict(template["spec"]["containers"][0])
+        return dict(backend_of(self.job).templates(self.job)[0]["spec"]["containers"][0])
 
     @property
     def arguments(self) -> list[str]:
@@ -103,7 +103,7 @@ class RunState:
         """Pods that the job asks for; 0 where there is no job or it is being deleted."""
         if self.job is None or self.job_uid is None:
             return 0
-        return sum(int(each["replicas"]) for each in self.job["spec"]["pytorchReplicaSpecs"].values())
+        return backend_of(self.job).size(self.job)
 
 
 @dataclass(frozen=True)
@@ -174,15 +174,28 @@ def _differences(expected: Mapping[str, Any], actual: Any, path: str) -> list[st
     return found
 
 
-def read_run(api: Api, namespace: str, name: str) -> RunState | None:
-    """The state of a run; None where it has no recipe, where the recipe changed during the read, and while
-    the API server is unavailable."""
+def _by_place(pods: list[Object], name: str) -> dict[str, Object]:
+    """Pods by their place in the gang; one that another pod has replaced there is `replaced <pod>`."""
+    found: dict[str, Object] = {}
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True):
+        place = stable_name(pod).removeprefix(f"{name}-")
+        found[f"replaced {pod['metadata']['name']}" if place in found else place] = pod
+    return found
+
+
+def read_run(api: Api, namespace: str, name: str, kind: str = PYTORCHJOB) -> RunState | None:
+    """The state of a run with this kind of job.
+
+    None where it has no recipe, where the recipe changed during the read, and while the API server is
+    unavailable.
+    """
     try:
         recipe = api.find("MegatronRecipe", namespace, name)
         if recipe is None:
             return None
-        job = api.find("PyTorchJob", namespace, name)
-        pods = api.list("Pod", namespace, labelSelector=f"{JOB_NAME}={name}")
+        job = api.find(kind, namespace, name)
+        label = backend_of_kind(kind).LABEL_JOB_NAME
+        pods = api.list("Pod", namespace, labelSelector=f"{label}={name}")
         again = api.find("MegatronRecipe", namespace, name)
     except HTTPError:
         return None
@@ -192,11 +205,16 @@ def read_run(api: Api, namespace: str, name: str) -> RunState | None:
         raise
     if again is None or again["metadata"]["resourceVersion"] != recipe["metadata"]["resourceVersion"]:
         return None
-    return RunState(recipe, job, {pod["metadata"]["name"].removeprefix(f"{name}-"): pod for pod in pods})
+    return RunState(recipe, job, _by_place(pods, name))
 
 
 def wait_for_run(
-    api: Api, namespace: str, name: str, expected: Expected, seconds: float = DEADLINE
+    api: Api,
+    namespace: str,
+    name: str,
+    expected: Expected,
+    seconds: float = DEADLINE,
+    kind: str = PYTORCHJOB,
 ) -> RunState:
     """The first state of a run in which everything that is expected holds at once.
 
@@ -205,7 +223,7 @@ def wait_for_run(
     last: list[RunState] = []
 
     def reached() -> RunState | None:
-        state = read_run(api, namespace, name)
+        state = read_run(api, namespace, name, kind)
         if state is None:
             return None
         last[:] = [state]

@@ -64,6 +64,7 @@ PROGRAMS: dict[str, Program] = {
         ),
         Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Program("scheduler-plugins", "scheduler-plugins", "."),
+        Program("jobset", "jobset", "sigs.k8s.io/jobset"),
         Program("network-policies", "kube-router", "."),
         _kubernetes("kubelet"),
         _kubernetes("kube-proxy"),
@@ -89,7 +90,7 @@ CONTROL_PLANE = (
     "kwok",
     "scheduler-plugins",
 )
-FULL = tuple(name for name in PROGRAMS if name not in ("kwok", "scheduler-plugins"))
+FULL = tuple(name for name in PROGRAMS if name not in ("kwok", "scheduler-plugins", "jobset"))
 BY_PROFILE = {"control-plane": CONTROL_PLANE, "full": FULL}
 
 

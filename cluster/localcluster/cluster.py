@@ -15,6 +15,7 @@ from localcluster import (
     dns,
     gangscheduler,
     images,
+    jobset,
     kwok,
     leak_check,
     machine_lock,
@@ -315,6 +316,14 @@ class Cluster:
         scheduler = gangscheduler.GangScheduler(self._plane(), self.kubectl, self.binaries)
         with scheduler.serving(self.console, pod_groups=pod_groups):
             yield gangscheduler.SCHEDULER
+
+    @contextlib.contextmanager
+    def jobsets(self) -> Iterator[None]:
+        """Run JobSet's controller for the duration of the block; its resource is deleted at the end."""
+        if self.profile != "control-plane":
+            raise ClusterError("JobSet needs the profile control-plane")
+        with jobset.JobSetController(self._plane(), self.kubectl, self.binaries).serving(self.console):
+            yield
 
     def _require_component(self, name: str) -> None:
         if name not in self.components():

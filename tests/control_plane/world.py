@@ -9,13 +9,15 @@ from typing import Any
 from testkit.api_server import Api, Object
 from testkit.fake_trainers import FakeProgressServer, terminate_container
 from testkit.operator_process import OperatorProcess
-from testkit.run_state import Expected, RunState, wait_for_run
+from testkit.run_state import PYTORCHJOB, Expected, RunState, wait_for_run
 from testkit.waiting import DEADLINE, wait_until
 from tests.control_plane.gateway import Gateway
 
 
 class World:
     """What a test acts on."""
+
+    job_kind = PYTORCHJOB
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class World:
 
         `expected` are the fields of testkit.run_state.Expected. Raises TimeoutError with the whole state.
         """
-        return wait_for_run(self.api, self.namespace, name, Expected(**expected), seconds)
+        return wait_for_run(self.api, self.namespace, name, Expected(**expected), seconds, self.job_kind)
 
     def report(self, name: str, pods: int = 2, **report: Any) -> None:
         """Set the progress report of all pods of a run."""
@@ -104,8 +106,8 @@ class World:
         terminate_container(self.api, self.namespace, pod, code, message, reason)
 
     def job_exists(self, name: str) -> bool:
-        """Whether there is a PyTorchJob of this name."""
-        return self.api.find("PyTorchJob", self.namespace, name) is not None
+        """Whether there is a training job of this name."""
+        return self.api.find(self.job_kind, self.namespace, name) is not None
 
     def wait_for_events(self, *reasons: str, contains: str = "") -> list[Object]:
         """All Events of these reasons, once each reason has one with `contains` in its message."""

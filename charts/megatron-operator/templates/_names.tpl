@@ -64,6 +64,10 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 - apiGroups: [kubeflow.org]
   resources: [pytorchjobs]
   verbs: [get, list, watch, create, patch, delete]
+# create only with platform.jobBackend jobset; the others also without it: a run keeps the kind of its job.
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
+  verbs: [get, list, watch, {{ if eq (dig "jobBackend" "" .Values.platform) "jobset" }}create, {{ end }}delete]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]

@@ -154,6 +154,9 @@ class NetworkPolicies(ApiModel):
 VOLCANO: Final = "volcano"
 
 
+JobBackendName = Literal["pytorchjob", "jobset"]
+
+
 class GangScheduling(ApiModel):
     """Scheduling of all pods of a run or none, by PodGroups that the training-operator creates."""
 
@@ -186,6 +189,9 @@ class PlatformConfig(ApiModel):
     data_storage_class_name: Name | None = None
     queue: Name | None = None
     """Kueue local queue of recipes that set none."""
+    job_backend: JobBackendName = "pytorchjob"
+    """Kind of training job of new runs; a job that exists keeps its kind. `jobset` needs JobSet in the
+    cluster, and cannot be combined with `gangScheduling`."""
     gang_scheduling: GangScheduling | None = None
     """Gang scheduling without Kueue; default none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)

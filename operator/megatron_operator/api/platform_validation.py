@@ -45,6 +45,11 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
         return
     if not NAME.pattern.fullmatch(gangs.scheduler):
         yield FieldError(f"{field}.scheduler", f"invalid name {shown(gangs.scheduler)}", NAME.fix)
+    if platform.job_backend != "pytorchjob":
+        yield FieldError(
+            field, f"needs PodGroups, which nobody creates for jobBackend {platform.job_backend}",
+            "leave it out and let Kueue start gangs, or set jobBackend to pytorchjob",
+        )  # fmt: skip
     if platform.queue is not None:
         yield FieldError(
             f"{at}.queue", f"{shown(platform.queue)} is a queue of Kueue, and gangScheduling is set too",

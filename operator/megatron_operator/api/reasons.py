@@ -116,6 +116,12 @@ class Reason(StrEnum):
         "The cluster has no PyTorchJob resource.",
         "Install the Kubeflow training-operator; the recipe then continues automatically.",
     )
+    JOBSET_MISSING = (
+        "JobSetMissing",
+        "`Running=False`",
+        "The platform sets `jobBackend: jobset`, and the cluster has no JobSet resource.",
+        "Install JobSet, or set `jobBackend` to `pytorchjob`; the recipe then continues automatically.",
+    )
     COMPUTE_DOMAIN_MISSING = (
         "ComputeDomainMissing",
         "`Running=False`",
@@ -125,14 +131,14 @@ class Reason(StrEnum):
     JOB_REFUSED = (
         "JobRefused",
         "`Running=False`",
-        "The API server rejected the PyTorchJob, its NetworkPolicy or the Secret with its gang's token; "
+        "The API server rejected the training job, its NetworkPolicy or the Secret with its gang's token; "
         "the message is the API server's.",
         "Correct the recipe, or the admission policy that rejects it.",
     )
     NAME_TAKEN = (
         "NameTaken",
         "`Running=False`, `Prepared=False`",
-        "A PyTorchJob, Job or claim with a name that the run needs belongs to something else: it lacks the "
+        "A training job, Job or claim with a name that the run needs belongs to something else: it lacks the "
         "recipe's label or an owner reference with its UID. It is neither changed nor deleted.",
         "Rename the recipe, or delete that object; a claim can be used with `claimName`.",
     )
@@ -147,7 +153,7 @@ class Reason(StrEnum):
         "The spec changed: the job is deleted and re-created from the newest checkpoint.",
     )
     PODS_ENDING = "PodsEnding", "`Running=False`", "Pods of the previous job are still terminating."
-    JOB_CREATED = "JobCreated", "`Running=False`", "The PyTorchJob is created; it has no pods yet."
+    JOB_CREATED = "JobCreated", "`Running=False`", "The training job is created; it has no pods yet."
     QUEUED = (
         "Queued",
         "`Running=False`",

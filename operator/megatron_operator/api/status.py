@@ -212,6 +212,8 @@ class JobStatus(ApiModel):
 
     name: str
     uid: str = ""
+    kind: str | None = None
+    """Kind of the job; not set: PyTorchJob."""
     hash: str
     """Hash of the rendered job; a different hash means that the spec changed."""
 

@@ -171,6 +171,7 @@ def _pods(
         "image": spec.image or image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "networkPolicies": platform.network_policies,
+        "jobBackend": platform.job_backend,
         "gangScheduling": platform.gang_scheduling,
         "env": profile.env | (spec.env or {}),
         "envValueFrom": spec.env_value_from or {},

@@ -5,7 +5,7 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, NetworkPolicies
+from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, JobBackendName, NetworkPolicies
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
@@ -47,6 +47,8 @@ class ResolvedRecipe(ApiModel):
     image: str | None
     image_pull_secrets: list[str] = Field(default_factory=list)
     network_policies: NetworkPolicies = NetworkPolicies()
+    """The platform's."""
+    job_backend: JobBackendName = "pytorchjob"
     """The platform's."""
     gang_scheduling: GangScheduling | None = None
     """The platform's."""

@@ -65,12 +65,18 @@ def check(platform: Path | None, kubectl: Kubectl, output: str) -> None:
 
 def _read(kubectl: Kubectl) -> "ClusterObjects":
     """The objects of all checks. Raises CommandError if the API server cannot be reached."""
-    from megatron_operator.cli.cluster_checks import GANG_SCHEDULERS, PYTORCHJOBS, RECIPES, ClusterObjects
+    from megatron_operator.cli.cluster_checks import (
+        GANG_SCHEDULERS,
+        JOBSETS,
+        PYTORCHJOBS,
+        RECIPES,
+        ClusterObjects,
+    )
 
     version = kubectl.version()
     namespace = kubectl.namespace or kubectl.current_namespace()
     requests = {
-        "crds": ["crd", PYTORCHJOBS, RECIPES, *GANG_SCHEDULERS],
+        "crds": ["crd", PYTORCHJOBS, JOBSETS, RECIPES, *GANG_SCHEDULERS],
         "deployments": ["deployments", "--all-namespaces"],
         "storage_classes": ["storageclasses"],
         "nodes": ["nodes"],

@@ -13,6 +13,7 @@ Object = dict[str, Any]
 State = Literal["ok", "missing", "warning", "unknown"]
 
 PYTORCHJOBS = "pytorchjobs.kubeflow.org"
+JOBSETS = "jobsets.jobset.x-k8s.io"
 RECIPES = f"{PLURAL}.{GROUP}"
 GANG_SCHEDULERS = {
     "localqueues.kueue.x-k8s.io": "Kueue",
@@ -25,6 +26,10 @@ LEAST_VERSION = (1, 29)
 _INSTALL_TRAINING_OPERATOR = (
     'kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone'
     '?ref=v1.9.4"'
+)
+_INSTALL_JOBSET = (
+    "kubectl apply --server-side -f "
+    "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
 )
 _INSTALL_OPERATOR = (
     "helm upgrade --install megatron-operator charts/megatron-operator -n megatron-system --create-namespace "
@@ -89,8 +94,12 @@ def kubernetes(objects: ClusterObjects, _platform: PlatformConfig | None) -> Ite
         yield Finding("Kubernetes", "ok", name)
 
 
-def training_operator(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
-    """The CustomResourceDefinition of PyTorchJob, and the Deployment that acts on it."""
+def training_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
+    """The CustomResourceDefinition of the platform's training jobs, and the Deployment that acts on them."""
+    if platform is not None and platform.job_backend == "jobset":
+        yield from _crd(objects, "JobSet", JOBSETS, _INSTALL_JOBSET)
+        yield from _deployment(objects, "jobset-controller", _INSTALL_JOBSET)
+        return
     yield from _crd(objects, "PyTorchJob", PYTORCHJOBS, _INSTALL_TRAINING_OPERATOR)
     yield from _deployment(objects, "training-operator", _INSTALL_TRAINING_OPERATOR)
 
@@ -202,7 +211,7 @@ def gang_scheduling(objects: ClusterObjects, _platform: PlatformConfig | None) -
     yield Finding(check, "warning", message, "install one and set queue or gangScheduling of the platform")
 
 
-def pod_security(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
+def pod_security(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """The level of Pod Security that the namespace enforces."""
     check = f"namespace {objects.namespace}"
     if objects.namespaces is None:
@@ -216,6 +225,8 @@ def pod_security(objects: ClusterObjects, _platform: PlatformConfig | None) -> I
     level = _labels(found).get("pod-security.kubernetes.io/enforce")
     if level != "restricted":
         yield Finding(check, "ok", f"Pod Security enforces {level or 'nothing'}")
+    elif platform is not None and platform.job_backend == "jobset":
+        yield Finding(check, "ok", "Pod Security enforces restricted, with which JobSet's pods comply")
     elif any(
         "--pytorch-init-container-template-file" in " ".join(_arguments(d))
         for d in _named(objects, "training-operator")
@@ -233,7 +244,7 @@ def pod_security(objects: ClusterObjects, _platform: PlatformConfig | None) -> I
 
 CHECKS: tuple[Check, ...] = (
     kubernetes,
-    training_operator,
+    training_jobs,
     megatron_operator,
     storage,
     accelerators,

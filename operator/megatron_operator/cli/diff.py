@@ -28,9 +28,9 @@ Flags = dict[str, str]
 @click.option(
     "--running",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="The running PyTorchJob, as `kubectl get pytorchjob NAME -o yaml` prints it; - is standard input.",
+    help="The running job, as `kubectl get pytorchjob NAME -o yaml` prints it; - is standard input.",
 )
-@click.option("--live", is_flag=True, help="The running PyTorchJob, read from the cluster.")
+@click.option("--live", is_flag=True, help="The running PyTorchJob or JobSet, read from the cluster.")
 @recipe_options
 @kubectl_options
 @printing.output_option
@@ -122,16 +122,22 @@ def flags(arguments: list[str]) -> Flags:
 def _live_arguments(kubectl: Kubectl, recipe: dict[str, Any], name: str) -> list[str]:
     """Arguments of the job in the cluster; the recipe's own namespace is the default."""
     from megatron_operator.manifests import object_name
+    from megatron_operator.manifests.job_backends import backend_of_kind
 
     namespace = kubectl.namespace or (recipe.get("metadata") or {}).get("namespace")
-    job = object_name(name)
-    return _arguments(replace(kubectl, namespace=namespace).job(job), f"pytorchjob {job}")
+    live, job = replace(kubectl, namespace=namespace), object_name(name)
+    recorded = (live.recipe(name).get("status") or {}).get("job") or {}
+    backend = backend_of_kind(recorded.get("kind"))
+    found = live.job(job, f"{backend.PLURAL}.{backend.GROUP}")
+    return _arguments(found, f"{backend.KIND.lower()} {job}")
 
 
 def _arguments(job: Any, where: str) -> list[str]:
+    from megatron_operator.manifests.job_backends import backend_of
+
     try:
-        containers = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+        containers = backend_of(job).templates(job)[0]["spec"]["containers"]
         return [str(word) for c in containers if c["name"] == CONTAINER_NAME for word in c["args"]]
-    except (KeyError, TypeError):
-        fix = "give the output of `kubectl get pytorchjob NAME -o yaml`"
-        raise CommandError(where, "is not the PyTorchJob of a recipe", fix) from None
+    except (AttributeError, IndexError, KeyError, TypeError):
+        fix = "give the output of `kubectl get pytorchjob NAME -o yaml`, or that of jobset"
+        raise CommandError(where, "is not the training job of a recipe", fix) from None

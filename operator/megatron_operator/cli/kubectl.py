@@ -37,9 +37,12 @@ class Kubectl:
         """All MegatronRecipes of the namespace, or of all. Raises CommandError."""
         return self._items(["get", RECIPES, *(["--all-namespaces"] if all_namespaces else [])], "recipes")
 
-    def job(self, name: str) -> Object:
-        """The PyTorchJob of this name. Raises CommandError with the API server's message."""
-        found: Object = self._json(["get", "pytorchjobs.kubeflow.org", name], f"pytorchjob {name}")
+    def job(self, name: str, resource: str) -> Object:
+        """The training job of this name; `resource` as in `pytorchjobs.kubeflow.org`.
+
+        Raises CommandError with the API server's message.
+        """
+        found: Object = self._json(["get", resource, name], f"{resource.partition('s.')[0]} {name}")
         return found
 
     def events(self, name: str) -> list[Object]:

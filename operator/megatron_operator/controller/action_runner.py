@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from megatron_operator.controller.api_client import PODS, ApiClient, ApiError, training_jobs
+from megatron_operator.controller.api_client import BATCH_JOBS, PODS, ApiClient, ApiError, training_jobs
 from megatron_operator.lifecycle.actions import (
     Action,
     AvoidNodes,
@@ -12,9 +12,11 @@ from megatron_operator.lifecycle.actions import (
     DeleteUnboundPods,
     ForceDeletePods,
     PinImage,
+    ReplacePods,
 )
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.manifests import image_pinning, node_avoidance
+from megatron_operator.manifests.job_backends import backend_of_pod
 
 GANG_GRACE: Final = 10
 """Grace period in seconds for pods of a gang that makes no progress: there is nothing to save."""
@@ -33,6 +35,9 @@ async def execute(api: ApiClient, actions: Iterable[Action]) -> None:
             case DeletePods(pods):
                 for pod in pods:
                     await api.delete(PODS, pod, GANG_GRACE)
+                await _replace(api, pods)
+            case ReplacePods(pods):
+                await _replace(api, pods)
             case DeleteUnboundPods(pods):
                 for pod in pods:
                     await api.delete(PODS, pod, same_version=True)
@@ -44,6 +49,15 @@ async def force_delete(api: ApiClient, pods: Iterable[Object]) -> None:
     """Delete pods with a grace period of 0."""
     for pod in pods:
         await api.delete(PODS, pod, 0)
+        await _replace(api, [pod])
+
+
+async def _replace(api: ApiClient, pods: Iterable[Object]) -> None:
+    """Delete what the pods are replaced with, if anything; it is gone once they are."""
+    for pod in pods:
+        job = backend_of_pod(pod).replaced_with(pod)
+        if job is not None:
+            await api.delete(BATCH_JOBS, job, foreground=True)
 
 
 async def _patch_job(api: ApiClient, job: Object, changes: Object) -> None:

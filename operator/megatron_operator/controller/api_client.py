@@ -17,8 +17,8 @@ from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from megatron_operator.controller.metrics import API_REQUESTS, WRITES
 from megatron_operator.lifecycle.object_metadata import Object
-from megatron_operator.manifests import compute_domain, pytorchjob
-from megatron_operator.manifests.job_backends import backend_of
+from megatron_operator.manifests import compute_domain, jobset, pytorchjob
+from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 
 TIMEOUT: Final = 20.0
 """Seconds for one request; the work queue retries."""
@@ -46,9 +46,13 @@ class Resource:
 
 
 RECIPES: Final = Resource(GROUP, VERSION, PLURAL)
-JOBS: Final = Resource(pytorchjob.GROUP, pytorchjob.VERSION, pytorchjob.PLURAL)
-TRAINING_JOBS: Final = {JOBS.group: JOBS}
-"""Training jobs of each backend, by API group."""
+TRAINING_JOBS: Final = {
+    each.KIND: Resource(each.GROUP, each.VERSION, each.PLURAL) for each in BACKENDS.values()
+}
+"""Training jobs of each backend, by kind."""
+JOBS: Final = TRAINING_JOBS[pytorchjob.KIND]
+"""Those of the default backend."""
+JOBSETS: Final = TRAINING_JOBS[jobset.KIND]
 COMPUTE_DOMAINS: Final = Resource(compute_domain.GROUP, compute_domain.VERSION, compute_domain.PLURAL)
 BATCH_JOBS: Final = Resource("batch", "v1", "jobs")
 PODS: Final = Resource("", "v1", "pods")
@@ -64,7 +68,7 @@ LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 
 def training_jobs(job: Object) -> Resource:
     """The resource that a training job belongs to."""
-    return TRAINING_JOBS[backend_of(job).GROUP]
+    return TRAINING_JOBS[backend_of(job).KIND]
 
 
 class ApiError(OperatorError):
@@ -225,17 +229,19 @@ class ApiClient:
         grace_seconds: int | None = None,
         *,
         same_version: bool = False,
+        foreground: bool = False,
     ) -> None:
         """Delete the object with this UID, with `same_version` only if it has not changed since it was read.
 
-        Does nothing when it no longer exists.
+        With `foreground` it is gone only once the objects that it owns are. Does nothing when it no longer
+        exists.
         """
         metadata = target["metadata"]
         kept = ("uid", "resourceVersion") if same_version else ("uid",)
         options: Object = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
-            "propagationPolicy": "Background",
+            "propagationPolicy": "Foreground" if foreground else "Background",
             "preconditions": {name: metadata[name] for name in kept},
         }
         if grace_seconds is not None:

@@ -27,6 +27,7 @@ from megatron_operator.lifecycle.children import (
     claim_obstacle,
     compute_domain_obstacle,
     ending_claim,
+    job_obstacle,
     missing_claim,
     policy_obstacle,
 )
@@ -36,11 +37,16 @@ from megatron_operator.lifecycle.object_metadata import Object, content_hash, is
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, weights_obstacle
-from megatron_operator.manifests import gang_token
+from megatron_operator.manifests import gang_token, jobset, pytorchjob
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.node_avoidance import avoiding
 
+MISSING: Final = {
+    pytorchjob.KIND: Reason.PYTORCHJOB_MISSING,
+    jobset.KIND: Reason.JOBSET_MISSING,
+}
+"""Kind of training job -> reason while the cluster does not know it."""
 TOKEN_BYTES: Final = 32
 """Random bytes of the token of a run."""
 
@@ -171,7 +177,7 @@ class Children:
                     f"this cluster does not know {backend.KIND} "
                     f"({backend.GROUP}/{backend.VERSION}); install {backend.CONTROLLER}"
                 )
-                set_blocked(status, Reason.PYTORCHJOB_MISSING, message, running=False)
+                set_blocked(status, MISSING[backend.KIND], message, running=False)
             elif error.refused:
                 set_blocked(status, Reason.JOB_REFUSED, error.message, running=False)
             else:
@@ -179,7 +185,16 @@ class Children:
             return None
         if job is not None:
             set_starting(status, Reason.JOB_CREATED, "")
+        else:
+            await self._report_taken(status, manifest)
         return job
+
+    async def _report_taken(self, status: StatusBuilder, manifest: Object) -> None:
+        """Report that the job's name belongs to something else, which the snapshot need not have."""
+        metadata = manifest["metadata"]
+        existing = await self._api.get(training_jobs(manifest), metadata["namespace"], metadata["name"])
+        if existing is not None and (obstacle := job_obstacle(status, existing)) is not None:
+            set_obstacle(status, obstacle, running=False)
 
     async def _ensure_compute_domain(self, status: StatusBuilder, desired: DesiredState) -> bool:
         """Create the run's ComputeDomain; False while it cannot be used, and the condition has the reason."""

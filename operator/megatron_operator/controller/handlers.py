@@ -32,7 +32,7 @@ from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.workqueue import COALESCE, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
-from megatron_operator.manifests.job_backends import BACKENDS
+from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Operator:
 
     def job_event(self, body: dict[str, Any], gone: bool) -> None:
         """A training job of a recipe changed."""
-        _update(self.caches.jobs, body, gone=gone)
+        _update(self.caches.jobs[backend_of(body).KIND], body, gone=gone)
         self.child_event(body)
 
     def pod_event(self, body: dict[str, Any], gone: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.controller.api_client import JOBS, PODS, RECIPES, Resource
+from megatron_operator.controller.api_client import PODS, RECIPES, TRAINING_JOBS, Resource
 from megatron_operator.controller.first_runs import FirstRuns
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -129,14 +129,15 @@ class Caches:
 
     def __init__(self) -> None:
         self.recipes = ObjectCache(RECIPES)
-        self.jobs = ObjectCache(JOBS)
+        self.jobs = {kind: ObjectCache(resource) for kind, resource in TRAINING_JOBS.items()}
+        """Training jobs by kind."""
         self.pods = ObjectCache(PODS)
         self.first_runs = FirstRuns()
 
     @property
     def all(self) -> tuple[ObjectCache, ...]:
         """One for each resource."""
-        return self.recipes, self.jobs, self.pods
+        return self.recipes, *self.jobs.values(), self.pods
 
 
 def _key(obj: Mapping[str, Any]) -> tuple[str, str]:

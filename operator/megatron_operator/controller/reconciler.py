@@ -208,7 +208,7 @@ class Reconciler:
 
     async def _suspend_unread(self, status: StatusBuilder) -> Result:
         """Suspend a run of which nothing but the job can be read."""
-        job = await self._snapshots.read_job(status.key)
+        job = await self._snapshots.read_job(status)
         if job is None or job_obstacle(status, job) is not None:
             return DONE
         return wait(SOON, Reason.SUSPENDED, [] if is_deleting(job) else [DeleteJob(job)])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from megatron_operator.api.labels import LABEL_ROLE
-from megatron_operator.controller.api_client import EVENTS, JOBS, ApiClient
+from megatron_operator.controller.api_client import EVENTS, TRAINING_JOBS, ApiClient
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.object_cache import Caches
@@ -11,14 +11,21 @@ from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
 from megatron_operator.lifecycle.node_health import suspects
 from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.ownership import Ownership, ownership
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
-from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.snapshot import RunSnapshot, newest_by_place
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import replacement_pods
 from megatron_operator.lifecycle.undisturbed import trains_undisturbed
 from megatron_operator.manifests import object_name
 from megatron_operator.manifests.job_backend import JobPhase
-from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
+from megatron_operator.manifests.job_backends import (
+    backend_of,
+    backend_of_kind,
+    backend_of_pod,
+    node_rank,
+    stable_name,
+)
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 
@@ -51,15 +58,25 @@ class SnapshotReader:
         """Drop the cached ends of a run's pods, once they are recorded in its status."""
         self._ends.pop(key, None)
 
-    async def read_job(self, key: RecipeKey) -> Object | None:
-        """The training job."""
-        return await self._api.get(JOBS, key.namespace, object_name(key.name))
+    async def read_job(self, status: StatusBuilder) -> Object | None:
+        """The training job, of whichever kind it was created.
+
+        One of somebody else only where no other kind has the recipe's own.
+        """
+        namespace, name = status.key
+        kind, foreign = _recorded_kind(status), None
+        for each in (kind, *(other for other in TRAINING_JOBS if other != kind)):
+            job = await self._api.get(TRAINING_JOBS[each], namespace, object_name(name))
+            if job is not None and ownership(job, status) is not Ownership.FOREIGN:
+                return job
+            foreign = foreign or (job if each == kind else None)
+        return foreign
 
     async def read(self, status: StatusBuilder) -> RunSnapshot:
         """The run as it is now."""
         key = status.key
         first = self._caches.first_runs.is_first(key)
-        job = await self.read_job(key)
+        job = await self.read_job(status)
         # After the job: where there is none, no pod of it can appear any more.
         trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))
@@ -77,7 +94,7 @@ class SnapshotReader:
         None where its pods are too large to keep, and unless it trains undisturbed.
         """
         key = status.key
-        job = self._caches.jobs.get(key.namespace, object_name(key.name))
+        job = self._caches.jobs[_recorded_kind(status)].get(key.namespace, object_name(key.name))
         pods = self._caches.pods.of_recipe(key)
         if pods is None:
             return None
@@ -88,10 +105,14 @@ class SnapshotReader:
     def _snapshot(self, status: StatusBuilder, job: Object | None, trainers: list[Object]) -> RunSnapshot:
         key = status.key
         own = [] if job is None else [pod for pod in trainers if backend_of(job).owns(job, pod)]
+        current = newest_by_place(own)
+        for pod in own:
+            if pod not in current:
+                self.cache_pod_end(key, pod)
         return RunSnapshot(
             now=status.now,
             job=job,
-            pods=tuple(sorted(own, key=node_rank)),
+            pods=tuple(sorted(current, key=node_rank)),
             leftover_pods=tuple(pod for pod in trainers if pod not in own),
             reading=self._poller.reading(key),
             silence=self._poller.silence(key),
@@ -110,3 +131,9 @@ class SnapshotReader:
         placement = status.recovery.placement
         found = await ends_from_events(self._api, snapshot, new, since, placement)
         return replace(snapshot, ends={**snapshot.ends, **found})
+
+
+def _recorded_kind(status: StatusBuilder) -> str:
+    """Kind of the job that the status names."""
+    recorded = status.current.job
+    return backend_of_kind(None if recorded is None else recorded.kind).KIND

@@ -37,7 +37,7 @@ class DeleteJob:
 
 @dataclass(frozen=True, slots=True)
 class DeletePods:
-    """Delete pods so that the training-operator re-creates them."""
+    """Delete pods so that the job's controller re-creates them."""
 
     pods: tuple[Object, ...]
 
@@ -56,7 +56,17 @@ class ForceDeletePods:
     pods: tuple[Object, ...]
 
 
-Action = AvoidNodes | PinImage | DeleteJob | DeletePods | DeleteUnboundPods | ForceDeletePods
+@dataclass(frozen=True, slots=True)
+class ReplacePods:
+    """Have pods replaced that have ended or are being deleted, where the job's controller waits to do so.
+
+    Their grace period is not shortened.
+    """
+
+    pods: tuple[Object, ...]
+
+
+Action = AvoidNodes | PinImage | DeleteJob | DeletePods | DeleteUnboundPods | ForceDeletePods | ReplacePods
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from megatron_operator.lifecycle.object_metadata import Object, content_hash
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, MAX_NOTES, cut
+from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests.job_backends import backend_of
 
 LONGEST_ERROR: Final = 300
 """Characters of an unexpected error in a condition."""
@@ -158,7 +160,12 @@ def adopt_job(status: StatusBuilder, job: Object) -> None:
     else:
         _clear_job_fields(status)
     status.set(
-        job=JobStatus(name=job["metadata"]["name"], uid=uid, hash=content_hash(job) or ""),
+        job=JobStatus(
+            name=job["metadata"]["name"],
+            uid=uid,
+            kind=None if backend_of(job) is pytorchjob else backend_of(job).KIND,
+            hash=content_hash(job) or "",
+        ),
         checkpoint=status.checkpoint.model_copy(
             update={"contract": contract_of(job) or status.checkpoint.contract}
         ),

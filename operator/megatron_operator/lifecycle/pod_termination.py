@@ -12,6 +12,7 @@ from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import disruption_target, node_of
 from megatron_operator.lifecycle.status_size import LONGEST_CAUSE
 from megatron_operator.manifests.job_backends import stable_name
+from megatron_operator.manifests.jobset import FINAL_EXIT_CODES
 
 DELETED: Final = "Deleted"
 VOLUNTARY_DISRUPTIONS: Final = frozenset(
@@ -135,6 +136,12 @@ def ended_early(pod: Mapping[str, Any]) -> bool:
     ended = _terminated(pod, CONTAINER_NAME) or {}
     message = termination_message(pod)
     return ended.get("exitCode") == 0 and (message is None or not message.completed)
+
+
+def failed_for_replacement(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod has failed in a way after which another one is to take its place."""
+    code = (_terminated(pod, CONTAINER_NAME) or {}).get("exitCode")
+    return (pod.get("status") or {}).get("phase") == "Failed" and code not in FINAL_EXIT_CODES
 
 
 def container_message(pod: Mapping[str, Any], container: str) -> str:

@@ -20,6 +20,7 @@ NEEDS_A_USER: Final = frozenset(
         Reason.VOLUME_CLAIM_OF_ONE_NODE,
         Reason.NAME_TAKEN,
         Reason.PYTORCHJOB_MISSING,
+        Reason.JOBSET_MISSING,
         Reason.COMPUTE_DOMAIN_MISSING,
         Reason.JOB_REFUSED,
         Reason.PODS_NOT_CREATED,

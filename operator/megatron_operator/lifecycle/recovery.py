@@ -22,6 +22,7 @@ from megatron_operator.lifecycle.actions import (
     DeleteUnboundPods,
     ForceDeletePods,
     PinImage,
+    ReplacePods,
     Result,
     wait,
 )
@@ -37,8 +38,9 @@ from megatron_operator.lifecycle.node_choice import record_kept
 from megatron_operator.lifecycle.node_evidence import forget_evidence, is_conclusive, record_avoided
 from megatron_operator.lifecycle.node_health import avoidance_limits
 from megatron_operator.lifecycle.node_state import node_of
+from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Heartbeat, History, Limits, Observation
-from megatron_operator.lifecycle.pod_termination import ended_early, pod_end, short_name
+from megatron_operator.lifecycle.pod_termination import pod_end, short_name
 from megatron_operator.lifecycle.progress_status import reached_iteration
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
@@ -145,12 +147,12 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
             return wait(SOON, "the gang is being restarted", [DeletePods(old)])
     if snapshot.job_phase is not JobPhase.ACTIVE:
         return None
-    if early := tuple(pod for pod in snapshot.active_pods if ended_early(pod)):
-        # The training-operator takes them for complete and would never replace them.
-        return wait(SOON, "pods ended early", [DeletePods(early)])
+    if ended := snapshot.pods_to_replace:
+        # A pod that ended early is taken for complete, and is never replaced.
+        return wait(SOON, "pods that ended are being replaced", [DeletePods(ended)])
     avoid = frozenset(recovery.nodes_avoided)
     if avoided(job) != avoid:
-        return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(job, avoid)])
+        return _place_elsewhere(status, snapshot, avoid)
     outdated = tuple(pod for pod in snapshot.unscheduled_pods if avoided_by(pod) != avoid)
     misplaced: tuple[dict[str, object], ...] = ()
     if unrecovered(recovery):
@@ -183,8 +185,16 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
             return _resize(status, snapshot, count, cause)
         case _:
             image = snapshot.image_to_pin
-            actions = () if image is None else (PinImage(job, image),)
-            return Result(actions).within(decision.seconds, decision.reason)
+            pin = () if image is None else (PinImage(job, image),)
+            return Result((*pin, *_replacements(snapshot))).within(decision.seconds, decision.reason)
+
+
+def _replacements(snapshot: RunSnapshot) -> tuple[ReplacePods, ...]:
+    """Has pods that somebody deleted replaced at once where the job's controller would wait."""
+    if snapshot.job_phase is not JobPhase.ACTIVE or snapshot.backend.REPLACES_PODS:
+        return ()
+    deleted = tuple(pod for pod in snapshot.pods if is_deleting(pod))
+    return (ReplacePods(deleted),) if deleted else ()
 
 
 def add_incident_events(status: StatusBuilder, before: RecoveryStatus) -> None:
@@ -272,7 +282,21 @@ def _avoid_nodes(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[
         status.add_event(Reason.NODE_AVOIDED, f"{', '.join(new)}: {cause}", warning=True)
     if released := sorted(before - nodes):
         status.add_event(Reason.NODE_RELEASED, f"{', '.join(released)}: {cause}")
-    return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(snapshot.existing_job, nodes)])
+    return _place_elsewhere(status, snapshot, nodes) or wait(SOON, "the avoided nodes are recorded")
+
+
+def _place_elsewhere(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str]) -> Result | None:
+    """Make new pods avoid exactly these nodes; None where that waits for the next interruption.
+
+    Where templates cannot be patched the job is re-created, which a run that trains is spared.
+    """
+    job = snapshot.existing_job
+    if snapshot.backend.PATCHES_TEMPLATES:
+        return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(job, nodes)])
+    if snapshot.all_running and unrecovered(status.recovery) is None:
+        return None
+    status.set_recovery(outgoing_job=snapshot.job_uid)
+    return wait(SOON, "the job is being re-created to avoid nodes", [DeleteJob(job)])
 
 
 def _resize(status: StatusBuilder, snapshot: RunSnapshot, count: int, cause: str) -> Result:

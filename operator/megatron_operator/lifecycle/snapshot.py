@@ -11,12 +11,17 @@ from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import NodeStatus, node_of, overdue, unreachable_since
 from megatron_operator.lifecycle.object_metadata import Object, condition, is_deleting
 from megatron_operator.lifecycle.observation import PodPhase, PodView
-from megatron_operator.lifecycle.pod_termination import PodEnd, ended_early, pod_end
+from megatron_operator.lifecycle.pod_termination import (
+    PodEnd,
+    ended_early,
+    failed_for_replacement,
+    pod_end,
+)
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, Silence
 from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delete_or_wait
 from megatron_operator.manifests.image_pinning import by_digest, trainer_image
 from megatron_operator.manifests.job_backend import LABEL_QUEUE, JobBackend, JobPhase
-from megatron_operator.manifests.job_backends import backend_of, node_rank
+from megatron_operator.manifests.job_backends import backend_of, node_rank, stable_name
 from megatron_operator.manifests.metadata import digest
 
 
@@ -138,7 +143,7 @@ class RunSnapshot:
     def image_to_pin(self) -> str | None:
         """The image, by digest, that the whole gang runs and the job names by tag; None if there is none."""
         image = trainer_image(self.existing_job)
-        if image is None or not self.all_running:
+        if image is None or not self.all_running or not self.backend.PATCHES_TEMPLATES:
             return None
         digests = {by_digest(image, _image_id(pod)) for pod in self.pods}
         return digests.pop() if len(digests) == 1 else None
@@ -154,13 +159,28 @@ class RunSnapshot:
     def early_exit(self) -> str | None:
         """Why a job in phase Succeeded is not complete: its Master exited early; None if it is complete.
 
-        Without the Master's pod, the phase of the job counts.
+        Without the Master's pod, what is known of its end counts, or else the phase of the job.
         """
-        master = next((pod for pod in self.pods if node_rank(pod) == 0), None)
-        if self.job_phase is not JobPhase.SUCCEEDED or master is None or not ended_early(master):
+        if self.job_phase is not JobPhase.SUCCEEDED:
             return None
-        end = pod_end(master, self.name)
+        master = next((pod for pod in self.pods if node_rank(pod) == 0), None)
+        if master is None:
+            end = self.ends.get(f"{self.name}-master-0")
+            return end.cause if end is not None and end.exit_code == 0 else None
+        end = pod_end(master, self.name) if ended_early(master) else None
         return None if end is None else end.cause
+
+    @cached_property
+    def pods_to_replace(self) -> tuple[Object, ...]:
+        """Pods that have ended and that the job's controller does not replace, or only after a back-off."""
+        if self.job_phase is not JobPhase.ACTIVE:
+            return ()
+        early = tuple(pod for pod in self.active_pods if ended_early(pod))
+        if self.backend.REPLACES_PODS:
+            return early
+        failed = (pod for pod in self.active_pods if failed_for_replacement(pod))
+        # The Master's end completes the job. Its early exit is handled then, which its pod must show.
+        return (*failed, *(pod for pod in early if node_rank(pod) != 0))
 
     @cached_property
     def running_since(self) -> float:
@@ -200,6 +220,24 @@ class RunSnapshot:
     def pods_named(self, names: Collection[str]) -> tuple[Object, ...]:
         """The pods with these names."""
         return tuple(pod for pod in self.pods if pod["metadata"]["name"] in names)
+
+
+def newest_by_place(pods: Iterable[Object]) -> list[Object]:
+    """The newest pod of each place in the gang: a Job keeps those that it replaced itself.
+
+    A Job has one pod at a time that has not ended, which counts among pods of the same second.
+    """
+
+    def age(pod: Object) -> tuple[str, bool]:
+        ended = (pod.get("status") or {}).get("phase") in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+        return pod["metadata"]["creationTimestamp"], not ended
+
+    newest: dict[str, Object] = {}
+    for pod in pods:
+        place = stable_name(pod)
+        if place not in newest or age(pod) > age(newest[place]):
+            newest[place] = pod
+    return list(newest.values())
 
 
 def _image_id(pod: Object) -> str:

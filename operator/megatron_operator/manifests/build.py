@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
-from megatron_operator.manifests import compute_domain, convert, gang_scheduling, prepare, pytorchjob
+from megatron_operator.manifests import compute_domain, convert, gang_scheduling, prepare
 from megatron_operator.manifests.env import environment
+from megatron_operator.manifests.job_backends import BACKENDS
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.network_policy import network_policy
 from megatron_operator.manifests.pod import image_errors, template
@@ -18,7 +19,8 @@ from megatron_operator.planner.bridge_run import missing_errors
 class Manifests:
     """Objects to create for a recipe.
 
-    In this order: claims, import Job, preparation Job, NetworkPolicy, ComputeDomain, PyTorchJob, export Job.
+    In this order: claims, import Job, preparation Job, NetworkPolicy, ComputeDomain, training job, export
+    Job.
     """
 
     claims: tuple[Manifest, ...]
@@ -60,7 +62,8 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
 
     With `require_checkpoint` a start without a usable checkpoint fails; for runs that are known to have one.
     Raises InvalidRecipeError for a recipe that is not started or would start from itself, and if the image, a
-    volume size or, with engine `bridge`, what the run starts from is missing or a variable is reserved.
+    volume size or, with engine `bridge`, what the run starts from is missing, a variable is reserved, or the
+    name is too long for the kind of job.
     """
     resolved, plan = run.resolved, run.plan
     if not resolved.starts:
@@ -78,7 +81,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     def job(require: bool) -> Manifest:
         values = environment(resolved, plan, uid, require_checkpoint=require)
         pods = template(owner, resolved, plan, claims, run.arguments, values)
-        manifest = pytorchjob.job(owner, plan, pods, queue, topology)
+        manifest = BACKENDS[resolved.job_backend].job(owner, plan, pods, queue, topology)
         priority = resolved.scheduling.priority_class_name
         gang_scheduling.apply(manifest, resolved.gang_scheduling, plan, priority)
         return manifest

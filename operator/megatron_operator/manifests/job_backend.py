@@ -55,6 +55,18 @@ class JobBackend(Protocol):
     def CONTROLLER(self) -> str:
         """The controller to install, as messages name it."""
 
+    @property
+    def LABEL_JOB_NAME(self) -> str:
+        """Label of pods with the name of their job."""
+
+    @property
+    def PATCHES_TEMPLATES(self) -> bool:
+        """Whether the pod templates of a job that exists can be changed."""
+
+    @property
+    def REPLACES_PODS(self) -> bool:
+        """Whether the controller replaces pods that fail without being asked to."""
+
     def job(
         self, owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]
     ) -> Manifest:
@@ -86,6 +98,9 @@ class JobBackend(Protocol):
 
     def stable_name(self, pod: dict[str, Any]) -> str:
         """Name of a pod's place in the gang, which its replacement has too: `<job>-worker-3`."""
+
+    def replaced_with(self, pod: dict[str, Any]) -> Manifest | None:
+        """The batch Job to delete so that a pod is replaced; None where the end of the pod suffices."""
 
     def event_selector(self, job: dict[str, Any]) -> str:
         """Field selector of the warnings about pods that the job cannot create."""

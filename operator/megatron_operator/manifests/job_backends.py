@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-from megatron_operator.manifests import pytorchjob
+from megatron_operator.manifests import jobset, pytorchjob
 from megatron_operator.manifests.job_backend import JobBackend
 
-BACKENDS: Final[dict[str, JobBackend]] = {"pytorchjob": pytorchjob}
+BACKENDS: Final[dict[str, JobBackend]] = {"pytorchjob": pytorchjob, "jobset": jobset}
 """By the names that `platform.jobBackend` has."""
 
 
@@ -13,6 +13,11 @@ def backend_of(job: dict[str, Any]) -> JobBackend:
     """The backend of a job, by its API group."""
     group = str(job.get("apiVersion", "")).partition("/")[0]
     return next((each for each in BACKENDS.values() if group == each.GROUP), pytorchjob)
+
+
+def backend_of_kind(kind: str | None) -> JobBackend:
+    """The backend of jobs of this kind; PyTorchJob for None and for unknown ones."""
+    return next((each for each in BACKENDS.values() if kind == each.KIND), pytorchjob)
 
 
 def backend_of_pod(pod: dict[str, Any]) -> JobBackend:

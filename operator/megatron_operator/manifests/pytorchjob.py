@@ -12,6 +12,8 @@ VERSION = "v1"
 PLURAL = "pytorchjobs"
 KIND = "PyTorchJob"
 CONTROLLER = "the Kubeflow training-operator"
+PATCHES_TEMPLATES = True
+REPLACES_PODS = True
 LABEL_JOB_NAME = "training.kubeflow.org/job-name"
 LABEL_REPLICA_TYPE = "training.kubeflow.org/replica-type"
 LABEL_REPLICA_INDEX = "training.kubeflow.org/replica-index"
@@ -114,6 +116,12 @@ def job_name(pod: dict[str, Any]) -> str | None:
 def stable_name(pod: dict[str, Any]) -> str:
     """The pod's name: its replacement has it too."""
     return str(pod["metadata"]["name"])
+
+
+def replaced_with(pod: dict[str, Any]) -> Manifest | None:
+    """None: a pod that ends or is deleted is replaced."""
+    del pod
+    return None
 
 
 def event_selector(job: dict[str, Any]) -> str:

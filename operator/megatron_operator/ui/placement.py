@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from megatron_operator.api.recovery_status import Incident
 from megatron_operator.api.status import Plan
-from megatron_operator.manifests.pytorchjob import node_rank
+from megatron_operator.manifests.job_backends import node_rank
 
 Object = dict[str, Any]
 NODES_SHOWN: Final = 16

@@ -15,7 +15,7 @@ from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import trainer_selector
 from megatron_operator.controller.api_client import PODS, RECIPES, ApiError
 from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.manifests.pytorchjob import node_rank
+from megatron_operator.manifests.job_backends import node_rank
 from megatron_operator.sdk.connection import RETRY_DELAYS, WATCH_SECONDS, AsyncConnection
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.sdk.losses import loss_points

@@ -11,7 +11,13 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "security.md"
 OPERATOR_ROLES = {"megatron-operator", "megatron-operator-platform"}
 CORDON = {"platform": {"badNodes": {"cordon": True}}}
-EVERYTHING = {"platform": {"badNodes": {"cordon": True}, "accelerators": {"gb200": {"computeDomain": True}}}}
+EVERYTHING = {
+    "platform": {
+        "badNodes": {"cordon": True},
+        "accelerators": {"gb200": {"computeDomain": True}},
+        "jobBackend": "jobset",
+    }
+}
 
 
 def granted(objects: list[dict[str, Any]]) -> dict[str, set[str]]:
@@ -36,6 +42,13 @@ def justified() -> dict[str, set[str]]:
 def test_every_right_of_the_chart_is_justified_on_the_page(render: Any) -> None:
     options = {"platform": {**EVERYTHING["platform"], "networkPolicies": {"enabled": True}}}
     assert granted(render(options)) == justified()
+
+
+def test_only_the_backend_that_needs_it_may_create_jobsets(render: Any) -> None:
+    without = granted(render({}))["jobsets.jobset.x-k8s.io"]
+    assert without == {"get", "list", "watch", "delete"}
+    chosen = granted(render({"platform": {"jobBackend": "jobset"}}))["jobsets.jobset.x-k8s.io"]
+    assert chosen == without | {"create"}
 
 
 def test_a_namespaced_release_has_no_other_rights(render: Any) -> None:

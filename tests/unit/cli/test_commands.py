@@ -218,7 +218,7 @@ def test_diff_compares_with_a_running_job(recipe: Path, tmp_path: Path) -> None:
 def test_diff_rejects_a_file_that_is_not_a_job(recipe: Path) -> None:
     result = megatron("diff", "-f", str(recipe), "--running", str(recipe))
     assert result.exit_code == 2
-    assert "is not the PyTorchJob of a recipe" in result.stderr
+    assert "is not the training job of a recipe" in result.stderr
 
 
 def test_help_lists_every_command() -> None:

@@ -35,7 +35,8 @@ def test_every_program_has_pins_and_checksums(program) -> None:
 
 
 def test_profiles_list_existing_programs() -> None:
-    assert {name for names in BY_PROFILE.values() for name in names} == set(PROGRAMS)
+    listed = {name for names in BY_PROFILE.values() for name in names}
+    assert listed == set(PROGRAMS) - {"jobset"}, "the one that is built when a test starts it"
 
 
 @pytest.mark.parametrize("file", ["go.mod", "go.sum"])

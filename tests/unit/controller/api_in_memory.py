@@ -18,6 +18,7 @@ from megatron_operator.controller.api_client import (
     COMPUTE_DOMAINS,
     EVENTS,
     JOBS,
+    JOBSETS,
     NETWORK_POLICIES,
     NODES,
     PODS,
@@ -68,6 +69,7 @@ class ApiInMemory:
         """Events."""
         self._job: Object | None = None
         self.claims: dict[str, Object] = {}
+        self.jobsets: dict[str, Object] = {}
         self.batch_jobs: dict[str, Object] = {}
         self.batch_pods: list[Object] = []
         """Pods of batch Jobs."""
@@ -198,6 +200,7 @@ class ApiInMemory:
             return self.compute_domains
         return {
             CLAIMS: self.claims,
+            JOBSETS: self.jobsets,
             BATCH_JOBS: self.batch_jobs,
             SECRETS: self.secrets,
             NETWORK_POLICIES: self.network_policies,

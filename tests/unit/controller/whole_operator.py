@@ -240,6 +240,7 @@ class WholeOperator:
         return (
             [api.recipe],
             [job] if job is not None and LABEL_RECIPE in job["metadata"].get("labels", {}) else [],
+            [],
             [pod | {"metadata": pod["metadata"] | version} for pod in pods],
         )
 

@@ -1,0 +1,179 @@
+"""Runs on JobSet: which pods the operator has replaced, what an early exit is, how nodes are avoided."""
+
+from typing import Any
+
+import pytest
+from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.actions import DeleteJob, DeletePods, ReplacePods
+from megatron_operator.lifecycle.job_status import adopt_job
+from megatron_operator.lifecycle.pod_termination import PodEnd
+from megatron_operator.lifecycle.recovery import apply_decision, unfinished_actions
+from megatron_operator.lifecycle.recovery_policy import Avoid, Wait
+from megatron_operator.lifecycle.snapshot import newest_by_place
+from megatron_operator.lifecycle.status_update import update_status
+
+LATER = "2027-01-15T08:00:30Z"
+
+
+@pytest.fixture
+def on_jobset(run: Any) -> Any:
+    """The run, training as a JobSet of two pods."""
+    template = {"spec": {"containers": [variables()]}}
+    run.job = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "run", "namespace": "default", "uid": "j"},
+        "spec": {
+            "replicatedJobs": [
+                {"name": name, "replicas": 1, "template": {"spec": {"template": template}}}
+                for name in ("master", "worker")
+            ]
+        },
+    }
+    run.pods = [pod(run, "master"), pod(run, "worker")]
+    run.report(iteration=50, checkpointIteration=40)
+    status = run.status()
+    adopt_job(status, run.job)
+    update_status(status, run.snapshot())
+    run.write(status)
+    return run
+
+
+def variables() -> dict[str, Any]:
+    env = [{"name": "PET_NPROC_PER_NODE", "value": "2"}]
+    return {"name": "pytorch", "image": "trainer:1", "env": env}
+
+
+def pod(run: Any, place: str) -> dict[str, Any]:
+    made: dict[str, Any] = run.pod(place)
+    made["metadata"]["name"] = f"run-{place}-0-0-{made['metadata']['uid']}"
+    made["metadata"]["labels"] = {
+        "jobset.sigs.k8s.io/jobset-name": "run",
+        "jobset.sigs.k8s.io/jobset-uid": "j",
+        "jobset.sigs.k8s.io/replicatedjob-name": place,
+        "jobset.sigs.k8s.io/job-index": "0",
+    }
+    return made
+
+
+def end(each: dict[str, Any], code: int | None, message: str = "") -> None:
+    each["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
+    if code is not None:
+        terminated = {"exitCode": code, "message": message, "finishedAt": LATER}
+        each["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": terminated}}]
+
+
+def complete(run: Any) -> None:
+    run.job["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
+
+
+def unfinished(run: Any) -> Any:
+    status = run.status()
+    update_status(status, run.snapshot())
+    result = unfinished_actions(status, run.snapshot())
+    run.write(status)
+    return result and result.actions
+
+
+def test_the_status_names_the_kind_of_the_job(on_jobset: Any) -> None:
+    assert on_jobset.status().current.job.kind == "JobSet"
+
+
+@pytest.mark.parametrize("code", [128, 137, 138, 143, None])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_pod_that_failed_is_replaced_by_the_operator(on_jobset: Any, index: int, code: int | None) -> None:
+    end(on_jobset.pods[index], code)
+    assert unfinished(on_jobset) == (DeletePods((on_jobset.pods[index],)),)
+
+
+@pytest.mark.parametrize("code", [1, 127])
+def test_a_pod_with_an_exit_code_that_is_not_retried_is_left_to_fail_the_job(
+    on_jobset: Any, code: int
+) -> None:
+    end(on_jobset.pods[1], code)
+    assert unfinished(on_jobset) is None
+
+
+def test_a_worker_that_exits_early_is_replaced(on_jobset: Any) -> None:
+    end(on_jobset.pods[1], 0)
+    assert unfinished(on_jobset) == (DeletePods((on_jobset.pods[1],)),)
+
+
+def test_a_master_that_exits_early_is_kept_until_the_jobset_is_complete(on_jobset: Any) -> None:
+    """Without its pod, the JobSet's completion would look like success."""
+    end(on_jobset.pods[0], 0)
+    assert unfinished(on_jobset) is None
+    complete(on_jobset)
+    cause = "master-0: ended with exit code 0 before the last iteration"
+    assert on_jobset.snapshot().early_exit == cause
+
+
+def test_an_early_exit_whose_pod_is_gone_is_no_success_either(on_jobset: Any) -> None:
+    cause = "master-0: ended with exit code 0 before the last iteration"
+    on_jobset.ends = {"run-master-0": PodEnd(cause, 0)}
+    on_jobset.pods.pop(0)
+    complete(on_jobset)
+    assert on_jobset.snapshot().early_exit == cause
+
+
+def test_a_master_that_completed_and_is_gone_is_success(on_jobset: Any) -> None:
+    on_jobset.pods.pop(0)
+    complete(on_jobset)
+    assert on_jobset.snapshot().early_exit is None
+
+
+def test_a_pod_that_somebody_deletes_is_replaced_without_the_jobs_back_off(on_jobset: Any) -> None:
+    on_jobset.pods[1]["metadata"]["deletionTimestamp"] = timestamp(on_jobset.now + 60)
+    result = apply_decision(on_jobset.status(), on_jobset.snapshot(), Wait("pods are being deleted"))
+    assert result.actions == (ReplacePods((on_jobset.pods[1],)),)
+
+
+def test_pods_that_a_queue_takes_away_are_left_alone(on_jobset: Any) -> None:
+    on_jobset.job["spec"]["suspend"] = True
+    on_jobset.pods[1]["metadata"]["deletionTimestamp"] = timestamp(on_jobset.now + 60)
+    end(on_jobset.pods[0], 143)
+    assert unfinished(on_jobset) is None
+    result = apply_decision(on_jobset.status(), on_jobset.snapshot(), Wait("the job has ended"))
+    assert result.actions == ()
+
+
+def test_a_run_that_trains_is_not_re_created_to_avoid_a_node(on_jobset: Any) -> None:
+    status = on_jobset.status()
+    result = apply_decision(status, on_jobset.snapshot(), Avoid(("node-1",), (), "node-1 failed"))
+    assert result.actions == ()
+    assert status.recovery.nodes_avoided == ["node-1"]
+    on_jobset.write(status)
+    assert unfinished(on_jobset) is None
+
+
+def test_an_interrupted_run_is_re_created_to_avoid_a_node_and_counts_no_restart(on_jobset: Any) -> None:
+    on_jobset.pass_time(5)
+    on_jobset.pods[1] = pod(on_jobset, "worker")
+    unfinished(on_jobset)
+    status = on_jobset.status()
+    result = apply_decision(status, on_jobset.snapshot(), Avoid(("node-1",), (), "node-1 failed"))
+    assert result.actions == (DeleteJob(on_jobset.job),)
+    assert status.recovery.outgoing_job == "j"
+    assert status.recovery.restarts == 1, "that of the pod that was replaced"
+    on_jobset.write(status)
+    assert unfinished(on_jobset) == (DeleteJob(on_jobset.job),), "until the job is gone"
+
+
+def test_images_are_not_pinned_in_templates_that_cannot_be_changed(on_jobset: Any) -> None:
+    for each in on_jobset.pods:
+        image = {"name": "pytorch", "image": "trainer:1", "imageID": f"trainer@sha256:{'a' * 64}"}
+        each["status"]["containerStatuses"] = [image]
+    assert on_jobset.snapshot().image_to_pin is None
+
+
+def test_of_pods_in_one_place_the_newest_counts(on_jobset: Any) -> None:
+    failed = on_jobset.pods[1]
+    end(failed, 138)
+    same_second = pod(on_jobset, "worker")
+    same_second["metadata"]["creationTimestamp"] = failed["metadata"]["creationTimestamp"]
+    for pods in ([failed, same_second], [same_second, failed]):
+        assert newest_by_place(pods) == [same_second]
+    on_jobset.pass_time(5)
+    newer = pod(on_jobset, "worker")
+    end(newer, 138)
+    assert newest_by_place([same_second, newer, on_jobset.pods[0]]) == [newer, on_jobset.pods[0]]
