@@ -63,7 +63,7 @@ class JobSetController:
         self.binaries.build((NAME,), console)
         components = self.binaries.module_directory(NAME, MODULE) / "config" / "components"
         self.kubectl.run("apply", "--server-side", "-f", components / "crd" / "bases")
-        self.kubectl.run("wait", "--for=condition=Established", "--timeout=60s", "crd", RESOURCE)
+        wait_until(self._established, 60, f"{RESOURCE} established")
         self.kubectl.apply(self._rights(components))
         health, webhook = _free_port(), _free_port()
         self._start(health, webhook)
@@ -80,11 +80,17 @@ class JobSetController:
     @contextlib.contextmanager
     def serving(self, console: Console) -> Iterator[None]:
         """Run it for the duration of the block."""
-        self.up(console)
         try:
+            self.up(console)
             yield
         finally:
             self.down()
+
+    def _established(self) -> bool:
+        """Whether the API server serves the resource; `kubectl wait` fails while it has no condition yet."""
+        status = self.kubectl.get("crd", RESOURCE).get("status") or {}
+        found = {each["type"]: each["status"] for each in status.get("conditions") or []}
+        return found.get("Established") == "True"
 
     def _start(self, health: int, webhook: int) -> None:
         authority = self.plane.authority

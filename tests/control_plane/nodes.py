@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from megatron_operator.manifests.jobset import LABEL_JOB_NAME
+
 from testkit.api_server import Api, Object
 from testkit.fake_nodes import fake_node
 from testkit.waiting import wait_until
@@ -23,6 +25,18 @@ def terminate_pods(api: Api, *, of_lost_nodes: bool) -> None:
         marked = f'.metadata.annotations["{ON_LOST_NODE}"]'
         selector.append({"key": marked, "operator": "DoesNotExist"})
     api.patch("Stage", None, "pod-delete", {"spec": {"selector": {"matchExpressions": selector}}})
+
+
+def complete_jobs(api: Api, *, of_jobsets: bool) -> None:
+    """Set whether KWOK also completes the pods of a JobSet's Jobs, as it does with those of other Jobs."""
+    selector = [
+        {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"},
+        {"key": ".status.phase", "operator": "In", "values": ["Running"]},
+        {"key": ".metadata.ownerReferences.[].kind", "operator": "In", "values": ["Job"]},
+    ]
+    if not of_jobsets:
+        selector.append({"key": f'.metadata.labels["{LABEL_JOB_NAME}"]', "operator": "DoesNotExist"})
+    api.patch("Stage", None, "pod-complete", {"spec": {"selector": {"matchExpressions": selector}}})
 
 
 def lose_node(api: Api, name: str) -> None:

@@ -10,11 +10,11 @@ from localcluster import Cluster
 from testkit.api_server import Api, Object
 from testkit.fake_trainers import FakeProgressServer
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from testkit.run_state import RunState, read_run
+from testkit.run_state import RunState
 from testkit.waiting import LONG_DEADLINE
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.nodes import Pool
+from tests.control_plane.nodes import Pool, complete_jobs
 from tests.control_plane.world import World
 
 QUEUE = {"scheduling": {"queue": "research"}}
@@ -29,8 +29,7 @@ class JobSetWorld(World):
 
     def pod_name(self, name: str, place: str) -> str:
         """The name of the pod at a place of a run, for example `worker-0`."""
-        state = read_run(self.api, self.namespace, name, self.job_kind)
-        assert state is not None
+        state = self.wait_for(name, where=lambda state: place in state.pods)
         return str(state.pods[place]["metadata"]["name"])
 
     def report(self, name: str, pods: int = 2, **report: Any) -> None:
@@ -49,15 +48,17 @@ class JobSetWorld(World):
 
 @pytest.fixture(scope="module")
 def jobsets(
-    cluster: Cluster, install: Callable[[str, Object], str], operator_process: OperatorProcess
+    cluster: Cluster, api: Api, install: Callable[[str, Object], str], operator_process: OperatorProcess
 ) -> Iterator[None]:
     """JobSet's controller, and a platform with `jobBackend: jobset` for the operator's next start."""
     with cluster.jobsets():
+        complete_jobs(api, of_jobsets=False)
         operator_process.stop()
         install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": "jobset"}})
         yield
         operator_process.stop()
         install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
+        complete_jobs(api, of_jobsets=True)
 
 
 @pytest.fixture
