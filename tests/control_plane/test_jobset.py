@@ -191,6 +191,56 @@ def test_an_elastic_run_is_re_created_on_fewer_nodes(runs: JobSetWorld, pool: Ca
     runs.wait_for("run", pods=1, where=shrunk, seconds=LONG_DEADLINE)
 
 
+def test_a_run_keeps_its_kind_of_job_and_moves_when_it_is_suspended_and_resumed(
+    runs: JobSetWorld, world: World, install: Callable[[str, Object], str]
+) -> None:
+    def choose(backend: str) -> None:
+        # An operator that has read the former platform would create another job of the former kind.
+        runs.operator.stop()
+        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}})
+        runs.operator.ensure()
+
+    runs.apply("run")
+    before = runs.train("run", 60, checkpoint=50)
+    choose("pytorchjob")
+    try:
+        runs.terminate(runs.pod_name("run", "worker-0"), 138)
+        state = runs.wait_for("run", conditions={"Recovering": "PodsReplaced"})
+        assert state.job_uid == before.job_uid
+        runs.edit("run", suspend=True)
+        runs.wait_for("run", phase="Suspended", job=False, pods=0)
+        runs.edit("run", suspend=False)
+        state = world.train("run", 71, checkpoint=50, generation=2, resumedFrom=50)
+        assert "kind" not in state.status["job"]
+        assert not runs.job_exists("run")
+    finally:
+        choose("jobset")
+
+
+def test_an_interrupted_run_moves_off_a_node_with_failed_hardware(runs: JobSetWorld) -> None:
+    runs.apply("run")
+    before = runs.train("run", 60, checkpoint=50)
+    bad = before.node_of("worker-0")
+    words = {"reason": "WorkerDied", "message": "lost its GPU", "evidence": "DeviceMemory"}
+    runs.terminate(runs.pod_name("run", "worker-0"), 138, json.dumps(words))
+    state = runs.wait_for("run", pods=2, without=[*before.pod_uids, before.job_uid])
+    assert state.recovery["nodesAvoided"] == [bad]
+    assert bad not in {state.node_of("master-0"), state.node_of("worker-0")}
+    recovery = runs.train("run", 51, checkpoint=50, generation=2, resumedFrom=50).recovery
+    assert recovery["restarts"] == 1, "creating the job again costs nothing more"
+
+
+def test_a_cluster_without_jobset_is_reported(runs: JobSetWorld) -> None:
+    runs.gateway.hidden = "/apis/jobset.x-k8s.io"
+    runs.apply("run")
+    state = runs.wait_for("run", phase="Pending", conditions={"Running": "JobSetMissing"})
+    assert state.conditions["Running"]["message"] == (
+        "this cluster does not know JobSet (jobset.x-k8s.io/v1alpha2); install JobSet (jobset.sigs.k8s.io)"
+    )
+    runs.gateway.hidden = None
+    runs.wait_for("run", pods=2)
+
+
 def test_a_job_set_of_somebody_else_is_left_alone(runs: JobSetWorld) -> None:
     container = {"name": "work", "image": "work"}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}

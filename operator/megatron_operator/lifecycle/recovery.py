@@ -288,12 +288,14 @@ def _avoid_nodes(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[
 def _place_elsewhere(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str]) -> Result | None:
     """Make new pods avoid exactly these nodes; None where that waits for the next interruption.
 
-    Where templates cannot be patched the job is re-created, which a run that trains is spared.
+    Where templates cannot be patched the job is re-created, but not while the run trains, nor before the gang
+    is whole: a pod that failed counts as a restart once another one has replaced it.
     """
     job = snapshot.existing_job
     if snapshot.backend.PATCHES_TEMPLATES:
         return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(job, nodes)])
-    if snapshot.all_running and unrecovered(status.recovery) is None:
+    interrupted = unrecovered(status.recovery) is not None or snapshot.unscheduled_pods
+    if snapshot.gang_hash is None or not interrupted:
         return None
     status.set_recovery(outgoing_job=snapshot.job_uid)
     return wait(SOON, "the job is being re-created to avoid nodes", [DeleteJob(job)])

@@ -180,7 +180,7 @@ class WholeOperator:
         poller: Any = self._progress
         nodes = NodeReader(api, allowed=True)
         self.caches = Caches()
-        self._undelivered: tuple[list[Any], ...] = ([], [], [])
+        self._undelivered: tuple[list[Any], ...] = ([], [], [], [])
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches)
         planning: Any = self.planning or PlanningInProcess()
         capacity = CapacityFinder(api, planning, allowed=True)

@@ -159,6 +159,18 @@ def test_an_interrupted_run_is_re_created_to_avoid_a_node_and_counts_no_restart(
     assert unfinished(on_jobset) == (DeleteJob(on_jobset.job),), "until the job is gone"
 
 
+def test_a_run_is_not_re_created_before_the_pod_that_failed_is_replaced_and_counted(on_jobset: Any) -> None:
+    on_jobset.pods.pop(1)
+    status = on_jobset.status()
+    result = apply_decision(status, on_jobset.snapshot(), Avoid(("node-1",), (), "node-1 failed"))
+    assert result.actions == ()
+    on_jobset.write(status)
+    on_jobset.pass_time(5)
+    on_jobset.pods.append(pod(on_jobset, "worker"))
+    assert unfinished(on_jobset) == (DeleteJob(on_jobset.job),)
+    assert on_jobset.status().recovery.restarts == 1
+
+
 def test_images_are_not_pinned_in_templates_that_cannot_be_changed(on_jobset: Any) -> None:
     for each in on_jobset.pods:
         image = {"name": "pytorch", "image": "trainer:1", "imageID": f"trainer@sha256:{'a' * 64}"}
