@@ -65,7 +65,8 @@ class SnapshotReader:
         """
         namespace, name = status.key
         kind, foreign = _recorded_kind(status), None
-        for each in (kind, *(other for other in TRAINING_JOBS if other != kind)):
+        others = () if self._caches.first_runs.is_first(status.key) else TRAINING_JOBS
+        for each in dict.fromkeys((kind, *others)):
             job = await self._api.get(TRAINING_JOBS[each], namespace, object_name(name))
             if job is not None and ownership(job, status) is not Ownership.FOREIGN:
                 return job
