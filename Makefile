@@ -138,6 +138,10 @@ faults: setup-trainer ## The whole fault table on the local cluster, slow faults
 protocol: setup-trainer ## Explore the recovery protocol with more faults than `make test` (not timed yet)
 	@MEGATRON_PROTOCOL=all $(PY) -m pytest -q -rP tests/protocol
 
+.PHONY: test-jobset
+test-jobset: setup ## Test the JobSet backend with JobSet's controller, which is built first (minutes)
+	@$(PY) -m pytest -q --tb short tests/control_plane/test_jobset.py
+
 .PHONY: fuzz
 fuzz: setup-trainer ## Fuzz every reader of foreign text: CASES=100000, FUZZ="--seed 7 --target recipe --minutes 10"
 	@$(PY) -m testkit.fuzz --cases $(or $(CASES),100000) $(FUZZ)

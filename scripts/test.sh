@@ -9,7 +9,9 @@ python=.venv/bin/python
 
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
-start_layer "control plane: API server, training-operator, KWOK nodes" $python -m pytest -q --tb short tests/control_plane
+# JobSet's backend has a command of its own, make test-jobset: its controller takes minutes to build.
+start_layer "control plane: API server, training-operator, KWOK nodes" \
+    $python -m pytest -q --tb short --ignore tests/control_plane/test_jobset.py tests/control_plane
 layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
 layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
