@@ -18,7 +18,6 @@ from tests.control_plane.nodes import Pool, complete_jobs
 from tests.control_plane.world import World
 
 QUEUE = {"scheduling": {"queue": "research"}}
-pytestmark = pytest.mark.usefixtures("jobsets")
 COMPLETED = json.dumps({"reason": "Completed", "message": "all iterations are complete", "iteration": 200})
 
 
@@ -47,16 +46,17 @@ class JobSetWorld(World):
 
 
 @pytest.fixture(scope="module")
-def jobsets(
+def operator_process(
     cluster: Cluster, api: Api, install: Callable[[str, Object], str], operator_process: OperatorProcess
-) -> Iterator[None]:
-    """JobSet's controller, and a platform with `jobBackend: jobset` for the operator's next start."""
+) -> Iterator[OperatorProcess]:
+    """An operator that handles JobSets, on a platform with `jobBackend: jobset`; JobSet's controller runs."""
     with cluster.jobsets():
         complete_jobs(api, of_jobsets=False)
         operator_process.stop()
         install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": "jobset"}})
-        yield
-        operator_process.stop()
+        process = operator_process.with_options("--jobsets")
+        yield process
+        process.stop()
         install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
         complete_jobs(api, of_jobsets=True)
 
@@ -197,7 +197,7 @@ def test_a_run_keeps_its_kind_of_job_and_moves_when_it_is_suspended_and_resumed(
     def choose(backend: str) -> None:
         # An operator that has read the former platform would create another job of the former kind.
         runs.operator.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}})
+        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}, "jobSets": True})
         runs.operator.ensure()
 
     runs.apply("run")

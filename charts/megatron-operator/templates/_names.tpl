@@ -49,6 +49,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end }}
 {{- end }}
 
+{{/* Whether the operator handles JobSets: true or nothing. */}}
+{{- define "megatron-operator.jobsets" -}}
+{{ if or .Values.jobSets (eq (dig "jobBackend" "" .Values.platform) "jobset") }}true{{ end }}
+{{- end }}
+
 {{/* The operator's rights in a namespace with recipes. */}}
 {{- define "megatron-operator.rules" -}}
 - apiGroups: [megatron.training]
@@ -64,10 +69,12 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 - apiGroups: [kubeflow.org]
   resources: [pytorchjobs]
   verbs: [get, list, watch, create, patch, delete]
-# create only with platform.jobBackend jobset; the others also without it: a run keeps the kind of its job.
+{{- if include "megatron-operator.jobsets" . }}
+# create only with platform.jobBackend jobset.
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
   verbs: [get, list, watch, {{ if eq (dig "jobBackend" "" .Values.platform) "jobset" }}create, {{ end }}delete]
+{{- end }}
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]

@@ -14,7 +14,7 @@ from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.first_failure import first_failed_pod
 from megatron_operator.cli.kubectl import TRAINER, Kubectl, Object
-from megatron_operator.manifests.job_backends import BACKENDS, node_rank
+from megatron_operator.manifests.job_backends import backend_of_kind, node_rank
 
 REDACTED: Final = "<redacted>"
 _CREDENTIAL: Final = re.compile(
@@ -78,8 +78,9 @@ def collect(kubectl: Kubectl, request: Request) -> Contents:
     contents.files["recipe.yaml"] = _yaml(recipe)
     contents.add("versions.yaml", lambda: {"megatron": version("megatron-operator")} | kubectl.version())
     selector = ["--selector", f"{LABEL_RECIPE}={request.name}"]
-    training_jobs = [f"{backend.PLURAL}.{backend.GROUP}" for backend in BACKENDS.values()]
-    for kind in (*training_jobs, "jobs.batch", "persistentvolumeclaims"):
+    recorded = (recipe.get("status") or {}).get("job") or {}
+    backend = backend_of_kind(recorded.get("kind"))
+    for kind in (f"{backend.PLURAL}.{backend.GROUP}", "jobs.batch", "persistentvolumeclaims"):
         contents.add(f"{kind.split('.')[0]}.yaml", partial(kubectl.find, [kind, *selector]))
     pods = contents.add("pods.yaml", lambda: kubectl.find(["pods", *selector])) or []
     contents.add("events.yaml", lambda: _events_of_run(kubectl.find(["events"]), request.name))

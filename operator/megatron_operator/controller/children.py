@@ -30,6 +30,7 @@ from megatron_operator.lifecycle.children import (
     job_obstacle,
     missing_claim,
     policy_obstacle,
+    recorded_kind,
 )
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_starting
@@ -185,12 +186,12 @@ class Children:
             return None
         if job is not None:
             set_starting(status, Reason.JOB_CREATED, "")
-        else:
+        elif recorded_kind(status) != backend_of(manifest).KIND:
             await self._report_taken(status, manifest)
         return job
 
     async def _report_taken(self, status: StatusBuilder, manifest: Object) -> None:
-        """Report that the job's name belongs to something else, which the snapshot need not have."""
+        """Report that the job's name belongs to something else, of a kind that the snapshot need not have."""
         metadata = manifest["metadata"]
         existing = await self._api.get(training_jobs(manifest), metadata["namespace"], metadata["name"])
         if existing is not None and (obstacle := job_obstacle(status, existing)) is not None:

@@ -32,6 +32,8 @@ from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.workqueue import COALESCE, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
+from megatron_operator.manifests import jobset
+from megatron_operator.manifests.job_backend import JobBackend
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class Operator:
         settings = self.settings
         self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
         nodes = NodeReader(self.api, allowed=settings.node_discovery)
-        self.caches = Caches()
+        self.caches = Caches(jobsets=settings.jobsets)
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches)
         self._workers = PlanWorkers()
@@ -215,7 +217,7 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     async def training_job(body: kopf.Body, type: str | None, **_: Any) -> None:
         operator.job_event(dict(body), type == "DELETED")
 
-    for backend in BACKENDS.values():
+    for backend in _backends(jobsets=operator.settings.jobsets):
         kopf.on.event(
             backend.GROUP,
             backend.PLURAL,
@@ -238,6 +240,11 @@ class Backoffs:
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1.0, 1.0, 2.0, 3.0), itertools.repeat(5.0))
+
+
+def _backends(*, jobsets: bool) -> list[JobBackend]:
+    """Those whose training jobs are watched."""
+    return [each for each in BACKENDS.values() if jobsets or each.KIND != jobset.KIND]
 
 
 def kopf_settings(*, clusterwide: bool) -> kopf.OperatorSettings:

@@ -30,6 +30,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--platform-config-map", default="megatron-platform", help="ConfigMap with platform.yaml.")
 @click.option("--catalog-config-map", default="megatron-catalog", help="ConfigMap with additional recipes.")
 @click.option("--node-discovery", is_flag=True, help="Discover accelerators from node labels.")
+@click.option("--jobsets", is_flag=True, help="Handle JobSets, for the platform's jobBackend jobset.")
 @click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="URL of a pod's progress.")
 @click.option("--progress-interval", default=5.0, help="Seconds between two polls of a run's progress.")
 @click.option("--workers", default=32, help="Recipes that are reconciled concurrently.")

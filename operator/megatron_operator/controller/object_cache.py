@@ -15,6 +15,7 @@ from megatron_operator.controller.api_client import PODS, RECIPES, TRAINING_JOBS
 from megatron_operator.controller.first_runs import FirstRuns
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
+from megatron_operator.manifests import jobset
 
 FASTEST: Final = 1
 """Level of compression: a pod takes 1 to 2 KB."""
@@ -125,12 +126,18 @@ class ObjectCache:
 
 
 class Caches:
-    """The caches of one leadership; a process that is elected or restarted begins with empty ones."""
+    """The caches of one leadership; a process that is elected or restarted begins with empty ones.
 
-    def __init__(self) -> None:
+    Those of training jobs are by kind: `jobs` has the kinds that this process handles.
+    """
+
+    def __init__(self, *, jobsets: bool = False) -> None:
         self.recipes = ObjectCache(RECIPES)
-        self.jobs = {kind: ObjectCache(resource) for kind, resource in TRAINING_JOBS.items()}
-        """Training jobs by kind."""
+        self.jobs = {
+            kind: ObjectCache(resource)
+            for kind, resource in TRAINING_JOBS.items()
+            if jobsets or kind != jobset.KIND
+        }
         self.pods = ObjectCache(PODS)
         self.first_runs = FirstRuns()
 

@@ -37,6 +37,8 @@ class Settings:
     catalog_config_map: str = "megatron-catalog"
     node_discovery: bool = False
     """Discover accelerators from node labels, in addition to the platform file."""
+    jobsets: bool = False
+    """Handle training jobs of kind JobSet too; without it JobSets are neither read nor watched."""
     progress_url: str = DEFAULT_PROGRESS_URL
     """URL of a pod's progress, with {ip} {port} {namespace} {pod}."""
     progress_interval: float = 5.0

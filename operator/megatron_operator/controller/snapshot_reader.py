@@ -9,6 +9,7 @@ from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
+from megatron_operator.lifecycle.children import recorded_kind
 from megatron_operator.lifecycle.node_health import suspects
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.ownership import Ownership, ownership
@@ -19,14 +20,18 @@ from megatron_operator.lifecycle.status_update import replacement_pods
 from megatron_operator.lifecycle.undisturbed import trains_undisturbed
 from megatron_operator.manifests import object_name
 from megatron_operator.manifests.job_backend import JobPhase
-from megatron_operator.manifests.job_backends import (
-    backend_of,
-    backend_of_kind,
-    backend_of_pod,
-    node_rank,
-    stable_name,
-)
+from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
 from megatron_operator.manifests.metadata import ROLE_TRAINER
+
+
+class JobSetsDisabledError(OperatorError):
+    """The run has a JobSet, and this operator does not handle JobSets."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the run has a JobSet, which trains on, and this operator does not handle JobSets; set `jobSets` "
+            "of the chart, which starts it with --jobsets"
+        )
 
 
 class SnapshotReader:
@@ -59,14 +64,17 @@ class SnapshotReader:
         self._ends.pop(key, None)
 
     async def read_job(self, status: StatusBuilder) -> Object | None:
-        """The training job, of whichever kind it was created.
+        """The training job, of whichever handled kind it was created.
 
         One of somebody else only where no other kind has the recipe's own.
         """
         namespace, name = status.key
-        kind, foreign = _recorded_kind(status), None
-        others = () if self._caches.first_runs.is_first(status.key) else TRAINING_JOBS
+        handled = self._caches.jobs
+        kind, foreign = recorded_kind(status), None
+        others = () if self._caches.first_runs.is_first(status.key) else handled
         for each in dict.fromkeys((kind, *others)):
+            if each not in handled:
+                continue
             job = await self._api.get(TRAINING_JOBS[each], namespace, object_name(name))
             if job is not None and ownership(job, status) is not Ownership.FOREIGN:
                 return job
@@ -74,8 +82,13 @@ class SnapshotReader:
         return foreign
 
     async def read(self, status: StatusBuilder) -> RunSnapshot:
-        """The run as it is now."""
+        """The run as it is now.
+
+        Raises JobSetsDisabledError for one that has not ended and has a job of a kind that is not handled.
+        """
         key = status.key
+        if recorded_kind(status) not in self._caches.jobs and not status.ended:
+            raise JobSetsDisabledError
         first = self._caches.first_runs.is_first(key)
         job = await self.read_job(status)
         # After the job: where there is none, no pod of it can appear any more.
@@ -92,10 +105,14 @@ class SnapshotReader:
     def from_cache(self, status: StatusBuilder) -> RunSnapshot | None:
         """The run as the watches delivered it, without any request.
 
-        None where its pods are too large to keep, and unless it trains undisturbed.
+        None where its kind of job is not watched or its pods are too large to keep, and unless it trains
+        undisturbed.
         """
         key = status.key
-        job = self._caches.jobs[_recorded_kind(status)].get(key.namespace, object_name(key.name))
+        jobs = self._caches.jobs.get(recorded_kind(status))
+        if jobs is None:
+            return None
+        job = jobs.get(key.namespace, object_name(key.name))
         pods = self._caches.pods.of_recipe(key)
         if pods is None:
             return None
@@ -107,9 +124,10 @@ class SnapshotReader:
         key = status.key
         own = [] if job is None else [pod for pod in trainers if backend_of(job).owns(job, pod)]
         current = newest_by_place(own)
-        for pod in own:
-            if pod not in current:
-                self.cache_pod_end(key, pod)
+        if len(current) < len(own):
+            for pod in own:
+                if pod not in current:
+                    self.cache_pod_end(key, pod)
         return RunSnapshot(
             now=status.now,
             job=job,
@@ -132,9 +150,3 @@ class SnapshotReader:
         placement = status.recovery.placement
         found = await ends_from_events(self._api, snapshot, new, since, placement)
         return replace(snapshot, ends={**snapshot.ends, **found})
-
-
-def _recorded_kind(status: StatusBuilder) -> str:
-    """Kind of the job that the status names."""
-    recorded = status.current.job
-    return backend_of_kind(None if recorded is None else recorded.kind).KIND

@@ -11,10 +11,16 @@ from megatron_operator.lifecycle.ownership import Obstacle, name_obstacle
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import Manifests, compute_domain
-from megatron_operator.manifests.job_backends import backend_of
+from megatron_operator.manifests.job_backends import backend_of, backend_of_kind
 
 CLAIM_KIND = "PersistentVolumeClaim"
 DELETE_OR_RENAME = "delete it, or rename the recipe"
+
+
+def recorded_kind(status: StatusBuilder) -> str:
+    """Kind of the training job that the status names; that of the default backend where it names none."""
+    recorded = status.current.job
+    return backend_of_kind(None if recorded is None else recorded.kind).KIND
 
 
 def job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:

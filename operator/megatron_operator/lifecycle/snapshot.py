@@ -159,11 +159,14 @@ class RunSnapshot:
     def early_exit(self) -> str | None:
         """Why a job in phase Succeeded is not complete: its Master exited early; None if it is complete.
 
-        Without the Master's pod, what is known of its end counts, or else the phase of the job.
+        Without the Master's pod the phase of the job counts, except where the operator itself has pods
+        replaced: it may have deleted the pod, and what is known of its end counts.
         """
         if self.job_phase is not JobPhase.SUCCEEDED:
             return None
         master = next((pod for pod in self.pods if node_rank(pod) == 0), None)
+        if master is None and self.backend.REPLACES_PODS:
+            return None
         if master is None:
             end = self.ends.get(f"{self.name}-master-0")
             return end.cause if end is not None and end.exit_code == 0 else None

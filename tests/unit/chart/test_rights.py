@@ -44,11 +44,28 @@ def test_every_right_of_the_chart_is_justified_on_the_page(render: Any) -> None:
     assert granted(render(options)) == justified()
 
 
-def test_only_the_backend_that_needs_it_may_create_jobsets(render: Any) -> None:
-    without = granted(render({}))["jobsets.jobset.x-k8s.io"]
-    assert without == {"get", "list", "watch", "delete"}
-    chosen = granted(render({"platform": {"jobBackend": "jobset"}}))["jobsets.jobset.x-k8s.io"]
-    assert chosen == without | {"create"}
+@pytest.mark.parametrize(
+    ("values", "verbs"),
+    [
+        ({}, None),
+        ({"platform": {"jobBackend": "pytorchjob"}}, None),
+        ({"jobSets": True}, {"get", "list", "watch", "delete"}),
+        ({"platform": {"jobBackend": "jobset"}}, {"get", "list", "watch", "delete", "create"}),
+    ],
+)
+def test_rights_on_jobsets_need_the_backend_or_the_option(
+    render: Any, values: dict[str, Any], verbs: set[str] | None
+) -> None:
+    objects = render(values)
+    assert granted(objects).get("jobsets.jobset.x-k8s.io") == verbs
+    [deployment] = [each for each in objects if each["kind"] == "Deployment"]
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert ("--jobsets" in arguments) == (verbs is not None)
+    [policy] = [each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"]
+    rules = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (["jobsets"] in [rule["resources"] for rule in rules]) == (verbs is not None)
+    checks = [rule["expression"] for rule in policy["spec"]["validations"]]
+    assert any("'jobsets'" in each for each in checks) == (verbs is not None)
 
 
 def test_a_namespaced_release_has_no_other_rights(render: Any) -> None:

@@ -8,7 +8,11 @@ from megatron_operator.api.labels import API_VERSION, KIND, LABEL_RECIPE
 from megatron_operator.controller.action_runner import execute
 from megatron_operator.controller.api_client import BATCH_JOBS, JOBS, JOBSETS, PODS, Resource
 from megatron_operator.controller.object_cache import Caches
-from megatron_operator.controller.snapshot_reader import SnapshotReader
+from megatron_operator.controller.snapshot_reader import (
+    JobSetsDisabledError,
+    LiveReadNeededError,
+    SnapshotReader,
+)
 from megatron_operator.lifecycle.actions import DeletePods, ForceDeletePods, ReplacePods
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
@@ -42,14 +46,21 @@ def job(kind: str, *, own: bool = True) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
 
-def found(api: Any, recorded: str | None = None) -> Any:
+def status_of(recorded: str | None, **fields: Any) -> StatusBuilder:
     status: dict[str, Any] = {
         "job": {"name": "run", "uid": "j", "hash": "h"} | ({"kind": recorded} if recorded else {})
     }
     metadata = {"name": "run", "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
-    builder = StatusBuilder.of({"metadata": metadata, "spec": {}, "status": status}, 0.0)
+    return StatusBuilder.of({"metadata": metadata, "spec": {}, "status": status | fields}, 0.0)
+
+
+def reader(api: Any, *, jobsets: bool = True) -> SnapshotReader:
     unused: Any = None
-    return asyncio.run(SnapshotReader(api, unused, unused, Caches()).read_job(builder))
+    return SnapshotReader(api, unused, unused, Caches(jobsets=jobsets))
+
+
+def found(api: Any, recorded: str | None = None) -> Any:
+    return asyncio.run(reader(api).read_job(status_of(recorded)))
 
 
 @pytest.mark.parametrize(("recorded", "plural"), [(None, "pytorchjobs"), ("JobSet", "jobsets")])
@@ -64,6 +75,24 @@ def test_a_job_of_the_recorded_kind_costs_one_read(recorded: str | None, plural:
 def test_the_recipes_own_job_is_found_whatever_the_status_records(kind: str, recorded: str | None) -> None:
     """The operator may have died between creating the job and writing the status."""
     assert found(Api(**{kind.lower(): job(kind)}), recorded)["kind"] == kind
+
+
+def test_an_operator_without_jobsets_reads_none() -> None:
+    api = Api(jobset=job("JobSet"))
+    assert asyncio.run(reader(api, jobsets=False).read_job(status_of(None))) is None
+    assert api.read == ["pytorchjobs"]
+
+
+def test_a_run_with_a_jobset_is_not_judged_by_an_operator_without_jobsets() -> None:
+    """It would take the job for lost. The JobSet is not read either: there may be no right to."""
+    api, status = Api(jobset=job("JobSet")), status_of("JobSet")
+    without = reader(api, jobsets=False)
+    with pytest.raises(JobSetsDisabledError, match="set `jobSets` of the chart"):
+        asyncio.run(without.read(status))
+    with pytest.raises(LiveReadNeededError):
+        without.from_cache(status)
+    assert asyncio.run(without.read_job(status)) is None
+    assert "jobsets" not in api.read
 
 
 def test_a_jobset_of_somebody_else_does_not_concern_a_run_on_pytorchjob() -> None:

@@ -180,7 +180,7 @@ class WholeOperator:
         poller: Any = self._progress
         nodes = NodeReader(api, allowed=True)
         self.caches = Caches()
-        self._undelivered: tuple[list[Any], ...] = ([], [], [], [])
+        self._undelivered: tuple[list[Any], ...] = ([], [], [])
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches)
         planning: Any = self.planning or PlanningInProcess()
         capacity = CapacityFinder(api, planning, allowed=True)
@@ -240,7 +240,6 @@ class WholeOperator:
         return (
             [api.recipe],
             [job] if job is not None and LABEL_RECIPE in job["metadata"].get("labels", {}) else [],
-            [],
             [pod | {"metadata": pod["metadata"] | version} for pod in pods],
         )
 
