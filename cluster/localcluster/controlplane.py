@@ -235,9 +235,12 @@ class ControlPlane:
         if len(running) == len(COMPONENTS) and self.ready():
             return
         with console.step("control plane: " + ", ".join(COMPONENTS)):
+            for component in ("etcd", "kube-apiserver"):
+                self.start(component)
+            # The controller manager ends where it may not read /healthz within 20 s of its start.
+            self.wait_ready()
             for component in COMPONENTS:
                 self.start(component)
-            self.wait_ready()
 
     def wait_ready(self, seconds: float = 120.0) -> None:
         """Wait for the API server. Raises ClusterError with its last output when it does not become ready."""
