@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.controller.api_client import EVENTS, TRAINING_JOBS, ApiClient
 from megatron_operator.controller.children import pods_of_role
