@@ -50,11 +50,16 @@ class FakeProgressServer:
 
 
 def terminate_container(
-    api: Api, namespace: str, pod: str, code: int, message: str = "", reason: str = "Error"
+    api: Api,
+    namespace: str,
+    pod: str,
+    code: int,
+    message: str = "",
+    reason: str = "Error",
+    time: str = "2026-01-01T00:00:00Z",
 ) -> None:
     """Report the pod's container as terminated, as a kubelet does."""
-    now = "2026-01-01T00:00:00Z"
-    state = {"exitCode": code, "reason": reason, "message": message, "startedAt": now, "finishedAt": now}
+    state = {"exitCode": code, "reason": reason, "message": message, "startedAt": time, "finishedAt": time}
     phase = "Succeeded" if code == 0 else "Failed"
     _set_container_state(api, namespace, pod, phase, {"terminated": state})
 

@@ -1,14 +1,16 @@
 """Runs of the backend `jobset`: JobSet's own controller and webhooks, and Kubernetes' Job controller."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from localcluster import Cluster
+from megatron_operator.api.times import timestamp
 
 from testkit.api_server import Api, Object
-from testkit.fake_trainers import FakeProgressServer
+from testkit.fake_trainers import FakeProgressServer, terminate_container
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from testkit.run_state import RunState
 from testkit.waiting import LONG_DEADLINE
@@ -35,6 +37,11 @@ class JobSetWorld(World):
         """Set the progress report of all pods of a run."""
         for place in ("master-0", *(f"worker-{i}" for i in range(pods - 1))):
             self.trainers.set_report(self.namespace, self.pod_name(name, place), **report)
+
+    def terminate(self, pod: str, code: int, message: str = "", reason: str = "Error") -> None:
+        """Let a pod's container exit now: Kubernetes measures a Job's back-off from that time."""
+        now = timestamp(time.time())
+        terminate_container(self.api, self.namespace, pod, code, message, reason, now)
 
     def job(self, name: str) -> Object:
         """The JobSet."""
