@@ -29,12 +29,13 @@ from megatron_operator.lifecycle.children import (
     ending_claim,
     job_obstacle,
     missing_claim,
+    policy_changes,
     policy_obstacle,
     recorded_kind,
 )
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.job_status import set_blocked, set_obstacle, set_starting
-from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, weights_obstacle
@@ -140,9 +141,8 @@ class Children:
             return None
         if (obstacle := policy_obstacle(status, existing)) is not None:
             return obstacle
-        if content_hash(existing) != content_hash(policy):
-            changes = {"annotations": policy["metadata"]["annotations"]}
-            await self._api.merge(NETWORK_POLICIES, existing, {"metadata": changes, "spec": policy["spec"]})
+        if (changes := policy_changes(existing, policy)) is not None:
+            await self._api.merge(NETWORK_POLICIES, existing, changes)
         return None
 
     async def _ensure_token(self, status: StatusBuilder) -> None:

@@ -11,7 +11,8 @@ from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import NetworkPolicies
 from megatron_operator.controller.api_client import NETWORK_POLICIES, RECIPES, ApiClient, ApiError
 from megatron_operator.controller.config_source import ConfigSource
-from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting, owned_by
+from megatron_operator.lifecycle.children import policy_changes
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting, owned_by
 from megatron_operator.lifecycle.ownership import belongs_to_recipe
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.network_policy import network_policy
@@ -23,7 +24,7 @@ INTERVAL: Final = 5.0
 AGAIN: Final = 600.0
 """Seconds until policies are compared again although the configuration has not changed.
 
-A job that was planned before the change may have created one after it.
+A run that was being planned while the configuration changed may have missed the change.
 """
 WITHOUT_PODS: Final = frozenset({Phase.REFUSED, Phase.SUCCEEDED, Phase.FAILED})
 """Phases of recipes that get no policy: their pods have ended, or there are none yet."""
@@ -82,9 +83,7 @@ class PolicyReconciler:
         try:
             if existing is None:
                 await self._api.create(NETWORK_POLICIES, wanted)
-            elif owned_by(existing, uid) and content_hash(existing) != content_hash(wanted):
-                metadata = {"annotations": wanted["metadata"]["annotations"]}
-                changes = {"metadata": metadata, "spec": wanted["spec"]}
+            elif owned_by(existing, uid) and (changes := policy_changes(existing, wanted)) is not None:
                 await self._api.merge(NETWORK_POLICIES, existing, changes)
         except ApiError as error:
             if error.conflict and existing is None:  # a reconcile created it meanwhile

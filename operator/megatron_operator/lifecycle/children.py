@@ -47,6 +47,13 @@ def policy_obstacle(status: StatusBuilder, policy: Object) -> Obstacle | None:
     return name_obstacle(status, "NetworkPolicy", policy, DELETE_OR_RENAME)
 
 
+def policy_changes(existing: Object, wanted: Object) -> Object | None:
+    """What to merge into the recipe's own NetworkPolicy; None where it is as it should be."""
+    if content_hash(existing) == content_hash(wanted):
+        return None
+    return {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
+
+
 def preparation_targets(pods: Iterable[Object]) -> tuple[ProgressTarget, ...]:
     """Pods that serve the progress of the preparation; each knows that of all."""
     running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]

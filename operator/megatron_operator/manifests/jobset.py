@@ -5,7 +5,6 @@ JobSet's own failure policy restarts the whole gang. So each Job has one pod, an
 Job that is missing, creates a deleted one again.
 """
 
-import copy
 import re
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from megatron_contract.environment import CONTAINER_NAME
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.manifests.job_backend import ANNOTATION_TOPOLOGY, LABEL_QUEUE, JobPhase, JobState
-from megatron_operator.manifests.metadata import Manifest, Owner
+from megatron_operator.manifests.metadata import Manifest, Owner, copied
 
 GROUP: Final = "jobset.x-k8s.io"
 VERSION: Final = "v1alpha2"
@@ -85,7 +84,7 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topolog
 
 def _pod(name: str, plan: Plan, template: Manifest) -> Manifest:
     """The pod template with what the training-operator adds to those of a PyTorchJob."""
-    pods = copy.deepcopy(template)
+    pods = copied(template)
     pods["spec"]["restartPolicy"] = "Never"
     rank = {"fieldRef": {"fieldPath": f"metadata.labels['{LABEL_GLOBAL_INDEX}']"}}
     gang: list[Manifest] = [
@@ -127,7 +126,7 @@ def _replicated(owner: Owner, name: str, replicas: int, pods: Manifest) -> Manif
                 "backoffLimit": NEVER_FAILS,
                 "podReplacementPolicy": "Failed",
                 "podFailurePolicy": {"rules": [failure]},
-                "template": copy.deepcopy(pods),
+                "template": copied(pods),
             },
         },
     }
@@ -191,10 +190,13 @@ def stable_name(pod: dict[str, Any]) -> str:
 
 
 def replaced_with(pod: dict[str, Any]) -> Manifest | None:
-    """The pod's Job, as far as needed to delete it; None for a pod without one."""
+    """The pod's Job, as far as needed to delete it; None for a pod without one.
+
+    A Job of another name is somebody else's: whoever creates a pod chooses its labels and owners.
+    """
     metadata = pod["metadata"]
     for owner in metadata.get("ownerReferences") or []:
-        if owner.get("kind") == "Job":
+        if (owner.get("kind"), owner.get("name")) == ("Job", stable_name(pod)):
             reference = {"namespace": metadata["namespace"], "name": owner["name"], "uid": owner["uid"]}
             return {"metadata": reference}
     return None

@@ -163,6 +163,11 @@ def test_a_pod_is_replaced_with_its_job() -> None:
     assert jobset.replaced_with(pod()) is None
 
 
+def test_a_pod_that_names_a_job_of_somebody_else_as_its_owner_has_that_left_alone() -> None:
+    foreign = {"apiVersion": "batch/v1", "kind": "Job", "name": "billing", "uid": "b"}
+    assert jobset.replaced_with(pod(ownerReferences=[foreign])) is None
+
+
 @pytest.mark.parametrize(
     ("name", "time", "own"),
     [
