@@ -1,7 +1,7 @@
 """The operator's own writes: read, write the status, delete pods; killed or frozen between any two of them.
 
 The decisions are those of the product: every reconcile of the model calls update_status, unfinished_actions,
-decide and apply_decision with a status and a snapshot, as Reconciler._supervise does. A second operator runs
+decide and apply_decision with a status and a snapshot, as Supervisor.supervise does. A second operator runs
 beside the first, as after a takeover from one that was only frozen.
 """
 
@@ -93,7 +93,7 @@ class Decided(NamedTuple):
 
 @cache
 def reconcile(status: int, pods: tuple[int, int], hang: int, checkpoint: int, bounds: Bounds) -> Decided:
-    """Reconciler._supervise without its requests."""
+    """Supervisor.supervise without its requests."""
     run = Run()
     run.body["spec"] = {"recovery": {"maxRestarts": MAX_RESTARTS, "nodes": {"avoidAfter": 0}}}
     run.body["status"] = json.loads(_STATUSES[status])

@@ -30,6 +30,7 @@ from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
+from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.controller.workqueue import COALESCE, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests import jobset
@@ -71,6 +72,7 @@ class Operator:
         self._workers = PlanWorkers()
         self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0))
         self._planner = asyncio.create_task(self._planning.start(), name="planner")
+        capacity = CapacityFinder(self.api, self._planning, allowed=settings.node_discovery)
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)
         policies = PolicyReconciler(self.api, self.config, settings.watch_namespaces)
@@ -80,9 +82,8 @@ class Operator:
             self.snapshots,
             Children(self.api),
             Stages(self.api, nodes, self.poller),
-            CapacityFinder(self.api, self._planning, allowed=settings.node_discovery),
+            Supervisor(self.poller, capacity, cordoner),
             self.poller,
-            cordoner,
             self.caches,
         )
         self.queue = WorkQueue(reconciler, settings.workers)

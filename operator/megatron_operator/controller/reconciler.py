@@ -4,7 +4,7 @@ import logging
 from typing import Final
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.errors import InvalidRecipeError, OperatorError
+from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import MegatronRecipeStatus
@@ -17,15 +17,14 @@ from megatron_operator.controller.api_client import (
     ApiError,
     training_jobs,
 )
-from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
-from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.events import EventPoster
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.recipe_planner import RecipePlanner, Unplanned
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
+from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.lifecycle.actions import (
     DISCARDED,
     DONE,
@@ -39,9 +38,8 @@ from megatron_operator.lifecycle.actions import (
 )
 from megatron_operator.lifecycle.children import job_obstacle
 from megatron_operator.lifecycle.desired import DesiredState
-from megatron_operator.lifecycle.finished_job import clean_up, expire_job
+from megatron_operator.lifecycle.finished_job import clean_up
 from megatron_operator.lifecycle.job_status import (
-    adopt_job,
     reset_job_status,
     set_internal_error,
     set_job_replaced,
@@ -51,27 +49,17 @@ from megatron_operator.lifecycle.job_status import (
     set_suspended,
 )
 from megatron_operator.lifecycle.ledger_state import update_ledger, update_reported_times
-from megatron_operator.lifecycle.node_health import judge_nodes
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
-from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.progress_status import update_goodput, update_iteration
 from megatron_operator.lifecycle.readiness import set_readiness
 from megatron_operator.lifecycle.recovery import (
     accelerators_before,
     add_incident_events,
-    apply_decision,
-    observe,
-    recheck_delay,
     record_edited_count,
-    recovery_limits,
-    report_kept_nodes,
-    unfinished_actions,
 )
-from megatron_operator.lifecycle.recovery_policy import Avoid, Wait, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.stages import has_trained
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
-from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.suspension import end_suspended_pods
 from megatron_operator.lifecycle.undisturbed import trained_last
 from megatron_operator.lifecycle.write_delay import is_notable, write_delay
@@ -112,9 +100,8 @@ class Reconciler:
         snapshots: SnapshotReader,
         children: Children,
         stages: Stages,
-        capacity: CapacityFinder,
+        supervisor: Supervisor,
         poller: ProgressPoller,
-        cordoner: Cordoner,
         caches: Caches,
     ) -> None:
         self._api = api
@@ -123,10 +110,9 @@ class Reconciler:
         self._snapshots = snapshots
         self._children = children
         self._stages = stages
-        self._capacity = capacity
+        self._supervisor = supervisor
         self._poller = poller
         self._events = EventPoster(api)
-        self._cordoner = cordoner
 
     async def __call__(self, key: RecipeKey) -> float | None:
         """Reconcile a recipe; returns the seconds until the next time, None to wait for an event.
@@ -239,7 +225,7 @@ class Reconciler:
             if status.internal_error is None:
                 status.observe_generation()
             if may_continue:
-                return await self._supervise(status, snapshot)
+                return await self._supervisor.supervise(status, snapshot)
             self._poller.forget(status.key)
             return DONE
         if job is None and has_trained(status, desired):
@@ -258,7 +244,7 @@ class Reconciler:
             blocked = await self._children.ensure_claims(status, desired, running=running)
         if blocked is not None and job is not None:
             # The generation is not observed yet: the job is replaced once the claims exist.
-            waits = await self._supervise(status, snapshot) if running else DONE
+            waits = await self._supervisor.supervise(status, snapshot) if running else DONE
             return waits.within(blocked.after, blocked.reason)
         if edited:
             record_edited_count(status, snapshot, accelerators, desired.plan.world_size)
@@ -291,7 +277,7 @@ class Reconciler:
         if snapshot.job is None or snapshot.job_phase is JobPhase.FAILED:
             # Nothing to report: a write now would double those of each recipe that is created.
             return PLAN_PENDING
-        return (await self._supervise(status, snapshot)).within(LATER, BEING_PLANNED)
+        return (await self._supervisor.supervise(status, snapshot)).within(LATER, BEING_PLANNED)
 
     async def _replace(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
         """Delete the job of an earlier generation; the next reconcile creates the new one."""
@@ -316,13 +302,13 @@ class Reconciler:
         job = await self._children.create_job(status, desired)
         if job is None:
             return wait(LATER, "the job cannot be created")
-        return await self._supervise(status, snapshot.with_job(job))
+        return await self._supervisor.supervise(status, snapshot.with_job(job))
 
     async def _follow(
         self, status: StatusBuilder, snapshot: RunSnapshot, desired: DesiredState | None = None
     ) -> Result:
         """Supervise the job; once it has succeeded, finish the run. `desired` is that of an edit."""
-        result, edited = await self._supervise(status, snapshot), desired is not None
+        result, edited = await self._supervisor.supervise(status, snapshot), desired is not None
         finished = status.phase == Phase.EXPORTING or (edited and status.phase == Phase.SUCCEEDED)
         if result.discarded or not finished:
             return result
@@ -332,51 +318,6 @@ class Reconciler:
         if planned is Unplanned.REFUSED:
             return result
         return await self._stages.finish(status, snapshot, planned, edited=edited)
-
-    async def _supervise(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
-        """Follow a job: bring the status up to the snapshot, decide on recovery."""
-        if is_deleting(snapshot.existing_job):
-            return wait(SOON, "the job is being deleted")
-        # First, so that the pods are polled whatever else fails.
-        self._poller.watch(status.key, snapshot.progress_targets)
-        adopt_job(status, snapshot.existing_job)
-        update_status(status, snapshot)
-        if snapshot.cached and is_notable(status):
-            return DISCARDED
-        if status.ended or status.phase == Phase.EXPORTING:
-            self._poller.forget(status.key)
-            return expire_job(status, snapshot)
-        if (unfinished := unfinished_actions(status, snapshot)) is not None:
-            return unfinished
-        limits, rules = recovery_limits(status), await self._cordoner.rules(status)
-        status.set(recovery=judge_nodes(status.recovery, snapshot.nodes, rules, status.now))
-        capacity = await self._find_capacity(status, snapshot, limits)
-        observation = observe(status, snapshot, limits, capacity, rules)
-        report_kept_nodes(status, observation)
-        decision = decide(observation)
-        if snapshot.cached and not isinstance(decision, Wait):
-            return DISCARDED
-        if isinstance(decision, Avoid):
-            pool = len(capacity.places or ()) or snapshot.size
-            await self._cordoner.cordon(status, decision.nodes, rules, pool)
-        result = apply_decision(status, snapshot, decision)
-        if status.ended:
-            self._poller.forget(status.key)
-        if isinstance(decision, Wait):
-            return result.within(recheck_delay(status, snapshot), "pods may change without an event")
-        return result
-
-    async def _find_capacity(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
-        """The run's capacity; none while it cannot be computed, so that recovery goes on without it."""
-        try:
-            return await self._capacity.find(status, snapshot, limits)
-        except EXPECTED_ERRORS:
-            raise
-        except InvalidRecipeError as error:
-            log.warning("%s: the run keeps its size: %s", status.key, error)
-        except Exception as error:
-            set_internal_error(status, error, running=True)
-        return Capacity()
 
     async def _write(self, status: StatusBuilder, *, cached: bool) -> bool:
         """Write the status; False when the recipe no longer exists, or has changed since it was `cached`."""
@@ -401,7 +342,6 @@ class Reconciler:
 
     def _forget(self, key: RecipeKey) -> None:
         self._planner.forget(key)
-        self._poller.forget(key)
-        self._capacity.forget(key)
+        self._supervisor.forget(key)
         self._snapshots.drop_pod_ends(key)
         metrics.remove_run(key)

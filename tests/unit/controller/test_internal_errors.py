@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from megatron_operator.controller import reconciler, snapshot_reader
+from megatron_operator.controller import snapshot_reader, supervisor
 from megatron_operator.controller.reconciler import ReconcileError
 
 from tests.unit.controller import whole_operator
@@ -102,7 +102,7 @@ def test_a_failure_while_supervising_is_reported_and_the_pods_stay_polled(
     forgotten: list[object] = []
     monkeypatch.setattr(poller, "forget", forgotten.append)
     with monkeypatch.context() as patched:
-        patched.setattr(reconciler, step, failing)
+        patched.setattr(supervisor, step, failing)
         with pytest.raises(ReconcileError):
             run.operator.reconcile()
     assert run.condition("InternalError")["message"] == MESSAGE
@@ -114,7 +114,7 @@ def test_a_failure_while_supervising_is_reported_and_the_pods_stay_polled(
 
 
 def test_a_run_whose_supervision_fails_can_be_suspended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler, "update_status", failing)
+    monkeypatch.setattr(supervisor, "update_status", failing)
     run.edit(suspend=True)
     reconcile_until(run, lambda: run.cluster.job is None and not run.cluster.pods)
     reconcile_until(run, lambda: run.status["phase"] == "Suspended")
@@ -134,7 +134,7 @@ def test_a_run_whose_pods_cannot_be_read_can_be_suspended(run: Run, monkeypatch:
 def test_a_failing_search_for_capacity_does_not_stop_recovery(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run.operator._reconciler._capacity, "find", failing)
+    monkeypatch.setattr(run.operator._reconciler._supervisor._capacity, "find", failing)
     generation = run.cluster.generation
     run.cluster.delete_now(run.cluster.pods[1])
     reconcile_until(run, lambda: run.cluster.generation > generation and run.trains())

@@ -15,7 +15,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recovery_status import RecoveryStatus
-from megatron_operator.controller import capacity_finder, node_reader, reconciler
+from megatron_operator.controller import capacity_finder, node_reader, supervisor
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
@@ -25,6 +25,7 @@ from megatron_operator.controller.recipe_planner import RecipePlanner
 from megatron_operator.controller.reconciler import Reconciler
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
+from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.lifecycle.desired import (
     Config,
     DesiredState,
@@ -167,7 +168,7 @@ class WholeOperator:
         self._patches: list[Any] = [
             patch.object(node_reader, "time", clock),
             patch.object(capacity_finder, "time", clock),
-            patch.object(reconciler, "decide", self._decide),
+            patch.object(supervisor, "decide", self._decide),
         ]
         for each in self._patches:
             each.start()
@@ -183,16 +184,14 @@ class WholeOperator:
         self._undelivered: tuple[list[Any], ...] = ([], [], [])
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches)
         planning: Any = self.planning or PlanningInProcess()
-        capacity = CapacityFinder(api, planning, allowed=True)
         self._reconciler = Reconciler(
             api,
             RecipePlanner(planning, config),
             self._snapshots,
             Children(api),
             Stages(api, nodes, poller),
-            capacity,
+            Supervisor(poller, CapacityFinder(api, planning, allowed=True), Cordoner(api, config)),
             poller,
-            Cordoner(api, config),
             self.caches,
         )
 

@@ -1,0 +1,93 @@
+"""Supervises the job of a run: follows its pods, and decides on recovery."""
+
+import logging
+
+from megatron_operator.api.conditions import Phase
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.controller.api_client import EXPECTED_ERRORS
+from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.controller.cordoner import Cordoner
+from megatron_operator.controller.progress_poller import ProgressPoller
+from megatron_operator.lifecycle.actions import DISCARDED, SOON, Result, wait
+from megatron_operator.lifecycle.finished_job import expire_job
+from megatron_operator.lifecycle.job_status import adopt_job, set_internal_error
+from megatron_operator.lifecycle.node_health import judge_nodes
+from megatron_operator.lifecycle.object_metadata import is_deleting
+from megatron_operator.lifecycle.observation import Capacity, Limits
+from megatron_operator.lifecycle.recovery import (
+    apply_decision,
+    observe,
+    recheck_delay,
+    recovery_limits,
+    report_kept_nodes,
+    unfinished_actions,
+)
+from megatron_operator.lifecycle.recovery_policy import Avoid, Wait, decide
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+from megatron_operator.lifecycle.status_update import update_status
+from megatron_operator.lifecycle.write_delay import is_notable
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Supervises jobs. It writes nothing itself but the cordon of a bad node."""
+
+    def __init__(self, poller: ProgressPoller, capacity: CapacityFinder, cordoner: Cordoner) -> None:
+        self._poller = poller
+        self._capacity = capacity
+        self._cordoner = cordoner
+
+    async def supervise(self, status: StatusBuilder, snapshot: RunSnapshot) -> Result:
+        """Bring the status up to the snapshot of a run that has a job, and decide on recovery.
+
+        Discarded where the snapshot is from the caches, and more than progress follows from it.
+        """
+        if is_deleting(snapshot.existing_job):
+            return wait(SOON, "the job is being deleted")
+        # First, so that the pods are polled whatever else fails.
+        self._poller.watch(status.key, snapshot.progress_targets)
+        adopt_job(status, snapshot.existing_job)
+        update_status(status, snapshot)
+        if snapshot.cached and is_notable(status):
+            return DISCARDED
+        if status.ended or status.phase == Phase.EXPORTING:
+            self._poller.forget(status.key)
+            return expire_job(status, snapshot)
+        if (unfinished := unfinished_actions(status, snapshot)) is not None:
+            return unfinished
+        limits, rules = recovery_limits(status), await self._cordoner.rules(status)
+        status.set(recovery=judge_nodes(status.recovery, snapshot.nodes, rules, status.now))
+        capacity = await self._find_capacity(status, snapshot, limits)
+        observation = observe(status, snapshot, limits, capacity, rules)
+        report_kept_nodes(status, observation)
+        decision = decide(observation)
+        if snapshot.cached and not isinstance(decision, Wait):
+            return DISCARDED
+        if isinstance(decision, Avoid):
+            pool = len(capacity.places or ()) or snapshot.size
+            await self._cordoner.cordon(status, decision.nodes, rules, pool)
+        result = apply_decision(status, snapshot, decision)
+        if status.ended:
+            self._poller.forget(status.key)
+        if isinstance(decision, Wait):
+            return result.within(recheck_delay(status, snapshot), "pods may change without an event")
+        return result
+
+    def forget(self, key: RecipeKey) -> None:
+        """Drop what is kept about a recipe."""
+        self._poller.forget(key)
+        self._capacity.forget(key)
+
+    async def _find_capacity(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
+        """The run's capacity; none while it cannot be computed, so that recovery goes on without it."""
+        try:
+            return await self._capacity.find(status, snapshot, limits)
+        except EXPECTED_ERRORS:
+            raise
+        except InvalidRecipeError as error:
+            log.warning("%s: the run keeps its size: %s", status.key, error)
+        except Exception as error:
+            set_internal_error(status, error, running=True)
+        return Capacity()
