@@ -33,12 +33,16 @@ def connect() -> Path:
     return ROOT / ".cluster" / "full" / "kubeconfig"
 
 
-def install_operator(kubectl: Kubectl) -> None:
+def install_operator(kubectl: Kubectl, *files: str) -> None:
     """Install the chart with the local cluster's values; two environment variables replace the images.
+
+    `files` are further files of values.
 
     Raises CommandFailedError.
     """
-    values = ["-f", "charts/megatron-operator/values-local-simulated.yaml"]
+    values = []
+    for file in ("charts/megatron-operator/values-local-simulated.yaml", *files):
+        values += ["-f", file]
     for name, value in (
         ("image", os.environ.get("MEGATRON_OPERATOR_IMAGE")),
         ("platform.image", os.environ.get("MEGATRON_TRAINER_IMAGE")),

@@ -344,6 +344,10 @@ class Cluster:
         with disks.small_disk(folder, mebibytes, inits):
             yield
 
+    def node_folder(self, name: str) -> Path:
+        """The folder of the host that is the node's /var/lib. Raises ClusterError for an unknown node."""
+        return self._node(name).home / "lib"
+
     def node_stop(self, name: str) -> None:
         """Switch a node's power off: its kubelet and all its containers end at once."""
         self._node(name).stop()
