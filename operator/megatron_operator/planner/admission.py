@@ -63,7 +63,10 @@ def admit_and_compare(
     catalog: Catalog,
     namespace: str | None = None,
 ) -> tuple[PlannedRun, list[Alternative]]:
-    """Like `admit`, and the other layouts that were considered."""
+    """Like `admit`, and the other layouts that were considered.
+
+    Raises InvalidRecipeError as `admit` does.
+    """
     resolved, (made, alternatives) = _admit(spec, platform, catalog, namespace, plan_and_alternatives)
     return PlannedRun(name, namespace or DEFAULT_NAMESPACE, resolved, made), alternatives
 

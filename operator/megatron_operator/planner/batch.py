@@ -14,7 +14,7 @@ _AMOUNT = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?([eE][0-9]{1,2})?")
 
 
 def amount(text: str) -> int:
-    """`15T` as an integer (K 1e3, M 1e6, B 1e9, T 1e12). Raises ValueError for anything else."""
+    """`15T` as a number of tokens (K 1e3, M 1e6, B 1e9, T 1e12). Raises ValueError for anything else."""
     digits = text.rstrip("KMBT")
     if len(text) - len(digits) > 1:
         raise ValueError(f"{shown(text)} has more than one suffix")
@@ -24,7 +24,7 @@ def amount(text: str) -> int:
 
 
 def ramp_up(text: str) -> tuple[tuple[int, int], ...]:
-    """`0:384 200B:768` as pairs of first token and batch size, as Megatron parses it.
+    """`0:384 200B:768` as pairs of first token and batch size in samples, as Megatron parses it.
 
     Raises ValueError when Megatron would reject it.
     """

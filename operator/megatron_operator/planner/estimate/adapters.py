@@ -34,7 +34,7 @@ class Adapters:
         return cls(peft.dim, modules, peft.type == "dora")
 
     def widths(self, shape: ModelShape) -> list[tuple[int, int]]:
-        """Inputs and outputs of each linear layer with an adapter."""
+        """Inputs and outputs, in elements, of each linear layer with an adapter, before the TP split."""
         h, heads = shape.hidden, shape.heads * shape.head_dim
         every = {
             "linear_qkv": (h, heads + 2 * shape.groups * shape.head_dim),
@@ -45,7 +45,7 @@ class Adapters:
         return [width for name, width in every.items() if name in self.modules]
 
     def parameters_of_layer(self, shape: ModelShape) -> int:
-        """Number of parameters that one transformer layer trains."""
+        """Number of parameters that one transformer layer trains, on all tensor-parallel ranks together."""
         return sum(
             self.dim * (inputs + outputs) + (outputs if self.magnitudes else 0)
             for inputs, outputs in self.widths(shape)
@@ -54,8 +54,9 @@ class Adapters:
     def kept_of_layer(self, shape: ModelShape, tokens: float, tp: int) -> float:
         """Bytes that the adapters of one layer keep for the backward pass beside what the layer keeps.
 
-        The projection to `dim` elements and, above TP 1, the gathered input behind each norm, which the
-        frozen layer itself does not need for gradients of weights.
+        Own derivation, with 2 bytes an element for each of the rank's `tokens`, where `tp` is the size of the
+        tensor-parallel group. The projection to `dim` elements and, above TP 1, the gathered input behind
+        each norm, which the frozen layer itself does not need for gradients of weights.
         """
         gathered = len(self.modules & _AFTER_NORM) * shape.hidden if tp > 1 else 0
         return 2 * tokens * (gathered + len(self.modules) * self.dim)

@@ -15,11 +15,13 @@ class Calibration:
     bf16: float = 0.613
     """Share of the BF16 peak that large matrix products reach on Hopper."""
     fp8: float = 0.512
-    """The same of the FP8 peak."""
+    """Share of the FP8 peak that large matrix products reach on Hopper."""
     ampere: float = 1.36
     """Share of its peaks that Ampere reaches, relative to Hopper: power limits clocks differently."""
     blackwell: float = 0.994
+    """Share of its peaks that Blackwell reaches, relative to Hopper."""
     blackwell_ultra: float = 1.3
+    """Share of its peaks that Blackwell Ultra reaches, relative to Hopper."""
     edge: float = 218.0
     """Elements added to each dimension of a matrix product for partly filled tiles and waves."""
     attention: float = 0.672
@@ -27,7 +29,7 @@ class Calibration:
     memory: float = 0.8
     """Share of the memory bandwidth that element-wise kernels reach; set."""
     eager: float = 0.278
-    """The same for operations that PyTorch runs one by one on parts of tensors."""
+    """Share of the memory bandwidth of operations that PyTorch runs one by one on parts of tensors."""
     link: float = 0.8
     """Share of the link's bandwidth that collectives reach inside a domain; set."""
     network: float = 0.8
@@ -51,7 +53,7 @@ class Calibration:
     """Share of the host time that remains with CUDA graphs of parts of a layer; none with full graphs."""
 
     def reached(self, architecture: str) -> float:
-        """Share of the peaks that an architecture reaches, relative to Hopper."""
+        """Share of its peaks that an architecture reaches, relative to Hopper; 1 for any other."""
         parts = {"ampere": self.ampere, "blackwell": self.blackwell, "blackwell-ultra": self.blackwell_ultra}
         return parts.get(architecture, 1.0)
 

@@ -59,9 +59,11 @@ class CommunicationModel:
     def expert(self) -> float:
         """All-to-all of tokens to their experts and back, forward and backward, for one layer.
 
-        4 x 2 s b h k bytes per rank, where k is the experts per token, less the rank's own share. Between
-        domains every copy of a token crosses the network. The flex dispatcher (DeepEP, HybridEP) sends a
-        token once to each domain that has some of its experts; the k experts are assumed to be spread evenly.
+        4 x 2 s b h k e / t bytes per rank, where k is the experts per token, e is ETP and t is TP, less the
+        rank's own share of 1 / EP; own derivation from the shapes that Megatron's dispatchers exchange.
+        Between domains every copy of a token crosses the network. The flex dispatcher (DeepEP, HybridEP)
+        sends a token once to each domain that has some of its experts; the k experts are assumed to be spread
+        evenly.
         """
         w, shape = self._w, self._w.shape
         if w.dims.ep == 1:
@@ -104,7 +106,8 @@ class CommunicationModel:
     def pipeline(self) -> float:
         """Activations to the next stage and gradients back: 2 x 2 s b h / (t c) bytes for each chunk.
 
-        The slowest boundary between stages determines the time. Interleaved stages send while they compute
+        Own derivation, where c is CP; without sequence parallelism t is 1. The slowest boundary between
+        stages determines the time. Interleaved stages send while they compute
         (`--overlap-p2p-communication`, on by default).
         """
         w = self._w
@@ -118,10 +121,10 @@ class CommunicationModel:
         """Gradient reduction and parameter gathering of one step, less what a micro batch overlaps.
 
         `held` are parameters as `held_parameters` returns them, `forward` and `backward` seconds of the
-        passes. Reduce-scatter of the gradients and all-gather of the parameters move (d - 1)/d of their
-        bytes each, where d is DP (arXiv:1910.02054, section 7). With several ranks of a group in one domain,
-        the NIC of each carries a part. The former overlaps the last backward pass (`--overlap-grad-reduce`),
-        the latter the first forward pass (`--overlap-param-gather`).
+        passes that may overlap. Reduce-scatter of the gradients and all-gather of the parameters move (d -
+        1)/d of their bytes each, where d is DP (arXiv:1910.02054, section 7). With several ranks of a group
+        in one domain, the NIC of each carries a part. The former overlaps the last backward pass
+        (`--overlap-grad-reduce`), the latter the first forward pass (`--overlap-param-gather`).
         """
         w, n, run = self._w, self._w.numerics, self._w.execution
         layers, experts, vocabulary = held

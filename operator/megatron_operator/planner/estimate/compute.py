@@ -25,10 +25,11 @@ class ComputeTime:
     """Seconds of a forward and backward pass."""
 
     matmul: float
-    """Matrix products."""
+    """Seconds of matrix products."""
     attention: float
+    """Seconds of attention scores and values."""
     elementwise: float
-    """Memory-bound kernels."""
+    """Seconds of memory-bound kernels."""
 
     @property
     def total(self) -> float:
@@ -84,7 +85,10 @@ class ComputeModel:
         return dense, moe
 
     def _output(self, stage: int) -> float:
-        """Output layer and loss of the last stage, again for each multi-token prediction; always BF16."""
+        """Output layer and loss of the last stage, again for each multi-token prediction; always BF16.
+
+        Own derivation: the loss passes over the FP32 logits, 4 bytes each, six times.
+        """
         w, shape = self._w, self._w.shape
         if stage != w.dims.pp - 1:
             return 0.0
@@ -94,7 +98,10 @@ class ComputeModel:
         return (1 + shape.mtp_layers) * (product + loss)
 
     def stage(self, stage: int) -> ComputeTime:
-        """Forward and backward pass of one micro batch; the output layer counts as a matrix product."""
+        """Seconds of one micro batch on a stage, forward and backward, by kind of kernel.
+
+        The output layer counts as a matrix product.
+        """
         dense, moe = self.layers(stage)
         plain, mixed = self._dense if dense else _NOTHING, self._moe if moe else _NOTHING
         return ComputeTime(
@@ -104,10 +111,10 @@ class ComputeModel:
         )
 
     def optimizer(self, held: tuple[float, float, float]) -> float:
-        """The optimizer's step, memory-bound; `held` are parameters as `held_parameters` returns them.
+        """Seconds of the optimizer's step; `held` are parameters as `held_parameters` returns them.
 
-        The gradient norm reads all gradients. The update reads and writes weight, gradient and moments of
-        the rank's shard and writes the weights.
+        Own derivation: the step is bound by memory traffic. The gradient norm reads all gradients. The update
+        reads and writes weight, gradient and moments of the rank's shard and writes the weights.
         """
         w, n = self._w, self._w.numerics
         layers, experts, vocabulary = held
@@ -143,8 +150,9 @@ class ComputeModel:
     def waiting(self, stage: int, working: float) -> float:
         """Seconds that a micro batch, `working` seconds long, waits for the host to launch its kernels.
 
-        No step is faster than its launches, and a share of the launches of experts is always visible. CUDA
-        graphs of parts of a layer leave a share of the launches, those of a whole iteration none.
+        Own derivation: no step is faster than its launches, and a share of the launches of experts is always
+        visible. CUDA graphs of parts of a layer leave a share of the launches, those of a whole iteration
+        none.
         """
         c, again = self._c, self._recomputed_share if self._w.recompute.granularity == "full" else 0.0
         dense, moe = self.layers(stage)
@@ -223,11 +231,11 @@ class ComputeModel:
     def _elementwise(self, *, moe: bool) -> float:
         """Seconds of norms, residuals with dropout, rotation, activation, casts and permutation.
 
-        Bytes moved per token in the forward pass, where h is the hidden size: two norms 4 h each, two
-        residuals 6 h each, rotation 4 per query and key element, activation 6 (gated) or 4 per element. A
-        cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns. Experts
-        permute tokens in both directions, 8 h; the bias of their output is added unfused. The backward pass
-        moves twice as much.
+        Own derivation. Bytes moved per token in the forward pass, where h is the hidden size: two norms 4 h
+        each, two residuals 6 h each, rotation 4 per query and key element, activation 6 (gated) or 4 per
+        element. A cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns.
+        Each expert of a token permutes it in both directions, 8 h; the bias of their output is added unfused.
+        The backward pass moves twice as much.
         """
         w, shape = self._w, self._w.shape
         rotated = shape.heads * shape.head_dim + shape.groups * shape.head_dim
@@ -260,7 +268,10 @@ class ComputeModel:
 
 
 def _keys(w: Workload) -> float:
-    """Keys per query, averaged over all layers; a window is computed in whole tiles of 128 keys."""
+    """Keys per query, averaged over all layers; a window is computed in whole tiles of 128 keys.
+
+    Own derivation: causal attention of s tokens has s / 2 keys per query on average.
+    """
     every = w.seq_length / 2
     if w.shape.window is None:
         return every
@@ -268,7 +279,8 @@ def _keys(w: Workload) -> float:
 
 
 def _attention_products(w: Workload) -> list[MatMul]:
-    """Linear layers of attention on one tensor-parallel rank."""
+    """Linear layers of attention on one tensor-parallel rank, with the shapes of Megatron's `SelfAttention`
+    or, for latent attention, `MLASelfAttention`."""
     shape, rows = w.shape, w.tokens
     if shape.latent is None:
         width = shape.heads * shape.head_dim
@@ -302,7 +314,11 @@ def _dense_products(w: Workload) -> list[MatMul]:
 
 
 def _expert_products(w: Workload) -> list[MatMul]:
-    """The experts of a rank, with tokens routed evenly, and its share of the shared experts."""
+    """The experts of a rank, with tokens routed evenly, and its share of the shared experts.
+
+    Own derivation: a rank computes s b k e / t rows for all of its experts, where s b are the tokens of a
+    micro batch, k the experts per token, e is ETP and t is TP.
+    """
     shape = w.shape
     local = shape.experts / w.dims.ep
     rows = w.tokens * shape.topk * w.dims.etp / w.dims.tp / local

@@ -25,9 +25,11 @@ class Accelerator:
     memory: int
     """Bytes, as the driver reports."""
     bf16: float
+    """Dense BF16 peak in FLOP/s."""
     fp8: float | None
-    """None without FP8 matrix products."""
+    """Dense FP8 peak in FLOP/s; None without FP8 matrix products."""
     memory_bandwidth: float
+    """To and from its own memory."""
     link_bandwidth: float
     """To other accelerators of its NVLink (or PCIe) domain."""
     domain: int

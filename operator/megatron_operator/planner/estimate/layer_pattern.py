@@ -15,11 +15,12 @@ from typing import Final
 LONGEST_TEXT: Final = 4096
 """Characters of a pattern: enough for one written digit for each of 2,000 layers."""
 MOST_LAYERS: Final = 10_000
-"""Values of a list."""
+"""Values of a list that are read at most."""
 MOST_TERMS: Final = 256
-"""Lists of a pattern: Python, which evaluates it in Megatron, limits the depth of an expression."""
+"""Number of lists in a pattern that are read at most: Python, which evaluates it in Megatron, limits the
+depth of an expression."""
 DEEPEST: Final = 16
-"""Brackets within each other."""
+"""Levels of nested brackets that are read at most."""
 
 _TOKEN: Final = re.compile(r"[0-9]+|[][()+*,]")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,5}")

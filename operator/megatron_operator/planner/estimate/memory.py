@@ -152,7 +152,11 @@ def micro_batches_kept(w: Workload, stage: int) -> float:
 
 
 def activations(w: Workload, stage: int) -> float:
-    """Bytes that forward passes keep for backward passes on one rank of a stage."""
+    """Bytes that forward passes keep for backward passes on one rank of a stage.
+
+    Those of each layer (`layer_bytes`) for all micro batches in flight (`micro_batches_kept`). The first
+    stage adds the embedding's input, 8 bytes a token, and its dropout mask; the last one the output layer.
+    """
     shape, tokens, kept = w.shape, w.tokens, micro_batches_kept(w, stage)
     moe = w.moe_of_stage[stage]
     dense = w.stage_layers[stage] - moe
@@ -192,7 +196,11 @@ def _output_bytes(w: Workload) -> float:
 
 
 def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: float) -> float:
-    """Full recomputation keeps the inputs of all units, and all of one unit at a time (arXiv:2205.05198)."""
+    """Bytes of activations with full recomputation, for `kept` micro batches.
+
+    It keeps the inputs of all units, and all of one unit at a time (arXiv:2205.05198). `largest` is the bytes
+    of the largest layer, `whole` those of all `layers`, each of one micro batch.
+    """
     boundary = 2 * w.tokens * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
     unit = w.recompute.layers
     if w.recompute.method == "block":

@@ -16,7 +16,9 @@ class LatentAttention:
     q_rank: int | None
     kv_rank: int
     qk_dim: int
+    """Width of a head's queries and keys without their rotary part."""
     rope_dim: int
+    """Width of the rotary part: of each head's query, and of the one key that all heads share."""
     v_dim: int
 
 
@@ -30,12 +32,19 @@ class ModelShape:
     layers: int
     hidden: int
     ffn: int
+    """Width of the dense feed-forward part behind its activation; the first product of a gated one has twice
+    that."""
     heads: int
+    """Query heads."""
     groups: int
+    """Heads of keys and values."""
     head_dim: int
     vocab: int
+    """Entries of the vocabulary without padding."""
     vocab_multiple: int
+    """Number of entries, times TP, to a multiple of which Megatron pads the vocabulary."""
     max_positions: int
+    """Tokens of the longest sequence, and entries of a table of learned positions."""
     gated: bool
     quick_geglu: bool
     """Gated by quick GELU: Megatron's FLOP count considers the third product of SwiGLU only."""
@@ -47,11 +56,15 @@ class ModelShape:
     tied: bool
     learned_positions: bool
     experts: int
+    """Routed experts of a layer; 0 in a dense model."""
     expert_ffn: int
+    """Width of one routed expert, as `ffn`."""
     shared_ffn: int
+    """Width of all shared experts together, as `ffn`; 0 without."""
     shared_gate: bool
     """Whether a gate weights the shared experts."""
     topk: int
+    """Routed experts of one token."""
     moe_layers: tuple[bool, ...]
     """For each layer, whether its feed-forward part is a mixture of experts."""
     mtp_layers: int
@@ -71,7 +84,7 @@ class ModelShape:
         return any(self.moe_layers)
 
     def padded_vocab(self, tp: int) -> int:
-        """Vocabulary as Megatron pads it: up to a multiple of `makeVocabSizeDivisibleBy` x TP."""
+        """Entries of the vocabulary as Megatron pads it, to a multiple of `makeVocabSizeDivisibleBy` x TP."""
         multiple = self.vocab_multiple * tp
         return -(-self.vocab // multiple) * multiple
 
@@ -80,7 +93,11 @@ _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_e
 
 
 def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
-    """The model's shape; none, with the errors in `found`, when the model is incomplete or invalid."""
+    """The model's shape; none, with the errors in `found`, when the model is incomplete or invalid.
+
+    Without `ffnHiddenSize` the width is Megatron's default: 4 h, where h is the hidden size, and for SwiGLU
+    2/3 of it, rounded down to a multiple of 64.
+    """
     before = len(found.errors)
     _check_sizes(model, found)
     layers, hidden, heads, vocab = (

@@ -15,9 +15,9 @@ class LayerParameters:
     """Numbers of parameters of one transformer layer, by how they are sharded."""
 
     tensor: int
-    """Split over the tensor-parallel group."""
+    """Parameters split over the tensor-parallel group."""
     replicated: int
-    """Replicated on every rank."""
+    """Parameters replicated on every rank."""
     experts: int = 0
     """Split over expert-parallel and expert-tensor-parallel groups."""
     active_experts: int = 0
@@ -35,6 +35,7 @@ class LayerParameters:
 
 
 def _attention(shape: ModelShape) -> tuple[int, int]:
+    """Parameters of attention: (split over TP, replicated)."""
     h, n = shape.hidden, shape.heads
     proj_bias = h if shape.bias else 0
     if shape.latent is None:
@@ -63,7 +64,7 @@ def _mlp(shape: ModelShape, width: int) -> tuple[int, int]:
 
 
 def layer_parameters(shape: ModelShape, *, moe: bool) -> LayerParameters:
-    """One transformer layer with its two norms, with experts if `moe`."""
+    """Numbers of parameters of one transformer layer with its two norms, with experts if `moe`."""
     tensor, replicated = _attention(shape)
     replicated += 2 * shape.hidden * shape.norm_size
     if not moe:
@@ -90,7 +91,7 @@ def mtp_parameters(shape: ModelShape) -> LayerParameters:
 
 
 def embedding_parameters(shape: ModelShape, vocab: int) -> int:
-    """Parameters of word embeddings and learned positions."""
+    """Number of parameters of word embeddings of `vocab` entries and of learned positions."""
     return vocab * shape.hidden + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
 
 
@@ -111,7 +112,8 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
 def allocated_parameters(shape: ModelShape, padded_vocab: int) -> int:
     """Number of parameters that a run has in memory and in its checkpoints.
 
-    Other than `parameters` it includes multi-token-prediction layers, which share embedding and output.
+    `padded_vocab` is in entries, as `ModelShape.padded_vocab` returns it. Other than `parameters` it includes
+    multi-token-prediction layers, which share embedding and output.
     """
     return parameters(shape, padded_vocab) + shape.mtp_layers * mtp_parameters(shape).total
 
@@ -120,8 +122,8 @@ def allocated_parameters(shape: ModelShape, padded_vocab: int) -> int:
 def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> int:
     """Floating-point operations of one token, forward and backward, without the masked half of attention.
 
-    Counted as in Megatron, so that they compare with what a run logs: attention windows are not deducted, and
-    quick GEGLU counts two of its three products.
+    `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
+    what a run logs: attention windows are not deducted, and quick GEGLU counts two of its three products.
     """
     h, n, mtp = shape.hidden, shape.heads, shape.mtp_layers
     last_is_moe = shape.moe_layers[-1]

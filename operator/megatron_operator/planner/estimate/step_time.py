@@ -28,6 +28,7 @@ class StepTime:
     matmul: float
     """Matrix products, including recomputed ones."""
     attention: float
+    """Attention scores and values."""
     elementwise: float
     """Memory-bound kernels: norms, activations, residuals, permutations, casts."""
     host: float
@@ -35,10 +36,13 @@ class StepTime:
     tensor: float
     """Tensor- and sequence-parallel communication."""
     context: float
+    """Passing keys and values around the context-parallel ring."""
     expert: float
+    """All-to-all of tokens to their experts and back."""
     pipeline: float
     """Sending activations between stages."""
     bubble: float
+    """Waiting of a stage while the pipeline fills and drains."""
     data: float
     """Gradient reduction and parameter gathering."""
     optimizer: float
@@ -62,9 +66,10 @@ def estimate(resolved: ResolvedRecipe, plan: Plan) -> Expected | None:
 
 
 def expected(w: Workload, on: Accelerator) -> Expected:
-    """Expected seconds per step, tokens per second and FLOP/s of a GPU, MFU and bubble.
+    """Expected seconds per step, tokens per second and TFLOP/s of a GPU, MFU and bubble.
 
-    MFU is relative to the peak of the training precision.
+    MFU is the share of the peak of the training precision (arXiv:2204.02311, appendix B), with the model's
+    FLOPs as Megatron counts them; the bubble is a share of the step.
     """
     step = step_time(w, on)
     seconds = step.total

@@ -13,7 +13,7 @@ from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.workload import Numerics, Workload
 
 NINE_OF_TEN = 1.645
-"""Standard deviations on both sides of the mean that hold 90 % of a normal distribution."""
+"""Standard deviations on each side of the mean within which 90 % of a normal distribution is."""
 UNMEASURED = "unmeasured"
 """Key of the runs of a kind for which nothing was measured."""
 
@@ -22,7 +22,7 @@ _GENERATIONS = {"blackwell-ultra": "blackwell"}
 
 @cache
 def table() -> dict[str, dict[str, float]]:
-    """Factor for each kind of model, precision and generation of chips."""
+    """Factor, at least 1, for each kind of model (`dense`, `moe`), precision and generation of chips."""
     text = resources.files("megatron_operator.planner").joinpath("data/uncertainty.yaml").read_text()
     loaded: dict[str, dict[str, float]] = yaml.load(
         text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -31,14 +31,18 @@ def table() -> dict[str, dict[str, float]]:
 
 
 def spread(w: Workload, on: Accelerator) -> float:
-    """The factor by which nine of ten measured runs like this one are at most slower or faster."""
+    """Factor, at least 1, by which nine of ten measured runs like this one are at most slower or faster."""
     kind, group = group_of(w, on)
     factors = table()[kind]
     return factors.get(group, factors[UNMEASURED])
 
 
 def mean_error(factor: float) -> float:
-    """Mean of the absolute errors of a normal distribution of which nine of ten are within the factor."""
+    """Typical relative error, as a share, where nine of ten measurements are within `factor` of the estimate.
+
+    Own derivation: the logarithms of the errors are taken to be normal, so their standard deviation is
+    log(factor) / 1.645, and the mean of their absolute values is sqrt(2/pi) times that.
+    """
     return math.expm1(math.sqrt(2 / math.pi) * math.log(factor) / NINE_OF_TEN)
 
 

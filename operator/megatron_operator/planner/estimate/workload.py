@@ -22,9 +22,11 @@ class Numerics:
     """Bytes per parameter, and whether matrix products run in FP8."""
 
     weight: float = 2
+    """Bytes of a weight of the model, without optimizer states."""
     gradient: float = 4
+    """Bytes of the gradient that is accumulated and reduced."""
     optimizer: float = 12
-    """FP32 master weight and both moments of Adam; sharded by the distributed optimizer."""
+    """Bytes of FP32 master weight and both moments of Adam; sharded by the distributed optimizer."""
     fp8: bool = False
     block_scaled: bool = False
     """FP8 with a scale for each block (mxfp8, blockwise) instead of one for each tensor."""
@@ -45,6 +47,8 @@ class Recomputation:
     granularity: Literal["full", "selective"] | None = None
     method: Literal["uniform", "block"] = "uniform"
     layers: int = 1
+    """`--recompute-num-layers` of full recomputation: layers of a unit (`uniform`), or recomputed layers of
+    each stage (`block`)."""
     modules: frozenset[str] = frozenset()
     """`--recompute-modules` of selective recomputation."""
 
@@ -170,8 +174,8 @@ def numerics(training: TrainingSpec, args: MegatronArgs) -> Numerics:
     all in FP32 4, 4 and 8. The precision-aware optimizer keeps only the 16 bits of the FP32 master weight
     that the BF16 weight lacks (`store_param_remainders`) and takes the types of moments and gradients from
     `--exp-avg-dtype`, `--exp-avg-sq-dtype` and `--main-grads-dtype`; its kernel takes FP32 copies of 16-bit
-    moments. FP8 keeps two FP8 copies of a weight,
-    one for each direction of the product, unless the weights themselves are FP8 (`--fp8-param-gather`).
+    moments. FP8 keeps two FP8 copies of a weight, one for each direction of the product, unless the weights
+    themselves are FP8 (`--fp8-param-gather`).
     """
     # FP4 products are taken to be as fast as FP8: no published peak is reached yet.
     fp4 = "fp4-format" in args
@@ -237,7 +241,8 @@ def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
 def moe_of_stages(moe: tuple[bool, ...], stages: tuple[int, ...], virtual: int) -> tuple[int, ...]:
     """Mixture-of-experts layers of each stage.
 
-    `moe` has one value per layer, `stages` the layers of each stage. Interleaved stages take every `pp`-th
+    `moe` has one value per layer, `stages` the layers of each stage, and `virtual` is the number of virtual
+    stages of a stage. Interleaved stages take every `pp`-th
     chunk; where chunks are uneven, consecutive layers are assumed to be in one stage.
     """
     pp = len(stages)

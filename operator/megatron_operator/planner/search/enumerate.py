@@ -20,10 +20,11 @@ from megatron_operator.planner.search.pipeline_split import (
 from megatron_operator.planner.search.problem import PlanningProblem
 
 TOKENS_PER_CP_RANK = 8192
-"""Long sequences are split down to this length per rank."""
+"""Tokens per rank down to which long sequences are split."""
 SHORTEST_SPLIT, SMALL_CP = 4096, 4
-"""Sequences of this length or more may be split by this number: it saves as many activations as pipeline
-stages do, without a bubble. Published recipes have CP 2 at 8,192 tokens and CP 4 at 4,096."""
+"""Sequences of at least the first number of tokens may be split over the second number of ranks: it saves as
+many activations as pipeline stages do, without a bubble. Published recipes have CP 2 at 8,192 tokens and CP 4
+at 4,096."""
 MAX_UNEVEN_CHUNKS = 8
 """Uneven chunks are considered where no number of virtual stages up to this one makes even chunks."""
 MAX_SIZES = 16

@@ -18,10 +18,15 @@ class StageSplit:
 
     layers: tuple[int, ...]
     first: int | None = None
+    """Layers of the first stage, where they are set apart."""
     last: int | None = None
+    """Layers of the last stage, where they are set apart."""
     count_embedding: bool = False
+    """Whether the embedding counts as one layer of the first stage."""
     count_loss: bool = False
+    """Whether the loss counts as one layer of the last stage."""
     layout: str | None = None
+    """Megatron's layout string, where only that expresses the split."""
     virtual: int | None = None
     """Virtual stages (interleaved chunks) of a stage; none without interleaving."""
 
@@ -173,8 +178,9 @@ def _accounted_split(
 def automatic_split(layers: int, pp: int) -> StageSplit | None:
     """An even split; else embedding and loss counted as layers; else fewer layers in the last stage.
 
-    None when a stage would be empty. A last stage of one layer may still be the best there is: 61 layers on
-    16 stages are 15 of 4 and 1, as in the published layouts of DeepSeek-V3 and Kimi K2.
+    `layers` transformer layers are split over `pp` stages. None when a stage would be empty. A last stage of
+    one layer may still be the best there is: 61 layers on 16 stages are 15 of 4 and 1, as in the published
+    layouts of DeepSeek-V3 and Kimi K2.
     """
     if pp > layers:
         return None
@@ -194,7 +200,8 @@ def automatic_split(layers: int, pp: int) -> StageSplit | None:
 def interleaved_layout(layers: int, mtp: int, pp: int, virtual: int) -> StageSplit | None:
     """Uneven chunks, which only a layout string can express: `Et*4|(t*4|)*14tmL`.
 
-    None when the chunks are even, or one would be empty.
+    `layers` transformer layers and `mtp` multi-token-prediction layers, in `virtual` chunks for each of `pp`
+    stages. None when the chunks are even, or one would be empty.
     """
     chunks = automatic_split(layers, pp * virtual)
     if chunks is None or chunks.even:

@@ -28,11 +28,12 @@ from megatron_operator.planner.search.smaller_states import with_which_it_fits
 EQUAL_SPEED = 0.02
 """Steps that are longer by at most this share count as equally fast: the estimate is not more precise."""
 NOT_COMPETITIVE = 1.25
-"""Interleaved layouts whose step would take this much longer than the best are not timed."""
+"""Interleaved layouts are not timed where even without a bubble the step takes more than this times the
+best."""
 MEASURED = 1.15
 """Estimated memory of a function's layout, relative to the capacity, up to which it is believed to fit."""
 MICRO_BATCHES = (1, 2, 4, 8)
-"""Micro batch sizes that are considered when none is requested."""
+"""Micro batch sizes, in samples, that are considered when none is requested."""
 
 Recomputations = list[tuple[Recompute | None, tuple[str, ...]]]
 """Granularity and modules of selective recomputation."""
@@ -45,7 +46,7 @@ class Ranking:
     candidates: list[Candidate] = field(default_factory=list)
     too_large: list[Candidate] = field(default_factory=list)
     valid: int = 0
-    """Layouts that satisfy all constraints."""
+    """Number of layouts that satisfy all constraints."""
 
     @property
     def best(self) -> Candidate | None:
