@@ -15,14 +15,17 @@ from typing import Annotated, Any, Final
 MAX_PROGRESS_BYTES: Final = 256 << 10
 """The longest body of /progress that is read; a report with everything at its cap is shorter."""
 MAX_TERMINATION_BYTES: Final = 4096
-"""What the kubelet reads of a termination log."""
+"""Bytes that the kubelet reads of a termination log."""
 MAX_INCIDENTS: Final = 8
+"""Number of incidents in a report: the newest."""
 MAX_WARNINGS: Final = 8
+"""Number of warnings in a report."""
 LONGEST_TEXT: Final = 1000
 """Characters of a cause or message."""
 LONGEST_NAME: Final = 64
 """Characters of an identifier."""
 LONGEST_TIMESTAMP: Final = 40
+"""Characters of an RFC 3339 time."""
 LARGEST_COUNT: Final = 2**53
 """The largest integer that every JSON reader holds exactly."""
 LATEST_TIME: Final = 253402300799.0
@@ -30,6 +33,7 @@ LATEST_TIME: Final = 253402300799.0
 LONGEST_DURATION: Final = 1e11
 """Seconds, about 3000 years."""
 LARGEST_RATE: Final = 1e18
+"""Tokens, operations or bytes per second, in the unit of the field."""
 
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -70,6 +74,7 @@ class Text(Limit):
     """A text for people: cut, without characters that control a terminal or that UTF-8 cannot encode."""
 
     longest: int
+    """Characters that are kept."""
 
     def fit(self, value: Any) -> Any:
         """See Limit."""

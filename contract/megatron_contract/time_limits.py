@@ -21,15 +21,22 @@ OPERATOR_STEPS: Final = 30
 OPERATOR_MARGIN: Final = 30.0
 """What the trainer has, after its own limit, to collect stacks and report that it restarts its ranks."""
 COLLECTIVE_MARGIN: Final = 600.0
+"""What the operator has, after its own limit, to delete pods before the time-out of the collectives."""
 
 
 def watchdog_limit(median_step: float) -> float:
-    """Limit of the trainer's watchdog for a training step with `hangTimeout: auto`."""
+    """Limit in seconds of the trainer's watchdog for a training step with `hangTimeout: auto`.
+
+    `median_step` is the median time of recent steps, in seconds.
+    """
     return WATCHDOG_STEPS * median_step + WATCHDOG_MARGIN
 
 
 def operator_step_limit(step: float) -> float:
-    """Limit of the operator without a new iteration, with `hangTimeout: auto`; `step` is one step's time."""
+    """Limit in seconds of the operator without a new iteration, with `hangTimeout: auto`.
+
+    `step` is one step's time in seconds.
+    """
     return max(OPERATOR_STEPS * step, watchdog_limit(step) + OPERATOR_MARGIN)
 
 
