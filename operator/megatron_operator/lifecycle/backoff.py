@@ -4,8 +4,11 @@ import random
 from typing import Final
 
 FIRST: Final = 10.0
+"""Seconds before the second gang restart since a checkpoint."""
 LONGEST: Final = 300.0
+"""Seconds of the longest delay, before the jitter."""
 JITTER: Final = 0.25
+"""Largest share by which a delay is shortened or prolonged."""
 
 
 def backoff(run_id: str, restarts: int) -> float:

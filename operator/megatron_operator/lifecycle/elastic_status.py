@@ -9,9 +9,10 @@ from megatron_operator.lifecycle.status_builder import StatusBuilder
 def update_elastic_capacity(
     status: StatusBuilder, requested: int, count: int, fits: int | None
 ) -> ElasticCapacity:
-    """The capacity of a run with `count` accelerators for which a plan on `fits` exists.
+    """The capacity of a run with `count` of the `requested` accelerators for which a plan on `fits` exists.
 
-    For a run that was shrunk, the status records the larger count and since when it has been available.
+    All three are numbers of accelerators. For a run that was shrunk, the status records the larger count and
+    since when it has been available.
     """
     shrunk = status.recovery.elastic
     if shrunk is None:

@@ -112,7 +112,11 @@ def node_lost(
 def gang_restarted(
     recovery: RecoveryStatus, cause: str, now: float, *, checkpoint: int | None, iteration: int | None
 ) -> RecoveryStatus:
-    """Record that the operator restarts all pods. Not to be called again for the same decision."""
+    """Record that the operator restarts all pods. Not to be called again for the same decision.
+
+    `now` is in Unix seconds, `checkpoint` the iteration of the newest complete checkpoint, `iteration` the
+    last one that was reported; None: not known.
+    """
     recovery = incident_history.append(
         recovery, time=timestamp(now), kind="gang", cause=cause, iteration=iteration
     )
@@ -149,7 +153,10 @@ def resized_by_edit(
 
 
 def recovered(recovery: RecoveryStatus, now: float, *, resumed_from: int | None) -> RecoveryStatus:
-    """Record that the whole gang trains, which ends the open incident."""
+    """Record that the whole gang trains, which ends the open incident.
+
+    `now` is in Unix seconds, `resumed_from` the iteration from which it trains; None: from the beginning.
+    """
     open_ = incident_history.unrecovered(recovery)
     if open_ is None:
         return recovery

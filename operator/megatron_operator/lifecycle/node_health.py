@@ -17,6 +17,7 @@ from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
 from megatron_operator.lifecycle.observation import AvoidanceLimits
 
 HOUR: Final = 3600.0
+"""Seconds of an hour."""
 
 
 def suspects(recovery: RecoveryStatus) -> frozenset[str]:

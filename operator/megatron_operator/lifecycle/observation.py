@@ -68,10 +68,12 @@ class History:
     run_id: str
     restarts_since_checkpoint: int = 0
     last_restart: float | None = None
+    """When the operator last restarted all pods, Unix seconds."""
     last_cause: str | None = None
     first_cause: str | None = None
     """Of the first restart since the newest checkpoint."""
     last_resize: float | None = None
+    """When the operator last changed the number of accelerators, Unix seconds."""
     node_failures: Mapping[str, int] = field(default_factory=dict)
     """Failures of the run by node that the node's hardware caused, since the node was last released."""
     proven: Mapping[str, str] = field(default_factory=dict)
@@ -159,7 +161,7 @@ class Capacity:
     releasable_nodes: frozenset[str] = frozenset()
     """Avoided nodes that are ready and have free accelerators for a pod of the run."""
     places: Mapping[str, int] | None = None
-    """As in AvoidanceLimits."""
+    """Pods that each node has room for, as in AvoidanceLimits."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ LARGEST: Final = 256 * 2**10
 class PlanCache:
     """Keeps what planning returned, as long as its configuration is used; the least used go first.
 
-    Values are kept pickled: their size is known, and nobody who gets one can change it for others.
+    `capacity` is the bytes of all kept values, which are pickled: their size is known, and nobody who gets
+    one can change it for others.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:

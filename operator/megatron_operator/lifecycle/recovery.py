@@ -62,6 +62,7 @@ STARTING_RECHECK: Final = 3.0
 SLOW_RECHECK: Final = 15.0
 """The same once they have been in that state for `RECENT` seconds."""
 RECENT: Final = 60.0
+"""Seconds after a change of state for which pods are checked often."""
 
 
 def recovery_limits(status: StatusBuilder) -> Limits:

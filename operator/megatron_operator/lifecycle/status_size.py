@@ -21,7 +21,7 @@ MAX_WARNINGS: Final = 16
 MAX_NODES: Final = 64
 """Nodes that a run avoids, and nodes whose failures are counted."""
 MAX_NOTES: Final = 32
-"""Notes of a plan."""
+"""Number of notes of a plan."""
 LARGEST_TOTAL: Final = 2**53
 """The largest sum over incidents."""
 

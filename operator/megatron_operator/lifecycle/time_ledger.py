@@ -34,13 +34,16 @@ CATEGORIES: Final = (
 USEFUL: Final = frozenset({"train", "save", "evaluate"})
 """Categories that are not lost."""
 MAX_MARKS: Final = 40
+"""Number of marks, changes of state, of which the oldest are settled when there are more."""
 MAX_LOSSES: Final = 32
+"""Number of losses in the status."""
 MAX_UNSETTLED_INCIDENTS: Final = 10
-"""Fewer than the status keeps, so that an incident is settled before it leaves the history."""
+"""Number of incidents that are not settled: fewer than the status keeps, so that an incident is settled
+before it leaves the history."""
 LONGEST_CAUSE: Final = 120
 """Bytes of the cause of a mark or loss."""
 TICKS: Final = 100
-"""In a second."""
+"""Ticks of a second."""
 OTHER_CAUSES: Final = "other causes"
 
 _MARKS_KEPT: Final = 30
@@ -73,12 +76,14 @@ class Account:
     """Time by category, in hundredths of a second."""
 
     ticks: dict[str, int] = field(default_factory=dict)
+    """Wall time by category."""
     accelerator_ticks: dict[str, int] = field(default_factory=dict)
+    """The same, times the accelerators that the run held."""
     losses: dict[tuple[str, str | None, str | None], int] = field(default_factory=dict)
     """By category, cause and node."""
 
     def add(self, ticks: int, state: State) -> None:
-        """Add time that the run spent in a state."""
+        """Add time, in ticks, that the run spent in a state."""
         _increase(self.ticks, state.category, ticks)
         if state.accelerators:
             _increase(self.accelerator_ticks, state.category, ticks * state.accelerators)
@@ -167,7 +172,7 @@ def until_of(ledger: TimeLedger, now: float | None) -> float:
 
 
 def by_category(ticks: dict[str, int]) -> dict[str, float]:
-    """Seconds by category, in the usual order."""
+    """Seconds by category, of ticks by category, in the order of `CATEGORIES`; unknown ones follow."""
     order = {name: position for position, name in enumerate(CATEGORIES)}
     names = sorted(ticks, key=lambda name: order.get(name, len(order)))
     return {name: ticks[name] / TICKS for name in names}

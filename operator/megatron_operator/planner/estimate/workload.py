@@ -242,8 +242,8 @@ def moe_of_stages(moe: tuple[bool, ...], stages: tuple[int, ...], virtual: int) 
     """Mixture-of-experts layers of each stage.
 
     `moe` has one value per layer, `stages` the layers of each stage, and `virtual` is the number of virtual
-    stages of a stage. Interleaved stages take every `pp`-th
-    chunk; where chunks are uneven, consecutive layers are assumed to be in one stage.
+    stages of a stage. Interleaved stages take every `pp`-th chunk, where `pp` is the number of stages; where
+    chunks are uneven, consecutive layers are assumed to be in one stage.
     """
     pp = len(stages)
     if virtual > 1 and len(set(stages)) == 1 and stages[0] % virtual == 0:
