@@ -17,6 +17,7 @@ from megatron_operator.catalog.entry import Entry, PublishedLayout
 
 TOKENIZER: Final = "HuggingFaceTokenizer"
 DEFAULT_DROPOUT: Final = 0.0
+"""Share of an adapter's inputs that dropout sets to zero."""
 _DATA: Final = frozenset({"volume", "mockData", "datasetRoot", "examples", "numWorkers", "tokenizer"})
 _DATA_OF_SOURCES: Final = _DATA | {"sources", "prepare", "split", "maxEpochs"}
 _ONLY_BRIDGE: Final = "only recipes of engine bridge that fine-tune take it"

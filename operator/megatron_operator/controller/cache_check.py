@@ -22,6 +22,7 @@ GRACE: Final = 10.0
 FIRST_LISTS: Final = 15.0
 """Seconds for which an operator that has started waits for the watches' first lists."""
 POLL: Final = 0.1
+"""Seconds between two checks whether the cache has caught up."""
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 

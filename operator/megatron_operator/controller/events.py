@@ -15,6 +15,7 @@ from megatron_operator.manifests.metadata import digest
 log = logging.getLogger(__name__)
 
 LONGEST_NAME: Final = 253
+"""Characters of the name of an Event."""
 OWN_REASONS: Final = frozenset(Reason)
 
 

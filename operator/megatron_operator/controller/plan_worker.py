@@ -47,7 +47,7 @@ class PlanWorker:
 
     @property
     def pid(self) -> int | None:
-        """The process, if one runs."""
+        """Process id, if a process runs."""
         return None if self._process is None else self._process.pid
 
     async def call(

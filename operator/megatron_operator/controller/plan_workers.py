@@ -10,7 +10,7 @@ from megatron_operator.lifecycle.desired import Config
 from megatron_operator.planner.limits import PlanningLimits
 
 PROCESSES: Final = 2
-"""Each takes 50 MB, and up to the limit of a plan for as long as it plans."""
+"""Number of planning processes. Each takes 50 MB, and up to the limit of a plan for as long as it plans."""
 
 
 class PlanWorkers:

@@ -42,7 +42,7 @@ class PolledPod:
     rest: int = 0
     """Rounds of rest after the last request that timed out."""
     resting: int = 0
-    """Rounds of it that are left."""
+    """Rounds of that rest that are left."""
     request: asyncio.Task[None] | None = None
     """The request in flight."""
 
@@ -64,7 +64,8 @@ class PolledPod:
         self.rest = 0
 
     def timed_out(self, longest_rest: int) -> None:
-        """Record that the pod let the request time out: it is asked less and less often."""
+        """Record that the pod let the request time out: it is asked less often, at most `longest_rest` rounds
+        apart."""
         self.standing = Standing.SILENT
         self.rest = self.resting = min(2 * self.rest + 1, longest_rest)
 

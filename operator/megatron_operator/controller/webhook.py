@@ -31,6 +31,7 @@ LARGEST_REVIEW: Final = 8 * 2**20
 REVIEW_SECONDS: Final = 4.0
 """Wall time for one review; the API server waits for 5 s by the chart's default."""
 UNPROCESSABLE: Final = 422
+"""HTTP status code of a refused object, as of one that the API server's schema refuses."""
 
 
 def admission_review(uid: str, verdict: Verdict) -> dict[str, Any]:

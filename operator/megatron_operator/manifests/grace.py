@@ -10,6 +10,7 @@ from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 SHORTEST: Final = {"gpu": 300, "cpu": 60}
 """Seconds, by platform."""
 LONGEST: Final = 3600
+"""Seconds."""
 SHUTDOWN_SECONDS: Final = 10
 """Of the grace period, what the launcher reserves to verify the save and write its termination message."""
 _BYTES_PER_SECOND: Final = 1e9

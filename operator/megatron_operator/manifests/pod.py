@@ -99,7 +99,10 @@ def template(
     arguments: list[str],
     environment: list[Manifest],
 ) -> Manifest:
-    """Template of one pod of the gang. The job sets its restart policy."""
+    """Template of one pod of the gang. The job sets its restart policy.
+
+    Raises InvalidRecipeError if neither recipe nor platform sets an image.
+    """
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

@@ -3,6 +3,7 @@
 from megatron_operator.manifests.metadata import Manifest
 
 USER_ID = 1000
+"""UID and GID of the processes in all pods."""
 
 POD_SECURITY: Manifest = {
     "runAsNonRoot": True,
