@@ -9,7 +9,9 @@ from pydantic import Field
 
 MOST_LAYERS: Final = 10_000
 LONGEST_NAME: Final = 253
+"""Characters of the name of an object."""
 LONGEST_TEXT: Final = 4096
+"""Characters of any other text."""
 
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 """Layers, experts, and parts of them; the catalog has up to 384."""

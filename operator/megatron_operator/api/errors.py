@@ -20,7 +20,7 @@ def shown(value: object) -> str:
 
 
 def field_path(at: str, part: int | str) -> str:
-    """The path of a field below `at`; a key that is no plain word is quoted and shortened."""
+    """The path of a field or list index below `at`; a key that is no plain word is quoted and shortened."""
     if isinstance(part, int):
         return f"{at}[{part}]"
     return f"{at}.{part}" if _PLAIN_KEY.fullmatch(part) else f"{at}[{shown(part)}]"

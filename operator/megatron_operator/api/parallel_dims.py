@@ -28,7 +28,7 @@ SPEC_FIELDS: Final = {
 
 
 class HasParallelSizes(Protocol):
-    """A plan, or a layout that was considered."""
+    """A plan, or a layout that was considered. Each size is a number of ranks, or of virtual stages."""
 
     @property
     def tensor_model_parallel_size(self) -> int: ...

@@ -16,6 +16,7 @@ class MemoryPerGpu(ApiModel):
     optimizer: int
     activations: int
     other: int
+    """CUDA context, communicators and communication buffers; 0 for `cpu`."""
     total: int
     capacity: int | None = None
     """Memory of the accelerator in bytes; none for `cpu`."""
@@ -31,6 +32,7 @@ class Expected(ApiModel):
     tokens_per_second_per_gpu_high: float | None = None
     tflops_per_gpu: float
     mfu: float
+    """Model FLOPs utilization: fraction of the accelerator's peak in the precision of the training."""
     bubble: float
     """Fraction of a step that pipeline stages wait."""
 
@@ -100,6 +102,7 @@ class Progress(ApiModel):
 
     iteration: int | None = None
     train_iters: int | None = None
+    """Iterations of the whole run."""
     lm_loss: float | None = None
     learning_rate: float | None = None
     step_seconds: float | None = None

@@ -23,7 +23,9 @@ class Form:
 
     pattern: re.Pattern[str]
     longest: int
+    """Characters."""
     what: str
+    """What an error calls the string."""
     fix: str
 
 

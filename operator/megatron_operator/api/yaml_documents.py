@@ -20,7 +20,7 @@ LONGEST_DOCUMENT: Final = 1 << 20
 MOST_VALUES: Final = 200_000
 """Keys and values of a file, with aliases written out."""
 DEEPEST: Final = 64
-"""Lists and maps within each other."""
+"""Levels of nested lists and maps."""
 LARGEST_INTEGER: Final = 2**63 - 1
 """JSON of Kubernetes has integers of 64 bits."""
 
