@@ -10,7 +10,7 @@ from megatron_operator.lifecycle.time_ledger import TICKS, USEFUL, by_category
 
 DELETED: Final = "Runs that were deleted are not counted: their ledgers were deleted with them."
 MAX_NAMES: Final = 20
-"""Runs without a ledger that a sentence names."""
+"""Number of runs without a ledger that a sentence names."""
 _HOUR: Final = 3600.0
 
 

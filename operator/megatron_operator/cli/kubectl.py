@@ -75,7 +75,10 @@ class Kubectl:
         return list(found["items"]) if "items" in found else [found] if found else []
 
     def logs(self, arguments: Sequence[str]) -> int:
-        """Run `kubectl logs` on the trainer container, with its output on ours; returns its exit code."""
+        """Run `kubectl logs` on the trainer container, with its output on ours; returns its exit code.
+
+        Raises CommandError without kubectl.
+        """
         command = [*self._command(), "logs", "--container", CONTAINER_NAME, *arguments]
         try:
             return subprocess.run(command, check=False).returncode

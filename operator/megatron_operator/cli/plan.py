@@ -79,7 +79,8 @@ def _print(planned: "PlannedRun", alternatives: "list[Alternative]", price: floa
 def document(plan: Plan, alternatives: "list[Alternative]", price: float | None = None) -> dict[str, Any]:
     """The plan for programs: every field is present, null where it does not apply.
 
-    `cost` is that of the whole run, in the currency of the price; it is left out without a price.
+    `price` is that of an accelerator and hour. `cost` is that of the whole run, in the same currency; it is
+    left out without a price.
     """
     others = [alternative.model_dump(by_alias=True, mode="json") for alternative in alternatives]
     found = plan.model_dump(by_alias=True, mode="json") | {"alternatives": others}

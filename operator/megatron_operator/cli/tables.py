@@ -35,6 +35,9 @@ def format_table(
 ) -> list[str]:
     """Lines of a table, the header first. With a `width` no line is longer, if the other columns leave
     the last one 24 characters.
+
+    `width` is in characters. `enough` is the number of characters that the last column needs; optional
+    columns are left out for them.
     """
     kept = list(range(len(columns)))
     widths = [max(len(row[i]) for row in [[c.title for c in columns], *rows]) for i in kept]
@@ -62,7 +65,7 @@ def format_table(
 def print_fitting(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], enough: int = _LEAST_WRAPPED
 ) -> None:
-    """Print a table that fits the output, the header in bold."""
+    """Print a table that fits the output, the header in bold; `enough` as for `format_table`."""
     header, *lines = format_table(columns, rows, output_width(), enough)
     click.secho(header, bold=True)
     for line in lines:
@@ -81,7 +84,7 @@ def print_item(label: str, text: str) -> None:
 
 
 def print_wrapped(text: str, indent: int = 0) -> None:
-    """Print a paragraph that fits the output; in a pipe, as one line."""
+    """Print a paragraph behind `indent` spaces that fits the output; in a pipe, as one line."""
     width = output_width()
     margin = " " * indent
     room = None if width is None else max(_LEAST_WRAPPED, width - indent)

@@ -14,8 +14,8 @@ from megatron_operator.lifecycle.status_builder import RecipeKey
 log = logging.getLogger(__name__)
 
 FIRST_RETRY: Final = 0.5
-"""Seconds before the first retry of a failed reconcile; each further delay is twice as long. With a jitter of
-20 %."""
+"""Seconds before the first retry of a failed reconcile; each further delay is twice as long, and all have a
+jitter of 20 %."""
 LAST_RETRY: Final = 30.0
 """Seconds of the longest delay of a retry."""
 COALESCE: Final = 0.1

@@ -200,6 +200,7 @@ class AsyncRun:
         """Loss, learning rate and gradient norm over iterations, from the log of the last rank's pod.
 
         Iterations before that pod was created, and those that the node has rotated away, are not in it.
+        Raises LogUnavailableError without pods.
         """
         pods = await self._pods()
         last = max(pods, key=node_rank)["metadata"]["name"]
@@ -213,14 +214,20 @@ class AsyncRun:
         return data_frame(await self.loss_points())
 
     async def logs(self, *, rank: int | None = None, tail: int | None = None) -> str:
-        """The log of the pod that failed first, of the master if none failed, or of the pod of a rank."""
+        """The log of the pod that failed first, of the master if none failed, or of the pod of a rank.
+
+        `tail`: number of last lines; None: all. Raises LogUnavailableError.
+        """
         pod, previous = await self._log_of(rank)
         log = self._connection.log(self.namespace, pod, previous=previous, tail=tail)
         async with aclosing(log) as lines:
             return "".join([f"{line}\n" async for line in lines])
 
     async def follow_logs(self, *, rank: int | None = None, tail: int | None = None) -> AsyncGenerator[str]:
-        """Lines of the same log as they are written, until the container ends."""
+        """Lines of the same log as they are written, until the container ends.
+
+        `tail`: number of earlier lines to begin with; None: all. Raises LogUnavailableError.
+        """
         pod, previous = await self._log_of(rank)
         log = self._connection.log(self.namespace, pod, previous=previous, tail=tail, follow=not previous)
         async with aclosing(log) as lines:

@@ -227,7 +227,10 @@ class AsyncConnection:
         limit_bytes: int | None = None,
         timestamps: bool = False,
     ) -> AsyncGenerator[str]:
-        """Lines of a trainer pod's log; at most `limit_bytes`, counted from the first. Raises ApiError."""
+        """Lines of a trainer pod's log: the last `tail` ones, at most `limit_bytes`, counted from the first.
+
+        Raises ApiError, and ClusterUnreachableError where the connection fails.
+        """
         flags = {"previous": previous, "follow": follow, "timestamps": timestamps}
         query = {"container": CONTAINER_NAME} | {key: "true" for key, on in flags.items() if on}
         limits = {"tailLines": tail, "limitBytes": limit_bytes}

@@ -19,6 +19,7 @@ class Reading:
     """When the iteration last changed, RFC 3339."""
     iteration: int | None = None
     train_iters: int | None = None
+    """Iterations of the whole run."""
     lm_loss: float | None = None
     validation_loss: float | None = None
     """Of the last evaluation."""
@@ -29,6 +30,7 @@ class Reading:
     checkpoint_iteration: int | None = None
     restarts: int = 0
     goodput: float | None = None
+    """Share of the time since the start in which the run made progress that it kept, 0 to 1."""
 
     @classmethod
     def of(cls, status: MegatronRecipeStatus) -> "Reading":

@@ -38,7 +38,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a bar."""
+    """A part of a bar, in the unit of the whole."""
 
     name: str
     value: float
@@ -55,7 +55,7 @@ def line_chart(
 ) -> Markup:
     """Values over iterations, with incidents as numbered vertical lines and the plan's value as a dashed one.
 
-    Empty where no line has a point.
+    `unit` is that of the values and of `expected`, the plan's value. Empty where no line has a point.
     """
     drawn = [Line(line.name, thinned(_finite(line.pairs))) for line in lines]
     values = [value for line in drawn for _, value in line.pairs]
@@ -87,7 +87,7 @@ def line_chart(
 
 
 def bar(parts: Sequence[Part], whole: float, label: str) -> Markup:
-    """Parts of a whole from left to right; the class of a part is `part-` and its name."""
+    """Parts of `whole`, in one unit, from left to right; the class of a part is `part-` and its name."""
     drawn, x = [], 0.0
     for part in parts:
         if part.value <= 0 or whole <= 0 or not math.isfinite(part.value):

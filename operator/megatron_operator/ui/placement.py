@@ -56,10 +56,12 @@ class Placement:
 
     rows: tuple[NodeRow, ...]
     first: int
+    """First node of the page, counted from 0."""
     nodes: int
     previous: int | None
     """First node of the page before; None on the first page."""
     following: int | None
+    """First node of the page after; None on the last page."""
     chosen: Position | None
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     """Groups of the chosen rank: name and ranks."""

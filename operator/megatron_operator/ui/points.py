@@ -25,6 +25,7 @@ class Point:
     learning_rate: float | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
+    """Fraction of the accelerator's peak."""
 
 
 class Samples:

@@ -19,6 +19,7 @@ Object = dict[str, Any]
 SECONDS: Final = 30.0
 """Wall time after which the command is ended; a planning takes 3 s of processor time at most."""
 MAX_REMEMBERED: Final = 64
+"""Number of results that are kept."""
 REMEMBERED: Final = 300.0
 """Seconds for which a result is shown again, at most."""
 _MAIN: Final = "from megatron_operator.cli.main import main; main()"

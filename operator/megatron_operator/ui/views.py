@@ -65,9 +65,13 @@ class RunList:
 
     rows: tuple[Row, ...]
     total: int
+    """Number of runs on all pages."""
     page: int
+    """Number of this page, from 1."""
     pages: int
+    """Number of pages."""
     phases: tuple[tuple[str, int], ...]
+    """Each phase and the number of its runs, whatever phase is chosen."""
     namespaces: tuple[str, ...]
 
 
@@ -105,7 +109,10 @@ class Interruption:
 
 
 def run_list(recipes: Sequence[Object], phase: str, text: str, page: int, now: float) -> RunList:
-    """The runs whose namespace or name has `text`, of a phase (empty: all), those with trouble first."""
+    """The runs whose namespace or name has `text`, of a phase (empty: all), those with trouble first.
+
+    `page` counts from 1; a number beyond the last page is the last one. `now` is in Unix seconds.
+    """
     found = [each for each in recipes if text.lower() in "/".join(_names(each)).lower()]
     phases = Counter(_phase(each) for each in found)
     chosen = [each for each in found if phase in ("", _phase(each))]
