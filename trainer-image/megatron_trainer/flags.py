@@ -86,7 +86,10 @@ _FRESH_START = {"--finetune", "--no-load-optim", "--no-load-rng"}
 
 
 def resume(argv: Sequence[str]) -> list[str]:
-    """Return the flags of a restart: load everything from the run's own save directory."""
+    """Return the flags of a restart: load everything from the run's own save directory.
+
+    Raises FlagError as `read` does.
+    """
     kept = [word for word in argv if word not in _FRESH_START]
     return [*kept, "--load", str(read(argv).save)]
 

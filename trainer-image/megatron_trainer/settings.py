@@ -35,7 +35,7 @@ class Settings:
     rendezvous_timeout: float
     require_checkpoint: bool
     keep_checkpoints: int
-    """0 keeps all."""
+    """Number of complete checkpoints to keep; 0 keeps all."""
     termination_grace: float
     termination_log: Path
     hang_timeout: str | float

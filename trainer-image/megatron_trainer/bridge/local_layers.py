@@ -7,7 +7,10 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 
 class LatentDotProductAttention(DotProductAttention):
-    """Megatron's own, which takes neither of the two widths that multi-latent attention passes."""
+    """Megatron's own, which takes neither of the two widths that multi-latent attention passes.
+
+    `k_channels` and `v_channels` are the elements of a head's keys and values.
+    """
 
     def __init__(
         self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any

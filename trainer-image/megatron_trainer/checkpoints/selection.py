@@ -27,7 +27,7 @@ from megatron_trainer.flags import BRIDGE_FORMAT
 
 TRACKER = "latest_checkpointed_iteration.txt"
 REASON_FILE = "why-set-aside.txt"
-# The newest checkpoints that were set aside are kept for inspection.
+# Number of checkpoints that were set aside and are kept for inspection: the newest.
 BROKEN_KEPT = 2
 
 # In the order in which they are written.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# The next checkpoint may be a little larger than the last: data loader state, file names.
+# Factor by which the next checkpoint may be larger than the last: data loader state, file names.
 MARGIN = 1.1
 _POLL_SECONDS = 0.5
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -24,11 +24,11 @@ class LineEncoder:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Bytes."""
+        """Bytes, as uint8."""
         return np.dtype(np.uint8)
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the line of each text."""
+        """Yield the line of each text, an array of shape [bytes]."""
         for text in texts:
             line = b"" if text == LEFT_OUT else text.encode() + b"\n"
             yield np.frombuffer(line, dtype=self.dtype)

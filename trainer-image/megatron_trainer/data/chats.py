@@ -48,12 +48,15 @@ class ChatRun:
 
 
 class ChatCounts(NamedTuple):
-    """Chats of a folder: all that were read, those without an answer in a sample, and those of each file."""
+    """Numbers of chats of a folder: all that were read, and where they went."""
 
     read: int
     left_out: int
+    """Chats of which no answer begins within a sample."""
     training: int
+    """Chats in the file of the training split."""
     validation: int
+    """Chats in the file of the validation split."""
 
 
 def prepare_chats(

@@ -38,7 +38,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A dataset of the run: prefix of its files, and what they have."""
+    """A dataset of the run: prefix of its files, and the number of documents in them."""
 
     source: Source
     prefix: Path
@@ -130,7 +130,11 @@ def _check_ids(dataset: Prepared, encoder: Encoder, vocab_size: int) -> None:
 
 
 def split_bounds(split: str, documents: int) -> list[tuple[int, int]]:
-    """Return first and last document, exclusive, of each split, as Megatron rounds them."""
+    """Return first and last document, exclusive, of each split, as Megatron rounds them.
+
+    `documents` is the number of documents to split; `split` has the weights of training, validation and test,
+    such as 969,30,1; those left out are 0.
+    """
     parts = [float(part) for part in split.replace("/", ",").split(",")][: len(_SPLITS)]
     parts += [0.0] * (len(_SPLITS) - len(parts))
     sums = [sum(parts[:count]) / sum(parts) for count in range(len(parts) + 1)]
@@ -139,7 +143,10 @@ def split_bounds(split: str, documents: int) -> list[tuple[int, int]]:
 
 
 def empty_split(needs: Needs, documents: int) -> str | None:
-    """Return what is wrong with a split that the run reads and that has no document, and the fix."""
+    """Return what is wrong with a split that the run reads and that has no document, and the fix.
+
+    None where each has one. `documents` is the number of documents to split.
+    """
     shares = [float(part) > 0 for part in needs.split.split(",")] + [False] * len(_SPLITS)
     read = (True, needs.evaluates and shares[1], needs.evaluates and shares[2])
     for name, (first, last), used in zip(_SPLITS, split_bounds(needs.split, documents), read, strict=True):

@@ -29,12 +29,15 @@ class RecordEncoder(Protocol):
         """The type of the elements of all records."""
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the record of each text."""
+        """Yield the record of each text, an array of shape [elements]."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A tokenizer of the library `tokenizers`; `eod` is appended to each document where it is set."""
+    """A tokenizer of the library `tokenizers` with a vocabulary of `vocabulary` entries.
+
+    `eod` is the id that is appended to each document where it is set.
+    """
 
     tokenizer: Any
     vocabulary: int
@@ -46,7 +49,7 @@ class Encoder:
         return np.dtype(np.uint16 if self.vocabulary < 65500 else np.int32)
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the ids of each text that has some."""
+        """Yield the ids of each text that has some, an array of shape [tokens]."""
         for batch in _batches(texts):
             for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 ids = encoding.ids
@@ -193,7 +196,10 @@ def documents_taken(folder: Path, count: int, limit: int | None) -> Sequence[int
 
 
 def read_lengths(folder: Path, number: int, documents: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the lengths of the first `documents` records of a shard. Raises OSError."""
+    """Return the lengths, in elements, of the first `documents` records of a shard: int32 [documents].
+
+    Raises OSError.
+    """
     return np.fromfile(lengths_file(folder, number), dtype=np.int32, count=documents)
 
 

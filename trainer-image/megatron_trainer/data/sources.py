@@ -29,7 +29,10 @@ _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of `data.sources`: `documents` is the most that are taken, `output` the dataset's prefix."""
+    """One entry of `data.sources`.
+
+    `documents` is the number of documents that are taken at most, `output` the dataset's prefix.
+    """
 
     name: str
     path: str
@@ -180,7 +183,10 @@ def check_column(source: Source, path: Path, schema: Any) -> None:
 
 
 def content_digest(source: Source, files: Sequence[Path], tokenizer: str, eod: int | None) -> str:
-    """Digest of all that the dataset depends on; a file counts by path, size and time of change."""
+    """Digest of all that the dataset depends on; a file counts by path, size and time of change.
+
+    `tokenizer` is the tokenizer's digest, `eod` the token id that is appended to each document.
+    """
     stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
     depends = [1, SHARD_BYTES, source.format, source.key, source.documents, tokenizer, eod, stats]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:32]

@@ -145,8 +145,8 @@ def check_product() -> tuple[str, float]:
 
     Returns a digest of the result and the best rate in 10^12 operations per second.
 
-    (u v^T)(w z^T) = (v . w) u z^T: with small whole numbers the sums are exact in any order, so every device
-    must return the same bits. Raises FaultError.
+    Own derivation: (u v^T)(w z^T) = (v . w) u z^T. With small whole numbers the sums are exact in any order,
+    so every device must return the same bits. Raises FaultError.
     """
     size, kind = (_SIZE_ON_GPU, torch.bfloat16) if on_gpu() else (_SIZE_ON_CPU, torch.float32)
     count = torch.arange(size, device="cuda")
@@ -229,13 +229,17 @@ def new_group(store: Any, rank: int, size: int, seconds: float) -> Any:
 
 
 def new_tensor(rank: int) -> torch.Tensor:
-    """What the member `rank` of a group adds to the sum: rank + 1 in every element."""
+    """What the member `rank` of a group adds to the sum: float32 [elements], each of them rank + 1."""
     bytes_ = _BYTES_ON_GPU if on_gpu() else _BYTES_ON_CPU
     return torch.full((bytes_ // 4,), float(rank + 1), device="cuda")
 
 
 def sum_over(group: Any, tensor: torch.Tensor, expected: float, limit: float) -> float:
-    """Sum `tensor` over the group, in place. Returns the seconds. Raises FaultError for a wrong sum."""
+    """Sum `tensor`, of any shape, over the group, in place. Returns the seconds that it took.
+
+    `expected` is the sum of each element, `limit` the seconds that the sum may take. Raises FaultError for a
+    wrong sum, or RuntimeError of torch.
+    """
     start = time.perf_counter()
     group.allreduce([tensor]).wait(timedelta(seconds=limit))
     if not bool((tensor == expected).all()):

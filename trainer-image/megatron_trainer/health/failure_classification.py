@@ -84,7 +84,10 @@ def last_error(stderr: str) -> str:
 
 
 def failure_report(ending: Ending, failures: Mapping[int, RankFailure], node_rank: int) -> FailureReport:
-    """Build the report to the gang for the exit of a rank of this pod."""
+    """Build the report to the gang for the exit of a rank of this pod.
+
+    `failures` are those that ranks reported, by global rank.
+    """
     if ending.code == ExitCode.PEER_LOST:
         return FailureReport(FailureKind.POD, ending.message)
     failure = failures.get(-1 if ending.rank is None else ending.rank)

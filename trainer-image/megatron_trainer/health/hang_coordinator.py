@@ -21,6 +21,7 @@ from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 
 HANGS_FOLDER = "hangs"
 HANGS_KEPT = 3
+"""Number of hangs whose stacks are kept: the newest."""
 _CHECK_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 _WRITE_SECONDS = 5.0

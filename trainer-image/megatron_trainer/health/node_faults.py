@@ -26,7 +26,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a rank measured on its own node, in units of 10^12 operations and 10^9 bytes per second.
+    """What a rank measured on its own node.
 
     A rate is None where there is nothing to measure. `fault` is set if the device is at fault by itself, with
     `evidence` (one of hardware.Evidence) unless something else may explain it.
@@ -35,8 +35,11 @@ class DeviceReport:
     rank: int
     digest: str = ""
     product_rate: float | None = None
+    """10^12 operations per second of a matrix product."""
     copy_rate: float | None = None
+    """10^9 bytes per second of copies to another device of the node and back."""
     loopback_rate: float | None = None
+    """10^9 bytes per second of a sum over the ranks of the pod through the network interface."""
     loopback_error: str = ""
     fault: str = ""
     evidence: str = ""

@@ -65,7 +65,10 @@ def _try_exchange(key: str, node: int, peer: int, limit: float) -> str:
 
 
 def exchange(key: str, place: int, tensor: torch.Tensor, limit: float) -> None:
-    """Sum `tensor` over both nodes. Raises FaultError, or RuntimeError of torch."""
+    """Sum `tensor`, of any shape, over both nodes. Raises FaultError, or RuntimeError of torch.
+
+    `place` is 0 or 1, this node's rank in the pair, and `limit` the seconds of each operation.
+    """
     store: Any = torch.distributed.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),

@@ -16,10 +16,11 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.telemetry.incidents import FailureKind, FailureReport
 from megatron_trainer.termination import Ending
 
-# Failures in one episode, and iterations skipped in one, after which the run ends.
+# Number of failures in one episode, and of iterations skipped in one, after which the run ends.
 MAX_TRIES = 6
 MAX_SKIPPED = 10
-# Consecutive checkpoints that are set aside as unreadable: with more, the cause is hardly the checkpoints.
+# Number of consecutive checkpoints that are set aside as unreadable: with more, the checkpoints are hardly
+# the cause.
 MAX_UNREADABLE = 2
 
 
@@ -47,7 +48,8 @@ def plan_restart(
 ) -> RestartPlan:
     """Decide how to restart, and update `memory` (JSON values; empty at the run's first start).
 
-    `checkpoints`: iterations with a complete checkpoint, newest first. `on_repeat`: fail or skip.
+    `checkpoints`: iterations with a complete checkpoint, newest first. `train_iters`: iterations of the whole
+    run. `on_repeat`: fail or skip.
     """
     _drop_malformed(memory)
     newest = checkpoints[0] if checkpoints else None

@@ -34,7 +34,7 @@ class _Rank:
 class Watchdog:
     """Tracks the silence of one pod's ranks.
 
-    `timeout`: auto, off, or seconds that a training step may take.
+    `timeout`: auto, off, or seconds that a training step may take. `clock`: returns seconds.
     """
 
     def __init__(self, timeout: str | float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -42,7 +42,8 @@ _OUTPUT = (1, 2)
 
 # Key of the child that checks the flags, before any pod waits for another.
 PREFLIGHT = -1
-# Keys of the children of the preflight: those that check devices, and pairs of nodes, from a local rank down.
+# Keys of the children of the preflight: those that check devices, and pairs of nodes, are these numbers less
+# the local rank.
 FIRST_DEVICE_CHECK = -2
 FIRST_PAIR_CHECK = -2000
 
@@ -70,7 +71,7 @@ class Programs:
     cold_pair_check: list[str] | None = None
 
     def of(self, key: int) -> tuple[Callable[[], int] | None, list[str] | None]:
-        """The program of a child and the command to execute instead, if there is one."""
+        """The program of the child with this key and the command to execute instead, if there is one."""
         if key >= 0:
             return self.rank, self.cold_rank
         if key == PREFLIGHT:
@@ -102,7 +103,7 @@ class ForkServer:
     def start(self, environments: dict[int, dict[str, str]]) -> dict[int, int]:
         """Fork one child per key (local rank, PREFLIGHT, or of a check) with its environment.
 
-        Returns process ids by key.
+        Returns process ids by key. Raises ForkServerLostError.
         """
         self._exited.clear()
         self._stderr.clear()
@@ -116,7 +117,7 @@ class ForkServer:
         return dict(self._pids)
 
     def last_stderr(self, key: int) -> str:
-        """The last of what a rank wrote to stderr, if it failed by itself."""
+        """The last of what the child with this key wrote to stderr, if it failed by itself; else empty."""
         return self._stderr.get(key, "")
 
     def stop(self) -> None:
@@ -128,11 +129,14 @@ class ForkServer:
         self._await("stopped", time.monotonic() + _STOP_SECONDS)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the children, not to what they started."""
+        """Send a signal to the children, not to what they started. Raises ForkServerLostError."""
         self._send({"do": "signal", "number": number})
 
     def exited(self, wait_seconds: float) -> dict[int, int]:
-        """Wait up to `wait_seconds`; return the exit codes of ended children (negative for a signal)."""
+        """Wait up to `wait_seconds`; return the exit codes of ended children by key (negative: a signal).
+
+        Raises ForkServerLostError.
+        """
         while select.select([self._control], [], [], wait_seconds)[0]:
             self._record_exit(self._receive())
             wait_seconds = 0

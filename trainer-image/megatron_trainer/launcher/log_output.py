@@ -15,11 +15,11 @@ import time
 from typing import Final
 
 BUFFER_BYTES: Final = 1 << 20
-"""What is kept for a log that is not read."""
+"""Bytes that are kept for a log that is not read."""
 END_SECONDS: Final = 1.0
 """How long the end of a process waits for the log to take the rest."""
 _WRITE_BYTES: Final = select.PIPE_BUF
-"""A pipe that is ready for writing takes this much at once."""
+"""Bytes that a pipe takes at once when it is ready for writing."""
 
 
 class LogOutput:
@@ -93,7 +93,10 @@ class LogOutput:
 
 
 class LogStream(io.TextIOBase):
-    """A text stream before a LogOutput, for all threads of a process: no write waits for the log's reader."""
+    """A text stream before a LogOutput, for all threads of a process: no write waits for the log's reader.
+
+    `descriptor` is the log's file descriptor, `most` the bytes that are kept.
+    """
 
     encoding = "utf-8"
 

@@ -56,7 +56,8 @@ class Pod:
     def run(self) -> tuple[Ending, int | None, int | None]:
         """Run the pod to its end.
 
-        Returns how it ends, the last iteration and that of the newest checkpoint.
+        Returns how it ends, the last iteration and that of the newest checkpoint. Raises SettingError if the
+        progress port is in use.
         """
         self._events = EventSocket(self._apply_event)
         os.environ[SOCKET_ENV] = self._events.address

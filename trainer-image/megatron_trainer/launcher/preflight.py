@@ -78,11 +78,11 @@ class DeviceChecks:
         self._ranks = range(settings.ranks_per_node)
 
     def environments(self) -> dict[int, dict[str, str]]:
-        """What the fork server is to start."""
+        """What the fork server is to start: the environment of each check, by the child's key."""
         return {FIRST_DEVICE_CHECK - local: self._node.environment(local) for local in self._ranks}
 
     def done(self, exited: Mapping[int, int]) -> bool:
-        """Whether each process has ended, or is long overdue."""
+        """Whether each process has ended, or is long overdue. `exited`: exit codes by the child's key."""
         return all(FIRST_DEVICE_CHECK - local in exited or self._overdue(local) for local in self._ranks)
 
     def reports(self) -> list[DeviceReport]:

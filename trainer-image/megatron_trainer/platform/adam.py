@@ -15,8 +15,9 @@ from torch.optim.adam import adam
 class FusedAdamOnCpu(torch.optim.Optimizer):
     """Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019) through torch's own fused CPU kernel.
 
-    The state of a parameter is `exp_avg` and `exp_avg_sq`, of its shape and dtype. `step`, the number of
-    updates done, is in the parameter group.
+    `lr`, `betas`, `eps` and `weight_decay` are the papers' dimensionless constants. Raises ValueError for
+    `capturable`. The state of a parameter is `exp_avg` and `exp_avg_sq`, of its shape and dtype. `step`, the
+    number of updates done, is in the parameter group.
     """
 
     def __init__(

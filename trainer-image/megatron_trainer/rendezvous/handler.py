@@ -66,21 +66,27 @@ class GangRendezvous(RendezvousHandler):
     # The interface of torch's RendezvousHandler.
 
     def get_backend(self) -> str:
+        """The name of this kind of rendezvous."""
         return "megatron-gang"
 
     def get_run_id(self) -> str:
+        """The run's identifier, which all of its pods share."""
         return self.run_id
 
     @property
     def use_agent_store(self) -> bool:
+        """Whether ranks use the launcher's store. They do not: each generation has its own."""
         return False
 
     def is_closed(self) -> bool:
+        """Never: the gang's state ends a run."""
         return False
 
-    def set_closed(self) -> None: ...
+    def set_closed(self) -> None:
+        """Do nothing: the gang's state ends a run."""
 
     def shutdown(self) -> bool:
+        """Disconnect from the gang's store. Returns True."""
         self.store.disconnect()
         return True
 

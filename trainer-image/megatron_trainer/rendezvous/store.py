@@ -111,7 +111,10 @@ class _Connection:
 
 
 class GangStore:
-    """A client of the store, for one thread; on node rank 0 also its server while the launcher lives."""
+    """A client of the store, for one thread; on node rank 0 also its server while the launcher lives.
+
+    Every method that talks to the store raises StoreLostError when it does not respond.
+    """
 
     def __init__(
         self, address: str, port: int, host: bool, initial: State | None = None, token: bytes = b""

@@ -122,7 +122,9 @@ def new_incident(
 ) -> ReportedIncident:
     """Build the incident of `report`; the times of later phases are None.
 
-    `generation` is the one that starts because of it, `iteration` the last one done before it.
+    `generation` is the one that starts because of it, `iteration` the last one done before it,
+    `resumed_from` the iteration from which it resumes; None: from the beginning. `last_step_at` and `met_at`,
+    when the last iteration was done and when all pods had met, are in Unix seconds.
     """
     return ReportedIncident(
         generation=generation,

@@ -13,6 +13,7 @@ class IterationRecord(Message):
     generation: int
     """The generation that did it."""
     train_iters: int | None = None
+    """Iterations of the whole run."""
     lm_loss: float | None = None
     """Reduced over all data-parallel ranks; known on the last pipeline stage."""
     learning_rate: float | None = None

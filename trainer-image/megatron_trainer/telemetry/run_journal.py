@@ -25,6 +25,7 @@ from megatron_trainer.telemetry.validation_log import ValidationLog
 
 JOURNAL_FILE = "incidents.json"
 JOURNAL_SCHEMA = 1
+"""Version of the journal's format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,9 @@ class RunJournal:
     ) -> None:
         """Record that `generation` starts because of `report`, once all pods have met and no rank runs.
 
-        `latest`: the last iteration according to the gang's store, for a run without a progress file.
+        `resumed_from`: the iteration from which it resumes; None: the beginning. `latest`: the last iteration
+        according to the gang's store, for a run without a progress file. `met_at`: when all pods had met,
+        Unix seconds.
         """
         self._progress_log.read_new()
         last = self._progress_log.last or latest

@@ -129,7 +129,7 @@ class ProgressServer(ThreadingHTTPServer):
 
     @property
     def connections(self) -> int:
-        """Connections that are open, each with a thread."""
+        """Number of open connections, each with a thread."""
         with self._changed:
             return len(self._open)
 

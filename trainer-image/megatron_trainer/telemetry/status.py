@@ -19,7 +19,10 @@ def _now() -> str:
 
 
 class Status:
-    """The run as this pod knows it. Safe to use from several threads; unknown values are None."""
+    """The run as this pod knows it. Safe to use from several threads; unknown values are None.
+
+    `train_iters`: iterations of the whole run.
+    """
 
     def __init__(self, node_rank: int, train_iters: int | None) -> None:
         self._lock = threading.Lock()
@@ -92,7 +95,7 @@ class Status:
             return self._loaded_at
 
     def start_generation(self, generation: int, resumed_from: int | None) -> None:
-        """Reset what belongs to a generation; its ranks are about to start."""
+        """Reset what belongs to a generation; its ranks are about to start, from iteration `resumed_from`."""
         with self._lock:
             self._failures.clear()
             self._loaded_at = self._step_at = None

@@ -12,7 +12,7 @@ from megatron_trainer.telemetry.progress_log import MOST_ITERATIONS
 
 @dataclass(frozen=True, slots=True)
 class Validation(Message):
-    """One evaluation, as a line of the file has it."""
+    """One evaluation, as a line of the file has it: the loss after so many iterations."""
 
     iteration: int
     lm_loss: float

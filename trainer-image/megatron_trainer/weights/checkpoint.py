@@ -102,7 +102,7 @@ def names(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def dtype(directory: Path) -> str:
-    """Return the dtype of the largest tensor of a checkpoint's model."""
+    """Return the dtype of the largest tensor of a checkpoint's model. Raises ConversionError."""
     from torch.distributed.checkpoint import FileSystemReader
 
     described = FileSystemReader(directory).read_metadata().state_dict_metadata

@@ -79,7 +79,10 @@ def _load(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
 
 
 def audit(source: Path, target: Path, base: Path | None) -> Audit:
-    """Compare what a conversion read with what it wrote; neither is changed. Raises ConversionError."""
+    """Compare what a conversion read with what it wrote; neither is changed.
+
+    Raises ConversionError, and AuditError if merging adapters changed other tensors.
+    """
     kinds = [huggingface_folder.is_folder(folder) for folder in (source, target)]
     if kinds == [False, False]:
         raise ConversionError(f"neither {source} nor {target} is a Hugging Face folder with config.json")

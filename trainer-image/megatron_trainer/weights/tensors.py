@@ -17,7 +17,7 @@ class TensorRecord:
 
     @property
     def bytes(self) -> int:
-        """The size in memory."""
+        """Bytes in memory."""
         size = dtype_of(self.dtype).itemsize
         for length in self.shape:
             size *= length
@@ -50,7 +50,7 @@ def name_of(dtype: Any) -> str:
 
 
 def record(tensor: Any) -> TensorRecord:
-    """Compute the record of a tensor."""
+    """Compute the record of a tensor of any shape."""
     import torch
 
     data = tensor.detach().cpu().contiguous()
@@ -62,5 +62,5 @@ def record(tensor: Any) -> TensorRecord:
 
 
 def records(tensors: Iterable[tuple[str, Any]]) -> dict[str, TensorRecord]:
-    """Compute the records of named tensors, one tensor in memory at a time."""
+    """Compute the records of named tensors of any shape, by name, one tensor in memory at a time."""
     return {name: record(tensor) for name, tensor in tensors}

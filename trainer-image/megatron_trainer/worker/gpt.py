@@ -59,7 +59,9 @@ def next_batch(
 ) -> dict[str, torch.Tensor | None]:
     """Return this rank's micro-batch, read on the first tensor-parallel rank and broadcast to the others.
 
-    Middle pipeline stages need none and get None for every key.
+    All are [micro batch, sequence of this context-parallel rank], except `attention_mask`, None or [micro
+    batch, 1, sequence of this rank, whole sequence]. Keys that a stage does not need are None: all of them on
+    middle pipeline stages.
     """
     args = get_args()
     has_mtp = _has_mtp_layers(args, vp_stage)
