@@ -103,11 +103,11 @@ class Api:
         return found
 
     def list(self, kind: str, namespace: str | None = None, **query: str) -> list[Object]:
-        """All objects of a kind that match the query, for example `labelSelector`."""
+        """All objects of a kind that match the query, for example `labelSelector`. Raises ApiError."""
         return list(self.request("GET", self.path(kind, namespace), **query)["items"])
 
     def apply(self, body: Object, manager: str = "tests", **query: str) -> Object:
-        """Server-side apply; conflicts are overwritten."""
+        """Server-side apply; conflicts are overwritten. Raises ApiError."""
         metadata = body["metadata"]
         path = self.path(body["kind"], metadata.get("namespace"), metadata["name"])
         return dict(
@@ -130,7 +130,7 @@ class Api:
     def patch(
         self, kind: str, namespace: str | None, name: str, body: Object, subresource: str = ""
     ) -> Object:
-        """JSON merge patch of an object or its subresource."""
+        """JSON merge patch of an object or its subresource. Raises ApiError."""
         path = self.path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
         return dict(self.request("PATCH", path, body, "application/merge-patch+json"))
 

@@ -25,7 +25,7 @@ class BrowserMissingError(Exception):
 
 
 class Tab:
-    """One page of the browser."""
+    """One page of the browser. All methods raise RuntimeError where the browser reports an error."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket

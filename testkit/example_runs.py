@@ -97,7 +97,7 @@ def example_runs() -> ExampleRuns:
 
 
 def training_run(name: str, namespace: str = "research", *, lr: float = 3e-4) -> Object:
-    """A run of Llama 3 8B on 64 H100 that trains, after three incidents."""
+    """A run of Llama 3 8B on 64 H100 that trains with learning rate `lr`, after three incidents."""
     spec = {
         "recipe": "llama3-8b",
         "accelerator": {"type": "h100-sxm", "count": 64},

@@ -19,6 +19,7 @@ ITERATIONS = 240
 ITERATIONS_OF_ALL = 1200
 """For the whole table: some of its faults last for minutes, during which the run keeps training."""
 DISK_MEBIBYTES = 128
+"""Size of the checkpoint volume that a fault fills."""
 
 
 def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, float]:

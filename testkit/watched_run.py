@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "examples" / "tiny-gpt.yaml"
 SAVE_INTERVAL = 10
 """Iterations between checkpoints."""
 KEEP = 3
-"""Checkpoints that are kept."""
+"""Number of checkpoints that are kept."""
 NODES = 2
 RANKS_PER_NODE = 2
 
@@ -202,6 +202,7 @@ class WatchedRun(FaultTarget, TrainingRun):
         return found
 
     def status(self) -> RunStatus:
+        """The main fields of the recipe's status."""
         return RunStatus.of(self._recipe())
 
     def _recipe(self) -> dict[str, Any] | None:

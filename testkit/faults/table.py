@@ -72,8 +72,8 @@ def _wait_for_recovery(run: WatchedRun, row: Row, before: StateBeforeFault) -> l
 def check_losses(run: WatchedRun, expected: dict[int, float]) -> None:
     """Every iteration up to the newest was done, each with the undisturbed run's loss.
 
-    Losses are equal to the last digit up to the first change of layout, and within RESHARD_TOLERANCE after
-    it. Raises AssertionError.
+    `expected` has the losses by iteration. Losses are equal to the last digit up to the first change of
+    layout, and within RESHARD_TOLERANCE after it. Raises AssertionError.
     """
     records = run.records()
     different = {}

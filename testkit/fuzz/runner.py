@@ -31,6 +31,7 @@ class Summary:
 
     target: str
     cases: int = 0
+    """Number of texts that were checked."""
     seconds: float = 0.0
     findings: dict[str, Finding] = field(default_factory=dict)
     """By kind."""

@@ -64,7 +64,10 @@ class Target:
 
 
 def check_recipe(text: str) -> None:
-    """A recipe file through the way of operator and CLI: parse, resolve, plan, manifests."""
+    """A recipe file through the way of operator and CLI: parse, resolve, plan, manifests.
+
+    Raises WrongAnswer.
+    """
     try:
         documents = yaml_documents.load_all(text)
     except yaml_documents.YamlError as error:
@@ -104,7 +107,10 @@ def check_catalog(text: str) -> None:
 
 
 def check_progress(text: str) -> None:
-    """An answer of /progress, merged, and taken over into the status."""
+    """An answer of /progress, merged, and taken over into the status.
+
+    Raises WrongAnswer.
+    """
     try:
         report = ProgressReport.parse(load_json(text.encode(errors="surrogatepass")))
     except WireError as error:
@@ -115,7 +121,10 @@ def check_progress(text: str) -> None:
 
 
 def check_termination(text: str) -> None:
-    """A container's termination message, as the cause of the end of its pod."""
+    """A container's termination message, as the cause of the end of its pod.
+
+    Raises WrongAnswer.
+    """
     for code in (0, 1, 137):
         pod = samples.ended_pod(code, text)
         end = pod_end(pod, "run")
@@ -146,7 +155,10 @@ def check_status(text: str) -> None:
 
 
 def check_journal(text: str) -> None:
-    """Damaged state of the trainer on its volume: journal, lease, tracker, progress, metadata."""
+    """Damaged state of the trainer on its volume: journal, lease, tracker, progress, metadata.
+
+    Raises WrongAnswer.
+    """
     from megatron_trainer.checkpoints import checkpoint_lease, selection
     from megatron_trainer.health.retry_policy import plan_restart
     from megatron_trainer.telemetry.run_journal import JOURNAL_FILE, RunJournal
@@ -174,7 +186,10 @@ def check_journal(text: str) -> None:
 
 
 def check_page(text: str) -> None:
-    """A run's status and log on the web page."""
+    """A run's status and log on the web page.
+
+    Raises WrongAnswer.
+    """
     found = page.problem(text)
     _require(found is None, str(found))
 
@@ -225,7 +240,10 @@ def _check_words(words: list[str]) -> None:
 
 
 def check_errors(refused: InvalidRecipeError) -> None:
-    """Every error has a field, a message and a fix, in a printable line."""
+    """Every error has a field, a message and a fix, in a printable line.
+
+    Raises WrongAnswer.
+    """
     for error in refused.errors:
         text = str(error)
         _require(bool(_FIELD.match(error.field)), f"field {error.field[:80]!r} of: {text[:300]}")

@@ -28,6 +28,7 @@ STDERR: Final = 2
 """The descriptor, which stays the same where a test replaces `sys.stderr`."""
 SHRINK_STEPS: Final = 300
 SLOWEST: Final = 3
+"""Number of slowest cases that are reported."""
 
 
 class Worker:

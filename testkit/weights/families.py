@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 256
+"""Entries of the vocabulary of every model."""
 _BASE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -12,9 +12,13 @@ class Proof:
     """What was measured. Logits are those of float32 models, over 32 positions."""
 
     tensors: int
+    """Number of tensors of the source."""
     largest_difference: float
+    """Largest absolute difference of two logits."""
     largest_logit: float
+    """Largest absolute logit of transformers' model."""
     cosine: float
+    """Cosine of the angle between both models' logits; 1 for equal ones."""
     identical_files: bool
     """Whether export after import gave every tensor of the source, bit for bit, and no other."""
 
@@ -65,7 +69,7 @@ def prove_by_name(name: str, dtype: str, folder: Path) -> dict[str, Any]:
 def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, float]:
     """Compare Megatron with adapters beside its weights to transformers, with merged weights and the base's.
 
-    Returns the largest differences of logits, in float32.
+    Returns the largest absolute differences of logits, in float32, by what is compared.
     """
     import torch
     import transformers
