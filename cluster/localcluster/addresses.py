@@ -13,6 +13,7 @@ HOST = "10.245.0.1"
 """API server, DNS and registry listen on this address, which exists on the bridge only."""
 HOST_RANGE = "10.245.0.0/24"
 PREFIX = 24
+"""Bits of the network part of an address in HOST_RANGE."""
 POD_RANGE = "10.244.0.0/16"
 DNS_DOMAIN = "cluster.local"
 REGISTRY_PORT = 5000

@@ -160,6 +160,9 @@ class Binaries:
             self._stamp(name).write_text(fingerprint(program, self.paths.tools, toolchain))
 
     def module_directory(self, module: str, path: str) -> Path:
-        """The source folder of Go module `path` as pinned in `tools/<module>`; it contains manifests."""
+        """The source folder of Go module `path` as pinned in `tools/<module>`; it contains manifests.
+
+        Raises ClusterError without Go, or when the module cannot be downloaded.
+        """
         output = run([go(), "mod", "download", "-json", path], directory=self.paths.tools / module)
         return Path(json.loads(output)["Dir"])

@@ -339,7 +339,10 @@ class Cluster:
 
     @contextlib.contextmanager
     def small_disk(self, folder: Path, mebibytes: int) -> Iterator[None]:
-        """Mount an empty disk of this size over `folder`, for pods that start during the block."""
+        """Mount an empty disk of so many MiB over `folder`, for pods that start during the block.
+
+        Raises ClusterError with the kernel's message.
+        """
         inits = [init for node in self._nodes().values() if (init := node.init()) is not None]
         with disks.small_disk(folder, mebibytes, inits):
             yield

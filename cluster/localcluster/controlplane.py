@@ -36,6 +36,7 @@ class Ports:
 
     @classmethod
     def preferred(cls, base: int) -> Ports:
+        """Consecutive ports from `base` on."""
         return cls(*(base + offset for offset in range(len(fields(cls)))))
 
 
@@ -81,6 +82,7 @@ class ControlPlane:
 
     @property
     def server(self) -> str:
+        """URL of the API server."""
         return f"https://{self.address}:{self.ports.api}"
 
     def certificates(self) -> list[Certificate]:
@@ -118,6 +120,7 @@ class ControlPlane:
         self.authority.kubeconfig("admin", self.server, self.paths.kubeconfig)
 
     def component_kubeconfig(self, name: str) -> Path:
+        """Path of the kubeconfig of a component."""
         return self.paths.home / "kubeconfigs" / name
 
     def argv(self, component: str) -> list[str | Path]:
@@ -226,7 +229,7 @@ class ControlPlane:
         ]
 
     def start(self, component: str) -> None:
-        """Start one of COMPONENTS, unless it is running."""
+        """Start one of COMPONENTS, unless it is running. Raises ClusterError on another name."""
         self.processes.start(component, self.argv(component))
 
     def up(self, console: Console) -> None:

@@ -35,7 +35,8 @@ if libc.setns(namespace, 0x20000) or libc.syscall(429, descriptor, b"", -100, pa
 def small_disk(folder: Path, mebibytes: int, inits: Sequence[int]) -> Iterator[None]:
     """Mount an empty tmpfs at `folder`, on the host and in the nodes with the PIDs 1 `inits`.
 
-    Earlier mounts of running pods do not change. Raises ClusterError with the kernel's message.
+    Its size is `mebibytes` MiB. Earlier mounts of running pods do not change. Raises ClusterError with the
+    kernel's message.
     """
     run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=777", "small-disk", folder])
     try:

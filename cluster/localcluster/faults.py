@@ -44,6 +44,7 @@ class Process:
 
     pid: int
     began: int
+    """Clock ticks from the boot of the machine to its start, field 22 of /proc/PID/stat."""
 
     @property
     def alive(self) -> bool:
@@ -77,7 +78,10 @@ class Process:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """SIGKILL, and wait until it is gone.
+
+        Raises ClusterError when it was gone before, or does not end.
+        """
         self.signal(signal.SIGKILL)
         wait_until(lambda: not self.alive, 20, f"process {self.pid} to end")
 

@@ -69,10 +69,12 @@ class Node:
 
     @property
     def name(self) -> str:
+        """Name of the Node object."""
         return self.address.name
 
     @property
     def running(self) -> bool:
+        """Whether the node's own process runs."""
         return self.plane.processes.running(self.name)
 
     def containerd_config(self) -> str:
@@ -225,7 +227,10 @@ state = "/run/containerd"
 
     @staticmethod
     def init_pid(parent: int) -> int | None:
-        """The host's PID of the node's PID 1, the only child of `unshare`."""
+        """The host's PID of the node's PID 1, the only child of `unshare`, whose PID is `parent`.
+
+        None while there is no child.
+        """
         try:
             children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         except FileNotFoundError:
@@ -274,7 +279,10 @@ state = "/run/containerd"
             wait_until(lambda: not Path(f"/proc/{init}").exists(), 30, f"{self.name} to end")
 
     def prune_images(self) -> None:
-        """Delete images that lost their tag; running containers keep what they use."""
+        """Delete images that lost their tag; running containers keep what they use.
+
+        Raises ClusterError when the node is off.
+        """
         ctr = [*self.enter(), "ctr", "--namespace", "k8s.io", "images"]
         if references := untagged(run([*ctr, "list"])):
             run([*ctr, "remove", "--sync", *references])

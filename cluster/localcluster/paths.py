@@ -26,6 +26,7 @@ class Paths:
 
     @property
     def root(self) -> Path:
+        """All state and caches of the checkout."""
         return self.checkout / ".cluster"
 
     @property
@@ -35,6 +36,7 @@ class Paths:
 
     @property
     def bin(self) -> Path:
+        """Programs that were built for the cluster."""
         return self.root / "bin"
 
     @property
@@ -44,18 +46,22 @@ class Paths:
 
     @property
     def tools(self) -> Path:
+        """Go modules that pin the programs to build."""
         return self.checkout / "cluster" / "tools"
 
     @property
     def pki(self) -> Path:
+        """Keys and certificates of this profile."""
         return self.home / "pki"
 
     @property
     def logs(self) -> Path:
+        """Logs of the processes of this profile."""
         return self.home / "logs"
 
     @property
     def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
         return self.home / "kubeconfig"
 
     @property
@@ -65,7 +71,9 @@ class Paths:
 
     @property
     def audit_log(self) -> Path:
+        """The API server's audit log, JSON lines."""
         return self.logs / "audit.jsonl"
 
     def binary(self, name: str) -> Path:
+        """Path of one of the built programs."""
         return self.bin / name

@@ -118,7 +118,10 @@ class PolicedNode:
         self._processes.append(controller)
 
     def add_pod(self) -> PodNetwork:
-        """A network namespace with an address, reached through the node's."""
+        """A network namespace with an address, reached through the node's.
+
+        Raises ClusterError when all 60 addresses are taken.
+        """
         self._pods += 1
         name, link, net = f"{NAME}-{self._pods}", f"pod{self._pods}", f"198.18.1.{4 * self._pods}"
         gateway, address = (f"198.18.1.{4 * self._pods + end}" for end in (1, 2))

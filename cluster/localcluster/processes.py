@@ -175,7 +175,10 @@ class Processes:
         partial.rename(path)
 
     def kill(self, name: str) -> None:
-        """Kill the process with SIGKILL and delete its record. No error when it is gone."""
+        """Kill the process with SIGKILL and delete its record. No error when it is gone.
+
+        Raises ClusterError when it does not end.
+        """
         record = self.record(name)
         if record is not None and self.running(name):
             os.kill(record.pid, signal.SIGKILL)
@@ -184,7 +187,10 @@ class Processes:
         (self.records / f"{name}.json").unlink(missing_ok=True)
 
     def kill_all(self) -> None:
-        """Kill every recorded process and every marked process without a record."""
+        """Kill every recorded process and every marked process without a record.
+
+        Raises ClusterError when one of them does not end.
+        """
         live = {record.pid for name in self.names() if self.running(name) and (record := self.record(name))}
         pids = (live | set(owned_pids(self.home))) - {os.getpid()}
         began = {pid: start_time(pid) for pid in pids}
