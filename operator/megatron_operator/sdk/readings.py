@@ -30,7 +30,7 @@ class Reading:
     checkpoint_iteration: int | None = None
     restarts: int = 0
     goodput: float | None = None
-    """Share of the time since the start in which the run made progress that it kept, 0 to 1."""
+    """Share: step time of the iterations that count, divided by wall time since the run's first start."""
 
     @classmethod
     def of(cls, status: MegatronRecipeStatus) -> "Reading":
