@@ -34,7 +34,7 @@ LISTS_LOCK = Path("/var/lib/apt/lists/lock")
 LOCK_SECONDS = 600
 """For how long another apt, such as the machine's own updates, is waited for."""
 LOCK_POLL = 0.5
-"""Seconds."""
+"""Seconds between two attempts to take the lock."""
 _APT = ("apt-get", "-o", f"DPkg::Lock::Timeout={LOCK_SECONDS}", "-o", "Acquire::Retries=5")
 
 

@@ -45,9 +45,9 @@ ENGINES: Final = ("megatron", "bridge")
 DEFAULT_RUN_ID: Final = "run"
 DEFAULT_MAX_RANK_RESTARTS: Final = 3
 DEFAULT_RENDEZVOUS_TIMEOUT: Final = 600
-"""Seconds."""
+"""Seconds that a pod waits for all others."""
 DEFAULT_TERMINATION_GRACE: Final = 25
-"""Seconds."""
+"""Seconds from SIGTERM for the last save."""
 DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
 DEFAULT_HANG_TIMEOUT: Final = "auto"
 DEFAULT_LOSS_SPIKE_WINDOW: Final = 50

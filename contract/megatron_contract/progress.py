@@ -78,7 +78,7 @@ class ProgressReport(Message):
     learning_rate: Finite | None = None
     step_seconds: Seconds | None = None
     tokens_per_second: Rate | None = None
-    """Of the whole job."""
+    """Tokens per second of the whole job."""
     tflops_per_gpu: Rate | None = None
     """Model TFLOP/s by Megatron's formula."""
     consumed_samples: Count | None = None

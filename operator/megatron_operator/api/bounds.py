@@ -38,7 +38,7 @@ LARGEST_SETTING: Final = 1_000_000
 Positive = Annotated[float, Field(gt=0, le=LARGEST_SETTING)]
 """Factors, rates and epsilons; the catalog has up to 40."""
 NonNegative = Annotated[float, Field(ge=0, le=LARGEST_SETTING)]
-"""The same where zero disables something."""
+"""Factors, rates and epsilons where zero disables something."""
 Signed = Annotated[float, Field(ge=-LARGEST_SETTING, le=LARGEST_SETTING)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(gt=0, le=10**15)]

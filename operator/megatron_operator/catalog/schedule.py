@@ -21,7 +21,7 @@ _OTHER: Final = {"Iters": "Samples", "Samples": "Iters"}
 
 
 def tokens(amount: str) -> int:
-    """`1.5T` as a number."""
+    """`1.5T`, of the form that the field `trainTokens` accepts, as a number of tokens (K 1e3 to T 1e12)."""
     factor = _SUFFIX.get(amount[-1], 1)
     return round(float(amount.rstrip("KMBT")) * factor)
 

@@ -17,7 +17,7 @@ class RunAccount(NamedTuple):
     until: float
     """Seconds since the epoch."""
     price: float | None
-    """Of an accelerator and hour."""
+    """Price of an accelerator and hour."""
 
 
 def run_account(recipe: dict[str, Any], now: float, price: float | None) -> RunAccount | None:

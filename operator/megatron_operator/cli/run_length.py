@@ -16,7 +16,7 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a whole run without interruptions; `total` is in the currency of the price."""
+    """Cost of a whole run without interruptions; `total` is in the currency of the price."""
 
     gpu_hours: float
     total: float

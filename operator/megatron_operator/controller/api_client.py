@@ -195,18 +195,21 @@ class ApiClient:
         return await self._request("PATCH", path, query, body, "application/apply-patch+yaml")
 
     async def create(self, resource: Resource, body: Object) -> Object:
-        """Create an object; a conflict when it exists."""
+        """Create an object. Raises ApiError with status 409 when it exists."""
         path = resource.path(body["metadata"]["namespace"])
         return await self._request("POST", path, {"fieldManager": FIELD_MANAGER}, body)
 
     async def replace(self, resource: Resource, body: Object) -> Object:
-        """Replace exactly this version of an object; a conflict when it has changed."""
+        """Replace exactly this version of an object. Raises ApiError with status 409 when it has changed."""
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._request("PUT", path, {"fieldManager": FIELD_MANAGER}, body)
 
     async def merge(self, resource: Resource, target: Object, changes: Object) -> Object:
-        """JSON merge patch of exactly this version of an object; null removes a field."""
+        """JSON merge patch of exactly this version of an object; null removes a field.
+
+        Raises ApiError with status 409 when the object has changed.
+        """
         metadata = target["metadata"]
         version = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         path = resource.path(metadata["namespace"], metadata["name"])

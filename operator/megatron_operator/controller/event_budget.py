@@ -10,7 +10,7 @@ from megatron_operator.lifecycle.status_builder import RecipeKey
 BURST: Final = 25
 """Events that a recipe may post at once."""
 RESERVED: Final = 10
-"""Of these, for Events of the operator's own reasons: what pods report cannot crowd them out."""
+"""Of `BURST`, how many only the operator's own reasons may use: what pods report cannot crowd them out."""
 SECONDS_PER_EVENT: Final = 30.0
 """After the burst, one Event in so many seconds."""
 SUMMARY_EVERY: Final = 600.0

@@ -30,10 +30,10 @@ class LeaseApi(Protocol):
         """The object; None when it does not exist."""
 
     async def create(self, resource: Resource, body: Object) -> Object:
-        """POST; a conflict when it exists."""
+        """POST. Raises ApiError with status 409 when the object exists."""
 
     async def replace(self, resource: Resource, body: Object) -> Object:
-        """PUT; a conflict unless the body has the current resourceVersion."""
+        """PUT. Raises ApiError with status 409 unless the body has the current resourceVersion."""
 
 
 class LeaseLostError(OperatorError):

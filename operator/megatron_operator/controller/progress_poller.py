@@ -33,9 +33,9 @@ ALL_PODS_UP_TO: Final = 8
 RUNS_PER_SECOND: Final = 50
 """With more runs that answer than that in an interval, the interval grows."""
 LONGEST_REST: Final = 6
-"""Rounds in which a pod that lets requests time out is not asked."""
+"""Most rounds in a row in which a pod that lets requests time out is not asked."""
 LONGEST_REST_SECONDS: Final = 30.0
-"""The same where rounds are long: hang detection needs an answer a minute."""
+"""Seconds that these rounds take at most: hang detection needs an answer a minute."""
 REMIND: Final = 30.0
 """Seconds after which a run is reconciled without a change: a hang shows as no change."""
 

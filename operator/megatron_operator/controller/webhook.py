@@ -27,7 +27,7 @@ CERTIFICATE, KEY = "tls.crt", "tls.key"
 CERTIFICATES_INTERVAL: Final = 30.0
 """Seconds between two checks of the certificate files: cert-manager renews them, the kubelet swaps them."""
 LARGEST_REVIEW: Final = 8 * 2**20
-"""Bytes."""
+"""Bytes of the largest review that is read."""
 REVIEW_SECONDS: Final = 4.0
 """Wall time for one review; the API server waits for 5 s by the chart's default."""
 UNPROCESSABLE: Final = 422

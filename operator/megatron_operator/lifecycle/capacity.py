@@ -68,7 +68,7 @@ class ClusterUsage:
 
 
 def places(cluster: ClusterUsage, template: Object) -> dict[str, int]:
-    """As `fitting_pods`, as if nothing ran on the nodes."""
+    """Number of pods that fit each node, as `fitting_pods` counts them, if nothing else ran there."""
     return fitting_pods(ClusterUsage(cluster.nodes), template, ())
 
 

@@ -73,7 +73,7 @@ def forget_evidence(recovery: RecoveryStatus, *nodes: str) -> RecoveryStatus:
 
 
 def record_avoided(recovery: RecoveryStatus, nodes: Collection[str], now: float) -> RecoveryStatus:
-    """Record since when nodes are avoided."""
+    """Record that nodes are avoided since `now`, in Unix seconds, unless they already are."""
     entries = {
         name: each.model_copy(update={"avoided_at": timestamp(now)})
         if name in nodes and each.avoided_at is None

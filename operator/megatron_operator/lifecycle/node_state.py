@@ -11,7 +11,8 @@ from megatron_operator.lifecycle.object_metadata import condition
 NOT_READY_GRACE: Final = 30.0
 """Seconds beyond a pod's own grace period for a kubelet that is alive and reports its node not ready."""
 UNREADABLE_NODE_GRACE: Final = 120.0
-"""The same where nodes may not be read and only the pod's condition shows that its node was lost."""
+"""Seconds beyond a pod's own grace period, where nodes may not be read and only the pod's condition shows
+that its node was lost."""
 
 
 class NodeState(StrEnum):

@@ -71,7 +71,7 @@ class History:
     """When the operator last restarted all pods, Unix seconds."""
     last_cause: str | None = None
     first_cause: str | None = None
-    """Of the first restart since the newest checkpoint."""
+    """Cause of the first restart since the newest checkpoint."""
     last_resize: float | None = None
     """When the operator last changed the number of accelerators, Unix seconds."""
     node_failures: Mapping[str, int] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class AvoidanceLimits:
     """How many nodes a run may begin to avoid."""
 
     count: int
-    """By the platform's share of the pool and number in an hour."""
+    """Number of nodes, by the platform's limits for a share of the pool and for an hour."""
     places: Mapping[str, int] | None = None
     """Pods of the run that each ready and matching node has room for when it is empty; None: not known."""
     cap: str = "platform.badNodes allows no more"

@@ -60,7 +60,7 @@ from megatron_operator.manifests.node_avoidance import avoided, avoided_by
 STARTING_RECHECK: Final = 3.0
 """Seconds between two checks of pods that do not all run: what blocks them may show in Events only."""
 SLOW_RECHECK: Final = 15.0
-"""The same once they have been in that state for `RECENT` seconds."""
+"""Seconds between two such checks once the pods have been in that state for `RECENT` seconds."""
 RECENT: Final = 60.0
 """Seconds after a change of state for which pods are checked often."""
 

@@ -32,7 +32,7 @@ class Stage:
     """One of the Jobs, and how it shows in the status."""
 
     role: str
-    """Of its pods."""
+    """Value of the role label of its pods."""
     noun: str
     container: str
     final: tuple[int, ...]

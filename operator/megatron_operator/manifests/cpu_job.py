@@ -18,7 +18,7 @@ class Work:
     """What the container of a Job runs."""
 
     role: str
-    """Of its pods, and the end of its name."""
+    """Value of the role label of the Job's pods, and the end of the Job's name."""
     container: str
     command: str
     arguments: list[str]

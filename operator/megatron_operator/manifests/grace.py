@@ -8,9 +8,9 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 
 SHORTEST: Final = {"gpu": 300, "cpu": 60}
-"""Seconds, by platform."""
+"""Seconds of the shortest default grace period, by platform."""
 LONGEST: Final = 3600
-"""Seconds."""
+"""Seconds of the longest default grace period."""
 SHUTDOWN_SECONDS: Final = 10
 """Of the grace period, what the launcher reserves to verify the save and write its termination message."""
 _BYTES_PER_SECOND: Final = 1e9

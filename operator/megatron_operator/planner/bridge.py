@@ -213,7 +213,7 @@ def _adapter_notes(resolved: ResolvedRecipe) -> Iterator[str]:
 
 
 def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
-    """Why no job is created for it."""
+    """Why no job is created for a recipe whose Megatron-Bridge function the trainer image does not start."""
     function = resolved.function
     assert function is not None, "every recipe of engine bridge has a function"
     reason = bridge_support.obstacle(str(function.function), resolved.mode)

@@ -52,7 +52,7 @@ class Row:
     accelerators: str
     iteration: str
     share: float | None
-    """Of its iterations, 0 to 1."""
+    """Share of the iterations that are done, 0 to 1."""
     loss: str
     speed: str
     eta: str

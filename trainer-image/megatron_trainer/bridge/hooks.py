@@ -20,7 +20,7 @@ from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
 
 class BridgeHooks(MegatronHooks):
-    """The same for Bridge: its loop passes a GlobalState where Megatron's has global arguments."""
+    """Megatron's hooks for Bridge, whose loop passes a GlobalState where Megatron's has global arguments."""
 
     def __init__(self, config: Any, *args: Any) -> None:
         super().__init__(*args)

@@ -26,7 +26,7 @@ class IterationRecord(Message):
     save_seconds: float | None = None
     """In saves since the iteration before it, as the progress file has it; None for none."""
     evaluate_seconds: float | None = None
-    """The same in evaluations."""
+    """In evaluations since the iteration before it; None for none."""
 
 
 METRICS = (

@@ -21,7 +21,7 @@ class LayerParameters:
     experts: int = 0
     """Split over expert-parallel and expert-tensor-parallel groups."""
     active_experts: int = 0
-    """Those of the experts of one token."""
+    """Parameters of the experts that one token uses."""
 
     @property
     def total(self) -> int:
