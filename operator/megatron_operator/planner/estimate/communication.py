@@ -8,8 +8,10 @@ from megatron_operator.planner.estimate.workload import Workload
 class CommunicationModel:
     """Communication of one workload on one accelerator. All methods return seconds of one rank.
 
-    Ranks are ordered as in Megatron: tensor within context within data within pipeline (`tp-cp-ep-dp-pp`).
-    A group that spans no more ranks than an NVLink domain uses the link; others cross the network.
+    Ranks are ordered as in Megatron: tensor within context within data within pipeline (`tp-cp-ep-dp-pp`). A
+    group that spans no more ranks than an NVLink domain uses the link; others cross the network. In the
+    formulas s is the part of the sequence on one context-parallel rank, in tokens, b the micro batch in
+    samples and h the hidden size.
     """
 
     def __init__(self, w: Workload, on: Accelerator, constants: Calibration) -> None:
@@ -26,9 +28,9 @@ class CommunicationModel:
         """Tensor-parallel communication of one layer, forward and backward, for one micro batch.
 
         With sequence parallelism an all-gather and a reduce-scatter each around attention and the
-        feed-forward network, in both directions: 8 x (t - 1)/t x 2 s b h bytes, where t is TP, s the
-        sequence length, b the micro batch and h the hidden size (arXiv:2205.05198, section 4.2.2). Without
-        it, four all-reduces of the same volume. Experts replace the second pair with their own exchange.
+        feed-forward network, in both directions: 8 x (t - 1)/t x 2 s b h bytes, where t is TP
+        (arXiv:2205.05198, section 4.2.2). Without it, four all-reduces of the same volume. Experts replace
+        the second pair with their own exchange.
         """
         w = self._w
         if w.dims.tp == 1:
@@ -104,9 +106,9 @@ class CommunicationModel:
         return max(0.0, 1 - alone / (self._w.micro_batches * dims.vp))
 
     def pipeline(self) -> float:
-        """Activations to the next stage and gradients back: 2 x 2 s b h / (t c) bytes for each chunk.
+        """Activations to the next stage and gradients back: 2 x 2 s b h / t bytes for each chunk.
 
-        Own derivation, where c is CP; without sequence parallelism t is 1. The slowest boundary between
+        Own derivation, where t is TP, or 1 without sequence parallelism. The slowest boundary between
         stages determines the time. Interleaved stages send while they compute
         (`--overlap-p2p-communication`, on by default).
         """
@@ -121,9 +123,9 @@ class CommunicationModel:
         """Gradient reduction and parameter gathering of one step, less what a micro batch overlaps.
 
         `held` are parameters as `held_parameters` returns them, `forward` and `backward` seconds of the
-        passes that may overlap. Reduce-scatter of the gradients and all-gather of the parameters move (d -
-        1)/d of their bytes each, where d is DP (arXiv:1910.02054, section 7). With several ranks of a group
-        in one domain, the NIC of each carries a part. The former overlaps the last backward pass
+        passes that may overlap. Reduce-scatter of the gradients and all-gather of the parameters move
+        (d - 1)/d of their bytes each, where d is DP (arXiv:1910.02054, section 7). With several ranks of a
+        group in one domain, the NIC of each carries a part. The former overlaps the last backward pass
         (`--overlap-grad-reduce`), the latter the first forward pass (`--overlap-param-gather`).
         """
         w, n, run = self._w, self._w.numerics, self._w.execution

@@ -234,8 +234,8 @@ class ComputeModel:
         Own derivation. Bytes moved per token in the forward pass, where h is the hidden size: two norms 4 h
         each, two residuals 6 h each, rotation 4 per query and key element, activation 6 (gated) or 4 per
         element. A cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns.
-        Each expert of a token permutes it in both directions, 8 h; the bias of their output is added unfused.
-        The backward pass moves twice as much.
+        A token is permuted in both directions for each of its experts, 8 h; the bias of their output is added
+        unfused. The backward pass moves twice as much.
         """
         w, shape = self._w, self._w.shape
         rotated = shape.heads * shape.head_dim + shape.groups * shape.head_dim
@@ -317,7 +317,7 @@ def _expert_products(w: Workload) -> list[MatMul]:
     """The experts of a rank, with tokens routed evenly, and its share of the shared experts.
 
     Own derivation: a rank computes s b k e / t rows for all of its experts, where s b are the tokens of a
-    micro batch, k the experts per token, e is ETP and t is TP.
+    micro batch on one context-parallel rank, k the experts per token, e is ETP and t is TP.
     """
     shape = w.shape
     local = shape.experts / w.dims.ep
