@@ -12,17 +12,15 @@ run_unit_tests() { # all but the trainer's
         --ignore tests/unit/trainer
 }
 
-run_megatron_tests() { # in one process: every further one would import Megatron, 15 to 25 s of processor time
-    .venv/bin/python -m pytest -q -m "not forks" tests/unit/trainer tests/megatron
-}
-
-run_fork_tests() { # they fork the test process, which must have one thread
+run_tests_with_megatron() { # in one process: every further one would import Megatron, 15 to 25 s of processor time
     local forks
+    # Those that fork the test process run by themselves: it must have one thread.
     forks=$(grep -rl --include='test_*.py' 'mark\.forks' tests/unit)
-    # Their ranks abort on purpose: pytest would print a traceback of each.
-    .venv/bin/python -m pytest -q -p no:faulthandler -m forks $forks
+    .venv/bin/python -m pytest -q -m "not forks" tests/unit/trainer tests/megatron &&
+        # Their ranks abort on purpose: pytest would print a traceback of each.
+        .venv/bin/python -m pytest -q -p no:faulthandler -m forks $forks
 }
-export -f run_unit_tests run_megatron_tests
+export -f run_unit_tests run_tests_with_megatron
 
 record_layer() { # record_layer NAME SECONDS STATUS
     layer_names+=("$1")

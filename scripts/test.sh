@@ -14,8 +14,7 @@ start_layer "control plane: API server, training-operator, KWOK nodes" \
     $python -m pytest -q --tb short --ignore tests/control_plane/test_jobset.py tests/control_plane
 layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
-layer "megatron and trainer: every argument list against the real Megatron" run_megatron_tests
-layer "forks: tests that fork their process" run_fork_tests
+layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "fuzz: 2,000 texts and 40 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
