@@ -77,7 +77,6 @@ def build(flags: Sequence[str]) -> int:
 
 def _build_all(flags: Sequence[str]) -> None:
     cpu.install()
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset
     from megatron.training.training import get_train_valid_test_num_samples, update_train_iters
 
@@ -87,7 +86,7 @@ def _build_all(flags: Sequence[str]) -> None:
     args = parse(flags)
     update_train_iters(args)
     samples = list(get_train_valid_test_num_samples())
-    BlendedMegatronDatasetBuilder(GPTDataset, samples, lambda: True, gpt.dataset_config(args)).build()
+    gpt.dataset_builder(GPTDataset, samples, lambda: True).build()
 
 
 def main(flags: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ The megatron-core wheel contains the training loop but not pretrain_gpt.py, whic
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.utils import Split
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
@@ -187,8 +188,26 @@ def dataset_config(args: Any) -> GPTDatasetConfig:
     )
 
 
-def datasets(samples: list[int], vp_stage: int | None = None) -> Any:
-    """Return the training, validation and test sets, at least `samples` long, on the ranks that read data."""
+def dataset_builder(
+    kind: type[GPTDataset], samples: list[int | None], is_built_on_rank: Callable[[], bool]
+) -> BlendedMegatronDatasetBuilder:
+    """Return the builder of the training, validation and test sets, at least `samples` long each.
+
+    Validation and test sets of which the run reads 0 samples are None. Of several sources Megatron would
+    blend a set without samples, which its sampler refuses. Raises OSError for a missing file.
+    """
+    config = dataset_config(get_args())
+    for split, size in enumerate(samples):
+        if split != Split.train.value and size == 0:
+            if config.split_matrix is not None:
+                config.split_matrix[split] = None
+            if config.blend_per_split is not None:
+                config.blend_per_split[split] = None
+    return BlendedMegatronDatasetBuilder(kind, samples, is_built_on_rank, config)
+
+
+def datasets(samples: list[int | None], vp_stage: int | None = None) -> Any:
+    """Return what `dataset_builder` builds on the ranks that read data."""
     args = get_args()
 
     def builds_datasets() -> bool:
@@ -197,7 +216,7 @@ def datasets(samples: list[int], vp_stage: int | None = None) -> Any:
         )
 
     kind = MockGPTDataset if args.mock_data else GPTDataset
-    return BlendedMegatronDatasetBuilder(kind, samples, builds_datasets, dataset_config(args)).build()
+    return dataset_builder(kind, samples, builds_datasets).build()
 
 
 datasets.is_distributed = True  # type: ignore[attr-defined]
