@@ -21,4 +21,7 @@ layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q test
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 finish_layer
 $python -m localcluster down --profile control-plane
+# Layers of their own: what does not start is printed once, by itself, and not as the error of every test.
+layer "local cluster: two nodes with kubelets" $python -m localcluster up
+layer "images of the operator and the trainer, loaded into the nodes" $python -m localcluster images
 layer "faults: kubelets, containers, training, injected faults" $python -m pytest -q tests/faults
