@@ -4,7 +4,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from localcluster import Cluster
@@ -13,14 +12,13 @@ from localcluster.errors import ClusterError
 from testkit.api_server import Api, Object
 from testkit.chart_installation import install_chart
 from testkit.fake_trainers import FakeProgressServer
-from testkit.fake_volumes import fake_volume
+from testkit.fake_volumes import FakeProvisioner
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.nodes import Pool, lose_node, restore_node, shared_node, terminate_pods
 from tests.control_plane.world import World
 
 NODES = 32
-VOLUMES = 130
 STORAGE_CLASS = "control-plane-tests"
 PLATFORM = {
     "image": "registry.example/megatron-trainer:1.0",
@@ -57,7 +55,7 @@ def cluster() -> Iterator[Cluster]:
         if not running:
             cluster.up()
         if not cluster.paths.binary("helm").exists():
-            cluster.binaries.build(("helm",), cluster.report)
+            cluster.binaries.build(("helm",), cluster.console)
     except ClusterError as error:
         pytest.fail(f"the control plane does not start: {error}")
     yield cluster
@@ -67,17 +65,16 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def api(cluster: Cluster) -> Iterator[Api]:
-    """The API server, with nodes and volumes to run on."""
+    """The API server, with nodes to run on and a provisioner of volumes."""
     api = Api(cluster.kubeconfig)
     for index in range(NODES):
         api.apply(shared_node(index))
-    for index in range(VOLUMES):
-        api.apply(fake_volume(f"control-plane-tests-{index}", STORAGE_CLASS))
+    provisioner = FakeProvisioner(Api(cluster.kubeconfig), STORAGE_CLASS)
+    provisioner.start()
     yield api
+    provisioner.stop()
     for index in range(NODES):
         api.delete("Node", None, f"fake-{index}")
-    for index in range(VOLUMES):
-        api.delete("PersistentVolume", None, f"control-plane-tests-{index}")
 
 
 Install = Callable[[str, Object], str]
@@ -183,13 +180,3 @@ def world(
     for recipe in api.list("MegatronRecipe", namespace):
         api.delete("MegatronRecipe", namespace, recipe["metadata"]["name"])
     api.delete("Namespace", None, namespace)
-    _free_volumes(api, namespace)
-
-
-def _free_volumes(api: Api, namespace: str) -> None:
-    """Make the namespace's volumes bindable for the next test; their policy retains them."""
-    volumes: list[Any] = api.list("PersistentVolume")
-    for volume in volumes:
-        claim = volume["spec"].get("claimRef") or {}
-        if claim.get("namespace") == namespace:
-            api.patch("PersistentVolume", None, volume["metadata"]["name"], {"spec": {"claimRef": None}})
