@@ -27,6 +27,8 @@ class PodReplacement:
     """Without the job's name: `worker-3`."""
     end: PodEnd | None
     """How it ended; None when that was not observed."""
+    ran: bool = True
+    """False for a replacement that was itself replaced before a container can have started."""
 
 
 def pods_replaced(
@@ -40,7 +42,8 @@ def pods_replaced(
     """Record that the training-operator replaced pods; to be called once for each of them.
 
     Pods lost together are one incident and cost one restart of the budget. Pods that were drained, preempted
-    or terminated cost none, and neither do those that ended because a peer is being replaced.
+    or terminated cost none, and neither do those that ended because a peer is being replaced or that never
+    ran: a training-operator whose deletion got no answer deletes by name again, which hits the new pod.
 
     Args:
         now: Seconds since the epoch.
@@ -209,8 +212,9 @@ def _same_failure(
         return open_.pod is None or open_.pod in pods
     if recovery.waiting_since is not None and not any(_at_fault(each) for each in replaced):
         return True
-    recent = now - (seconds(recovery.last_restart_time) or 0.0) <= SAME_FAILURE
-    return recent and open_.pod not in pods
+    if open_.pod in pods:
+        return not any(each.ran for each in replaced)
+    return now - (seconds(recovery.last_restart_time) or 0.0) <= SAME_FAILURE
 
 
 def _counted(recovery: RecoveryStatus, open_: Incident) -> bool:

@@ -47,6 +47,8 @@ REASONS: Final = {
     "loss": Reason.LOSS_ROLLED_BACK,
 }
 """Kind of incident -> reason of the condition Recovering and of Events. A resize sets Shrunk or Grown."""
+LONGEST_UNSTARTED: Final = 5.0
+"""Seconds after its creation within which a pod that vanished without an exit code has not run."""
 NO_PROGRESS_KNOWN: Final = "all pods run; no progress is known yet"
 
 
@@ -116,9 +118,7 @@ def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: i
         if gang is not None and recovery.gang is None:
             status.set_recovery(gang=gang)
         return
-    replaced = [
-        PodReplacement(short_name(pod, snapshot.name), snapshot.ends.get(stable_name(pod))) for pod in new
-    ]
+    replaced = [_replacement(pod, recovery.pods_as_of, snapshot) for pod in new]
     counted = pods_replaced(
         recovery,
         replaced,
@@ -127,6 +127,13 @@ def _count_replacements(status: StatusBuilder, snapshot: RunSnapshot, reached: i
         iteration=reached,
     )
     status.set(recovery=counted.model_copy(update={"pods_as_of": newest, "gang": gang}))
+
+
+def _replacement(pod: Object, pods_as_of: str, snapshot: RunSnapshot) -> PodReplacement:
+    end = snapshot.ends.get(stable_name(pod))
+    age = (seconds(pod["metadata"]["creationTimestamp"]) or 0.0) - (seconds(pods_as_of) or 0.0)
+    ran = age > LONGEST_UNSTARTED or (end is not None and end.exit_code is not None)
+    return PodReplacement(short_name(pod, snapshot.name), end, ran)
 
 
 def _set_running(status: StatusBuilder, snapshot: RunSnapshot) -> None:

@@ -89,6 +89,17 @@ def test_a_pod_that_dies_again_during_its_recovery_counts_again() -> None:
     assert recovery.node_failures == {}
 
 
+def test_a_replacement_that_was_replaced_before_it_ran_is_the_same_failure() -> None:
+    recovery = replace_pods(FRESH, OOM)
+    again = replace_pods(recovery, PodReplacement("worker-1", None, ran=False), after=1)
+    assert again == recovery
+
+
+def test_a_pod_that_never_ran_counts_where_no_failure_is_open() -> None:
+    recovery = replace_pods(FRESH, PodReplacement("worker-1", None, ran=False))
+    assert counts(recovery) == (1, 1, 1)
+
+
 def test_two_pods_that_die_in_turn_spend_the_budget() -> None:
     recovery = FRESH
     for again in range(20):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_contract.termination import TerminationMessage
@@ -245,3 +246,23 @@ def test_a_generation_that_ended_between_two_reports_is_remembered_for_the_incid
     run.report(iteration=6, generation=2, resumedFrom=5)
     run.reading = replace(run.reading, reached=25)
     assert reconcile(run).recovery.history[-1].iteration == 25
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exit_code", "restarts"),
+    [(0, None, 1), (5, None, 1), (6, None, 2), (1, 138, 2)],
+    ids=["the same second", "5 s", "6 s", "1 s, with an exit code"],
+)
+def test_a_worker_that_is_replaced_twice_costs_two_restarts_only_if_the_first_replacement_ran(
+    run: Any, seconds: int, exit_code: int | None, restarts: int
+) -> None:
+    reconcile(run)
+    run.pass_time(100)
+    run.ends = {"run-worker-0": PodEnd("worker-0: rank 3 was killed", 138)}
+    run.replace_worker("Pending")
+    reconcile(run)
+    run.pass_time(seconds)
+    run.ends = {"run-worker-0": PodEnd("worker-0: pod was lost", exit_code)}
+    run.replace_worker("Pending")
+    status = reconcile(run)
+    assert status.recovery.restarts == len(status.recovery.history) == restarts
