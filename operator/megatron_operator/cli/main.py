@@ -59,9 +59,19 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
+            error = _with_file_option(error)
             if ctx.obj != "json":
-                raise
+                raise error from None
             printing.exit_with_errors([printing.usage_error(error)], ctx.obj)
+
+
+def _with_file_option(error: click.UsageError) -> click.UsageError:
+    """The same error with the option's name where a recipe file was given without it."""
+    command = error.ctx.command if error.ctx else None
+    takes_file = command is not None and any("--file" in each.opts for each in command.params)
+    if not takes_file or not error.message.startswith("Got unexpected extra argument"):
+        return error
+    return click.UsageError(f"{error.message}; a recipe file is given with -f FILE", error.ctx)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
