@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.bounds import Accelerators, Name, PerNode, Seconds
+from megatron_operator.api.bounds import Accelerators, Name, PerNode, Positive, Seconds
 from megatron_operator.api.hardware import canonical
 from megatron_operator.api.pod_template import PodTemplateOverlay
 from megatron_operator.api.recipe import Image, LabelKey, Quantity
@@ -32,11 +32,36 @@ class PodResources(ApiModel):
 ImagePackage = Literal["deepep", "hybridep", "ncclep"]
 
 
+class DataSheet(ApiModel):
+    """What the planner computes with. Peaks are dense; bandwidths are 10^9 bytes per second, each way."""
+
+    architecture: Literal["ampere", "ada", "hopper", "blackwell", "blackwell-ultra"] | None = None
+    """The generation that it is like; default none: without MXFP8, FP4 and what later ones have."""
+    memory_gib: Annotated[float, Field(gt=0, le=100_000, alias="memoryGiB")]
+    """Memory that the driver reports."""
+    bf16_teraflops: Annotated[Positive, Field(alias="bf16Teraflops")]
+    """BF16 peak in 10^12 FLOP/s."""
+    fp8_teraflops: Annotated[Positive | None, Field(alias="fp8Teraflops")] = None
+    """FP8 peak in 10^12 FLOP/s; default none: recipes with FP8 are refused."""
+    memory_gbps: Annotated[Positive, Field(alias="memoryGBps")]
+    """Bandwidth of its own memory."""
+    link_gbps: Annotated[Positive, Field(alias="linkGBps")]
+    """Bandwidth of its NVLink, or of PCIe where there is none."""
+    domain: PerNode
+    """Accelerators that the link connects."""
+    across_nodes: bool = False
+    """Whether the link connects accelerators of several nodes, as in an NVL72."""
+    network_gbps: Annotated[Positive, Field(alias="networkGBps")]
+    """Bandwidth of the network for each accelerator."""
+
+
 class AcceleratorProfile(ApiModel):
     """One kind of accelerator node of this cluster."""
 
     hardware: str | None = None
     """The planner's name of the accelerator (`h100-sxm`); default the profile's own name."""
+    data_sheet: DataSheet | None = None
+    """Memory, peaks and links for the planner; default those of its own table."""
     platform: Literal["gpu", "cpu"] = "gpu"
     """`cpu` runs Megatron's loop without a GPU: for demos and tests."""
     resource_name: str | None = "nvidia.com/gpu"

@@ -8,6 +8,7 @@ from typing import Any, Final
 from megatron_operator.api import reserved_names
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
+from megatron_operator.api.hardware import without_cuda
 from megatron_operator.api.platform import VOLCANO, AcceleratorProfile, PlatformConfig
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
 from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL
@@ -28,7 +29,8 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
     errors = [
         error
         for name, profile in platform.accelerators.items()
-        for error in _profile_errors(profile, field_path(f"{at}.accelerators", name))
+        for at_profile in [field_path(f"{at}.accelerators", name)]
+        for error in (*_hardware_errors(name, profile, at_profile), *_profile_errors(profile, at_profile))
     ]
     errors += _gang_scheduling_errors(platform, at)
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
@@ -74,6 +76,16 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
                 f"{shown(other)} would not see the PodGroups of gangScheduling.scheduler {gangs.scheduler}",
                 "leave it out",
             )
+
+
+def _hardware_errors(name: str, profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:
+    named = profile.hardware or name
+    if profile.platform == "gpu" and (reason := without_cuda(named)):
+        field = f"{at}.hardware" if profile.hardware else at
+        yield FieldError(field, f"{shown(named)} {reason}", "leave the profile out")
+    if profile.platform == "cpu" and profile.data_sheet is not None:
+        message = "has no effect with platform cpu, which is planned without memory and speed"
+        yield FieldError(f"{at}.dataSheet", message, "leave it out, or set platform to gpu")
 
 
 def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:

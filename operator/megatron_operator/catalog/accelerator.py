@@ -1,7 +1,7 @@
 """Selects the platform's accelerator for a recipe, and checks what the platform allows its namespace."""
 
 from megatron_operator.api.errors import FieldError, shown
-from megatron_operator.api.hardware import canonical
+from megatron_operator.api.hardware import canonical, without_cuda
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec
 
@@ -38,6 +38,8 @@ def select_accelerator(
             )
         name = next((each for each in (lower, canonical(lower), *same) if each in profiles), name)
     if name not in profiles:
+        if asked.type and (reason := without_cuda(name)):
+            return FieldError("spec.accelerator.type", f"{shown(name)} {reason}", f"use one of: {available}")
         source = "" if asked.type else " (the platform's default)"
         return FieldError(
             "spec.accelerator.type",

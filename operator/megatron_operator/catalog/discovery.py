@@ -26,6 +26,7 @@ PRODUCTS: Final = {
     "NVIDIA-GB200": "gb200",
     "NVIDIA-GB300": "gb300",
     "NVIDIA-L40S": "l40s",
+    "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition": "rtx-pro-6000",
     "NVIDIA-A800-SXM4-80GB": "a800-80",
     "NVIDIA-H800": "h800",
     "NVIDIA-H20": "h20",

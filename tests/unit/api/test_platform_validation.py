@@ -104,3 +104,24 @@ def test_what_pod_security_baseline_refuses_is_listed() -> None:
     assert beyond_baseline(platform.accelerators["h100"]) == [
         "capability IPC_LOCK", "hostNetwork", "hostPath volume gib", "capabilities of sidecar net",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("hardware", ["mi300x", "MI355X", "gaudi3", "tpu-v5p", "trn2.48xlarge"])
+def test_a_profile_of_another_vendors_accelerator_is_refused(hardware: str) -> None:
+    [(field, message, _)] = errors_of(hardware=hardware)
+    assert field == "hardware"
+    assert repr(hardware) in message
+    assert "CUDA" in message
+
+
+SHEET = {"memoryGiB": 80, "bf16Teraflops": 900, "memoryGBps": 3000, "linkGBps": 400, "networkGBps": 50}
+
+
+def test_a_data_sheet_names_what_it_lacks() -> None:
+    assert [field for field, _, _ in errors_of(dataSheet=SHEET)] == ["dataSheet.domain"]
+
+
+def test_a_data_sheet_of_a_cpu_is_refused() -> None:
+    [(field, message, _)] = errors_of(platform="cpu", dataSheet={**SHEET, "domain": 8})
+    assert field == "dataSheet"
+    assert "no effect" in message

@@ -279,3 +279,23 @@ def test_plan_imports_no_cluster_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "args", "render", "diff"])
+def test_a_file_without_its_option_is_answered_with_the_option(command: str) -> None:
+    result = megatron(command, "recipe.yaml")
+    assert result.exit_code == 2
+    assert "(recipe.yaml)" in result.output
+    assert "-f FILE" in result.output
+
+
+def test_a_surplus_word_of_a_command_without_files_is_not_answered_with_the_option() -> None:
+    result = megatron("explain", "training.lr", "more")
+    assert result.exit_code == 2
+    assert "-f FILE" not in result.output
+
+
+def test_an_accelerator_of_another_vendor_is_refused_with_the_reason() -> None:
+    result = megatron("plan", "--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "mi300x")
+    assert result.exit_code == 2
+    assert "spec.accelerator.type: 'mi300x' is not an NVIDIA GPU" in result.output

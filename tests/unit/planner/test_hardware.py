@@ -29,6 +29,7 @@ KNOWN = {name: each for name, each in hardware.table().items() if each is not No
         "a800",
         "h800",
         "h20",
+        "rtx-pro-6000",
     ],
 )
 def test_every_name_that_recipes_use_is_known(name: str) -> None:
@@ -79,3 +80,39 @@ def test_a_profile_may_have_any_name() -> None:
     profile = AcceleratorProfile(hardware="h200")
     assert hardware.of_profile("our-big-ones", profile) == hardware.get("h200")
     assert hardware.of_profile("our-big-ones", AcceleratorProfile()) is None
+
+
+SHEET = {
+    "memoryGiB": 141.5,
+    "bf16Teraflops": 1000,
+    "memoryGBps": 4000,
+    "linkGBps": 400,
+    "domain": 8,
+    "networkGBps": 12.5,
+}
+
+
+def profile_with(sheet: dict[str, object], **more: object) -> AcceleratorProfile:
+    return AcceleratorProfile.model_validate({"dataSheet": sheet, **more})
+
+
+def test_a_data_sheet_of_the_platform_takes_the_place_of_the_tables() -> None:
+    known = hardware.of_profile("h100-sxm", profile_with(SHEET))
+    unknown = hardware.of_profile("ours", profile_with(SHEET))
+    assert known is not None
+    assert unknown is not None
+    assert known.name == "h100-sxm"
+    assert (known.memory, known.bf16, known.fp8) == (int(141.5 * GIB), 1000e12, None)
+    assert (known.memory_bandwidth, known.link_bandwidth, known.network_bandwidth) == (4e12, 4e11, 1.25e10)
+    assert (known.domain, known.across_nodes) == (unknown.domain, unknown.across_nodes) == (8, False)
+
+
+def test_a_data_sheet_without_an_architecture_leaves_the_generation_to_the_name() -> None:
+    hopper = profile_with({**SHEET, "architecture": "hopper"})
+    assert hardware.generation("b200-ours", hopper) is hardware.Generation.HOPPER
+    assert hardware.generation("b200-ours", profile_with(SHEET)) is hardware.Generation.BLACKWELL
+    assert hardware.generation("ours", profile_with(SHEET)) is None
+
+
+def test_a_workstation_blackwell_is_not_taken_for_a_b200() -> None:
+    assert hardware.generation("rtx-pro-6000", AcceleratorProfile()) is None

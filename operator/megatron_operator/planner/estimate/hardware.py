@@ -21,7 +21,7 @@ class Accelerator:
 
     name: str
     architecture: str
-    """`ampere`, `ada`, `hopper`, `blackwell` or `blackwell-ultra`."""
+    """`ampere`, `ada`, `hopper`, `blackwell`, `blackwell-ultra`, `rtx-blackwell`, or `unknown`."""
     memory: int
     """Bytes, as the driver reports."""
     bf16: float
@@ -75,8 +75,17 @@ def get(name: str) -> Accelerator | None:
 
 
 def of_profile(name: str, profile: AcceleratorProfile) -> Accelerator | None:
-    """The accelerator behind a platform's profile of that name; none for `cpu` and unknown hardware."""
-    return None if profile.platform == "cpu" else get(profile.known_as(name))
+    """The accelerator behind a platform's profile of that name; none for `cpu` and unknown hardware.
+
+    A data sheet of the profile takes the place of the table's.
+    """
+    if profile.platform == "cpu":
+        return None
+    known_as = profile.known_as(name)
+    if profile.data_sheet is None:
+        return get(known_as)
+    entry = {"architecture": "unknown", **profile.data_sheet.wire(), "source": "the platform file"}
+    return _accelerator(known_as, entry)
 
 
 class Generation(StrEnum):
@@ -98,10 +107,10 @@ _GENERATIONS: Final = {
 def generation(name: str, profile: AcceleratorProfile) -> Generation | None:
     """The generation of the GPU behind a platform's profile of that name; None for older and other hardware.
 
-    Names that are not in the table count too: `b200-custom`, `gr300`.
+    Names that are not in the table count too (`b200-custom`, `gr300`), with or without a data sheet.
     """
     accelerator = of_profile(name, profile)
-    if accelerator is not None:
+    if accelerator is not None and accelerator.architecture != "unknown":
         return _GENERATIONS.get(accelerator.architecture)
     known_as = profile.known_as(name).lower()
     if profile.platform == "gpu" and _BLACKWELL_OR_LATER.match(known_as):
