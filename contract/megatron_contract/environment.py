@@ -18,6 +18,8 @@ PROGRESS_FILE: Final = "progress.jsonl"
 """In the run's save directory; the trainer appends one JSON object per iteration."""
 VALIDATION_FILE: Final = "validation.jsonl"
 """Beside it; one JSON object per evaluation of the validation data: iteration, lmLoss, generation, time."""
+PROFILE_DIR: Final = "profile"
+"""Beside it; the traces that torch's profiler recorded, one file for each rank."""
 
 ENV_PLATFORM: Final = "MEGATRON_PLATFORM"
 ENV_ENGINE: Final = "MEGATRON_ENGINE"
@@ -37,6 +39,7 @@ ENV_NODE_NAME: Final = "MEGATRON_NODE_NAME"
 ENV_LOSS_SPIKE_FACTOR: Final = "MEGATRON_LOSS_SPIKE_FACTOR"
 ENV_LOSS_SPIKE_WINDOW: Final = "MEGATRON_LOSS_SPIKE_WINDOW"
 ENV_LOSS_ON_REPEAT: Final = "MEGATRON_LOSS_ON_REPEAT"
+ENV_PROFILE: Final = "MEGATRON_PROFILE"
 ENV_SECRET_VARIABLES: Final = "MEGATRON_SECRET_VARIABLES"
 
 DEFAULT_PLATFORM: Final = "gpu"
@@ -76,6 +79,8 @@ SETTINGS: Final[dict[str, str]] = {
     ENV_LOSS_SPIKE_WINDOW: f"losses that the median is taken over (default {DEFAULT_LOSS_SPIKE_WINDOW})",
     ENV_LOSS_ON_REPEAT: "fail, or skip the iterations that failed, if an older checkpoint does not help "
     f"(default {DEFAULT_LOSS_ON_REPEAT})",
+    ENV_PROFILE: "first and last iteration that torch's profiler records, and the ranks: 100-104:0,8 "
+    "(default none)",
     ENV_SECRET_VARIABLES: "variables whose values enter no message; * -NAME: all but these (default none)",
 }
 """Environment variable -> meaning, unit and default. The operator sets these; users cannot override them."""

@@ -55,11 +55,14 @@ def weights(start: Start) -> Path:
     return run.save
 
 
-def test_a_killed_lora_run_resumes_with_the_losses_of_an_undisturbed_one(start: Start, weights: Path) -> None:
+def test_a_killed_lora_run_resumes_with_the_losses_of_an_undisturbed_one(
+    start: Start, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lora: dict[str, Value] = {"checkpoint__pretrained_checkpoint": str(weights), "peft__dim": 8}
     undisturbed = start("llama32_1b_peft_config", **lora)
     assert undisturbed.wait() == [0], undisturbed.log()[-3000:]
 
+    monkeypatch.setenv("MEGATRON_PROFILE", f"1-{SAVED_EVERY}:0")
     run = start("llama32_1b_peft_config", **lora, train__train_iters=100)
     run.await_iteration(SAVED_EVERY + 1)
     run.kill_rank(0)
@@ -73,6 +76,8 @@ def test_a_killed_lora_run_resumes_with_the_losses_of_an_undisturbed_one(start: 
     assert incident["cause"].startswith("rank 0 was killed by SIGKILL")
     assert incident["resumedFrom"] >= SAVED_EVERY
     assert run.progress(0)["trainIters"] == 100
+    (trace,) = (run.save / "profile").iterdir()
+    assert trace.name == f"rank-0-iterations-1-{SAVED_EVERY}.json.gz"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The settings of a pod, read from the environment once."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,15 @@ SHORTEST_TOKEN = 16
 
 class SettingError(TrainerError):
     """An environment variable is missing or invalid. The text names it, its value and valid values."""
+
+
+@dataclass(frozen=True)
+class ProfileWindow:
+    """The iterations that torch's profiler records, both included, and the ranks that do."""
+
+    first: int
+    last: int
+    ranks: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Settings:
     """Iterations."""
     loss_on_repeat: str
     """fail or skip."""
+    profile_window: ProfileWindow | None
 
     def read_gang_token(self) -> bytes:
         """Read the token of the gang's store; empty without a file for it. Raises SettingError."""
@@ -119,6 +130,17 @@ def _read_on_repeat(env: Mapping[str, str]) -> str:
     return text
 
 
+def read_profile_window(env: Mapping[str, str] = os.environ) -> ProfileWindow | None:
+    """Read the window of torch's profiler, `100-104:0,8`; None without one. Raises SettingError."""
+    text = env.get(pod.ENV_PROFILE, "")
+    if not text:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]*)-([1-9][0-9]*):([0-9]+(?:,[0-9]+)*)", text)
+    if match is None or int(match[2]) < int(match[1]):
+        raise SettingError(f"{pod.ENV_PROFILE} is {text!r}; set first-last:ranks, 100-104:0,8 for example")
+    return ProfileWindow(int(match[1]), int(match[2]), frozenset(map(int, match[3].split(","))))
+
+
 def read(env: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings. Raises SettingError for the first one that is missing or invalid."""
     platform = env.get(pod.ENV_PLATFORM, pod.DEFAULT_PLATFORM)
@@ -156,4 +178,5 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         loss_spike_factor=_read_spike_factor(env),
         loss_spike_window=_read_integer(env, pod.ENV_LOSS_SPIKE_WINDOW, pod.DEFAULT_LOSS_SPIKE_WINDOW, 3),
         loss_on_repeat=_read_on_repeat(env),
+        profile_window=read_profile_window(env),
     )

@@ -19,6 +19,8 @@ Width = Annotated[int, Field(ge=1, le=10_000_000)]
 """Elements of a dimension: hidden size, vocabulary; the catalog has up to 256,000."""
 Accelerators = Annotated[int, Field(ge=1, le=1_000_000)]
 """Accelerators of a run, and sizes of parallel groups; the catalog has up to 6,144."""
+Rank = Annotated[int, Field(ge=0, le=999_999)]
+"""A rank of a run."""
 PerNode = Annotated[int, Field(ge=1, le=1024)]
 """Accelerators of one pod."""
 Positions = Annotated[int, Field(ge=1, le=100_000_000)]

@@ -14,6 +14,7 @@ from megatron_operator.api.bounds import (
     Iterations,
     Name,
     PerNode,
+    Rank,
     Samples,
     Seconds,
     Text,
@@ -233,6 +234,18 @@ class RecoverySpec(ApiModel):
     """Shrink and grow with the available accelerators."""
 
 
+class ProfileSpec(ApiModel):
+    """Iterations that torch's profiler records; they take longer than others."""
+
+    start: Iterations
+    """First iteration that is recorded, 10 or later to leave out the slow first ones."""
+    end: Iterations
+    """Last iteration that is recorded."""
+    ranks: Annotated[list[Rank], Field(min_length=1, max_length=64)] = Field(default_factory=lambda: [0])
+    """Ranks that are recorded, default rank 0, each into a file of its own in `profile` beside the
+    checkpoints: `rank-0-iterations-100-104.json.gz`."""
+
+
 class SchedulingSpec(ApiModel):
     """Pod placement."""
 
@@ -271,6 +284,8 @@ class MegatronRecipeSpec(ApiModel):
     """Where and when checkpoints are saved."""
     recovery: RecoverySpec = RecoverySpec()
     """How failures are handled, and how often."""
+    profile: ProfileSpec | None = None
+    """Iterations that torch's profiler records."""
     scheduling: SchedulingSpec = SchedulingSpec()
     """Pod placement."""
     image: Image | None = None

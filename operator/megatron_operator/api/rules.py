@@ -18,6 +18,8 @@ from megatron_operator.api.training_rules import TRAINING
 
 _COUNT = field("accelerator.count", 1)
 _PER_NODE = field("accelerator.perNode", 1)
+_PROFILE_START = field("profile.start", 1)
+_PROFILE_END = field("profile.end", 1)
 _MIN_COUNT = field("recovery.elastic.minCount", 1)
 _TP = field("parallelism.tensorModelParallelSize", 1)
 _PP = field("parallelism.pipelineModelParallelSize", 1)
@@ -97,6 +99,15 @@ _SPEC = (
         "set at most that, or raise maxPositionEmbeddings",
         _SEQ,
         field("model.maxPositionEmbeddings", 1),
+    ),
+    rule(
+        "spec",
+        "profile.end",
+        ~is_set("profile") | (_PROFILE_END >= _PROFILE_START),
+        "{} is below profile.start {}",
+        "set at least the start",
+        _PROFILE_END,
+        _PROFILE_START,
     ),
     rule(
         "spec",

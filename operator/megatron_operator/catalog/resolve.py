@@ -115,6 +115,7 @@ def resolve_for_planning(
         "data": _data_volume(merged["data"], platform, found),
         "checkpoint": _checkpoint(spec, entry, profile, platform, found),
         "recovery": spec.recovery,
+        "profileWindow": spec.profile,
         "scheduling": _scheduling(spec.scheduling, profile, platform, found),
     }
     settings |= {

@@ -7,7 +7,7 @@ from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, JobBackendName, NetworkPolicies
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
-from megatron_operator.api.recipe import CheckpointSpec, DataSpec, RecoverySpec, SchedulingSpec
+from megatron_operator.api.recipe import CheckpointSpec, DataSpec, ProfileSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout
 
@@ -43,6 +43,8 @@ class ResolvedRecipe(ApiModel):
     export: ExportSpec | None = None
     checkpoint: CheckpointSpec
     recovery: RecoverySpec
+    profile_window: ProfileSpec | None = None
+    """Iterations that torch's profiler records (`profile` is the platform's)."""
     scheduling: SchedulingSpec
     image: str | None
     image_pull_secrets: list[str] = Field(default_factory=list)

@@ -16,6 +16,7 @@ from megatron_contract.environment import (
     ENV_NODE_NAME,
     ENV_PLATFORM,
     ENV_PREFLIGHT,
+    ENV_PROFILE,
     ENV_PROGRESS_PORT,
     ENV_RENDEZVOUS_TIMEOUT,
     ENV_REQUIRE_CHECKPOINT,
@@ -69,6 +70,8 @@ def environment(
         values[ENV_BIND_CPUS] = "0"
     if resolved.checkpoint.keep is not None:
         values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
+    if (window := resolved.profile_window) is not None:
+        values[ENV_PROFILE] = f"{window.start}-{window.end}:{','.join(map(str, window.ranks))}"
     if require_checkpoint:
         values[ENV_REQUIRE_CHECKPOINT] = "1"
     if resolved.env_from:

@@ -19,6 +19,7 @@ from megatron_operator.planner.checks.precision import (
     recompute_errors,
     training_errors,
 )
+from megatron_operator.planner.checks.profile_window import profile_errors
 from megatron_operator.planner.checks.tokenizer import tokenizer_errors
 from megatron_operator.planner.chosen_plan import plan_of
 from megatron_operator.planner.estimate import hardware
@@ -241,6 +242,7 @@ def _problem(
     found.extend(optimizer_errors(asked, distributed_optimizer))
     check_ineffective_settings(resolved, found)
     found.extend(passthrough_errors(resolved.megatron_args))
+    found.extend(profile_errors(resolved))
     found.extend(tokenizer_errors(resolved))
     found.extend(lint_errors(resolved))
     batches = global_batches(resolved.training, found)

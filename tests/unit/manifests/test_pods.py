@@ -148,6 +148,15 @@ def test_settings_of_the_trainer_are_passed_only_if_they_differ_from_its_default
     assert env["MEGATRON_LOSS_ON_REPEAT"] == "skip"
 
 
+def test_the_window_of_the_profiler_is_passed(run: Any) -> None:
+    assert "MEGATRON_PROFILE" not in run("tiny-gpt").env()
+
+    def record(spec: dict[str, Any]) -> None:
+        spec["profile"] = {"start": 10, "end": 12, "ranks": [0, 3]}
+
+    assert run("tiny-gpt", record).env()["MEGATRON_PROFILE"] == "10-12:0,3"
+
+
 def test_nearer_topology_has_a_higher_weight(run: Any) -> None:
     near_to_far = run("llama3-8b-64-gpus").pod()["spec"]["affinity"]["podAffinity"]
     terms = near_to_far["preferredDuringSchedulingIgnoredDuringExecution"]

@@ -26,6 +26,12 @@ def test_a_pod_of_a_pytorchjob_with_the_defaults() -> None:
     assert (pod.loss_spike_factor, pod.loss_spike_window, pod.loss_on_repeat) == (None, 50, "fail")
 
 
+def test_the_window_of_the_profiler_is_set_by_environment() -> None:
+    assert settings.read(POD).profile_window is None
+    window = settings.read(POD | {"MEGATRON_PROFILE": "100-104:0,8"}).profile_window
+    assert window == settings.ProfileWindow(100, 104, frozenset({0, 8}))
+
+
 def test_recovery_is_set_by_environment() -> None:
     variables = {
         "MEGATRON_HANG_TIMEOUT": "600",
@@ -60,6 +66,8 @@ def test_a_single_pod_needs_no_setting() -> None:
         ({"MEGATRON_HANG_TIMEOUT": "0"}, "MEGATRON_HANG_TIMEOUT is '0'; set auto, off or a number"),
         ({"MEGATRON_LOSS_SPIKE_FACTOR": "1"}, "MEGATRON_LOSS_SPIKE_FACTOR is '1'; set a number > 1"),
         ({"MEGATRON_LOSS_SPIKE_WINDOW": "2"}, "MEGATRON_LOSS_SPIKE_WINDOW is 2; set a number >= 3"),
+        ({"MEGATRON_PROFILE": "10"}, "MEGATRON_PROFILE is '10'; set first-last:ranks"),
+        ({"MEGATRON_PROFILE": "10-9:0"}, "MEGATRON_PROFILE is '10-9:0'; set first-last:ranks"),
         ({"MEGATRON_LOSS_ON_REPEAT": "stop"}, "MEGATRON_LOSS_ON_REPEAT is 'stop'; set fail or skip"),
         ({"MEGATRON_MAX_RANK_RESTARTS": "-1"}, "MEGATRON_MAX_RANK_RESTARTS is -1; set a number >= 0"),
     ],

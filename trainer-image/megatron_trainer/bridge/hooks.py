@@ -69,7 +69,7 @@ class BridgeHooks(MegatronHooks):
             self._reporter.send("loaded", iteration=0)
             self._spikes.load_history(0)
         started = time.perf_counter()
-        self.stepping = state.train_state.step + 1
+        self._begin_step(state.train_state.step + 1)
         result = inner(*args, **kwargs)
         self.building = False
         self._steps += 1

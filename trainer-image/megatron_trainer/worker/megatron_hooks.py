@@ -24,8 +24,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from megatron_trainer.checkpoints.checkpoint_lease import require_generation, require_lease
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
+from megatron_trainer.settings import read_profile_window
 from megatron_trainer.telemetry.reporter import LEASE_ENV, ProgressFile, Reporter
 from megatron_trainer.worker import gpt
+from megatron_trainer.worker.step_profiler import StepProfiler
 
 # Minimum interval between reports of an evaluation's batches.
 _PULSE_SECONDS = 1.0
@@ -62,6 +64,7 @@ class MegatronHooks:
         self._reporter = reporter
         self._resume_from = resume_from
         self._spikes = spikes
+        self._profiler = StepProfiler(read_profile_window(), reporter.rank)
         self._owner = os.environ.get(LEASE_ENV, "")
         self._saving = False
         self._evaluating = False
@@ -211,7 +214,7 @@ class MegatronHooks:
 
     def _step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
-        self.stepping = kwargs["iteration"] + 1
+        self._begin_step(kwargs["iteration"] + 1)
         result = inner(*args, **kwargs)
         self.building = False
         self._steps += 1
@@ -221,6 +224,10 @@ class MegatronHooks:
         self.iteration = kwargs["iteration"] + 1
         self._report_step(losses, time.perf_counter() - started, optimizer)
         return result
+
+    def _begin_step(self, iteration: int) -> None:
+        self.stepping = iteration
+        self._profiler.begin(iteration)
 
     def _report_step(self, losses: dict[str, Any], seconds: float, optimizer: Any) -> None:
         """Report the iteration that is done. Raises BadLossError."""
@@ -232,6 +239,10 @@ class MegatronHooks:
         self._reporter.send("iteration", **record, settled=self._steps > _warm_up_steps())
         if value is not None:
             self._check_loss(value)
+        if self._profiler.ends(self.iteration):
+            self._reporter.send("busy", doing="writing a profile")
+            self._profiler.write(self.iteration, get_args().save)
+            self._reporter.send("free")
         self.stepping = None
 
     def _check_loss(self, loss: float) -> None:
