@@ -15,10 +15,10 @@ def message_of(world: World, name: str, kind: str, reason: str) -> str:
 
 
 def test_a_refusal_names_field_and_remedy_and_nothing_is_created(world: World) -> None:
-    world.apply("run", accelerator={"type": "tpu", "count": 4})
+    world.apply("run", accelerator={"type": "x900", "count": 4})
     state = world.wait_for("run", phase="Refused", conditions={"Planned": "Refused"})
     message = state.conditions["Planned"]["message"]
-    assert message == "spec.accelerator.type: the platform has no accelerator 'tpu'; use one of: simulated"
+    assert message == "spec.accelerator.type: the platform has no accelerator 'x900'; use one of: simulated"
     for kind in ("PyTorchJob", "PersistentVolumeClaim", "Pod"):
         assert world.api.list(kind, world.namespace) == []
     world.wait_for_events("Refused")
@@ -27,7 +27,7 @@ def test_a_refusal_names_field_and_remedy_and_nothing_is_created(world: World) -
 
 
 def test_a_refused_recipe_that_is_corrected_runs(world: World) -> None:
-    world.apply("run", accelerator={"type": "tpu", "count": 4})
+    world.apply("run", accelerator={"type": "x900", "count": 4})
     world.wait_for("run", phase="Refused")
     world.edit("run", accelerator={"type": "simulated", "perNode": 2})
     world.wait_for("run", pods=2, observed=True, conditions={"Planned": "Planned"})

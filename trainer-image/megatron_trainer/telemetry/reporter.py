@@ -58,6 +58,7 @@ class ProgressFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten = b""
+        self._ends_in_a_line = False
 
     def append(self, record: dict[str, Any]) -> None:
         """Append one line with the current time, in one write.
@@ -68,7 +69,24 @@ class ProgressFile:
         self._unwritten = (self._unwritten + line.encode())[-_MAX_UNWRITTEN_BYTES:]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._drop_torn_line()
             with self._path.open("ab", buffering=0) as file:
                 self._unwritten = self._unwritten[file.write(self._unwritten) or 0 :]
         except OSError as error:
             print(f"megatron-train: cannot append to {self._path}: {error.strerror}", flush=True)
+
+    def _drop_torn_line(self) -> None:
+        """Remove the part of a line that an earlier process wrote to a full volume before it ended.
+
+        The next line would continue it, and both would be lost.
+        """
+        if self._ends_in_a_line:
+            return
+        if self._path.exists():
+            with self._path.open("r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                start = file.seek(max(0, size - _MAX_UNWRITTEN_BYTES))
+                end = file.read(size - start)
+                if end and not end.endswith(b"\n"):
+                    file.truncate(start + end.rfind(b"\n") + 1)
+        self._ends_in_a_line = True
