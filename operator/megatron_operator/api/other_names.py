@@ -72,6 +72,11 @@ _NOT_NEEDED: Final = {
     "leave it out: a rank that hangs is found by recovery.hangTimeout": (
         "enableStragglerDetection logStraggler stragglerDetection"
     ),
+    "leave it out: BF16 runs sum gradients in FP32, unless megatronArgs.grad-reduce-in-bf16": (
+        "accumulateAllreduceGradsInFp32"
+    ),
+    "leave it out: checkpoints have all that an interrupted run needs to resume": "noSaveOptim noSaveRng",
+    "leave it out: checkpoints are torch_dist": "ckptFormat autoDetectCkptFormat distCkptFormat",
     "leave it out: these models are the only ones": "useMcoreModels useMcore",
 }
 

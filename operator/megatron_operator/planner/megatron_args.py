@@ -211,7 +211,9 @@ def _memory(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         words += _flag(name, getattr(plan, name))
     if plan.recompute_modules:
         words += ["--recompute-modules", *plan.recompute_modules]
-    return words + _flags(resolved.parallelism, ("tp_comm_overlap", "ddp_bucket_size"))
+    # Megatron asserts sequence parallelism with it (arguments.py); a published layout may have planned TP 1.
+    overlap = _flag("tp_comm_overlap", plan.sequence_parallel and resolved.parallelism.tp_comm_overlap)
+    return words + overlap + _flag("ddp_bucket_size", resolved.parallelism.ddp_bucket_size)
 
 
 def _checkpoint(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:

@@ -289,6 +289,9 @@ def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
     return per_node
 
 
+_TP_OVERLAP = "parallelism.tpCommOverlap"
+
+
 def _check_sequence_parallel(problem: PlanningProblem, chosen: Candidate, found: Diagnostics) -> None:
     asked, tp = problem.asked.sequence_parallel, chosen.dims.tp
     if tp > 1 and problem.on_cpu:
@@ -301,5 +304,11 @@ def _check_sequence_parallel(problem: PlanningProblem, chosen: Candidate, found:
         found.error(
             "spec.parallelism.sequenceParallel",
             "true at TP 1, where Megatron switches it off silently",
+            "leave it out, or set tensorModelParallelSize above 1",
+        )
+    if tp == 1 and problem.asked.tp_comm_overlap and problem.resolved.is_set_by_user(_TP_OVERLAP):
+        found.error(
+            f"spec.{_TP_OVERLAP}",
+            "true at TP 1, where there is nothing to overlap and Megatron refuses it",
             "leave it out, or set tensorModelParallelSize above 1",
         )

@@ -37,6 +37,17 @@ def errors(section: str, name: str, value: Any) -> list[str]:
             "enableStragglerDetection",
             "leave it out: a rank that hangs is found by recovery.hangTimeout",
         ),
+        (
+            "training",
+            "accumulate_allreduce_grads_in_fp32",
+            "leave it out: BF16 runs sum gradients in FP32, unless megatronArgs.grad-reduce-in-bf16",
+        ),
+        (
+            "checkpoint",
+            "noSaveOptim",
+            "leave it out: checkpoints have all that an interrupted run needs to resume",
+        ),
+        ("checkpoint", "ckptFormat", "leave it out: checkpoints are torch_dist"),
         ("training", "learningRate", "set spec.training.lr"),
         ("training", "fp8Hybrid", "set spec.training.fp8Format: hybrid"),
         ("training", "rampup_batch_size", "set spec.training.stepBatchSizeSchedule"),

@@ -22,7 +22,6 @@ _OWNED = {
     "persistent-save-interval": "spec.checkpoint.saveInterval",
     "async-save": "spec.checkpoint.asyncSave",
     "use-persistent-ckpt-worker": "spec.checkpoint.asyncSave",
-    "ckpt-format": "spec.checkpoint",
     "data-path": "spec.data.blend",
     "data-cache-path": "spec.data.blend",
     "train-data-path": "spec.data.blend",
@@ -55,6 +54,12 @@ _RESERVED = frozenset(
         "use-checkpoint-opt-param-scheduler",
     }
 )
+_REFUSED = {
+    "ckpt-format": "is torch_dist for every run: only such checkpoints load in another layout",
+    "no-save-optim": "leaves out the optimizer's state, without which an interrupted run cannot resume",
+    "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",
+}
+"""Flag -> why it is not taken."""
 _IGNORED = {
     "rampup-batch-size": "set spec.training.stepBatchSizeSchedule",
     "use-mcore-models": "leave it out",
@@ -104,6 +109,8 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(_misspelled_error(field, spelled))
         elif flag in _RESERVED:
             errors.append(FieldError(field, "is reserved for the operator", "leave it out"))
+        elif flag in _REFUSED:
+            errors.append(FieldError(field, _REFUSED[flag], "leave it out"))
         elif flag in _IGNORED:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
         elif flag in TYPED:
