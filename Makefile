@@ -75,6 +75,10 @@ monitoring: setup-trainer ## Regenerate the Grafana dashboard and the metrics in
 catalog-pages: setup ## Regenerate docs/catalog from the catalog's data
 	@$(PY) scripts/catalog_pages.py
 
+.PHONY: settings-page
+settings-page: setup ## Regenerate docs/settings.md from scripts/settings.yaml
+	@$(PY) scripts/settings_page.py
+
 .PHONY: golden
 golden: setup-trainer ## Regenerate golden files and public surfaces; review the diff
 	@$(PY) -m pytest -q -n auto --maxprocesses 8 tests/unit --update-golden

@@ -115,8 +115,8 @@ def passthrough_errors(args: dict[str, Value]) -> list[FieldError]:
             errors.append(FieldError(field, "is accepted and ignored by Megatron", _IGNORED[flag]))
         elif flag in TYPED:
             errors.append(FieldError(field, f"is set by {TYPED[flag]}", f"set {TYPED[flag]} instead"))
-        elif flag in _unread_flags():
-            errors.append(FieldError(field, *_UNREAD[_unread_flags()[flag]]))
+        elif flag in unread_flags():
+            errors.append(FieldError(field, *_UNREAD[unread_flags()[flag]]))
         elif reason := _invalid(flag, value):
             errors.append(FieldError(field, *reason))
     return errors
@@ -152,7 +152,7 @@ def _value_types() -> dict[str, str]:
 
 
 @cache
-def _unread_flags() -> dict[str, str]:
+def unread_flags() -> dict[str, str]:
     """Flags that the parser accepts and the training loop does not read -> kind of the reason."""
     return _listed("unread_flags.txt")
 
