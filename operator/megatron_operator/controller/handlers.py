@@ -31,6 +31,7 @@ from megatron_operator.controller.settings import Settings
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.supervisor import Supervisor
+from megatron_operator.controller.traces import TraceSender
 from megatron_operator.controller.workqueue import COALESCE, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.manifests import jobset
@@ -76,6 +77,7 @@ class Operator:
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)
         policies = PolicyReconciler(self.api, self.config, settings.watch_namespaces)
+        self._traces = TraceSender.from_environment()
         reconciler = Reconciler(
             self.api,
             RecipePlanner(self._planning, self.config),
@@ -85,6 +87,7 @@ class Operator:
             Supervisor(self.poller, capacity, cordoner),
             self.poller,
             self.caches,
+            self._traces,
         )
         self.queue = WorkQueue(reconciler, settings.workers)
         self._tasks = [
@@ -116,6 +119,11 @@ class Operator:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.queue.stop(LAST_RECONCILES)
         await self._workers.stop()
+
+    async def send_last_traces(self) -> None:
+        """Send the traces that are queued; after `stop`."""
+        if self._traces is not None:
+            await self._traces.stop()
 
     def alive(self) -> bool:
         """Whether all tasks run."""

@@ -119,6 +119,8 @@ class OperatorProcess:
         self._fence.close()
         stop.set()
         await asyncio.wait([watching], timeout=LAST_WATCHES)
+        # Another replica is already elected: it does not wait for a collector.
+        await self._operator.send_last_traces()
         if watching.done():
             watching.result()
 

@@ -25,6 +25,7 @@ from megatron_operator.controller.recipe_planner import RecipePlanner, Unplanned
 from megatron_operator.controller.snapshot_reader import SnapshotReader
 from megatron_operator.controller.stages import Stages
 from megatron_operator.controller.supervisor import Supervisor
+from megatron_operator.controller.traces import TraceSender
 from megatron_operator.lifecycle.actions import (
     DISCARDED,
     DONE,
@@ -39,6 +40,7 @@ from megatron_operator.lifecycle.actions import (
 from megatron_operator.lifecycle.children import job_obstacle
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import clean_up
+from megatron_operator.lifecycle.incident_traces import finished_traces
 from megatron_operator.lifecycle.job_status import (
     reset_job_status,
     set_internal_error,
@@ -103,8 +105,10 @@ class Reconciler:
         supervisor: Supervisor,
         poller: ProgressPoller,
         caches: Caches,
+        traces: TraceSender | None = None,
     ) -> None:
         self._api = api
+        self._traces = traces
         self._caches = caches
         self._planner = planner
         self._snapshots = snapshots
@@ -330,8 +334,11 @@ class Reconciler:
         return True
 
     def _report(self, status: StatusBuilder, before: MegatronRecipeStatus) -> None:
-        """Metrics and log lines of what has been written, and the caches that it makes obsolete."""
+        """Metrics, traces and log lines of what has been written, and the caches that it makes obsolete."""
         metrics.update_run(status)
+        if self._traces is not None:
+            for trace in finished_traces(status, before):
+                self._traces.send(trace)
         if status.phase != before.phase:
             log.info("%s: %s", status.key, status.phase)
         for event in status.events:

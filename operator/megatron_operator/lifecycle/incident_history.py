@@ -1,8 +1,10 @@
 """The run's list of incidents in `status.recovery`, and the totals over all of them."""
 
+import math
 from typing import Any, Final
 
 from megatron_operator.api.recovery_status import Incident, LostSeconds, RecoveryStatus, RestartsByKind
+from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.status_size import LARGEST_TOTAL, LONGEST_CAUSE, cut
 
 HISTORY_LIMIT: Final = 20
@@ -18,6 +20,22 @@ def unrecovered(recovery: RecoveryStatus) -> Incident | None:
     """The incident that the run has not recovered from yet."""
     last = newest(recovery)
     return last if last is not None and last.recovered_at is None else None
+
+
+def detected_at(incident: Incident) -> float:
+    """When the pods detected it, in seconds since the epoch.
+
+    An operator that was not running recorded it later, so the time of the first step after it counts.
+    """
+    lost, recovered = incident.seconds, seconds(incident.recovered_at)
+    if recovered is None or lost.load is None:
+        return seconds(incident.time) or 0.0
+    return recovered - sum(map(known_duration, (lost.schedule, lost.start, lost.load)))
+
+
+def known_duration(value: float | None) -> float:
+    """Seconds of a phase as pods report it; 0 for None, and for what is no duration."""
+    return value if value is not None and math.isfinite(value) and value > 0 else 0.0
 
 
 def append(recovery: RecoveryStatus, **fields: Any) -> RecoveryStatus:

@@ -5,7 +5,6 @@ last step, lies over them. The sum over the categories is the wall clock by cons
 Times are integers, in hundredths of a second, so that nothing is rounded on the way.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from megatron_operator.api.recovery_status import Incident
 from megatron_operator.api.status import LedgerLoss, LedgerMark, TimeLedger
 from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.lifecycle.incident_history import detected_at, known_duration
 from megatron_operator.lifecycle.status_size import cut
 
 CATEGORIES: Final = (
@@ -252,12 +252,7 @@ def _spans(incidents: Sequence[Incident]) -> list[_Span]:
 
 
 def _detected(incident: Incident) -> int:
-    """When the pods detected an incident. An operator that was not running recorded it later."""
-    lost = incident.seconds
-    if incident.recovered_at is None or lost.load is None:
-        return _ticks_of(incident.time)
-    first_step = _ticks_of(incident.recovered_at)
-    return first_step - _ticks(lost.schedule) - _ticks(lost.start) - _ticks(lost.load)
+    return _ticks(detected_at(incident))
 
 
 def _mark(time: str, state: State) -> LedgerMark:
@@ -269,7 +264,7 @@ def _state(mark: LedgerMark) -> State:
 
 
 def _ticks(value: float | None) -> int:
-    return round(value * TICKS) if value is not None and math.isfinite(value) and value > 0 else 0
+    return round(known_duration(value) * TICKS)
 
 
 def _ticks_of(time: str) -> int:

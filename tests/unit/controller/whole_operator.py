@@ -33,6 +33,7 @@ from megatron_operator.lifecycle.desired import (
     desired_state,
     planning_input,
 )
+from megatron_operator.lifecycle.incident_traces import IncidentTrace
 from megatron_operator.lifecycle.observation import Limits, Observation
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.recovery_policy import Decision, decide
@@ -163,6 +164,8 @@ class WholeOperator:
         self._behind = behind
         self.reachable = True
         """Whether the operator reaches the pods."""
+        self.traces: list[IncidentTrace] = []
+        """What all its processes have sent."""
         self.runner = asyncio.Runner()
         clock: Any = SimpleNamespace(monotonic=lambda: api.cluster.now)
         self._patches: list[Any] = [
@@ -184,6 +187,7 @@ class WholeOperator:
         self._undelivered: tuple[list[Any], ...] = ([], [], [])
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches)
         planning: Any = self.planning or PlanningInProcess()
+        traces: Any = SimpleNamespace(send=self.traces.append)
         self._reconciler = Reconciler(
             api,
             RecipePlanner(planning, config),
@@ -193,6 +197,7 @@ class WholeOperator:
             Supervisor(poller, CapacityFinder(api, planning, allowed=True), Cordoner(api, config)),
             poller,
             self.caches,
+            traces,
         )
 
     def close(self) -> None:
