@@ -1,6 +1,7 @@
 """The argument lists to check: every published layout, every example, and planned runs."""
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from megatron_operator.catalog import ResolvedRecipe
 from megatron_operator.catalog.bridge_tables import WITHOUT_DATA_SHEET
 from megatron_operator.planner import megatron_arguments, plan
 from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.switches import promising, together
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGES: list[ImagePackage] = ["deepep", "hybridep", "ncclep"]
@@ -84,6 +86,14 @@ PLANNED: dict[str, dict[str, Any]] = {
     "without a GPU": {"recipe": "tiny-gpt", "accelerator": {"type": "cpu", "count": 2}},
 }
 
+SWITCHED = (
+    ("llama3-70b", "h100-sxm", 24, {}),
+    ("qwen3-30b-a3b", "h100-sxm", 64, {}),
+    ("qwen3-30b-a3b", "gb200", 16, {"fp8Format": "e4m3", "fp8Recipe": "mxfp8"}),
+    ("deepseek-v3", "h100-sxm", 2048, {}),
+)
+"""Recipe, accelerator, count and training of runs without a published layout, and with open settings."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -110,7 +120,7 @@ def specs() -> dict[str, dict[str, Any]]:
 @cache
 def case(name: str) -> Case:
     """The recipe of this name, resolved, planned and written out."""
-    return build(name, specs().get(name) or functions()[name])
+    return build(name, (specs() | functions() | switched())[name])
 
 
 def build(name: str, spec: dict[str, Any]) -> Case:
@@ -171,6 +181,32 @@ def functions() -> dict[str, dict[str, Any]]:
             build(name, spec)
             found[key] = name, spec
     return dict(found.values())
+
+
+@cache
+def switched() -> dict[str, dict[str, Any]]:
+    """Every setting that `megatron plan` may propose, on models where the layout is open.
+
+    Not the precision-aware optimizer, which Megatron builds only with Transformer Engine.
+    """
+    found = {}
+    for recipe, accelerator, count, training in SWITCHED:
+        asked = {"type": accelerator, "count": count}
+        spec = {"recipe": recipe, "accelerator": asked, "data": CORPUS, "training": training}
+        before = build(recipe, spec)
+        switches = list(promising(before.resolved, before.plan))
+        for switch in [*switches, together(switches)]:
+            if switch is None or "training.usePrecisionAwareOptimizer" in switch.settings:
+                continue
+            changed = copy.deepcopy(spec)
+            for path, value in switch.settings.items():
+                section, name = path.split(".", 1)
+                changed.setdefault(section, {})[name] = value
+            name = f"{recipe} {count}x{accelerator} {' '.join(switch.settings)}"
+            with contextlib.suppress(InvalidRecipeError):
+                build(name, changed)
+                found[name] = changed
+    return found
 
 
 def _examples() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,7 +6,7 @@ from cases import Case
 from stages import Megatron, Started
 
 
-@pytest.fixture(scope="module", params=[*cases.specs(), *cases.functions()])
+@pytest.fixture(scope="module", params=[*cases.specs(), *cases.functions(), *cases.switched()])
 def case(request: pytest.FixtureRequest) -> Case:
     return cases.case(request.param)
 

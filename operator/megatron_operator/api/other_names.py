@@ -108,9 +108,14 @@ _FIXES: Final = {
 }
 
 
-def fix_for_name(name: str) -> str | None:
-    """What to set instead of a setting of another release or program; None for a name that none has."""
-    return _FIXES.get(plain(name))
+def fix_for_name(name: str, section: str = "") -> str | None:
+    """What to set instead of a setting of another release or program; None for a name that none has.
+
+    `section` is the section of `spec` in which the name was written: only a fix within it counts. Empty for
+    any.
+    """
+    fix = _FIXES.get(plain(name))
+    return fix if fix is None or not section or fix.startswith(f"set spec.{section}.") else None
 
 
 def fix_for_value(field: str, kind: str) -> str | None:

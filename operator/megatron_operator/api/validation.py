@@ -234,7 +234,14 @@ def _suggestion(model: type[ApiModel], location: list[int | str]) -> str:
     if model is not MegatronRecipeSpec:
         close = difflib.get_close_matches(unknown, names, n=1)
         return f"did you mean `{close[0]}`?" if close else "leave it out"
-    if fix := fix_for_name(unknown) or _elsewhere(unknown):
+    # `profile.rank` means `ranks`, not the rank of LoRA: the field's own section comes first.
+    section = str(location[0]) if len(location) > 1 else ""
+    if fix := (fix_for_name(unknown, section) if section else None) or _elsewhere(unknown):
+        return fix
+    plural = [name for name in names if plain(name).rstrip("s") == plain(unknown).rstrip("s")]
+    if plural:
+        return f"did you mean `{plural[0]}`?"
+    if fix := fix_for_name(unknown):
         return fix
     if close := difflib.get_close_matches(unknown, names, n=1):
         return f"did you mean `{close[0]}`?"

@@ -39,10 +39,10 @@ def _sizes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> lis
     if not others or others[0].expected is None or chosen.expected is None:
         return [f"{planned}: {reason}"]
     next_best = others[0].dims.describe()
-    slower = others[0].expected.step_seconds / chosen.expected.step_seconds - 1
-    if slower < EQUAL_SPEED:
+    share = chosen.expected.step_seconds / others[0].expected.step_seconds
+    if share * (1 + EQUAL_SPEED) > 1:
         return [f"{planned}: {reason}; simpler than {next_best}, which is as fast"]
-    return [f"{planned}: {reason}; {next_best} would be {slower:.0%} slower"]
+    return [f"{planned}: {reason}; {next_best} would be {1 - share:.0%} slower"]
 
 
 def _experts(problem: PlanningProblem, chosen: Candidate) -> list[str]:

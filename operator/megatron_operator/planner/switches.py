@@ -1,6 +1,11 @@
-"""Settings that a run does not have and that are predicted to make it faster."""
+"""Settings that a run does not have and that are predicted to make it faster.
 
-from collections.abc import Iterator, Mapping
+None is taken without being asked: docs/planner.md has the reason for each. Where the planner chooses the
+layout, each is planned with, because it may allow or favour another layout: smaller gradients let one fit
+that recomputes less, and overlapped experts need virtual stages, which a layout without them lacks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +17,8 @@ from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.step_time import expected
 from megatron_operator.planner.estimate.uncertainty import mean_error
 from megatron_operator.planner.estimate.workload import Workload
+from megatron_operator.planner.search.smaller_states import BF16_GRADIENTS, BF16_MOMENTS
 
-_FULL = 0.8
-"""Share of the memory above which a smaller optimizer may allow a faster layout."""
 _GRAPHED = {False: ["attn", "mlp"], True: ["attn", "moe_router", "moe_preprocess"]}
 """Modules in CUDA graphs, without and with experts, as in functions of Megatron-Bridge."""
 _LACKS = "which the project's image lacks"
@@ -40,6 +44,10 @@ class Switch:
     settings: Mapping[str, Any]
     caveat: str = ""
     """What it needs or risks; empty where nothing is known."""
+    numerics: bool = False
+    """Whether it changes the results of a step by more than the order of a sum."""
+    ready: bool = True
+    """Whether the image has all that it needs, as far as the platform states."""
 
 
 def least_gain(plan: Plan) -> float:
@@ -54,41 +62,62 @@ def least_gain(plan: Plan) -> float:
 
 
 def promising(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Switch]:
-    """Switches worth planning with: they gain enough on the plan's layout, or may allow a better one.
+    """Switches worth planning with: they gain enough on the plan's layout, or the layout is open.
 
-    What the recipe itself sets is not proposed. Raises InvalidRecipeError when the model is incomplete.
+    The layout is open where the catalog has none for the run: a switch may then allow a better one. What the
+    recipe itself sets is not proposed. Raises InvalidRecipeError when the model is incomplete.
     """
     accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
     if accelerator is None or plan.expected is None or resolved.engine == "bridge":
         return
     workload = Workload.of(resolved, plan)
     now = expected(workload, accelerator).step_seconds
+    is_open = resolved.layout is None
     for switch, faster in _available(resolved, plan, workload):
-        set_by_user = any(resolved.origins.get(path) == "recipe" for path in switch.settings)
-        if set_by_user:
+        if any(resolved.origins.get(path) == "recipe" for path in switch.settings):
             continue
-        if faster is None or now / expected(faster, accelerator).step_seconds - 1 >= least_gain(plan):
+        gain = now / expected(faster, accelerator).step_seconds - 1 if faster else 0.0
+        if is_open or (faster and gain >= least_gain(plan)):
             yield switch
 
 
+def together(switches: Iterable[Switch]) -> Switch | None:
+    """All of the switches that keep the numerics and that the image is ready for, the first ones preferred.
+
+    A switch that sets a field of an earlier one otherwise is left out. None for fewer than two.
+    """
+    settings: dict[str, Any] = {}
+    caveats: list[str] = []
+    count = 0
+    for switch in switches:
+        fits = all(settings.get(path, value) == value for path, value in switch.settings.items())
+        if switch.numerics or not switch.ready or not fits:
+            continue
+        settings |= switch.settings
+        caveats += [switch.caveat] if switch.caveat else []
+        count += 1
+    return Switch(settings, "; ".join(caveats)) if count > 1 else None
+
+
 def _available(resolved: ResolvedRecipe, plan: Plan, w: Workload) -> Iterator[tuple[Switch, Workload | None]]:
-    """Switches that the run lacks, with the workload that has them; none where the layout would change."""
+    """Switches that the run lacks, with the plan's workload that has them.
+
+    Without a workload they need another layout than the plan's, or change only what fits.
+    """
     run, dims, experts = w.execution, w.dims, bool(resolved.model.num_experts)
     full = w.recompute.granularity == "full"
-    if w.numerics.gradient == 4 and w.numerics.weight == 2:
-        reduced = replace(w, numerics=replace(w.numerics, gradient=2))
-        yield Switch({"megatronArgs.grad-reduce-in-bf16": True}, "gradients are summed in BF16"), reduced
-    if dims.tp > 1 and w.sequence_parallel and not run.tensor_overlap:
+    yield from _of_memory(resolved, w)
+    if w.sequence_parallel and not run.tensor_overlap:
         hidden = replace(w, execution=replace(run, tensor_overlap=True))
-        yield Switch({"parallelism.tpCommOverlap": True}), hidden
-    interleaved = dims.pp == 1 or dims.vp > 1
-    if experts and dims.ep > 1 and interleaved and not full and not run.expert_overlap:
+        yield Switch({"parallelism.tpCommOverlap": True}), hidden if dims.tp > 1 else None
+    if experts and not run.expert_overlap:
+        possible = dims.ep > 1 and (dims.pp == 1 or dims.vp > 1) and not full
         hidden = replace(w, execution=replace(run, expert_overlap=True))
         hopper = (
             hardware.generation(resolved.accelerator_type, resolved.profile) is hardware.Generation.HOPPER
         )
         caveat = "on Hopper it may cost more than it hides" if hopper else ""
-        yield Switch({f"megatronArgs.{EXPERT_OVERLAP}": True}, caveat), hidden
+        yield Switch({f"megatronArgs.{EXPERT_OVERLAP}": True}, caveat), hidden if possible else None
     if run.graphs == "none" and not full:
         graphs = {
             "megatronArgs.cuda-graph-impl": "transformer_engine",
@@ -99,13 +128,27 @@ def _available(resolved: ResolvedRecipe, plan: Plan, w: Workload) -> Iterator[tu
         yield Switch(graphs, _MEMORY), captured
     if experts and dims.ep > 1:
         yield from _of_flex(resolved, w)
-    if _optimizer_is_in_the_way(resolved, plan):
-        aware = {
-            "training.usePrecisionAwareOptimizer": True,
-            "megatronArgs.exp-avg-dtype": "bf16",
-            "megatronArgs.exp-avg-sq-dtype": "bf16",
-        }
-        yield Switch(aware, "moments are kept in BF16"), None
+
+
+def _of_memory(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Workload | None]]:
+    """Smaller gradients and moments: less to reduce, and room for layouts that recompute less."""
+    training = resolved.training
+    if w.numerics.weight != 2:
+        return
+    reduced = "gradients are summed in BF16"
+    small = w.numerics.gradient == 2
+    if not small:
+        yield (
+            Switch(BF16_GRADIENTS, reduced, numerics=True),
+            replace(w, numerics=replace(w.numerics, gradient=2)),
+        )
+    adam = training.optimizer in (None, "adam") and w.distributed_optimizer
+    if adam and training.bf16 and not training.use_precision_aware_optimizer:
+        kept = "moments are kept in BF16"
+        yield Switch(BF16_MOMENTS, kept, numerics=True), None
+        if not small:
+            both = BF16_GRADIENTS | BF16_MOMENTS
+            yield Switch(both, f"{reduced}, {kept}", numerics=True), None
 
 
 def _of_flex(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Workload]]:
@@ -117,19 +160,11 @@ def _of_flex(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Wo
         named = {f"megatronArgs.{BACKEND}": backend} if backend else {}
         caveat = "" if backend else f"needs DeepEP or HybridEP, {_LACKS}"
         flex = {"model.moeTokenDispatcherType": "flex"} | named
-        yield Switch(flex, caveat), replace(w, execution=once)
+        yield Switch(flex, caveat, ready=backend is not None), replace(w, execution=once)
     # Graphs need buffers of a fixed size; these need the fuser, whose kernels are for MXFP8 on Blackwell.
     if run.graphs == "none" and w.numerics.fp8 and resolved.training.fp8_recipe == "mxfp8":
-        needs = "" if "hybridep" in has else f"needs HybridEP, {_LACKS}; "
+        ready = "hybridep" in has
+        needs = "" if ready else f"needs HybridEP, {_LACKS}; "
         captured = replace(once, graphs="full", fused_experts=True)
-        yield Switch(_WHOLE_ITERATIONS, f"{needs}{_MEMORY}"), replace(w, execution=captured)
+        yield Switch(_WHOLE_ITERATIONS, f"{needs}{_MEMORY}", ready=ready), replace(w, execution=captured)
 
-
-def _optimizer_is_in_the_way(resolved: ResolvedRecipe, plan: Plan) -> bool:
-    """Whether less optimizer state may allow a layout that recomputes less or has fewer stages."""
-    training, memory = resolved.training, plan.memory_per_gpu
-    if training.use_precision_aware_optimizer or not training.bf16 or resolved.layout is not None:
-        return False
-    if training.optimizer not in (None, "adam") or memory is None or memory.capacity is None:
-        return False
-    return plan.recompute_granularity is not None or memory.total > _FULL * memory.capacity

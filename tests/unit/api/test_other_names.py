@@ -55,6 +55,8 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         ("training", "tensorModelParallelSize", "set spec.parallelism.tensorModelParallelSize"),
         ("training", "seq_length", "did you mean `seqLength`?"),
         ("training", "globalbatchsize", "did you mean `globalBatchSize`?"),
+        ("peft", "rank", "set spec.peft.dim"),
+        ("training", "rank", "set spec.peft.dim"),
         ("data", "tokenizr", "did you mean `tokenizer`?"),
         ("recovery", "hangTimeot", "did you mean `hangTimeout`?"),
         ("training", "colour", "leave it out; other Megatron flags go below spec.megatronArgs"),
@@ -62,6 +64,18 @@ def errors(section: str, name: str, value: Any) -> list[str]:
 )
 def test_an_unknown_field_is_answered_with_todays_name(section: str, name: str, fix: str) -> None:
     assert errors(section, name, 1) == [f"unknown field; {fix}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("rank", "did you mean `ranks`?"), ("r", "set spec.peft.dim"), ("warmupSteps", "set spec.training.")],
+)
+def test_a_field_of_the_own_section_comes_before_other_names(name: str, fix: str) -> None:
+    """`rank` is LoRA's name for its dimension, and a `profile` has `ranks`."""
+    with pytest.raises(InvalidRecipeError) as refused:
+        parse_spec({"accelerator": {"count": 8}, "profile": {"start": 1, "end": 2, name: 1}})
+    [error] = [error for error in refused.value.errors if error.field == f"spec.profile.{name}"]
+    assert fix in str(error)
 
 
 @pytest.mark.parametrize(

@@ -67,16 +67,9 @@ def rank(problem: PlanningProblem, found: Diagnostics) -> Ranking:
     if not ranking.candidates:
         _handle_too_large(problem, ranking, found)
         return ranking
-    if problem.resolved.megatron_args.get(EXPERT_OVERLAP):
-        ranking.candidates = [c for c in ranking.candidates if overlaps_experts(c)]
-        if not ranking.candidates:
-            found.error(
-                f"spec.megatronArgs.{EXPERT_OVERLAP}",
-                "no layout that fits has EP above 1, virtual stages where there are stages, and no full "
-                "recomputation",
-                "leave it out, or use more accelerators",
-            )
-            return ranking
+    ranking.candidates = _supported(problem, ranking.candidates, found)
+    if not ranking.candidates:
+        return ranking
     if problem.accelerator is None:
         ranking.candidates.sort(key=lambda candidate: candidate.simplicity)
         return ranking
@@ -90,6 +83,31 @@ def rank(problem: PlanningProblem, found: Diagnostics) -> Ranking:
     timed.sort(key=order)
     ranking.candidates = timed
     return ranking
+
+
+def _supported(
+    problem: PlanningProblem, candidates: list[Candidate], found: Diagnostics
+) -> list[Candidate]:
+    """The candidates with which Megatron accepts the recipe's flags; none, with the error in `found`."""
+    args = problem.resolved.megatron_args
+    if args.get("cuda-graph-impl") in ("local", "transformer_engine"):
+        candidates = [c for c in candidates if c.recompute != "full"]
+        if not candidates:
+            found.error(
+                "spec.megatronArgs.cuda-graph-impl",
+                f"{args['cuda-graph-impl']} excludes full recomputation, without which no layout fits",
+                "leave it out, or use more accelerators",
+            )
+    if candidates and args.get(EXPERT_OVERLAP):
+        candidates = [c for c in candidates if overlaps_experts(c)]
+        if not candidates:
+            found.error(
+                f"spec.megatronArgs.{EXPERT_OVERLAP}",
+                "no layout that fits has EP above 1, virtual stages where there are stages, and no full "
+                "recomputation",
+                "leave it out, or use more accelerators",
+            )
+    return candidates
 
 
 def _timed_all(problem: PlanningProblem, candidates: list[Candidate]) -> list[Candidate]:

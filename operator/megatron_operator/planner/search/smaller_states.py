@@ -5,19 +5,21 @@ They change the numerics, so the planner names them and never sets them.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.memory import memory_per_gpu
 from megatron_operator.planner.estimate.workload import Numerics, numerics
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 
-_GRADIENTS: dict[str, Any] = {"megatronArgs.grad-reduce-in-bf16": True}
-_OPTIMIZER: dict[str, Any] = {
+BF16_GRADIENTS: Final[dict[str, Any]] = {"megatronArgs.grad-reduce-in-bf16": True}
+"""Settings by their paths below `spec`: gradients are accumulated and reduced in BF16."""
+BF16_MOMENTS: Final[dict[str, Any]] = {
     "training.usePrecisionAwareOptimizer": True,
     "megatronArgs.exp-avg-dtype": "bf16",
     "megatronArgs.exp-avg-sq-dtype": "bf16",
 }
+"""Settings of the precision-aware optimizer with both moments of Adam in BF16."""
 
 
 def with_which_it_fits(problem: PlanningProblem, too_large: Iterable[Candidate]) -> str | None:
@@ -42,9 +44,9 @@ def _options(problem: PlanningProblem) -> Iterator[tuple[dict[str, Any], Numeric
     adam = resolved.training.optimizer in (None, "adam")
     if not resolved.training.bf16 or resolved.engine == "bridge":
         return
-    options = [_GRADIENTS]
+    options = [BF16_GRADIENTS]
     if adam and problem.distributed_optimizer:
-        options += [_OPTIMIZER, _GRADIENTS | _OPTIMIZER]
+        options += [BF16_MOMENTS, BF16_GRADIENTS | BF16_MOMENTS]
     for settings in options:
         if any(resolved.origins.get(path) == "recipe" for path in settings):
             continue
