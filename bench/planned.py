@@ -8,7 +8,7 @@ not the model's. `bench.planner` tests the step-time formula alone, with the set
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args
@@ -110,13 +110,19 @@ def switches(function: PublishedLayout) -> set[str]:
     return graphs | {name for name, on in named.items() if on}
 
 
-def planned(function: PublishedLayout, packages: tuple[ImagePackage, ...] = ()) -> PlannedRun:
-    """The run that a recipe with only the function's name, hardware and count becomes.
+def planned(
+    function: PublishedLayout,
+    packages: tuple[ImagePackage, ...] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> PlannedRun:
+    """The run that a recipe with the function's name, hardware and count becomes.
 
-    `packages` are those of the image. Raises InvalidRecipeError where the recipe is refused.
+    `packages` are those of the image, `settings` sections of `spec` beside these. Raises InvalidRecipeError
+    where the recipe is refused.
     """
     accelerator = {"type": function.accelerators[0], "count": function.count}
     spec = {"recipe": function.function, "accelerator": accelerator, "data": {"mockData": True}}
+    spec |= settings or {}
     return admit("run", MegatronRecipeSpec.model_validate(spec), _platform(packages), _library())
 
 

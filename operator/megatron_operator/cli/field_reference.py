@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from megatron_operator.api.base import ApiModel
-from megatron_operator.api.other_names import fix_for_name
+from megatron_operator.api.other_names import fix_for_name, plain
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.reference import type_text
@@ -147,7 +147,9 @@ def _through_a_map(asked: str) -> list[Field]:
 
 
 def _advice(name: str) -> str:
-    last = name.rsplit(".", 1)[-1]
+    section, _, last = name.rpartition(".")
+    if own := [each.path for each in fields() if section and _is_plural(each.path, section, last)]:
+        return f"did you mean {own[0]}?"
     if today := fix_for_name(last):
         return today
     flag = name.lstrip("-").lower()
@@ -159,6 +161,12 @@ def _advice(name: str) -> str:
     near = difflib.get_close_matches(_plain(last)[:100], names, n=2, cutoff=0.6)
     paths = [field.path for each in near for field in candidates if field.name.lower() == each][:3]
     return f"did you mean {' or '.join(paths)}?" if paths else "see megatron explain spec"
+
+
+def _is_plural(path: str, section: str, name: str) -> bool:
+    """Whether a path is `name` of that section but for an s at its end."""
+    parent, _, last = _plain(path).rpartition(".")
+    return f".{parent}".endswith(f".{_plain(section)}") and plain(last).rstrip("s") == plain(name).rstrip("s")
 
 
 def other_name(name: str) -> str | None:

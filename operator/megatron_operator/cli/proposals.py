@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic.alias_generators import to_camel
 
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.parallel_dims import ParallelDims
@@ -96,12 +97,17 @@ def documents(found: list[Proposal]) -> list[dict[str, Any]]:
             "speedChange": each.gain,
             "expected": each.expected.wire(),
             "together": each.together,
-            "layout": each.layout.plan_fields() if each.layout else None,
+            "layout": _sizes(each.layout) if each.layout else None,
             "changesNumerics": each.switch.numerics,
             "caveat": each.switch.caveat or None,
         }
         for each in found
     ]
+
+
+def _sizes(layout: ParallelDims) -> dict[str, int | None]:
+    """The sizes by the names that they have in the plan."""
+    return {to_camel(name): size for name, size in layout.plan_fields().items()}
 
 
 def show(found: list[Proposal]) -> None:

@@ -73,7 +73,7 @@ def promising(resolved: ResolvedRecipe, plan: Plan) -> Iterator[Switch]:
     workload = Workload.of(resolved, plan)
     now = expected(workload, accelerator).step_seconds
     is_open = resolved.layout is None
-    for switch, faster in _available(resolved, plan, workload):
+    for switch, faster in _available(resolved, workload):
         if any(resolved.origins.get(path) == "recipe" for path in switch.settings):
             continue
         gain = now / expected(faster, accelerator).step_seconds - 1 if faster else 0.0
@@ -99,7 +99,7 @@ def together(switches: Iterable[Switch]) -> Switch | None:
     return Switch(settings, "; ".join(caveats)) if count > 1 else None
 
 
-def _available(resolved: ResolvedRecipe, plan: Plan, w: Workload) -> Iterator[tuple[Switch, Workload | None]]:
+def _available(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Workload | None]]:
     """Switches that the run lacks, with the plan's workload that has them.
 
     Without a workload they need another layout than the plan's, or change only what fits.
@@ -167,4 +167,3 @@ def _of_flex(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Wo
         needs = "" if ready else f"needs HybridEP, {_LACKS}; "
         captured = replace(once, graphs="full", fused_experts=True)
         yield Switch(_WHOLE_ITERATIONS, f"{needs}{_MEMORY}", ready=ready), replace(w, execution=captured)
-

@@ -127,3 +127,8 @@ def test_a_name_that_only_the_status_has_is_printed_with_the_setting_of_that_nam
     printed = explain("learningRate").stdout
     assert printed.startswith("status.progress.learningRate\n")
     assert "In a recipe: set spec.training.lr" in printed
+
+
+def test_a_field_of_the_named_section_comes_before_names_of_other_programs() -> None:
+    assert "did you mean spec.profile.ranks" in explain("profile.rank").output
+    assert "set spec.peft.dim" in explain("peft.rank").output

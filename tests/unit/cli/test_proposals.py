@@ -33,6 +33,43 @@ def test_a_setting_that_was_taken_is_not_proposed_again() -> None:
     assert not any("parallelism.tpCommOverlap" in each["settings"] for each in again)
 
 
+def test_a_proposal_names_the_layout_that_it_allows() -> None:
+    """With FP32 gradients and moments 70B fits on 16 H100 only if whole layers are recomputed."""
+    few = ("--recipe", "llama3-70b", "--gpus", "16", "--accelerator", "h100-sxm")
+    before = plan(*few)
+    smaller = [each for each in before["proposals"] if each["changesNumerics"]]
+    assert smaller
+    for each in smaller:
+        sets = [f"--set={path}={json.dumps(value)}" for path, value in each["settings"].items()]
+        after = plan(*few, *sets)
+        assert after["tensorModelParallelSize"] < before["tensorModelParallelSize"]
+        assert each["layout"] == {name: after[name] for name in each["layout"]}
+    printed = CliRunner().invoke(cli, ("plan", *few), catch_exceptions=False).stdout
+    assert "; the layout is then TP 4, PP 4, CP 1, DP 1" in " ".join(printed.split())
+
+
+def test_settings_that_gain_no_more_than_fewer_of_them_are_left_out() -> None:
+    for few in (SMALL, ("--recipe", "llama3-70b", "--gpus", "16", "--accelerator", "h100-sxm")):
+        proposed = plan(*few)["proposals"]
+        for each in proposed:
+            for other in proposed:
+                if other["settings"].items() < each["settings"].items():
+                    assert each["speedChange"] > other["speedChange"] + 0.02
+
+
+def test_the_last_proposal_combines_those_that_keep_the_numerics() -> None:
+    """Graphs and overlapped experts need nothing that the image lacks; the dispatcher flex does."""
+    words = ("--recipe", "qwen3-30b-a3b", "--gpus", "64", "--accelerator", "h100-sxm")
+    *alone, combined = plan(*words)["proposals"]
+    assert [each["together"] for each in alone] == [False] * len(alone)
+    assert combined["together"]
+    assert combined["speedChange"] > max(each["speedChange"] for each in alone)
+    assert "megatronArgs.overlap-moe-expert-parallel-comm" in combined["settings"]
+    assert "model.moeTokenDispatcherType" not in combined["settings"]
+    printed = CliRunner().invoke(cli, ("plan", *words), catch_exceptions=False).stdout
+    assert "Those together that keep the numerics and that the image is ready for:" in printed
+
+
 def test_people_see_settings_gain_and_caveat() -> None:
     printed = CliRunner().invoke(cli, ("plan", *SMALL), catch_exceptions=False).stdout
     proposed = printed.partition("Faster with, each alone and as estimated:\n")[2]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
@@ -103,6 +104,26 @@ def test_active_parameters_count_the_chosen_experts() -> None:
 def test_a_dense_models_parameters_are_all_active() -> None:
     llama = built(LLAMA | shape(32, 4096, 32, 14336, 128256))
     assert parameters(llama, 128256) == parameters(llama, 128256, active=True)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "total", "active"),
+    [
+        ("deepseek-v2-lite", 15_706_484_224, 2.66e9),
+        ("moonlight-16b-a3b", 15.96e9, 2.91e9),
+        ("olmoe-7b", 6_919_161_856, 1.28e9),
+    ],
+)
+def test_models_that_only_megatron_bridge_trains_have_the_published_size(
+    recipe: str, total: float, active: float
+) -> None:
+    """Sizes of the model cards. Cards count active parameters without embeddings (2.4B, 2.24B), or with them
+    (1.3B)."""
+    found = Diagnostics()
+    shape = model_shape(catalog.load().get(recipe).model, found)
+    assert shape is not None, found.errors
+    assert parameters(shape, shape.vocab) == pytest.approx(total, rel=1e-4)
+    assert parameters(shape, shape.vocab, active=True) == pytest.approx(active, rel=5e-3)
 
 
 def test_the_published_squared_relu_model_has_the_published_size() -> None:

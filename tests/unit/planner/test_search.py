@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner.plan import _problem, plan, search
 from megatron_operator.planner.search.enumerate import (
     MAX_INTERLEAVINGS,
@@ -92,3 +93,17 @@ def test_a_nearly_empty_last_stage_is_considered(resolve: Callable[..., Any]) ->
     split = splits[16]
     assert split is not None
     assert split.layers == (4,) * 15 + (1,)
+
+
+GRAPHS = {"cuda-graph-impl": "transformer_engine"}
+
+
+def test_with_graphs_no_layout_recomputes_whole_layers(resolve: Callable[..., Any]) -> None:
+    """Megatron supports graphs of parts of a layer without full recomputation only."""
+    assert plan(resolve("llama3-70b", 16)).recompute_granularity == "full"
+    with pytest.raises(InvalidRecipeError, match="excludes full recomputation, without which no layout fits"):
+        plan(resolve("llama3-70b", 16, megatronArgs=GRAPHS))
+    smaller = GRAPHS | {"grad-reduce-in-bf16": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
+    aware = {"usePrecisionAwareOptimizer": True}
+    found = plan(resolve("llama3-70b", 16, megatronArgs=smaller, training=aware))
+    assert found.recompute_granularity != "full"

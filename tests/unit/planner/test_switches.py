@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from megatron_operator.planner import plan
-from megatron_operator.planner.switches import least_gain, promising
+from megatron_operator.planner.switches import Switch, least_gain, promising, together
 
 OVERLAP = "parallelism.tpCommOverlap"
+EXPERTS = "megatronArgs.overlap-moe-expert-parallel-comm"
 GRAPHS = "megatronArgs.cuda-graph-impl"
 FLEX = "model.moeTokenDispatcherType"
 
@@ -26,9 +27,10 @@ def test_what_the_recipe_sets_is_not_proposed(resolve: Any, own: bool) -> None:
     assert not any(OVERLAP in settings for settings in proposed(resolved))
 
 
-def test_nothing_is_proposed_for_a_gain_within_the_error(resolve: Any) -> None:
+def test_on_a_published_layout_nothing_is_tried_for_a_gain_within_the_error(resolve: Any) -> None:
     """On 8 H100 the gradients of an 8B model take 1 % of a step."""
     resolved = resolve("llama3-8b", 8)
+    assert resolved.layout is not None
     assert proposed(resolved) == []
     assert 0.02 < least_gain(plan(resolved)) < 0.1
 
@@ -43,6 +45,41 @@ def test_gradients_in_bf16_are_proposed_where_nothing_hides_their_reduction(reso
     short = {"globalBatchSize": 1024, "fp8Format": "hybrid"}
     resolved = resolve("llama3-8b", 1024, training=short, parallelism=visible)
     assert {"megatronArgs.grad-reduce-in-bf16": True} in proposed(resolved)
+
+
+def test_what_another_layout_may_need_is_tried_where_the_layout_is_open(resolve: Any) -> None:
+    """The plan has stages without virtual ones, where experts' communication cannot overlap."""
+    resolved = resolve("deepseek-v3", 2048)
+    chosen = plan(resolved)
+    assert chosen.pipeline_model_parallel_size > 1
+    assert chosen.virtual_pipeline_model_parallel_size is None
+    found = proposed(resolved)
+    assert {EXPERTS: True} in found
+    assert {"megatronArgs.grad-reduce-in-bf16": True} in found
+
+
+def test_settings_are_combined_only_if_they_keep_the_numerics_and_need_nothing_more() -> None:
+    keeps = [Switch({OVERLAP: True}, "a"), Switch({EXPERTS: True}), Switch({GRAPHS: "local"}, "b")]
+    others = [Switch({"x": 1}, numerics=True), Switch({FLEX: "flex"}, ready=False)]
+    combined = together([*keeps, *others])
+    assert combined is not None
+    assert combined.settings == {OVERLAP: True, EXPERTS: True, GRAPHS: "local"}
+    assert combined.caveat == "a; b"
+    assert together(keeps[:1]) is None
+
+
+def test_of_two_settings_of_one_field_the_first_is_combined() -> None:
+    whole, partial = ({GRAPHS: kind, "megatronArgs.te-rng-tracker": True} for kind in ("full", "partial"))
+    combined = together([Switch(whole), Switch({OVERLAP: True}), Switch(partial)])
+    assert combined is not None
+    assert combined.settings == whole | {OVERLAP: True}
+
+
+def test_only_gradients_and_moments_change_the_numerics(resolve: Any) -> None:
+    resolved = resolve("qwen3-30b-a3b", 64)
+    for switch in promising(resolved, plan(resolved)):
+        smaller = any("bf16" in (path, value) or "in-bf16" in path for path, value in switch.settings.items())
+        assert switch.numerics is smaller
 
 
 def test_graphs_are_proposed_for_experts_that_wait_for_the_host(resolve: Any) -> None:

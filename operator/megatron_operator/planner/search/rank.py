@@ -85,9 +85,7 @@ def rank(problem: PlanningProblem, found: Diagnostics) -> Ranking:
     return ranking
 
 
-def _supported(
-    problem: PlanningProblem, candidates: list[Candidate], found: Diagnostics
-) -> list[Candidate]:
+def _supported(problem: PlanningProblem, candidates: list[Candidate], found: Diagnostics) -> list[Candidate]:
     """The candidates with which Megatron accepts the recipe's flags; none, with the error in `found`."""
     args = problem.resolved.megatron_args
     if args.get("cuda-graph-impl") in ("local", "transformer_engine"):
