@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from megatron_operator.planner import PlannedRun
     from megatron_operator.planner.switches import Switch
 
-EQUAL = 0.02
-"""Gains that differ by at most this share count as equal: the estimate is not more precise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -41,18 +38,19 @@ def proposals(options: RecipeOptions, recipe: dict[str, Any], planned: "PlannedR
     Last are all of them together that keep the numerics, and for which the image has what they need. Where
     settings gain no more than fewer of them, they are left out.
     """
+    from megatron_operator.planner.search.rank import EQUAL_SPEED
     from megatron_operator.planner.switches import promising, together
 
     tried = [_tried(options, recipe, planned, switch) for switch in promising(planned.resolved, planned.plan)]
     found: list[Proposal] = []
     for each in sorted(filter(None, tried), key=lambda each: len(each.switch.settings)):
-        if all(each.gain > other.gain + EQUAL for other in found if _includes(each, other)):
+        if all(each.gain > other.gain + EQUAL_SPEED for other in found if _includes(each, other)):
             found.append(each)
     found.sort(key=lambda each: -each.gain)
     combined = together(each.switch for each in found)
     whole = _tried(options, recipe, planned, combined, together=True) if combined else None
     best = max((each.gain for each in found if whole and _includes(whole, each)), default=0.0)
-    return [*found, whole] if whole and whole.gain > best + EQUAL else found
+    return [*found, whole] if whole and whole.gain > best + EQUAL_SPEED else found
 
 
 def _includes(proposal: Proposal, other: Proposal) -> bool:
