@@ -88,6 +88,12 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("numQueryGroups", "greater_than_equal"): (
         "leave it out: then each attention head has keys and values of its own"
     ),
+    ("accelerator", "model_type"): "write an object, for example {type: h100-sxm, count: 8}",
+    ("accelerator", "missing"): "set type and count, for example {type: h100-sxm, count: 8}",
+    ("count", "missing"): "set the number of accelerators of the whole run",
+    ("size", "string_type"): "write a quantity with its unit, for example 400Gi",
+    ("hangTimeout", "string_type"): "write auto, off or seconds with their unit, for example 600s",
+    ("saveInterval", "int_type"): "set a number of iterations; `megatron plan` has the seconds of one",
     ("fp8Format", "literal_error"): "set hybrid or e4m3; leave it out for BF16",
 }
 """Field and type of a pydantic error -> how to write the value; older releases took other values."""

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,7 +35,11 @@ from megatron_operator.api.training import AMOUNT_PATTERN
 def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
     """The spec of a MegatronRecipe object. Raises InvalidRecipeError with every schema and rule error."""
     errors = [
-        FieldError(name, f"unsupported value {shown(resource.get(name))}", f"set {required}")
+        FieldError(
+            name,
+            f"unsupported value {shown(resource[name])}" if resource.get(name) else "is required",
+            f"set {required}",
+        )
         for name, required in (("apiVersion", API_VERSION), ("kind", KIND))
         if resource.get(name) != required
     ]
@@ -144,6 +149,9 @@ _PATTERNS = {
 }
 """Pattern of a field -> what the field holds, and how to write it."""
 
+_LARGEST_SHOWN = 10**18
+"""Above it a number is not repeated in a fix: no field takes one."""
+
 _TYPES = {
     "int_type": ("an integer", "an integer"),
     "int_from_float": ("an integer", "an integer"),
@@ -209,9 +217,25 @@ def _in_words(model: type[ApiModel], error: ErrorDetails, at: str) -> FieldError
             return FieldError(path, f"{given} is not a finite number", "set a finite number")
         case kind if kind in _TYPES:
             expected, fix = _TYPES[kind]
-            return FieldError(path, f"{given} is not {expected}", f"set {fix}")
+            return FieldError(path, f"{given} is not {expected}", f"set {_meant(error) or fix}")
         case _:
             return FieldError(path, error["msg"], "correct the value")
+
+
+def _meant(error: ErrorDetails) -> str | None:
+    """The number that was written in quotes or as a fraction; None where the value is not one."""
+    value, is_integer = error["input"], error["type"].startswith("int")
+    if isinstance(value, float) and is_integer and value.is_integer() and abs(value) < _LARGEST_SHOWN:
+        return f"{value:.0f}"
+    if not isinstance(value, str) or len(value) > len(str(_LARGEST_SHOWN)):
+        return None
+    if error["type"] not in ("int_type", "float_type"):
+        return None
+    try:
+        number = int(value) if is_integer else float(value)
+    except ValueError:
+        return None
+    return f"{number!r}, without quotes" if math.isfinite(number) else None
 
 
 def _path(at: str, location: list[int | str]) -> str:

@@ -1,9 +1,15 @@
 """Selects the platform's accelerator for a recipe, and checks what the platform allows its namespace."""
 
+import difflib
+from collections.abc import Iterable
+
 from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.hardware import canonical, without_cuda
 from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec
+from megatron_operator.catalog.discovery import PRODUCTS
+
+_PRODUCTS = {product.lower(): hardware for product, hardware in PRODUCTS.items()}
 
 
 def select_accelerator(
@@ -11,8 +17,9 @@ def select_accelerator(
 ) -> tuple[str, AcceleratorProfile] | FieldError:
     """Name and profile of the requested accelerator; without a type the platform's default or only one.
 
-    A type is the name of a profile, or of the hardware that one profile (or the
-    default one) has. Returns the error where the platform has no such accelerator.
+    A type is the name of a profile, or of the hardware that one profile (or the default one) has: the
+    planner's name, another usual one, or the product of GPU feature discovery. Returns the error where the
+    platform has no such accelerator.
     """
     profiles = platform.accelerators
     available = ", ".join(sorted(profiles)) or "none"
@@ -26,7 +33,7 @@ def select_accelerator(
             "name one",
         )
     if name not in profiles:
-        lower = name.lower()
+        lower = _PRODUCTS.get(name.lower(), name.lower().removeprefix("nvidia-"))
         same = [each for each, profile in profiles.items() if profile.known_as(each) == canonical(lower)]
         if platform.default_accelerator in same:
             same = [platform.default_accelerator]
@@ -44,11 +51,19 @@ def select_accelerator(
         return FieldError(
             "spec.accelerator.type",
             f"the platform has no accelerator {shown(name)}{source}",
-            f"use one of: {available}"
+            f"{_near(name, profiles)}use one of: {available}"
             if profiles
             else "ask the platform's administrator to add profiles to the platform file",
         )
     return name, profiles[name]
+
+
+def _near(name: str, profiles: Iterable[str]) -> str:
+    """The question whether a profile of a similar name is meant; empty without one."""
+    lower = name.lower().removeprefix("nvidia-")
+    near = [each for each in profiles if each.startswith(f"{lower}-")]
+    near = near or difflib.get_close_matches(lower, profiles, n=2, cutoff=0.7)
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def limit_errors(

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, shown, shown_key
 from megatron_operator.api.text_checks import character_errors
-from megatron_operator.catalog import bridge_tables, loader
+from megatron_operator.catalog import bridge_tables, hugging_face, loader
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.loader import CatalogFiles, EntrySource
 from megatron_operator.catalog.merge import SECTIONS, overlay
@@ -177,7 +177,9 @@ class Catalog:
 
     def _unknown(self, name: str) -> FieldError:
         known = [*self.names(), *self._aliases, *self._functions]
-        near = difflib.get_close_matches(name[:100], known, n=3, cutoff=0.5)
+        trained_by = hugging_face.entry_of(name)
+        of_that_model = [trained_by] if trained_by in known else []
+        near = of_that_model or difflib.get_close_matches(name[:100], known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         broken = "".join(f"; {problem}" for problem in self.problems)
         return FieldError(

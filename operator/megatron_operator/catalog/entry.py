@@ -180,14 +180,17 @@ class Entry(ApiModel):
                 seen.add((accelerator, layout.count))
         return self
 
+    @property
+    def usable_layouts(self) -> list[PublishedLayout]:
+        """The published layouts that a run can have: those of functions that start it, if it starts."""
+        return [layout for layout in self.layouts if self.can_start(layout)] if self.starts else self.layouts
+
     def layout_for(self, hardware: str, count: int, *, fp8: bool | None = None) -> PublishedLayout | None:
         """The published layout for exactly this hardware and count, if there is one.
 
         Of several functions the one with the requested precision (default: the entry's), not a benchmark.
         """
-        matching = [x for x in self.layouts if x.count == count and hardware in x.accelerators]
-        if self.engine == "bridge" and self.starts:
-            matching = [x for x in matching if self.can_start(x)]
+        matching = [x for x in self.usable_layouts if x.count == count and hardware in x.accelerators]
         requested = self.training.fp8_format is not None if fp8 is None else fp8
 
         def order(layout: PublishedLayout) -> tuple[bool, bool, bool]:

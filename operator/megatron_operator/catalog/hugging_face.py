@@ -27,7 +27,7 @@ _NAMES: Final = {
     "llama3-8b": "meta-llama/Meta-Llama-3-8B",
     "llama3-70b": "meta-llama/Meta-Llama-3-70B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B meta-llama/Meta-Llama-3.1-8B",
-    "llama3.1-70b": "meta-llama/Llama-3.1-70B meta-llama/Meta-Llama-3.1-70B",
+    "llama3.1-70b": "meta-llama/Llama-3.1-70B meta-llama/Meta-Llama-3.1-70B meta-llama/Llama-3.3-70B",
     "llama3.1-405b": "meta-llama/Llama-3.1-405B meta-llama/Meta-Llama-3.1-405B",
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",

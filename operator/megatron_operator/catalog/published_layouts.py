@@ -83,7 +83,7 @@ def select_layout(
     fp8 = True if spec.training is not None and spec.training.fp8_format is not None else None
     layout = function or entry.layout_for(hardware, count, fp8=fp8)
     if layout is None:
-        published = "; ".join(dict.fromkeys(each.title for each in entry.layouts)) or "none"
+        published = "; ".join(dict.fromkeys(each.title for each in entry.usable_layouts)) or "none"
         found.note(
             f"{entry.name} has no published layout for {count} x {hardware} (published: {published}): planned"
         )

@@ -22,7 +22,7 @@ def command() -> None:
     """Inspect a cluster."""
 
 
-@command.command("check")
+@command.command("check", short_help="Report what the cluster lacks and how to get it.")
 @single_option("--platform", type=click.Path(path_type=Path), help="Platform file to compare the nodes with.")
 @kubectl_options
 @printing.output_option

@@ -77,6 +77,9 @@ def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: K
             _print("+", "green", change["flag"], change["after"])
         if speed is not None:
             show(speed)
+        if not changes and (speed is None or speed.is_as_published):
+            other = f"{planned.resolved.recipe} as published" if speed is not None else "the running job"
+            click.echo(f"no flag differs from {other}", err=True)
     if changes or (speed is not None and not speed.is_as_published):
         raise click.exceptions.Exit(EXIT_DIFFERENT)
 

@@ -41,7 +41,9 @@ def read_recipes(path: Path) -> list[dict[str, Any]]:
 
 
 def _kind(document: object) -> str:
-    return f"{document.get('kind')!s:.40}" if isinstance(document, dict) else type(document).__name__
+    if not isinstance(document, dict):
+        return type(document).__name__
+    return f"{document['kind']!s:.40}" if document.get("kind") else "an object without kind"
 
 
 def _read(path: Path) -> str:

@@ -158,8 +158,13 @@ def _advice(name: str) -> str:
     root = name.split(".", 1)[0].lower()
     candidates = [field for field in fields() if root not in _ROOTS or field.path.split(".")[0] == root]
     names = {field.name.lower() for field in candidates}
-    near = difflib.get_close_matches(_plain(last)[:100], names, n=2, cutoff=0.6)
-    paths = [field.path for each in near for field in candidates if field.name.lower() == each][:3]
+    asked = _plain(last)[:100]
+    containing = sorted((each for each in names if asked in each), key=len) if len(asked) > 2 else []
+    near = [*difflib.get_close_matches(asked, names, n=2, cutoff=0.8), *containing]
+    near = near or difflib.get_close_matches(asked, names, n=2, cutoff=0.6)
+    paths = [field.path for each in dict.fromkeys(near) for field in candidates if field.name.lower() == each]
+    # Settings before what a status reports.
+    paths = sorted(paths, key=lambda path: path.startswith("status."))[:3]
     return f"did you mean {' or '.join(paths)}?" if paths else "see megatron explain spec"
 
 

@@ -44,12 +44,32 @@ class Count(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number. Raises BadParameter."""
-        number: int = click.IntRange().convert(value, param, ctx)
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not an integer; write a whole number without a unit", param, ctx)
         if self.min is not None and number < self.min:
             self.fail(f"{number} is below {self.min}; set at least {self.min:.0f}", param, ctx)
         if self.max is not None and number > self.max:
             self.fail(f"{number} is above {self.max}; set at most {self.max:.0f}", param, ctx)
         return number
+
+
+class Price(click.FloatRange):
+    """A price per accelerator and hour, in any currency."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1_000_000)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The price. Raises BadParameter."""
+        try:
+            price = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number; set for example 2.5, without a currency", param, ctx)
+        if not 0 <= price <= 1_000_000:
+            self.fail(f"{price:g} is not between 0 and 1000000; set for example 2.5", param, ctx)
+        return price
 
 
 CATALOG_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -150,7 +170,7 @@ def _apply_overrides(options: RecipeOptions, resource: dict[str, Any]) -> None:
         set_field(resource, "accelerator.type", options.accelerator)
     for override in options.overrides:
         path, equals, text = override.partition("=")
-        if not equals or not path:
+        if not equals or not path or not text:
             raise click.UsageError(
                 f"invalid --set {override}; use PATH=VALUE, for example training.globalBatchSize=512"
             )

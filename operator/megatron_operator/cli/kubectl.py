@@ -18,6 +18,10 @@ Object = dict[str, Any]
 RECIPES = f"{PLURAL}.{GROUP}"
 TRAINER = "trainer"
 """Value of the role label on trainer pods."""
+_CHOOSE_CLUSTER = "see kubectl cluster-info; choose the cluster with --context or --kubeconfig"
+_CHOOSE_RECIPE = "see kubectl get megatronrecipes --all-namespaces; choose with -n, --context, --kubeconfig"
+_UNREACHABLE = ("The connection to the server", "Unable to connect to the server")
+"""Parts of kubectl's messages where no API server answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,7 @@ class Kubectl:
         try:
             found: Object = self._json(["version"], "kubectl version")
         except CommandError as error:
-            fix = "see kubectl cluster-info; choose the cluster with --context or --kubeconfig"
-            raise CommandError("kubectl version", error.errors[0].message, fix) from None
+            raise CommandError("kubectl version", error.errors[0].message, _CHOOSE_CLUSTER) from None
         return found
 
     def current_namespace(self) -> str:
@@ -103,8 +106,12 @@ class Kubectl:
         )
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"kubectl exited with {done.returncode}"]
-            fix = "see kubectl get megatronrecipes --all-namespaces; choose with -n, --context, --kubeconfig"
-            raise CommandError(what, lines[-1].removeprefix("Error from server "), fix)
+            unreachable = any(text in lines[-1] for text in _UNREACHABLE)
+            raise CommandError(
+                what,
+                lines[-1].removeprefix("Error from server "),
+                _CHOOSE_CLUSTER if unreachable else _CHOOSE_RECIPE,
+            )
         return done.stdout
 
     def _command(self) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from megatron_operator.cli import printing
-from megatron_operator.cli.inputs import single_option
+from megatron_operator.cli.inputs import Price, single_option
 from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 
 
@@ -15,7 +15,7 @@ from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="Add up the runs of all namespaces.")
 @single_option(
     "--price",
-    type=click.FloatRange(0, 1_000_000),
+    type=Price(),
     metavar="PRICE",
     help="Price of an accelerator per hour; default that of the platform.",
 )

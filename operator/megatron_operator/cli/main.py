@@ -1,5 +1,6 @@
 """The entry point. Modules of commands are imported when they are called, to keep the start fast."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -45,6 +46,19 @@ class _Commands(click.Group):
         module = importlib.import_module(f"megatron_operator.{package}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the spelling of the closest command where there is none of this name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            if args[0].startswith("-"):
+                raise
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(_COMMANDS)}"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

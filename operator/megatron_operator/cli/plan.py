@@ -8,7 +8,7 @@ from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu, Plan
 from megatron_operator.cli import printing, run_length
 from megatron_operator.cli.conversion_jobs import conversion_lines
-from megatron_operator.cli.inputs import RecipeOptions, load_recipe, recipe_options, single_option
+from megatron_operator.cli.inputs import Price, RecipeOptions, load_recipe, recipe_options, single_option
 from megatron_operator.cli.tables import Column, output_width, print_fitting, print_item
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _COLORS = ("blue", "cyan", "green", "yellow", "magenta")
 @recipe_options
 @single_option(
     "--price",
-    type=click.FloatRange(0, 1_000_000),
+    type=Price(),
     metavar="PRICE",
     help="Price of an accelerator per hour, for the cost of the run; default the platform's.",
 )

@@ -68,8 +68,12 @@ def load_catalog(directory: Path | None) -> catalog.Catalog:
 
 
 def _names(resource: dict[str, Any]) -> tuple[str, str]:
+    """Name and namespace. Raises InvalidRecipeError without a name, which no API server accepts."""
     metadata = resource.get("metadata") or {}
-    name = metadata.get("name") or resource["spec"].get("recipe") or "recipe"
+    name = metadata.get("name") or metadata.get("generateName")
+    if not name:
+        fix = "name the run, for example metadata: {name: llama3-8b}"
+        raise InvalidRecipeError([FieldError("metadata.name", "is required", fix)])
     return str(name), str(metadata.get("namespace") or "default")
 
 
@@ -78,9 +82,15 @@ def load_platform(file: Path | None) -> PlatformConfig:
     if file is None:
         return default_platform()
     content = documents.read_yaml(file)
+    if isinstance(content, dict) and "kind" in content:
+        raise CommandError(
+            str(file), f"is a {content['kind']!s:.40}, not a platform file",
+            "give the content of the chart's value platform (docs/platform.md), or the chart's values",
+        )  # fmt: skip
+    at = str(file)
     if isinstance(content, dict) and "platform" in content:
-        content = _platform_of_values(content, file)
-    return parse_platform({} if content is None else content, str(file))
+        content, at = _platform_of_values(content, file), f"{file}.platform"
+    return parse_platform({} if content is None else content, at)
 
 
 def _platform_of_values(values: dict[str, Any], file: Path) -> Any:

@@ -32,7 +32,9 @@ def command(ctx: click.Context) -> None:
     megatron recipes show llama3-8b
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_recipes)
+        # Through the parser: the options' values are what their callbacks make of them.
+        with list_recipes.make_context("list", [], parent=ctx) as without_options:
+            list_recipes.invoke(without_options)
 
 
 @command.command("list")

@@ -97,7 +97,7 @@ def _print(found: "list[Recommendation]", query: "Query") -> None:
     else:
         click.secho(best.entry.name, bold=True)
         print_wrapped(best.entry.description, indent=2)
-    for reason in best.reasons:
+    for reason in (*best.reasons, *_length(best)):
         print_item("  - ", reason)
     if best.plan is not None:
         click.echo(f"\nNext: {_next_command(best, query)}")
@@ -106,13 +106,35 @@ def _print(found: "list[Recommendation]", query: "Query") -> None:
         print_fitting(_COLUMNS, [_row(c) for c in others[:5]])
 
 
+def _length(best: "Recommendation") -> list[str]:
+    """The count that makes a run of years a month."""
+    from megatron_operator.cli.run_length import DAY, LONG_DAYS, MONTH_DAYS, month_count, run_seconds
+
+    seconds = run_seconds(best.plan) if best.plan is not None else None
+    if best.plan is None or seconds is None or seconds <= LONG_DAYS * DAY:
+        return []
+    count = month_count(best.plan, seconds)
+    return [f"for {MONTH_DAYS} days take about {count:,} GPUs at this speed per GPU"]
+
+
 def _next_command(recommendation: "Recommendation", query: "Query") -> str:
-    verb = "plan" if recommendation.entry.starts else "args"
-    words = f"megatron {verb} --recipe {recommendation.entry.name} --gpus {query.gpus}"
-    words += f" --accelerator {query.accelerator}" if query.accelerator else ""
-    if query.seq_length is not None and query.seq_length != recommendation.entry.training.seq_length:
+    """A command that succeeds: `init` where the run needs the folder of a model, which nobody has named."""
+    entry, settings = recommendation.entry, _settings(recommendation, query)
+    words = f"--gpus {query.gpus}" + (f" --accelerator {query.accelerator}" if query.accelerator else "")
+    if not entry.starts:
+        return f"megatron args --recipe {entry.name} {words}{settings}"
+    if entry.engine == "bridge" and not settings:
+        return f"megatron init {entry.name} {words} -o recipe.yaml"
+    if entry.engine == "bridge":
+        settings += " --set init.from.huggingFace.path=/data/model --set data.volume.claimName=models"
+    return f"megatron plan --recipe {entry.name} {words}{settings}"
+
+
+def _settings(recommendation: "Recommendation", query: "Query") -> str:
+    words, entry = "", recommendation.entry
+    if query.seq_length is not None and query.seq_length != entry.training.seq_length:
         words += f" --set training.seqLength={query.seq_length}"
-        if recommendation.entry.engine == "megatron":
+        if entry.engine == "megatron":
             words += f" --set model.maxPositionEmbeddings={query.seq_length}"
     if recommendation.batch is not None:
         words += f" --set training.globalBatchSize={recommendation.batch}"
@@ -131,8 +153,13 @@ def _row(recommendation: "Recommendation") -> tuple[str, ...]:
 
 
 def _cause(refusal: str) -> str:
-    """The message of a refusal (`field: message; fix`); field and fix belong to a recipe."""
-    return refusal.partition(": ")[2].partition("; ")[0] or refusal
+    """The message of a refusal (`field: message; fix`); field and fix belong to a recipe.
+
+    Of memory only its last part: the layouts of models that do not fit differ, what they need decides.
+    """
+    message = refusal.partition(": ")[2].partition("; ")[0] or refusal
+    _, needs, memory = message.rpartition(", needs ")
+    return f"{needs.removeprefix(', ')}{memory}"
 
 
 def _document(recommendation: "Recommendation", query: "Query") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from megatron_operator.planner.durations import duration
 LONG_DAYS = 60
 """Days above which the count that makes it a month is named."""
 MONTH_DAYS = 30
-_DAY = 86400.0
+DAY = 86400.0
 _HOUR = 3600.0
 
 
@@ -44,7 +44,7 @@ def length(plan: Plan) -> str | None:
     if seconds is None:
         return None
     text = f"{duration(seconds)} without interruptions, as estimated"
-    if seconds <= LONG_DAYS * _DAY:
+    if seconds <= LONG_DAYS * DAY:
         return text
     count = month_count(plan, seconds)
     text += f"; for {MONTH_DAYS} days take about {count:,} GPUs at this speed per GPU"
@@ -54,7 +54,7 @@ def length(plan: Plan) -> str | None:
 
 def month_count(plan: Plan, seconds: float) -> int:
     """Whole pods' accelerators that make a run of `seconds` a month, at the same speed per accelerator."""
-    return math.ceil(plan.nodes * seconds / (MONTH_DAYS * _DAY)) * plan.per_node
+    return math.ceil(plan.nodes * seconds / (MONTH_DAYS * DAY)) * plan.per_node
 
 
 def _least_batch(plan: Plan, count: int) -> int:

@@ -6,7 +6,7 @@ A line that begins with `#name:` is a setting that can be switched on by removin
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, PlanningLimitError
@@ -99,16 +99,21 @@ def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tup
             "--gpus", f"is not given, and {what}", "give --gpus N to have a recipe recommended"
         )
     query = Query(request.model, request.gpus, request.accelerator, request.mode or "pretrain", None)
-    found = recommend(query, platform, catalog, planning_limits)
+    try:
+        found = recommend(query, platform, catalog, planning_limits)
+    except InvalidRecipeError as nothing:
+        raise InvalidRecipeError(
+            [replace(e, field="MODEL" if e.field == "--model" else e.field) for e in nothing.errors]
+        ) from None
     best = found[0]
     if request.model is None or _ANY_MODEL.fullmatch(request.model.lower()):
         # No model is named: take the first that the operator can start.
         best = next((each for each in found if each.runnable), best)
         if not best.runnable:
             message = f"no recipe that the operator can start fits on {request.gpus} GPUs"
-            raise CommandError(
-                request.model or "--gpus", message, "give more GPUs, or see megatron recommend"
-            )
+            would = [] if best.plan else best.reasons[1:]
+            fix = "; ".join((f"nearest: {best.entry.name}", *would)) if would else "give more GPUs"
+            raise CommandError(request.model or "--gpus", message, f"{fix}; see megatron recommend")
     if best.plan is None:
         raise CommandError(
             request.model or "megatron init",
@@ -258,7 +263,8 @@ def _checkpoint(planned: PlannedRun) -> Iterator[str]:
 
 
 def _at_most(interval: int, train_iters: int | None) -> int:
-    return interval if train_iters is None else max(1, min(interval, train_iters // 10))
+    """The interval, or the whole run where that is shorter: then it saves once, at its end."""
+    return interval if train_iters is None else min(interval, train_iters)
 
 
 def _rounded(value: float) -> int:

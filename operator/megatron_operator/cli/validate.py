@@ -1,5 +1,8 @@
 """`megatron validate`: every error of a recipe, as the operator would report it."""
 
+from dataclasses import replace
+from typing import Any
+
 import click
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
@@ -25,15 +28,17 @@ def command(options: RecipeOptions, output: str) -> None:
 
     errors: list[FieldError] = []
     valid = []
-    for resource in load_recipes(options):
+    resources = load_recipes(options)
+    for number, resource in enumerate(resources, 1):
         try:
             planned = plan_recipe(options, resource)
         except InvalidRecipeError as error:
-            errors += error.errors
-            continue
-        if refused := refusals(planned):
-            errors += refused
+            refused = error.errors
         else:
+            refused = refusals(planned)
+        of = "" if len(resources) == 1 else f"{_title(resource, number)}: "
+        errors += [replace(each, field=f"{of}{each.field}") for each in refused]
+        if not refused:
             valid.append(planned)
     if errors:
         printing.exit_with_errors(errors, output, runnable=False)
@@ -51,3 +56,10 @@ def command(options: RecipeOptions, output: str) -> None:
             click.echo(f"  {name}: {text}")
         if planned.resolved.engine == "bridge":
             click.echo(f"  {p.notes[-1]}")
+
+
+def _title(resource: dict[str, Any], number: int) -> str:
+    """The recipe's name, or its position in the file."""
+    metadata = resource.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return f"{name!s:.80}" if name else f"recipe {number}"

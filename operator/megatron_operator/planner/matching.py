@@ -76,10 +76,9 @@ def has_other_size(model: str, name: str) -> bool:
 
 
 def _begins(name: str, text: str) -> bool:
-    """`llama3-8b` begins with `llama3` and `llama3-8b`, not with `llama3-8`; `llama` matches any Llama."""
-    return name.startswith(text) and (
-        len(name) == len(text) or not name[len(text)].isdigit() or text.isalpha()
-    )
+    """Whether a name begins with these words: `llama` matches any Llama, `kimi-k2` not `kimi-k2.5-vl`."""
+    following = name[len(text) : len(text) + 1]
+    return name.startswith(text) and (text.isalpha() or not (following.isdigit() or following == "."))
 
 
 def is_language_model(entry: Entry) -> bool:

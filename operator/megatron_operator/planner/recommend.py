@@ -26,6 +26,7 @@ MAX_RECOMMENDATIONS = 4
 """Recipes that are planned: the best and three others."""
 MAX_TRIED = 12
 """Recipes that are planned as long as none of them fits."""
+MODES = ("pretrain", "sft", "lora")
 LONG = 8192
 """Tokens of a sample above which a long-sequence variant is preferred to its base."""
 SAME_SIZE = 0.2
@@ -90,12 +91,14 @@ def recommend(
     name, profile = picked
     hardware = profile.known_as(name)
     asked = query.model
-    if asked is not None and "/" in asked:
-        query = replace(query, model=hugging_face.entry_of(asked) or asked.rpartition("/")[2].lower())
+    if asked is not None:
+        query = replace(query, model=_model(asked, catalog))
     candidates = sorted(_candidates(query, hardware, catalog), key=lambda each: each.order)
+    missing = not candidates or candidates[0].match.rank > 1
+    if missing and (error := _of_another_mode(query, asked, hardware, catalog)):
+        raise InvalidRecipeError([error])
     if not candidates:
-        raise InvalidRecipeError([_nothing(replace(query, model=asked), catalog)])
-    missing = candidates[0].match.rank > 1
+        raise InvalidRecipeError([_nothing(query, asked, catalog)])
     found: list[tuple[_Candidate, Recommendation]] = []
     for candidate in candidates[:MAX_TRIED]:
         if len(found) >= MAX_RECOMMENDATIONS and any(made.plan for _, made in found):
@@ -107,6 +110,13 @@ def recommend(
     if best.plan is None:
         best = replace(best, reasons=(*best.reasons, *_what_would(query, best.entry, hardware, catalog)))
     return [best, *others[: MAX_RECOMMENDATIONS - 1]]
+
+
+def _model(asked: str, catalog: Catalog) -> str:
+    """The model by the catalog's name: also of Hugging Face's, and of a function of Megatron-Bridge."""
+    if catalog.function(asked) is not None:
+        return catalog.get(asked).name
+    return (hugging_face.entry_of(asked) or asked.rpartition("/")[2].lower()) if "/" in asked else asked
 
 
 def _identity(query: Query, candidate: "_Candidate") -> int:
@@ -134,7 +144,7 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
             continue
         layout = _layout(entry, hardware, query.gpus)
         exact = layout is not None and layout.count == query.gpus
-        least = min((each.count for each in entry.layouts), default=None)
+        least = min((each.count for each in entry.usable_layouts), default=None)
         suits = layout is not None or least is None or least <= query.gpus
         if found.by == "kind":
             suits = suits and _is_comfortable(query, entry, size)
@@ -155,6 +165,8 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
             found.by == "size" and not hugging_face.is_known(entry.name),
             -(size or 0) if found.by == "kind" else 0,
             layout is None,
+            # Of a family, the member whose layout uses the most of these accelerators.
+            -layout.count if layout is not None and found.by == "name" else 0,
             not entry.starts,
             *generation(entry.name),
         )
@@ -177,7 +189,8 @@ def _of_mode(query: Query, catalog: Catalog) -> list[Entry]:
 
 
 def _layout(entry: Entry, hardware: str, gpus: int) -> PublishedLayout | None:
-    fitting = [each for each in entry.layouts if hardware in each.accelerators and gpus % each.count == 0]
+    usable = [each for each in entry.usable_layouts if hardware in each.accelerators]
+    fitting = [each for each in usable if gpus % each.count == 0]
     return max(fitting, key=lambda each: each.count, default=None)
 
 
@@ -219,7 +232,9 @@ def _recommendation(
     try:
         found = _plan(entry.name, spec, platform, catalog, limits)
     except InvalidRecipeError as refused:
-        batch = _next_multiple(entry.training.global_batch_size, query.gpus)
+        # Megatron-Bridge's functions keep their micro batch; for Megatron Core's loop the planner chooses it.
+        micro = entry.training.micro_batch_size if entry.engine == "bridge" else None
+        batch = _next_multiple(entry.training.global_batch_size, query.gpus * (micro or 1))
         try:
             if any(error.field != "spec.training.globalBatchSize" for error in refused.errors):
                 raise
@@ -250,8 +265,8 @@ def _reasons(
     entry, layout = candidate.entry, candidate.layout
     if candidate.match.by == "size":
         size = f"{(candidate.parameters or 0) / 1e9:.1f} billion parameters"
-        named = candidate.stands_in and candidate.match.factor > SAME_SIZE
-        yield f"the catalog has no {query.model}; closest of its family: {size}" if named else size
+        missing = f"the catalog has no {query.model}; closest of its family: "
+        yield f"{missing if candidate.stands_in else ''}{size}"
     if published:
         yield "its layout for these accelerators is published"
     elif layout is not None and layout.count != query.gpus:
@@ -274,7 +289,7 @@ def _reasons(
 
 def _what_would(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> Iterator[str]:
     """What fits where the entry does not: a count that is published for it, another mode."""
-    counts = sorted({each.count for each in entry.layouts if hardware in each.accelerators})
+    counts = sorted({each.count for each in entry.usable_layouts if hardware in each.accelerators})
     if more := [count for count in counts if count > query.gpus]:
         yield f"{more[0]} x {hardware} fits: that layout is published"
     if hint := _other_mode(query, hardware, catalog):
@@ -297,13 +312,26 @@ def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
     return None
 
 
-def _nothing(query: Query, catalog: Catalog) -> FieldError:
-    of = f" like {query.model!r}" if query.model is not None else ""
-    near = difflib.get_close_matches((query.model or "").rpartition("/")[2].lower(), catalog.names(), n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+def _of_another_mode(query: Query, asked: str | None, hardware: str, catalog: Catalog) -> FieldError | None:
+    """The error of a model that the catalog has in other modes only; None for one that it does not have."""
+    # For fine-tuning the other way of it comes first.
+    modes = MODES if query.mode == "pretrain" else MODES[::-1]
+    for mode in modes if asked is not None else ():
+        named = list(_candidates(replace(query, mode=mode), hardware, catalog))
+        best = min(named, key=lambda each: each.order, default=None)
+        if best is not None and best.match.rank <= 1:
+            fix = f"set --mode {mode}, for which it has {best.entry.name}"
+            return FieldError("--mode", f"the catalog has no {query.mode} recipe like {asked!r}", fix)
+    return None
+
+
+def _nothing(query: Query, asked: str | None, catalog: Catalog) -> FieldError:
+    like = f" like {asked!r}" if asked is not None else ""
+    near = difflib.get_close_matches((query.model or "").lower(), catalog.names(), n=1)
+    hint = f"did you mean {near[0]}? " if near and query.mode in catalog.get(near[0]).modes else ""
     return FieldError(
-        "--mode" if query.model is None else "--model",
-        f"the catalog has no {query.mode} recipe{of}",
+        "--mode" if asked is None else "--model",
+        f"the catalog has no {query.mode} recipe{like}",
         f"{hint}name one of its {len(catalog)} recipes (megatron recipes list), a family, or a size such as"
         " 8b",
     )

@@ -23,10 +23,24 @@ def messages(spec: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("section", "value", "path", "message"),
     [
-        ("accelerator", {"count": "8"}, ".count", "'8' is not an integer; set an integer"),
+        ("accelerator", {"count": "8"}, ".count", "'8' is not an integer; set 8, without quotes"),
         ("accelerator", {"count": True}, ".count", "True is not an integer; set an integer"),
-        ("accelerator", {}, ".count", "is required; set it"),
-        ("accelerator", [8], "", "[8] is not an object; set an object"),
+        ("accelerator", {}, ".count", "is required; set the number of accelerators of the whole run"),
+        ("training", {"trainIters": 1e6}, ".trainIters", "1000000.0 is not an integer; set 1000000"),
+        ("training", {"lr": "3e-4"}, ".lr", "'3e-4' is not a number; set 0.0003, without quotes"),
+        ("training", {"lr": "nan"}, ".lr", "'nan' is not a number; set a number"),
+        (
+            "checkpoint",
+            {"volume": {"size": 400}},
+            ".volume.size",
+            "400 is not a string; write a quantity with its unit, for example 400Gi",
+        ),
+        (
+            "accelerator",
+            [8],
+            "",
+            "[8] is not an object; write an object, for example {type: h100-sxm, count: 8}",
+        ),
         ("training", {"lr": 0}, ".lr", "0 is not above 0; set more than 0"),
         ("training", {"lr": "fast"}, ".lr", "'fast' is not a number; set a number"),
         ("training", {"adamBeta2": 95}, ".adamBeta2", "95 is above 1; set at most 1"),

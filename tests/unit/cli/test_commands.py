@@ -141,9 +141,9 @@ def test_errors_are_printed_on_standard_error_with_exit_code_2(words: tuple[str,
     ("words", "field", "message"),
     [
         (("plan", "-o", "json"), "command line", "give either -f FILE or --recipe NAME"),
-        (("plan", *LLAMA, "--gpus", "many", "-ojson"), "--gpus", "'many' is not a valid integer range"),
+        (("plan", *LLAMA, "--gpus", "many", "-ojson"), "--gpus", "'many' is not an integer; write"),
         (("recommend", "--output=json"), "--gpus", "Missing option"),
-        (("plna", "--output", "json"), "command line", "No such command 'plna'"),
+        (("plna", "--output", "json"), "command line", "no command 'plna'; did you mean plan?"),
         (("plan", "--recipe", "llama3-8b", "-o", "json"), "--gpus", "is required"),
     ],
 )
@@ -194,6 +194,7 @@ def test_recommend_prints_the_next_command() -> None:
 def test_diff_compares_with_the_published_command_line() -> None:
     same = megatron("diff", *LLAMA)
     assert (same.exit_code, same.stdout) == (0, "")
+    assert same.stderr == "no flag differs from llama3-8b as published\n"
     changed = megatron("diff", *LLAMA, "--set", "training.lr=1e-4")
     assert changed.exit_code == 1
     assert changed.stdout.splitlines() == ["- --lr 0.0003", "+ --lr 0.0001"]

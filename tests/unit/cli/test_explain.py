@@ -109,9 +109,10 @@ def test_the_reference_fits_the_terminal(path: str, columns: int) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("spec.training.globalBatchSise", "did you mean spec.training.globalBatchSize or "),
+        ("spec.training.globalBatchSise", "did you mean spec.training.globalBatchSize?"),
         ("learning_rate", "set spec.training.lr"),
         ("log-throughput", "set the flag of Megatron in spec.megatronArgs: log-throughput"),
+        ("tensor", "did you mean spec.parallelism.tensorModelParallelSize or "),
         ("platform.acelerators", "did you mean platform.accelerators{}"),
         ("zzzzzz", "see megatron explain spec"),
     ],

@@ -64,6 +64,31 @@ def test_train_on_32_h100_from_the_readme_alone() -> None:
     assert "--mock-data" not in succeed("args", "-f", "recipe.yaml")
 
 
+@pytest.mark.parametrize(
+    ("model", "mode", "recipe"),
+    [
+        ("meta-llama/Llama-3.1-8B", "lora", "llama3.1-8b-lora"),
+        ("Qwen/Qwen3-8B", "sft", "qwen3-8b-sft"),
+    ],
+)
+def test_fine_tune_a_model_by_its_name_on_hugging_face(model: str, mode: str, recipe: str) -> None:
+    """From `recommend` on, each command is the one that the last one printed."""
+    on = ("--gpus", "8", "--accelerator", "h100-sxm")
+    printed = succeed("recommend", "--model", model, "--mode", mode, *on)
+    first = re.search(r"^Next: megatron (.*)$", printed, re.MULTILINE)
+    assert first is not None
+    written = megatron(*first[1].split())
+    second = re.search(r"next: megatron (.*)$", written.stderr, re.MULTILINE)
+    assert second is not None
+    assert f"{recipe} on 8 x h100-sxm" in succeed(*second[1].split())
+    file = Path("recipe.yaml")
+    file.write_text(switch_on(file.read_text(), ["export", "sources", "split", "maxEpochs"]))
+    valid = succeed("validate", "-f", "recipe.yaml")
+    assert re.findall(r"^  (import|export):", valid, re.MULTILINE) == ["import", "export"]
+    objects = list(yaml.safe_load_all(succeed("render", "-f", "recipe.yaml")))
+    assert {"PyTorchJob", "Job"} <= {each["kind"] for each in objects}
+
+
 def test_install_it_and_own_it(render: Any) -> None:
     page = [b for b in blocks() if b.page.name == "installation.md" and b.language == "yaml"]
     values, recipe = (block.text for block in page)

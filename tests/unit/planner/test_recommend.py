@@ -1,10 +1,12 @@
 """Recommendations: the requested name, else the closest recipe that can run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import pytest
 from megatron_operator import catalog
-from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog.hugging_face import NAMES
 from megatron_operator.planner.matching import is_language_model
@@ -46,6 +48,11 @@ def test_a_runnable_recipe_of_a_family_is_first() -> None:
     found = choices("llama3", 8)
     assert found[0].entry.name == "llama3-8b"
     assert found[0].plan is not None
+
+
+def test_of_a_family_the_member_whose_layout_uses_most_of_the_accelerators_is_first() -> None:
+    assert choices("qwen2", 256)[0].entry.name == "qwen2-72b"
+    assert choices("qwen2", 2)[0].entry.name == "qwen2-7b"
 
 
 def test_a_recipe_that_cannot_run_has_the_reason() -> None:
@@ -126,6 +133,50 @@ def test_every_row_of_the_recipe_index_finds_its_recipe(
     assert all(recommendation.reasons for recommendation in found)
 
 
+WHOLE_INDEX = {
+    # The models of its tables by mode: what Megatron-Bridge 0.6.2 has no function for is not in the list.
+    ("pretrain", "sft", "lora"): (
+        "llama3.2-1b llama3-8b llama3-70b llama3.1-405b"
+        " qwen2-0.5b qwen2-1.5b qwen2-7b qwen2-72b"
+        " qwen2.5-0.5b qwen2.5-1.5b qwen2.5-7b qwen2.5-14b qwen2.5-32b qwen2.5-72b"
+        " qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-8b qwen3-14b qwen3-32b qwen3-30b-a3b qwen3-235b-a22b"
+        " glm4.5-355b glm4.5-air gemma2-2b gemma2-9b gemma2-27b gemma3-1b"
+        " nemotron-h-8b nemotron-h-56b nemotron3-nano-30b-a3b nemotron3-super-120b-a12b nemotron-nano2-9b"
+        " moonlight-16b-a3b olmoe-7b gpt-oss-20b gpt-oss-120b qwen3-vl-8b qwen3-vl-30b-a3b qwen3-vl-235b-a22b"
+    ),
+    ("pretrain", "sft"): "qwen3-next-80b-a3b minimax-m3 wan2.1-1.3b wan2.1-14b flux1-12b",
+    ("pretrain",): (
+        "deepseek-v2-lite deepseek-v2 deepseek-v3 nemotron4-15b nemotron4-340b gpt3-175b kimi-k2 qwen2.5-3b"
+    ),
+    ("sft", "lora"): (
+        "ministral3-14b gemma3-vl-4b gemma3-vl-12b gemma3-vl-27b qwen2.5-vl-7b glm4.5v-106b"
+        " nemotron-nano2-vl-12b"
+    ),
+}
+MODELS = [(modes, model) for modes, models in WHOLE_INDEX.items() for model in models.split()]
+
+
+@contextmanager
+def without_planning() -> Iterator[None]:
+    raise InvalidRecipeError([FieldError("spec", "is not planned", "read the name only")])
+    yield
+
+
+@pytest.mark.parametrize(("modes", "model"), MODELS, ids=[model for _, model in MODELS])
+def test_every_model_of_the_recipe_index_is_found_in_every_mode_that_it_has(
+    modes: tuple[str, ...], model: str
+) -> None:
+    for mode in ("pretrain", "sft", "lora"):
+        query = Query(model, 8, "h100-sxm", mode, None)
+        if mode not in modes:
+            with pytest.raises(InvalidRecipeError, match=rf"no {mode} recipe like '{model}'; set --mode"):
+                recommend(query, PLATFORM, LIBRARY, without_planning)
+            continue
+        best = recommend(query, PLATFORM, LIBRARY, without_planning)[0].entry
+        assert mode in best.modes
+        assert best.name in (model, f"{model}-{mode}")
+
+
 @pytest.mark.parametrize(
     ("model", "gpus", "mode", "best"),
     [
@@ -136,6 +187,7 @@ def test_every_row_of_the_recipe_index_finds_its_recipe(
         ("meta-llama/Llama-3.1-8B", 8, "pretrain", "llama3.1-8b"),
         ("deepseek-ai/DeepSeek-V3", 1024, "pretrain", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-V3", 64, "pretrain", "deepseek-v3"),
+        ("meta-llama/Llama-3.3-70B-Instruct", 32, "sft", "llama3.1-70b-sft"),
         ("7b", 8, "pretrain", "llama2-7b"),
         ("llama3-8b", 32, "lora", "llama3-8b-lora"),
         ("mine/llama3-8b", 8, "pretrain", "llama3-8b"),
@@ -144,6 +196,46 @@ def test_every_row_of_the_recipe_index_finds_its_recipe(
 )
 def test_a_model_that_is_named_is_never_replaced(model: str, gpus: int, mode: str, best: str) -> None:
     assert choices(model, gpus, mode=mode)[0].entry.name == best
+
+
+@pytest.mark.parametrize(
+    ("function", "gpus", "mode", "best"),
+    [
+        ("llama3_8b_pretrain_config", 8, "pretrain", "llama3-8b"),
+        ("qwen3_30b_a3b_sft_config", 8, "sft", "qwen3-30b-a3b-sft"),
+        ("llama31_8b_peft_1gpu_h100_bf16_config", 1, "lora", "llama3.1-8b-lora"),
+    ],
+)
+def test_a_function_of_megatron_bridge_names_its_model(
+    function: str, gpus: int, mode: str, best: str
+) -> None:
+    found = choices(function, gpus, mode=mode)[0]
+    assert found.entry.name == best
+    assert "parameters" not in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "fix"),
+    [
+        ("mistralai/Mistral-7B-v0.3", "sft", "set --mode pretrain, for which it has mistral-7b"),
+        ("Qwen/Qwen2.5-3B", "sft", "set --mode pretrain, for which it has qwen2.5-3b"),
+        ("qwen3-next-80b-a3b", "lora", "set --mode sft, for which it has qwen3-next-80b-a3b-sft"),
+        ("mixtral-8x7b", "lora", "set --mode pretrain, for which it has mixtral-8x7b"),
+    ],
+)
+def test_a_model_that_has_recipes_of_other_modes_is_answered_with_these(
+    model: str, mode: str, fix: str
+) -> None:
+    with pytest.raises(InvalidRecipeError, match=f"no {mode} recipe like '{model}'; {fix}") as refused:
+        choices(model, 8, mode=mode)
+    assert refused.value.errors[0].field == "--mode"
+
+
+def test_only_layouts_of_functions_that_the_operator_starts_count_as_published() -> None:
+    # Its function for 8 GPUs is for samples of 32,768 tokens, split over ranks.
+    best = choices("qwen3-8b", 8, mode="sft")[0]
+    assert not best.published
+    assert best.reasons[0] == "its layout is planned; one for 4 x h100-sxm/h200 is published"
 
 
 @pytest.mark.parametrize("model", ["tiiuae/falcon-7b", "falcon-7b", "Qwen/Qwen9-7B"])
@@ -181,6 +273,17 @@ def test_a_batch_that_cannot_be_divided_is_raised_and_stated() -> None:
     best = choices("gemma2-9b", 256, mode="lora")[0]
     assert best.batch == 256
     assert "globalBatchSize 256: its 128 cannot be divided over 256 ranks" in best.reasons
+
+
+def test_a_raised_batch_has_a_micro_batch_of_the_function_for_each_rank() -> None:
+    best = choices("qwen3-vl-235b-a22b", 512, mode="lora")[0]
+    assert best.plan is not None
+    assert best.batch == 1024
+
+
+def test_a_later_generation_is_not_the_model_that_is_named() -> None:
+    with pytest.raises(InvalidRecipeError, match="no sft recipe like 'kimi-k2'; set --mode pretrain"):
+        choices("kimi-k2", 256, mode="sft")
 
 
 def test_where_nothing_fits_the_reasons_end_with_what_would() -> None:

@@ -85,7 +85,7 @@ def test_replace_merges_maps_and_removes_what_is_none() -> None:
     ("arguments", "field", "part", "fix"),
     [
         ({"count": 0}, "spec.accelerator.count", "0", "set at least 1"),
-        ({}, "spec.accelerator.count", "is required", "set it"),
+        ({}, "spec.accelerator.count", "is required", "set the number of accelerators of the whole run"),
         ({"count": 8, "acelerator": "h100"}, "spec.acelerator", "unknown", "did you mean `accelerator`?"),
         (
             {"count": 8, "training": {"global_batch_size": 8}},

@@ -1,0 +1,160 @@
+"""What people type and write wrong first: each answer names the value and what to write instead."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from megatron_operator.cli import kubectl
+from megatron_operator.cli.errors import CommandError
+from megatron_operator.cli.main import cli
+
+LLAMA = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
+RECIPE = {
+    "apiVersion": "megatron.training/v1alpha1",
+    "kind": "MegatronRecipe",
+    "metadata": {"name": "mine"},
+    "spec": {"recipe": "llama3-8b", "accelerator": {"count": 8}, "data": {"mockData": True}},
+}
+
+
+def megatron(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_recipes_without_a_subcommand_lists_them() -> None:
+    assert megatron("recipes").stdout == megatron("recipes", "list").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("pln",), "no command 'pln'; did you mean plan?"),
+        (("list",), "no command 'list'; it has: recipes, recommend, init, plan"),
+        (("plan", "recipe.yaml"), "a recipe file is given with -f FILE"),
+        (("plan", *LLAMA, "--price", "2.5USD"), "'2.5USD' is not a number; set for example 2.5"),
+        (("plan", *LLAMA, "--price", "-1"), "-1 is not between 0 and 1000000"),
+        (("plan", "--recipe", "llama3-8b", "--gpus", "32k"), "'32k' is not an integer; write a whole"),
+        (("plan", *LLAMA, "--set", "training.lr="), "invalid --set training.lr=; use PATH=VALUE"),
+        (
+            ("plan", "--recipe", "meta-llama/Llama-3.1-8B-Instruct", "--gpus", "8"),
+            "no recipe 'meta-llama/Llama-3.1-8B-Instruct'; did you mean llama3.1-8b? ",
+        ),
+        (("init", "gemini", "--gpus", "8"), "MODEL: the catalog has no pretrain recipe like 'gemini'"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_the_right_one(words: tuple[str, ...], answer: str) -> None:
+    result = megatron(*words)
+    assert result.exit_code == 2
+    assert answer in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("document", "answer"),
+    [
+        ({"kind": "MegatronRecipe", "spec": {}}, "apiVersion: is required; set megatron.training/v1alpha1"),
+        (RECIPE | {"metadata": {}}, "metadata.name: is required; name the run, for example metadata: {name:"),
+        (RECIPE | {"metadata": {"name": "My_Run"}}, "metadata.name: invalid name 'My_Run'; use the name of"),
+        ({"platform": {}}, "recipe.yaml: has no MegatronRecipe (found: an object without kind); give a"),
+    ],
+)
+def test_a_file_that_kubectl_would_refuse_is_not_valid(
+    document: dict[str, object], answer: str, folder: Path
+) -> None:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(document))
+    for command in ("validate", "plan"):
+        result = megatron(command, "-f", "recipe.yaml")
+        assert result.exit_code == 2
+        assert result.stderr.startswith(answer)
+
+
+def test_a_name_that_the_api_server_generates_is_one(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"metadata": {"generateName": "mine-"}}))
+    assert megatron("validate", "-f", "recipe.yaml").exit_code == 0
+
+
+def test_a_recipe_given_as_platform_is_named_as_such(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    result = megatron("plan", *LLAMA, "--platform", "recipe.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("recipe.yaml: is a MegatronRecipe, not a platform file; give the content")
+
+
+def test_errors_of_several_recipes_of_a_file_name_theirs(folder: Path) -> None:
+    spec = RECIPE["spec"]
+    assert isinstance(spec, dict)
+    wrong = RECIPE | {"metadata": {"name": "wrong"}, "spec": spec | {"accelerator": {"count": 12}}}
+    unnamed = RECIPE | {"metadata": None}
+    (folder / "recipes.yaml").write_text(yaml.safe_dump_all([RECIPE, wrong, unnamed]))
+    lines = megatron("validate", "-f", "recipes.yaml").stderr.splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["wrong", "spec.accelerator.count"],
+        ["recipe 3", "metadata.name"],
+    ]
+    document = json.loads(megatron("validate", "-f", "recipes.yaml", "-o", "json").stdout)
+    assert [error["field"] for error in document["errors"]] == [
+        "wrong: spec.accelerator.count",
+        "recipe 3: metadata.name",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--model", "llama3-8b", "--gpus", "32", "--accelerator", "h100-sxm"),
+        ("--model", "meta-llama/Llama-3.1-8B", "--gpus", "8", "--mode", "lora"),
+        ("--model", "Qwen/Qwen3-8B", "--gpus", "8", "--mode", "sft"),
+        ("--model", "qwen3-8b", "--gpus", "64", "--mode", "sft"),
+        ("--model", "qwen3-8b", "--gpus", "8", "--mode", "sft", "--seq-length", "4096"),
+        ("--model", "llama3-8b", "--gpus", "16", "--seq-length", "65536"),
+        ("--model", "gemma3-1b", "--gpus", "8"),
+    ],
+)
+def test_the_command_that_recommend_ends_with_succeeds(words: tuple[str, ...], folder: Path) -> None:
+    [best, *_] = json.loads(megatron("recommend", *words, "-o", "json").stdout)
+    following = best["next"].split()[1:]
+    assert megatron(*following).exit_code == 0
+    if following[0] == "init":
+        assert megatron("validate", "-f", "recipe.yaml").exit_code == 0
+        assert (folder / "recipe.yaml").exists()
+
+
+def test_a_recommended_run_of_years_has_the_count_that_makes_it_a_month() -> None:
+    words = ("--model", "llama3-8b", "--gpus", "16", "--seq-length", "131072", "--accelerator", "h100-sxm")
+    printed = megatron("recommend", *words).stdout
+    assert " years for its " in printed
+    assert "for 30 days take about " in printed
+
+
+@pytest.mark.parametrize("recipe", ["qwen3-8b-sft", "llama3.1-8b-lora", "llama3-8b"])
+def test_a_new_recipe_does_not_save_more_often_than_every_half_hour_or_at_the_end(recipe: str) -> None:
+    text = megatron("init", recipe, "--gpus", "8", "--accelerator", "h100-sxm").stdout
+    spec = yaml.safe_load(text)["spec"]
+    [best, *_] = json.loads(megatron("recommend", "--model", recipe, "--gpus", "8", *mode(recipe)).stdout)
+    plan = best["plan"]
+    interval, step = spec["checkpoint"]["saveInterval"], plan["expected"]["stepSeconds"]
+    assert interval == plan["trainIters"] or 600 <= interval * step <= 1800
+
+
+def mode(recipe: str) -> tuple[str, ...]:
+    kind = recipe.rpartition("-")[2]
+    return ("-o", "json", *(("--mode", kind) if kind in ("sft", "lora") else ()))
+
+
+def test_an_api_server_that_does_not_answer_is_no_matter_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "kubectl"
+    message = "The connection to the server localhost:8080 was refused"
+    program.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(CommandError, match="choose the cluster with --context or --kubeconfig"):
+        kubectl.Kubectl(None, None, None).recipe("mine")
