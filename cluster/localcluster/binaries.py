@@ -77,6 +77,7 @@ PROGRAMS: dict[str, Program] = {
         ),
         Program("helm", "helm", "helm.sh/helm/v3/cmd/helm"),
         Program("kubeconform", "kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
+        Program("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     )
 }
 

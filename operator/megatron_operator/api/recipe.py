@@ -29,6 +29,7 @@ QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
 RELATIVE_PATTERN = r"^[^/].*$"
 HANG_PATTERN = r"^(auto|off|[1-9][0-9]*s)$"
 SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
+ENDPOINT_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._/-]*)?$"
 DATASET_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
 Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]
@@ -92,7 +93,7 @@ class SourceSpec(ApiModel):
     """Documents to tokenize before the first start."""
 
     path: Annotated[Text, Field(min_length=1)]
-    """File or pattern (`**` crosses folders), for `hf` the folder, as the pod sees it."""
+    """File or pattern (`**` crosses folders), for `hf` the folder, as the pod sees it; or `s3://bucket/pattern`."""
     format: Literal["jsonl", "chat", "text", "parquet", "hf"] | None = None
     """`jsonl`, `chat` and `text` may be compressed: `.gz`, `.zst`. Default by the suffix of `path`:
     `.parquet`; `.txt` (`text`); `.jsonl` with `key`, or to fine-tune (`chat`)."""
@@ -104,6 +105,20 @@ class SourceSpec(ApiModel):
     """Take only the first documents; default all."""
     weight: Weight = 1.0
     """Share in the mix; need not add up to 1."""
+
+
+class ObjectStorageSpec(ApiModel):
+    """Store of the `s3://` paths in `data.sources`; only the preparing pods read it."""
+
+    secret_name: Annotated[Name, Field(min_length=1)] | None = None
+    """Secret with `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, for temporary ones, `AWS_SESSION_TOKEN`.
+
+    Default the role of the pods' service account or node.
+    """
+    endpoint_url: Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=512)] | None = None
+    """URL of another store with the S3 protocol, such as MinIO; default AWS."""
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)] | None = None
+    """Region of the buckets; default the store's."""
 
 
 class PrepareSpec(ApiModel):
@@ -122,6 +137,8 @@ class PrepareSpec(ApiModel):
 
     Only without `data.tokenizer`: a tokenizer that is named is used, never replaced.
     """
+    object_storage: ObjectStorageSpec | None = None
+    """Store of the sources with `s3://` paths."""
     append_eod: bool = True
     """End every document with the end-of-document token."""
 

@@ -29,6 +29,7 @@ def chat_errors(asked: Mapping[str, Any], tokenizer: str | None) -> Iterator[Fie
     yield from sources.repeated_sources(sources.blend(asked["sources"], prepare, {}), "spec.data.sources")
     yield from _prepare_errors(prepare)
     yield from data.workers_errors(asked)
+    yield from sources.storage_errors(asked)
     shares = [float(share) for share in asked.get("split", data.DEFAULT_SPLIT).split(",")]
     if any(shares[2:]):
         message = f"{asked['split']} gives a share to the test split, which fine-tuning does not read"
@@ -56,5 +57,8 @@ def chat_root(asked: Mapping[str, Any], tokenizer: str | None, seq_length: int |
     """The folder of the prepared chats, relative to the data volume. Its name is of what they depend on."""
     prepare = asked.get("prepare") or {}
     depends = [[each["path"], each.get("documents")] for each in asked["sources"]]
+    endpoint = (prepare.get("objectStorage") or {}).get("endpointUrl")
+    if endpoint and any(map(sources.in_object_storage, asked["sources"])):
+        depends.append([endpoint])
     digest = hashlib.sha256(json.dumps([depends, tokenizer, seq_length, asked["split"]]).encode()).hexdigest()
     return f"{sources.FOLDER}/{prepare.get('name', 'corpus')}-{digest[:12]}_chats"

@@ -27,6 +27,7 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
     prepare = data.get("prepare")
     if data.get("maxEpochs") is not None and not data.get("sources"):
         found.error("spec.data.maxEpochs", "has no effect without data.sources", "leave it out")
+    found.extend(sources.storage_errors(data))
     if data.get("sources"):
         _complete_sources(data, found)
     elif prepare is not None:

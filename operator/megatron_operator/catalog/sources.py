@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -13,6 +14,9 @@ from megatron_operator.api.recipe import MegatronRecipeSpec, SourceSpec
 
 FOLDER: Final = "prepared"
 """Folder of the data volume with all prepared datasets."""
+SCHEME: Final = "s3://"
+"""Begins the path of objects."""
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _NAMED_BY: Final = {"jsonl": "key", "parquet": "column", "hf": "column"}
 """Format -> the field that names where its text is."""
 _COMPRESSED: Final = (".gz", ".zst")
@@ -66,10 +70,12 @@ def blend(
     Its path names what the dataset depends on: recipes with the same source and tokenizer have it in common.
     """
     name = prepare.get("name", "corpus")
+    endpoint = (prepare.get("objectStorage") or {}).get("endpointUrl")
     parts = []
     for source in sources:
         depends = [source["path"], source["format"], text_name(source), source.get("documents")]
         depends += [tokenizer.get("tokenizerModel"), prepare.get("appendEod", True)]
+        depends += [endpoint] if endpoint and in_object_storage(source) else []
         digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:12]
         path = f"{FOLDER}/{name}-{digest}_text_document"
         parts.append({"path": path, "weight": source.get("weight", 1.0)})
@@ -78,13 +84,10 @@ def blend(
 
 def source_errors(source: Mapping[str, Any], at: str) -> list[FieldError]:
     """Errors of one source: a path that no pod has, a field without effect."""
-    found = []
+    found: list[FieldError] = []
     path, kind = source["path"], source["format"]
     if "://" in path:
-        message = f"{shown(path)} is not on a volume, and object storage is not read"
-        found.append(
-            FieldError(f"{at}.path", message, "copy the files to the data volume, and name them there")
-        )
+        found += _object_errors(path, kind, at)
     elif not path.startswith("/"):
         fix = f"write it from the root, for example /data/{path}"
         found.append(FieldError(f"{at}.path", f"{shown(path)} is not a path in the pod", fix))
@@ -96,6 +99,40 @@ def source_errors(source: Mapping[str, Any], at: str) -> list[FieldError]:
             fix = f"use {_NAMED_BY[kind]}" if kind in _NAMED_BY else "leave it out"
             found.append(FieldError(f"{at}.{field}", f"has no effect with format: {kind}", fix))
     return found
+
+
+def in_object_storage(source: Mapping[str, Any]) -> bool:
+    """Whether the path of a source is of objects."""
+    return str(source["path"]).startswith(SCHEME)
+
+
+def _object_errors(path: str, kind: str, at: str) -> Iterator[FieldError]:
+    bucket, _, key = path.removeprefix(SCHEME).partition("/")
+    if not path.startswith(SCHEME):
+        message = f"{shown(path)} is in a store whose protocol is not read"
+        fix = "copy the files to a store with the S3 protocol (s3://bucket/...), or to the data volume"
+        yield FieldError(f"{at}.path", message, fix)
+    elif not _BUCKET.fullmatch(bucket):
+        message = f"{shown(path)} has no bucket's name after s3://"
+        yield FieldError(f"{at}.path", message, "write s3://bucket/name; a bucket cannot be a pattern")
+    elif not key:
+        fix = f"name its objects, for example {SCHEME}{bucket}/*.jsonl"
+        yield FieldError(f"{at}.path", f"{shown(path)} is a whole bucket", fix)
+    elif any("**" in part and part != "**" for part in key.split("/")):
+        yield FieldError(f"{at}.path", f"{shown(path)} is not a pattern", "write ** alone between slashes")
+    if path.startswith(SCHEME) and kind == "hf":
+        message = "hf is read from volumes only"
+        fix = "write Parquet to the bucket (to_parquet of datasets) and set format: parquet"
+        yield FieldError(f"{at}.format", message, fix)
+
+
+def storage_errors(data: Mapping[str, Any]) -> list[FieldError]:
+    """The error of an object store of which no source reads."""
+    storage = (data.get("prepare") or {}).get("objectStorage")
+    if storage is None or any(in_object_storage(source) for source in data.get("sources") or []):
+        return []
+    message = f"has no effect without a path in data.sources that begins with {SCHEME}"
+    return [FieldError("spec.data.prepare.objectStorage", message, "leave it out, or name objects")]
 
 
 def repeated_sources(parts: Sequence[Mapping[str, Any]], at: str) -> list[FieldError]:

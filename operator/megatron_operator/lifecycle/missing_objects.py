@@ -3,6 +3,8 @@
 import re
 from typing import Any, Final
 
+from megatron_operator.manifests.prepare import CONTAINER as PREPARE
+
 _MISSING: Final = (
     re.compile(r'^(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found'),
     re.compile(r"^couldn't find key (?P<key>\S+) in (?P<kind>Secret|ConfigMap) [^/\s]+/(?P<name>\S+)"),
@@ -41,10 +43,17 @@ def _fields(pod: dict[str, Any], kind: str, name: str, key: str | None) -> list[
         for variable in container.get("env") or []:
             needed = (variable.get("valueFrom") or {}).get(_KEY_REFERENCE[kind])
             if needed and needed.get("name") == name and key in (None, needed.get("key")):
-                found.append(f"spec.envValueFrom.{variable['name']}")
+                found.append(_field(container, variable))
         if key is None and any(
             (source.get(_OBJECT_REFERENCE[kind]) or {}).get("name") == name
             for source in container.get("envFrom") or []
         ):
             found.append("spec.envFrom")
-    return found
+    return list(dict.fromkeys(found))
+
+
+def _field(container: dict[str, Any], variable: dict[str, Any]) -> str:
+    """The field of which a variable with the value of an object comes."""
+    if container.get("name") == PREPARE:
+        return "spec.data.prepare.objectStorage.secretName"
+    return f"spec.envValueFrom.{variable['name']}"

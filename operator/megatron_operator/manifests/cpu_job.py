@@ -28,6 +28,8 @@ class Work:
     claims: dict[str, str]
     """`data`, `checkpoints` -> claim to mount at /data, /checkpoints."""
     environment: dict[str, str]
+    secret_environment: tuple[Manifest, ...] = ()
+    """Entries of the container's `env` with values of Secrets."""
     pods: int = 1
     """Above 1, pods share the work by their index."""
 
@@ -40,6 +42,10 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
     ]
     mounts.insert(1, {"name": "tmp", "mountPath": "/tmp"})
     volumes.insert(1, {"name": "tmp", "emptyDir": {}})
+    environment: list[Manifest] = [
+        *({"name": name, "value": value} for name, value in work.environment.items()),
+        *work.secret_environment,
+    ]
     spec: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -51,10 +57,11 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
                 "image": image(resolved),
                 "command": [work.command],
                 "args": work.arguments,
-                "env": [{"name": name, "value": value} for name, value in work.environment.items()],
+                "env": environment,
                 "resources": work.resources,
                 "securityContext": CONTAINER_SECURITY,
-                "terminationMessagePolicy": "FallbackToLogsOnError",
+                # The log may have values of Secrets, and the message enters the status.
+                "terminationMessagePolicy": "File" if work.secret_environment else "FallbackToLogsOnError",
                 "volumeMounts": mounts,
             }
         ],

@@ -3,10 +3,10 @@
 import json
 
 from megatron_contract.bridge_run import BridgeRun
-from megatron_contract.environment import DATA_DIR, PROGRESS_PORT
+from megatron_contract.environment import DATA_DIR, ENV_SECRET_VARIABLES, PROGRESS_PORT
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_operator.api.recipe import DataSpec, PrepareSpec
+from megatron_operator.api.recipe import DataSpec, ObjectStorageSpec, PrepareSpec
 from megatron_operator.catalog.data import DEFAULT_SPLIT
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import FOLDER, text_name
@@ -21,6 +21,8 @@ CONTAINER = "prepare"
 DEFAULT_INCLUDE = "**/*.txt"
 FINAL = sorted(int(code) for code in ExitCode if 0 < code < 128)
 """Exit codes that a retry cannot fix: the Job fails at once."""
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
+"""Keys of the Secret with the credentials of an object store, and whether they may be missing."""
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
 
 
@@ -38,7 +40,14 @@ def _source_arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str) 
         *("--sources", json.dumps(listed), "--output-dir", f"{DATA_DIR}/{FOLDER}"),
         *("--tokenizer-dir", tokenizer_dir, "--pods", str(prepare.workers or 1)),
         *("--progress-port", str(PROGRESS_PORT)),
+        *_store_arguments(prepare),
     ]
+
+
+def _store_arguments(prepare: PrepareSpec) -> list[str]:
+    storage = prepare.object_storage or ObjectStorageSpec()
+    pairs = (("--endpoint-url", storage.endpoint_url), ("--region", storage.region))
+    return [word for name, value in pairs if value is not None for word in (name, value)]
 
 
 def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun) -> list[str]:
@@ -60,6 +69,7 @@ def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeR
         *("--samples", str(batch * iterations), "--max-epochs", str(data.max_epochs or 1)),
         *("--split", data.split or DEFAULT_SPLIT, "--pods", str(prepare.workers or 1)),
         *("--progress-port", str(PROGRESS_PORT)),
+        *_store_arguments(prepare),
     ]
     if run.overrides["dataset.do_validation"]:
         values.append("--evaluates")
@@ -112,6 +122,22 @@ def _can_mount_checkpoints(storage: Storage, workers: int) -> bool:
     return not one_node or storage.data in new
 
 
+def _credentials(prepare: PrepareSpec) -> tuple[Manifest, ...]:
+    """Variables of the preparing pods, and of no others, with the credentials of the object store."""
+    name = None if prepare.object_storage is None else prepare.object_storage.secret_name
+    if name is None:
+        return ()
+    return tuple(
+        {
+            "name": key,
+            "valueFrom": {
+                "secretKeyRef": {"name": name, "key": key} | ({"optional": True} if optional else {})
+            },
+        }
+        for key, optional in _CREDENTIALS.items()
+    )
+
+
 def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list[str]) -> Manifest | None:
     """A batch Job without accelerators, or None if there is nothing to prepare.
 
@@ -129,6 +155,10 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     else:
         tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
         own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index=index)
+    credentials = _credentials(prepare)
+    environment = {"HOME": "/tmp"}
+    if credentials:
+        environment[ENV_SECRET_VARIABLES] = " ".join(_CREDENTIALS)
     work = Work(
         role=ROLE_PREPARE,
         container=CONTAINER,
@@ -137,7 +167,8 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         resources=RESOURCES,
         final=FINAL,
         claims=claims,
-        environment={"HOME": "/tmp"},
+        environment=environment,
+        secret_environment=credentials,
         pods=workers,
     )
     return cpu_job.job(owner, resolved, work)

@@ -109,3 +109,17 @@ def waiting_for(message: str) -> dict[str, Any]:
 def test_a_missing_object_is_reported_with_the_field_that_needs_it(message: str, added: str) -> None:
     expected = f"worker-0: CreateContainerConfigError: {message}{added}"
     assert diagnose([waiting_for(message)], [], "run") == Diagnosis(Reason.POD_CONFIG_ERROR, expected)
+
+
+def test_a_missing_secret_of_an_object_store_is_named_by_its_field() -> None:
+    message = 'secret "reader" not found'
+    body = pod("prepare-0", {"reason": "CreateContainerConfigError", "message": message})
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    keys = [{"name": name, "valueFrom": {"secretKeyRef": {"name": "reader", "key": name}}} for name in names]
+    body["spec"] = {"containers": [{"name": "prepare", "env": keys}]}
+    found = diagnose([body], [], "run")
+    assert found is not None
+    assert found.message.endswith(
+        "(for spec.data.prepare.objectStorage.secretName); create Secret reader in namespace None, "
+        "or correct the field"
+    )

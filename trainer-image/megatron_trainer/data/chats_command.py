@@ -17,9 +17,10 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data.blend import log
 from megatron_trainer.data.chats import ChatRun, prepare_chats
 from megatron_trainer.data.meter import Meter
+from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import Source
-from megatron_trainer.data.sources_command import parse_arguments, serve, worker_of
+from megatron_trainer.data.sources_command import add_store, parse_arguments, serve, worker_of
 from megatron_trainer.volume_paths import left_volume
 
 
@@ -27,7 +28,7 @@ def run(argv: Sequence[str]) -> str:
     """Prepare the chats. Returns a line that describes the end. Raises PreparationError and OSError."""
     args = _parse(argv)
     worker = worker_of(args.pods)
-    sources = _sources(args.chats, args.output)
+    sources = _sources(args.chats, args.output, Store(args.endpoint_url, args.region))
     for path in (args.output_dir, args.tokenizer_dir, args.output):
         if problem := left_volume(path):
             raise PreparationError(ExitCode.BAD_DATA, problem)
@@ -53,11 +54,16 @@ def run(argv: Sequence[str]) -> str:
     return f"{text}; {found.left_out:,} have no answer within {args.seq_length:,} tokens and are left out"
 
 
-def _sources(text: str, output: Path) -> list[Source]:
+def _sources(text: str, output: Path, store: Store) -> list[Source]:
     try:
         return [
             Source(
-                f"data.sources[{number}]", str(each["path"]), "chat", output, documents=each.get("documents")
+                f"data.sources[{number}]",
+                str(each["path"]),
+                "chat",
+                output,
+                documents=each.get("documents"),
+                store=store,
             )
             for number, each in enumerate(json.loads(text))
         ]
@@ -79,5 +85,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--evaluates", action="store_true", help="the run reads chats for validation")
     parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
+    add_store(parser)
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
     return parse_arguments(parser, argv, at_least_one=("pods", "seq_length", "batch", "samples"))

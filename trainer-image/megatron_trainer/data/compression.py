@@ -3,9 +3,9 @@
 import gzip
 import io
 import zlib
-from pathlib import Path
 from typing import Any, BinaryIO
 
+from megatron_trainer.data.files import SourceFile, size_of
 from megatron_trainer.errors import TrainerError
 
 SUFFIXES = (".gz", ".zst")
@@ -64,20 +64,20 @@ class _ZstdFile(io.RawIOBase):
         return length
 
 
-def is_compressed(path: Path) -> bool:
+def is_compressed(path: SourceFile) -> bool:
     """Return whether the name is that of a compressed file, which is read from its start."""
     return path.suffix.lower() in SUFFIXES
 
 
-def open_bytes(path: Path) -> tuple[BinaryIO, BinaryIO]:
+def open_bytes(path: SourceFile) -> tuple[BinaryIO, BinaryIO]:
     """Open a file. Returns its uncompressed bytes, and the file below, whose position is the progress.
 
-    Raises IncompleteFileError for an empty file with the name of a compressed one, and OSError.
+    Raises IncompleteFileError for an empty file with the name of a compressed one, ObjectError and OSError.
     """
     raw = path.open("rb")
     if not is_compressed(path):
         return raw, raw
-    if not path.stat().st_size:
+    if not size_of(path):
         raw.close()
         raise IncompleteFileError("it is empty")
     if path.suffix.lower() == ".gz":

@@ -4,13 +4,21 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from megatron_trainer.data.chat import ConversationError, to_messages
 from megatron_trainer.data.compression import file_error, open_bytes, other_format
+from megatron_trainer.data.files import SourceFile, path_of
+from megatron_trainer.data.objects import ObjectError
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.sources import LONGEST_DOCUMENT, Shard, Source, check_column, too_long
+from megatron_trainer.data.sources import (
+    LONGEST_DOCUMENT,
+    Shard,
+    Source,
+    check_column,
+    open_parquet,
+    too_long,
+)
 
 Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
 """Makes the text of a conversation, with its tools, with the tokenizer's template."""
@@ -60,10 +68,12 @@ def read_documents(
 
 
 @contextmanager
-def _whole(source: Source, path: Path) -> Iterator[None]:
+def _whole(source: Source, path: SourceFile) -> Iterator[None]:
     """Turn the error of a file that is cut off, of another format or not readable into one that names it."""
     try:
         yield
+    except ObjectError as error:
+        raise source.refuse("path", str(error), error.code) from error
     except PreparationError:
         raise
     except PermissionError as error:
@@ -116,7 +126,7 @@ def _skip_line(stream: BinaryIO) -> int:
 class _Place:
     """`file:line`. Lines before the shard are counted only for an error."""
 
-    def __init__(self, path: Path, first: int, number: int) -> None:
+    def __init__(self, path: SourceFile, first: int, number: int) -> None:
         self._path, self._first, self._number = path, first, number
 
     def __call__(self) -> str:
@@ -201,7 +211,7 @@ def _texts(source: Source, shard: Shard, position: Position) -> Iterator[str]:
             raise source.refuse("path", f"{path}:{line} {what}") from error
 
 
-def _rows(source: Source, path: Path, rows: Any, first: int) -> Iterator[str]:
+def _rows(source: Source, path: SourceFile, rows: Any, first: int) -> Iterator[str]:
     """Texts of a column, which is read from row `first` of the file on."""
     for start in range(0, len(rows), _ROWS):
         some: list[str | None] = rows.slice(start, _ROWS).to_pylist()
@@ -214,10 +224,8 @@ def _rows(source: Source, path: Path, rows: Any, first: int) -> Iterator[str]:
 
 
 def _parquet(source: Source, shard: Shard) -> Iterator[str]:
-    import pyarrow.parquet as pq
-
     path = shard.files[0]
-    with _whole(source, path), pq.ParquetFile(path) as file:
+    with _whole(source, path), open_parquet(path) as file:
         check_column(source, path, file.schema_arrow)
         groups = list(range(shard.start, shard.end or 0))
         row = sum(file.metadata.row_group(index).num_rows for index in range(shard.start))
@@ -229,7 +237,7 @@ def _parquet(source: Source, shard: Shard) -> Iterator[str]:
 def _arrow(source: Source, shard: Shard, position: Position) -> Iterator[str]:
     import pyarrow as pa
 
-    path = shard.files[0]
+    path = path_of(shard.files[0])
     with _whole(source, path), pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
         position.opened(mapped)
         check_column(source, path, stream.schema)

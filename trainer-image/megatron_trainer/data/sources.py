@@ -1,4 +1,4 @@
-"""Sources of a corpus: which files a path means, and how their documents are divided into shards.
+"""Sources of a corpus: which files or objects a path means, and how their documents are divided into shards.
 
 A shard is a byte range of a file of lines, a file that must be read from its start (compressed, arrow), some
 row groups of a Parquet file, or some text files. The division depends on the files alone, never on the number
@@ -8,13 +8,17 @@ of workers.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.data import objects
 from megatron_trainer.data.compression import is_compressed
+from megatron_trainer.data.files import SourceFile, path_of, size_of, version_of
+from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
 
@@ -31,7 +35,8 @@ _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 class Source:
     """One entry of `data.sources`.
 
-    `documents` is the number of documents that are taken at most, `output` the dataset's prefix.
+    `documents` is the number of documents that are taken at most, `output` the dataset's prefix; `store` has
+    the objects of a path that begins with s3://.
     """
 
     name: str
@@ -40,10 +45,11 @@ class Source:
     output: Path
     key: str = "text"
     documents: int | None = None
+    store: Store = AWS
 
-    def refuse(self, setting: str, problem: str) -> PreparationError:
+    def refuse(self, setting: str, problem: str, code: ExitCode = ExitCode.BAD_DATA) -> PreparationError:
         """Return the error of one of its settings."""
-        return PreparationError(ExitCode.BAD_DATA, f"{self.name}.{setting}: {problem}")
+        return PreparationError(code, f"{self.name}.{setting}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,14 @@ class Shard:
     `size` is how many bytes of the files it reads.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[SourceFile, ...]
     size: int
     start: int = 0
     end: int | None = None
 
 
-def parse_sources(text: str) -> list[Source]:
-    """Parse the value of --sources. Raises PreparationError with USAGE."""
+def parse_sources(text: str, store: Store = AWS) -> list[Source]:
+    """Parse the value of --sources; `store` has the objects. Raises PreparationError with USAGE."""
     try:
         found = [
             Source(
@@ -70,6 +76,7 @@ def parse_sources(text: str) -> list[Source]:
                 Path(entry["output"]),
                 str(entry.get("key", "text")),
                 entry.get("documents"),
+                store,
             )
             for index, entry in enumerate(json.loads(text))
         ]
@@ -86,17 +93,42 @@ def parse_sources(text: str) -> list[Source]:
     return found
 
 
-def find_files(source: Source) -> list[Path]:
-    """Return the files of a source in the order in which they are read.
+def find_files(source: Source) -> list[SourceFile]:
+    """Return the files or objects of a source in the order in which they are read.
 
     Hidden files are left out, as by a shell, unless the pattern names them: copies in progress are such.
     Raises PreparationError if there are none, and for a link that leads out of the source's volume.
     """
+    if source.path.startswith(objects.SCHEME):
+        return list(_objects(source))
     files = _arrow_files(source) if source.format == "hf" else _matches(source)
     for path in files:
         if problem := left_volume(path):
             raise source.refuse("path", problem)
-    return files
+    return list(files)
+
+
+def _objects(source: Source) -> list[StoredObject]:
+    if source.format == "hf":
+        raise source.refuse("format", "hf is not read from object storage; write Parquet there (to_parquet)")
+    with _named(source):
+        try:
+            return objects.find(source.store, source.path)
+        except ValueError as error:
+            raise _no_pattern(source, error) from error
+
+
+@contextmanager
+def _named(source: Source) -> Iterator[None]:
+    """Name the source in the errors of its objects."""
+    try:
+        yield
+    except ObjectError as error:
+        raise source.refuse("path", str(error), error.code) from error
+
+
+def _no_pattern(source: Source, error: ValueError) -> PreparationError:
+    return source.refuse("path", f"{source.path} is not a pattern: {error}; write ** alone")
 
 
 def _matches(source: Source) -> list[Path]:
@@ -109,7 +141,7 @@ def _matches(source: Source) -> list[Path]:
     try:
         found = {each for each in root.glob(str(path.relative_to(root))) if each.is_file()}
     except ValueError as error:
-        raise source.refuse("path", f"{path} is not a pattern: {error}; write ** alone") from error
+        raise _no_pattern(source, error) from error
     hidden = any(part.startswith(".") for part in path.parts)
     fixed = len(_fixed(path).parts)
     files = sorted(
@@ -167,7 +199,7 @@ def _arrow_files(source: Source) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_column(source: Source, path: Path, schema: Any) -> None:
+def check_column(source: Source, path: SourceFile, schema: Any) -> None:
     """Raise PreparationError unless the column of the source is in the schema, and of strings."""
     import pyarrow as pa
 
@@ -182,32 +214,32 @@ def check_column(source: Source, path: Path, schema: Any) -> None:
         raise source.refuse("column", f"column {source.key} of {path} is {kind}, not string; {fix}")
 
 
-def content_digest(source: Source, files: Sequence[Path], tokenizer: str, eod: int | None) -> str:
-    """Digest of all that the dataset depends on; a file counts by path, size and time of change.
+def content_digest(source: Source, files: Sequence[SourceFile], tokenizer: str, eod: int | None) -> str:
+    """Digest of all that the dataset depends on; a file counts by path, size and time of change or ETag.
 
     `tokenizer` is the tokenizer's digest, `eod` the token id that is appended to each document.
     """
-    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+    stats = [(str(path), size_of(path), version_of(path)) for path in files]
     depends = [1, SHARD_BYTES, source.format, source.key, source.documents, tokenizer, eod, stats]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:32]
 
 
-def divide(source: Source, files: Sequence[Path]) -> list[Shard]:
+def divide(source: Source, files: Sequence[SourceFile]) -> list[Shard]:
     """Divide a source into shards, in the order of its documents. Raises PreparationError."""
     if source.format == "text":
         return list(_groups(source, files))
     if source.format == "parquet":
         return [shard for path in files for shard in _row_groups(source, path)]
     if source.format == "hf":
-        return [_arrow_shard(source, path) for path in files]
+        return [_arrow_shard(source, path_of(path)) for path in files]
     return [shard for path in files for shard in _byte_ranges(path)]
 
 
-def _byte_ranges(path: Path) -> Iterator[Shard]:
+def _byte_ranges(path: SourceFile) -> Iterator[Shard]:
+    size = size_of(path)
     if is_compressed(path):
-        yield Shard((path,), path.stat().st_size)
+        yield Shard((path,), size)
         return
-    size = path.stat().st_size
     for start in range(0, size, SHARD_BYTES):
         end = min(start + SHARD_BYTES, size)
         yield Shard((path,), end - start, start, end)
@@ -219,11 +251,11 @@ def too_long() -> str:
     return f"is longer than {most}; a text file is one document: divide it, or convert it to JSON lines"
 
 
-def _groups(source: Source, files: Sequence[Path]) -> Iterator[Shard]:
-    group: list[Path] = []
+def _groups(source: Source, files: Sequence[SourceFile]) -> Iterator[Shard]:
+    group: list[SourceFile] = []
     total = 0
     for path in files:
-        size = path.stat().st_size
+        size = size_of(path)
         if size > LONGEST_DOCUMENT and not is_compressed(path):
             raise source.refuse("path", f"{path} {too_long()}")
         if group and total + size > SHARD_BYTES:
@@ -235,12 +267,24 @@ def _groups(source: Source, files: Sequence[Path]) -> Iterator[Shard]:
         yield Shard(tuple(group), total)
 
 
-def _row_groups(source: Source, path: Path) -> Iterator[Shard]:
-    import pyarrow as pa
+@contextmanager
+def open_parquet(path: SourceFile) -> Iterator[Any]:
+    """Open a Parquet file: a pyarrow.parquet.ParquetFile. Raises ObjectError, and what pyarrow raises."""
     import pyarrow.parquet as pq
 
-    try:
+    if isinstance(path, StoredObject):
+        with path.open() as stream, pq.ParquetFile(stream) as file:
+            yield file
+    else:
         with pq.ParquetFile(path) as file:
+            yield file
+
+
+def _row_groups(source: Source, path: SourceFile) -> Iterator[Shard]:
+    import pyarrow as pa
+
+    try:
+        with _named(source), open_parquet(path) as file:
             metadata, schema = file.metadata, file.schema_arrow
     except pa.ArrowException as error:
         raise source.refuse("path", f"{path} is not a Parquet file: {error}; copy it again") from error

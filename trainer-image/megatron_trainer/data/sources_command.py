@@ -19,6 +19,7 @@ from megatron_contract.preparation import PreparationResult
 from megatron_trainer.data.blend import Worker, log, prepare
 from megatron_trainer.data.check import parse_needs
 from megatron_trainer.data.meter import Meter
+from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.prepare import build_index, split_flags, use_threads
 from megatron_trainer.data.sources import parse_sources
@@ -37,7 +38,7 @@ def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
     args = _parse(own)
     use_threads(args.workers)
     worker = worker_of(args.pods)
-    sources = parse_sources(args.sources)
+    sources = parse_sources(args.sources, Store(args.endpoint_url, args.region))
     for path in (args.output_dir, args.tokenizer_dir, *(source.output for source in sources)):
         if problem := left_volume(path):
             raise PreparationError(ExitCode.BAD_DATA, problem)
@@ -78,9 +79,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-epochs", type=int, default=1, help="the most that a run may repeat a source")
     parser.add_argument("--index", action="store_true", help="build the index of the run's samples too")
     parser.add_argument("--progress-port", type=int, help="serve /progress there")
+    add_store(parser)
     parser.add_argument("--pods", type=int, default=1, help="number of pods that share the work")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="threads")
     return parse_arguments(parser, argv, at_least_one=("pods", "workers"))
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the store with the objects of paths that begin with s3://."""
+    parser.add_argument("--endpoint-url", help="URL of the object store; default AWS")
+    parser.add_argument("--region", help="region of the object store")
 
 
 def parse_arguments(
