@@ -73,7 +73,7 @@ class TokenizerSpec(ApiModel):
     tokenizer_type: Name | None = None
     """Megatron's tokenizer type (`HuggingFaceTokenizer`, `SentencePieceTokenizer`, `NullTokenizer`, ...)."""
     tokenizer_model: Text | None = None
-    """Path in the pod or hub name of the tokenizer."""
+    """Path in the pod or hub name of the tokenizer; a file for SentencePieceTokenizer and TikTokenizer."""
     vocab_file: Text | None = None
     """Vocabulary of GPT2BPETokenizer."""
     merge_file: Text | None = None

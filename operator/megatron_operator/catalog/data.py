@@ -1,6 +1,6 @@
 """Completes the data section of a recipe and finds what is missing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from megatron_contract.environment import DATA_DIR
@@ -12,6 +12,14 @@ from megatron_operator.catalog import sources
 DEFAULT_SPLIT: Final = "99,1,0"
 DEFAULT_VOCABULARY: Final = 32_000
 """Entries of a tokenizer that `data.prepare` trains."""
+TIKTOKEN: Final = "TikTokenizer"
+TOKENIZERS_OF_FILES: Final = (
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    TIKTOKEN,
+)
+"""Types that `data.sources` are prepared with besides HuggingFaceTokenizer; their models are files."""
 PREPARED_TOKENIZER: Final = {
     "tokenizerType": "HuggingFaceTokenizer",
     "tokenizerModel": f"{DATA_DIR}/tokenizer",
@@ -70,7 +78,11 @@ def complete_data(data: dict[str, Any], model: dict[str, Any], found: Diagnostic
 def _complete_sources(data: dict[str, Any], found: Diagnostics) -> None:
     """Set the blend that the sources become, and check what the preparation would not take."""
     prepare, tokenizer = data.get("prepare") or {}, data.setdefault("tokenizer", {})
-    _check_tokenizer_to_prepare(tokenizer, prepare, found, "")
+    if tokenizer.get("tokenizerType") in TOKENIZERS_OF_FILES:
+        _check_tokenizer_file(tokenizer, data["sources"], found)
+        _check_no_vocabulary_to_train(prepare, found)
+    else:
+        _check_tokenizer_to_prepare(tokenizer, prepare, found, "")
     if prepare.get("include") is not None:
         message, fix = "has no effect with data.sources", "put the pattern into data.sources[].path"
         found.error("spec.data.prepare.include", message, fix)
@@ -105,14 +117,40 @@ def _check_tokenizer_to_prepare(
     kind, model = tokenizer.get("tokenizerType"), tokenizer.get("tokenizerModel")
     if kind not in (None, PREPARED_TOKENIZER["tokenizerType"]):
         fix = f"set HuggingFaceTokenizer with a directory that has tokenizer.json{other}"
+        fix += ", or use data.sources" if kind in TOKENIZERS_OF_FILES else ""
         found.error(f"{field}tokenizerType", f"{kind}: data.prepare does not tokenize with it", fix)
     elif model is None or not model.startswith("/"):
         message = "is not set" if model is None else f"{shown(model)} is not a path in the pod"
         fix = f"copy the tokenizer to the data volume and name its directory below {DATA_DIR}{other}"
         found.error(f"{field}tokenizerModel", f"{message}, and data.prepare asks no model hub", fix)
+    _check_no_vocabulary_to_train(prepare, found)
+
+
+def _check_no_vocabulary_to_train(prepare: Mapping[str, Any], found: Diagnostics) -> None:
     if prepare.get("tokenizerVocabSize") is not None:
         message = "has no effect with data.tokenizer: that tokenizer is used"
         found.error("spec.data.prepare.tokenizerVocabSize", message, "leave one of the two out")
+
+
+def _check_tokenizer_file(
+    tokenizer: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], found: Diagnostics
+) -> None:
+    """Add the errors of a tokenizer of SentencePiece or tiktoken that sources are prepared with."""
+    field = "spec.data.tokenizer.tokenizerModel"
+    kind, model = tokenizer["tokenizerType"], tokenizer.get("tokenizerModel")
+    suffix = ".json" if kind == TIKTOKEN else ".model"
+    if model is None or not model.startswith(f"{DATA_DIR}/"):
+        message = "is not set" if model is None else f"{shown(model)} is not on the data volume"
+        fix = f"copy the file there and name it, for example {DATA_DIR}/tokenizer{suffix}"
+        found.error(field, f"{message}, and {kind} reads a file", fix)
+    elif kind == TIKTOKEN and not model.endswith(suffix):
+        fix = "write it as a .json file: a list of rank, token_bytes (base64) and token_str"
+        found.error(field, f"{shown(model)} is not the vocabulary that Megatron's {kind} reads", fix)
+    for number, source in enumerate(listed):
+        if source["format"] == "chat":
+            message = f"chat needs a chat template, which a file of {kind} does not have"
+            fix = "use HuggingFaceTokenizer with a directory that has one, or another format"
+            found.error(f"spec.data.sources[{number}].format", message, fix)
 
 
 def _check(data: Mapping[str, Any], found: Diagnostics) -> None:

@@ -75,6 +75,8 @@ def blend(
     for source in sources:
         depends = [source["path"], source["format"], text_name(source), source.get("documents")]
         depends += [tokenizer.get("tokenizerModel"), prepare.get("appendEod", True)]
+        if tokenizer.get("tokenizerType", "HuggingFaceTokenizer") != "HuggingFaceTokenizer":
+            depends.append(tokenizer["tokenizerType"])
         depends += [endpoint] if endpoint and in_object_storage(source) else []
         digest = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:12]
         path = f"{FOLDER}/{name}-{digest}_text_document"

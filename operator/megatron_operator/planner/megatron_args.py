@@ -245,7 +245,8 @@ def _data(resolved: ResolvedRecipe, name: str) -> list[str]:
     words = []
     if tokenizer is not None:
         words += _flags(tokenizer, ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"))
-        if tokenizer.tokenizer_type == "NullTokenizer":
+        # The vocabulary of tiktoken is cut to this size; without it Megatron asks for 131,072 entries.
+        if tokenizer.tokenizer_type in ("NullTokenizer", "TikTokenizer"):
             words += _flag("vocab_size", resolved.model.vocab_size)
     if data.mock_data:
         words.append("--mock-data")

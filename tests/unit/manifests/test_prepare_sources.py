@@ -120,3 +120,23 @@ def test_the_last_step_knows_what_the_run_reads(run: Any) -> None:
         training.train_iters * built.plan.global_batch_size,
     )
     assert list(needs.weights) == [str(source.output) for source in parse_sources(args.sources)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"), [("SentencePieceTokenizer", "/data/llama.model"), ("TikTokenizer", "/data/own.json")]
+)
+def test_the_pods_get_the_flags_of_a_tokenizer_that_is_a_file(run: Any, kind: str, model: str) -> None:
+    def change(spec: Spec) -> None:
+        with_sources(spec)
+        spec["data"]["tokenizer"] = {"tokenizerType": kind, "tokenizerModel": model}
+        spec["megatronArgs"] = {"tiktoken-pattern": "v1"} if kind == "TikTokenizer" else {}
+
+    built = run("tiny-gpt", change)
+    words = built.build().prepare_job["spec"]["template"]["spec"]["containers"][0]["args"]
+    own, flags = words[: words.index("--")], words[words.index("--") + 1 :]
+    assert sources_command._parse(own).tokenizer_dir == Path(model)
+    assert flags[flags.index("--tokenizer-type") + 1] == kind
+    if kind == "TikTokenizer":
+        assert flags[flags.index("--tiktoken-pattern") + 1] == "v1"
+        assert flags[flags.index("--vocab-size") + 1] == str(built.resolved.model.vocab_size)
+    assert blend_of(built.build())[1] != blend_of(run("tiny-gpt", with_sources).build())[1]

@@ -17,13 +17,14 @@ from pathlib import Path
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import PreparationResult
 
-from megatron_trainer.data import check, shards, tokenizer
+from megatron_trainer.data import check, megatron_tokenizer, shards, tokenizer
 from megatron_trainer.data.chat import ConversationError, load_template
 from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.documents import Position, Render, read_documents
+from megatron_trainer.data.megatron_tokenizer import MegatronEncoder
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.shards import Encoder, RecordEncoder
+from megatron_trainer.data.shards import Encoder, RecordEncoder, TokenEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
 
 
@@ -85,17 +86,21 @@ def prepare(
     *,
     append_eod: bool,
     needs: check.Needs | None = None,
+    megatron: MegatronEncoder | None = None,
     meter: Meter | None = None,
 ) -> PreparationResult | None:
     """Prepare all sources below `folder`. Returns the result, None for a worker that does not join.
 
-    Checks them against what a run `needs`. Raises PreparationError or OSError.
+    Checks them against what a run `needs`. `megatron` is used instead of the tokenizer of a directory. Raises
+    PreparationError or OSError.
     """
-    encoder = load_encoder(tokenizer_dir, append_eod=append_eod)
-    if needs is not None:
-        check.check_vocabulary(tokenizer_dir, encoder, needs.vocab_size)
-        if not worker.index:
-            check.check_tokenizer(tokenizer_dir, encoder)
+    encoder: TokenEncoder
+    if megatron is not None:
+        encoder = megatron
+        if needs is not None:
+            megatron_tokenizer.check_vocabulary(tokenizer_dir, megatron, needs.vocab_size)
+    else:
+        encoder = load_checked(tokenizer_dir, append_eod=append_eod, needs=needs, worker=worker)
     render = _template(sources, tokenizer_dir)
     datasets = [_dataset(source, folder, tokenizer_dir, encoder) for source in sources]
     meter = meter or Meter(log)
@@ -119,6 +124,16 @@ def prepare(
     return PreparationResult(documents, tokens, encoder.vocabulary, str(folder), bin_bytes, idx_bytes)
 
 
+def load_checked(folder: Path, *, append_eod: bool, needs: check.Needs | None, worker: Worker) -> Encoder:
+    """Load the tokenizer of a directory, checked against what a run `needs`. Raises PreparationError."""
+    encoder = load_encoder(folder, append_eod=append_eod)
+    if needs is not None:
+        check.check_vocabulary(folder, encoder, needs.vocab_size)
+        if not worker.index:
+            check.check_tokenizer(folder, encoder)
+    return encoder
+
+
 def _template(sources: Sequence[Source], tokenizer_dir: Path) -> Render | None:
     chats = [source for source in sources if source.format == "chat"]
     if not chats:
@@ -129,9 +144,12 @@ def _template(sources: Sequence[Source], tokenizer_dir: Path) -> Render | None:
         raise chats[0].refuse("format", str(error)) from error
 
 
-def _dataset(source: Source, folder: Path, tokenizer_dir: Path, encoder: Encoder) -> Dataset:
+def _dataset(source: Source, folder: Path, tokenizer_dir: Path, encoder: TokenEncoder) -> Dataset:
     files = find_files(source)
-    template = digest_of_tokenizer(tokenizer_dir, with_template=source.format == "chat")
+    if isinstance(encoder, MegatronEncoder):
+        template = encoder.digest
+    else:
+        template = digest_of_tokenizer(tokenizer_dir, with_template=source.format == "chat")
     made_from = folder / "objects" / content_digest(source, files, template, encoder.eod)
     link = source.output.with_name(f"{source.output.name}.bin")
     if link.is_symlink() and link.resolve() != (made_from / "data.bin").resolve():
@@ -192,7 +210,7 @@ def repair(dataset: Dataset, encoder: RecordEncoder, render: Render | None, mete
         build_shards([dataset], encoder, render, Worker(0, 1), meter)
 
 
-def _join(dataset: Dataset, encoder: Encoder) -> None:
+def _join(dataset: Dataset, encoder: TokenEncoder) -> None:
     source = dataset.source
     part = shards.temporary(dataset.folder / "data")
     documents, tokens = shards.join(dataset.work, len(dataset.divided), part, encoder, source.documents)
@@ -213,7 +231,7 @@ def _join(dataset: Dataset, encoder: Encoder) -> None:
     mark.replace(dataset.done)
 
 
-def _finish(dataset: Dataset, encoder: Encoder) -> tuple[int, int, int, int]:
+def _finish(dataset: Dataset, encoder: TokenEncoder) -> tuple[int, int, int, int]:
     """Join the shards if nobody has. Returns the counts of the result."""
     dataset.finish(lambda: _join(dataset, encoder), ".data.*")
     counts = dataset.counts()

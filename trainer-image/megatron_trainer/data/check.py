@@ -15,7 +15,7 @@ import numpy as np
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.shards import Encoder, count_tokens
+from megatron_trainer.data.shards import Encoder, TokenEncoder, count_tokens
 from megatron_trainer.data.sources import Source
 
 _BLOCK = 8 << 20
@@ -107,7 +107,7 @@ def check_vocabulary(folder: Path, encoder: Encoder, vocab_size: int | None) -> 
         )
 
 
-def check_datasets(datasets: Sequence[Prepared], encoder: Encoder, needs: Needs) -> None:
+def check_datasets(datasets: Sequence[Prepared], encoder: TokenEncoder, needs: Needs) -> None:
     """Raise PreparationError unless ids are below the vocabulary and the samples suffice."""
     for dataset in datasets:
         if needs.vocab_size is not None and encoder.vocabulary > needs.vocab_size:
@@ -119,7 +119,7 @@ def check_datasets(datasets: Sequence[Prepared], encoder: Encoder, needs: Needs)
             _check_samples(dataset, needs, weight / total)
 
 
-def _check_ids(dataset: Prepared, encoder: Encoder, vocab_size: int) -> None:
+def _check_ids(dataset: Prepared, encoder: TokenEncoder, vocab_size: int) -> None:
     with Path(f"{dataset.prefix}.bin").open("rb") as stream:
         while data := stream.read(_BLOCK):
             largest = int(np.frombuffer(data, dtype=encoder.dtype).max())

@@ -32,6 +32,18 @@ class RecordEncoder(Protocol):
         """Yield the record of each text, an array of shape [elements]."""
 
 
+class TokenEncoder(RecordEncoder, Protocol):
+    """A tokenizer: the records are ids below `vocabulary`."""
+
+    @property
+    def vocabulary(self) -> int:
+        """The smallest number that is larger than all ids."""
+
+    @property
+    def eod(self) -> int | None:
+        """The id that is appended to each document; None for none."""
+
+
 @dataclass(frozen=True)
 class Encoder:
     """A tokenizer of the library `tokenizers` with a vocabulary of `vocabulary` entries.
@@ -45,12 +57,12 @@ class Encoder:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type that Megatron gives ids of a vocabulary of this size (DType.optimal_dtype)."""
-        return np.dtype(np.uint16 if self.vocabulary < 65500 else np.int32)
+        """The type that Megatron gives ids of a vocabulary of this size."""
+        return id_type(self.vocabulary)
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the ids of each text that has some, an array of shape [tokens]."""
-        for batch in _batches(texts):
+        for batch in batches(texts):
             for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 ids = encoding.ids
                 if ids and self.eod is not None:
@@ -59,7 +71,13 @@ class Encoder:
                     yield np.array(ids, dtype=self.dtype)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def id_type(vocabulary: int) -> np.dtype[Any]:
+    """Return the type that Megatron gives ids below `vocabulary` (DType.optimal_dtype)."""
+    return np.dtype(np.uint16 if vocabulary < 65500 else np.int32)
+
+
+def batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the texts in lists of a bounded size, which the tokenizer divides among its threads."""
     batch: list[str] = []
     characters = 0
     for text in texts:
@@ -149,7 +167,7 @@ def remove_broken(folder: Path, count: int, encoder: RecordEncoder) -> list[int]
     return broken
 
 
-def join(folder: Path, count: int, prefix: Path, encoder: Encoder, limit: int | None) -> tuple[int, int]:
+def join(folder: Path, count: int, prefix: Path, encoder: TokenEncoder, limit: int | None) -> tuple[int, int]:
     """Write PREFIX.bin and PREFIX.idx, as IndexedDatasetBuilder would. Returns documents and tokens.
 
     Memory does not grow with the number of documents: one shard's lengths are held at a time. Raises OSError.

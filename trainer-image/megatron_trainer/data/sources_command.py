@@ -16,6 +16,7 @@ from pathlib import Path
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.preparation import PreparationResult
 
+from megatron_trainer.data import megatron_tokenizer
 from megatron_trainer.data.blend import Worker, log, prepare
 from megatron_trainer.data.check import parse_needs
 from megatron_trainer.data.meter import Meter
@@ -46,6 +47,11 @@ def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
     meter = Meter(log)
     if args.progress_port is not None:
         serve(args.progress_port, meter)
+    megatron = None
+    if megatron_tokenizer.is_asked_for(megatron_flags):
+        megatron = megatron_tokenizer.load(
+            args.tokenizer_dir, megatron_flags, append_eod=args.append_eod, threads=args.workers
+        )
     result = prepare(
         sources,
         args.output_dir,
@@ -53,6 +59,7 @@ def run(argv: Sequence[str]) -> tuple[str, PreparationResult | None]:
         worker,
         append_eod=args.append_eod,
         needs=needs,
+        megatron=megatron,
         meter=meter,
     )
     if result is None:
@@ -73,7 +80,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="megatron-prepare", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--sources", required=True, help="JSON list of sources")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the prepared datasets")
-    parser.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json")
+    parser.add_argument(
+        "--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json, or file"
+    )
     parser.add_argument("--append-eod", action="store_true", help="append the end-of-text token")
     parser.add_argument("--vocab-size", type=int, help="vocabulary of the model; all ids must be below it")
     parser.add_argument("--max-epochs", type=int, default=1, help="the most that a run may repeat a source")
