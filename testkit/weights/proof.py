@@ -1,10 +1,16 @@
 """One proof: a small model in, the same logits, out again bit for bit."""
 
+import argparse
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from testkit.weights.families import Family, by_name, write_model
+
+_UNSHARDED = (
+    *("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1"),
+    *("--expert-model-parallel-size", "1"),
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,37 @@ def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, flo
             ).eval()
             differences[name] = float((found - reference(ids).logits).abs().max())
     return differences
+
+
+def logits_of_run(words: list[str], run: Path, exported: Path) -> dict[str, float]:
+    """Compare the model that Megatron's own loop builds of a run's arguments with the exported one.
+
+    Returns the largest difference of logits over 32 positions, and the largest logit of transformers.
+    """
+    import torch
+    import transformers
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.training import arguments
+    from megatron.training.models.gpt import GPTModelBuilder
+    from megatron_trainer.weights import checkpoint, cpu_model
+    from megatron_trainer.worker import gpt
+
+    parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    args = parser.parse_args([*words, *_UNSHARDED])
+    args.rank, args.world_size = 0, 1
+    arguments.validate_args(args)
+    ids = (torch.arange(32) * 7 % 250)[None]
+    with cpu_model.one_process(), torch.no_grad():
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        model = GPTModelBuilder(gpt.model_config(args)).build_model(groups).eval()
+        checkpoint.load(checkpoint.find(run, "--from"), model)
+        found = model(ids, torch.arange(32)[None], None)
+        reference = transformers.AutoModelForCausalLM.from_pretrained(
+            exported, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        expected = reference(ids).logits
+    found = found[..., : expected.shape[-1]]
+    return {"difference": float((found - expected).abs().max()), "largest": float(expected.abs().max())}
 
 
 def prove_padded(folder: Path) -> bool:

@@ -56,6 +56,13 @@ class WarmConverter:
         assert ended.code == 0, ended.output
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
+    def logits_of_run(self, words: list[str], run: Path, exported: Path, result: Path) -> dict[str, float]:
+        """Compare logits of a run of Megatron's own loop, as proof.logits_of_run does."""
+        argv = [json.dumps(words), *(str(path) for path in (run, exported, result))]
+        ended = self._request("own loop", argv, result.with_suffix(".log"))
+        assert ended.code == 0, ended.output[-2000:]
+        return json.loads(result.read_text())  # type: ignore[no-any-return]
+
     def _request(self, what: str, argv: list[str], log: Path) -> Ended:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -98,11 +105,19 @@ def _compare_logits(argv: list[str]) -> None:
     result.write_text(json.dumps(merged_logits(adapters, source, exported)))
 
 
+def _compare_run(argv: list[str]) -> None:
+    from testkit.weights.proof import logits_of_run
+
+    words, result = json.loads(argv[0]), Path(argv[3])
+    result.write_text(json.dumps(logits_of_run(words, Path(argv[1]), Path(argv[2]))))
+
+
 _WORK: dict[str, Callable[[list[str]], None]] = {
     "convert": _convert,
     "prove": _prove,
     "padded": _prove_padded,
     "logits": _compare_logits,
+    "own loop": _compare_run,
 }
 
 

@@ -1,11 +1,12 @@
 """`megatron-convert`: weights of a Hugging Face model to a checkpoint of Megatron, and back.
 
-    megatron-convert import --from HF_FOLDER --to CHECKPOINT_FOLDER
-    megatron-convert export --from CHECKPOINT_FOLDER --to HF_FOLDER [--base HF_FOLDER]
+    megatron-convert import --from HF_FOLDER --to CHECKPOINT_FOLDER [-- ARGUMENTS]
+    megatron-convert export --from CHECKPOINT_FOLDER --to HF_FOLDER [--base HF_FOLDER] [-- ARGUMENTS]
     megatron-convert audit --from FOLDER --to FOLDER
 
 One process, no GPU, no network. The destination appears under its name only when it is complete and its
-audit has passed; the audit is the file conversion-audit.json in it.
+audit has passed; the audit is the file conversion-audit.json in it. ARGUMENTS are those of a run of Megatron
+Core's own loop: the conversion is refused unless config.json describes the model that they build.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from megatron_trainer.weights.conversion_error import AuditError, ConversionErro
 if TYPE_CHECKING:
     from megatron_trainer.weights.audit import Audit
 
+SEPARATOR = "--"
 FAILED, REFUSED = 1, 2
 """Exit codes: the result differs from the source or an unexpected error; the input cannot be converted."""
 _REASONS = {0: REASON_COMPLETED, FAILED: "ConversionFailed", REFUSED: "ConversionRefused"}
@@ -39,7 +41,9 @@ _REASONS = {0: REASON_COMPLETED, FAILED: "ConversionFailed", REFUSED: "Conversio
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Convert and exit with 0, FAILED or REFUSED; with TERMINATED of the contract after SIGTERM."""
-    arguments = make_parser().parse_args(argv)
+    own, model = _split(sys.argv[1:] if argv is None else argv)
+    arguments = make_parser().parse_args(own)
+    arguments.model = model
     # As an exception, so that the partial folder of a pod that is deleted is removed.
     signal.signal(signal.SIGTERM, terminate)
     try:
@@ -53,6 +57,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if not audit.passed:
         _end(FAILED, audit.summary())
     _end(0, f"{arguments.to}: {audit.summary()}", ConversionResult(len(audit.tensors), audit.bytes))
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and those of a run behind the separator."""
+    words = list(argv)
+    if SEPARATOR not in words:
+        return words, []
+    at = words.index(SEPARATOR)
+    return words[:at], words[at + 1 :]
 
 
 def terminate(_signal: int, _frame: object) -> NoReturn:
@@ -91,6 +104,8 @@ def _run(arguments: argparse.Namespace) -> "Audit":
         cpu_model.import_bridge()
         from megatron_trainer.weights import conversion
 
+        if arguments.model:
+            _check_model(arguments)
         try:
             if arguments.command == "import":
                 return conversion.import_weights(arguments.source, arguments.to)
@@ -110,9 +125,23 @@ def _run(arguments: argparse.Namespace) -> "Audit":
         return audit
 
 
+def _check_model(arguments: argparse.Namespace) -> None:
+    """Refuse a config.json that does not describe the model of the run."""
+    from megatron_trainer.weights import checkpoint, huggingface_folder, model_check
+
+    if arguments.command == "import":
+        folder = arguments.source
+    else:
+        folder = arguments.base or checkpoint.kept_source(arguments.source)
+    if folder is not None:
+        model_check.require_same_model(
+            huggingface_folder.read(folder, "--from", weights=False), arguments.model
+        )
+
+
 def _check_paths(arguments: argparse.Namespace) -> None:
     """Refuse what needs no model, before the seconds that Megatron's import takes."""
-    from megatron_trainer.weights import cpu_model, destination, huggingface_folder
+    from megatron_trainer.weights import config_check, cpu_model, destination, huggingface_folder
 
     if arguments.command == "export" and arguments.parents:
         arguments.to.parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +150,13 @@ def _check_paths(arguments: argparse.Namespace) -> None:
     if arguments.command == "import":
         folder = huggingface_folder.read(arguments.source, "--from", weights=True)
         cpu_model.require_support(folder.architecture)
+        config_check.require_all_taken(folder)
     elif not arguments.source.is_dir():
         raise ConversionError(f"--from {arguments.source} is not a folder; mount it there")
     if arguments.command != "import" and arguments.base is not None:
         folder = huggingface_folder.read(arguments.base, "--base", weights=False)
         cpu_model.require_support(folder.architecture)
+        config_check.require_all_taken(folder)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,62 @@
+"""config.json has settings that Bridge drops: they are refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_trainer.weights import config_check
+from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def folder(architecture: str, **config: Any) -> HuggingFaceFolder:
+    return HuggingFaceFolder(
+        Path("/data/model"), {"architectures": [f"{architecture}ForCausalLM"], **config}, {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("Llama", {}),
+        ("Llama", {"rope_scaling": None, "hidden_act": "silu"}),
+        ("Llama", {"rope_scaling": LLAMA3}),
+        ("Llama", {"rope_parameters": {**LLAMA3, "factor": 32.0, "rope_theta": 500000.0}}),
+        ("Mistral", {"hidden_act": "silu", "sliding_window": 4096}),
+        ("Qwen2", {"use_sliding_window": False, "sliding_window": 131072}),
+        ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+        ("GptOss", {}),
+        ("DeepseekV3", {"rope_scaling": {"type": "yarn", "factor": 40}}),
+    ],
+)
+def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]) -> None:
+    config_check.require_all_taken(folder(architecture, **config))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "text"),
+    [
+        ("Llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        ("Llama", {"rope_scaling": {**LLAMA3, "high_freq_factor": 2.0}}, "high_freq_factor 2.0"),
+        ("Llama", {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 4096}}, "which is 8192"),
+        ("Llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1"),
+        ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type 'yarn' (known: default)"),
+        ("Qwen3", {"rope_scaling": LLAMA3}, "rope_type 'llama3' (known: default)"),
+        ("Qwen3Moe", {"use_sliding_window": True}, "use_sliding_window True, which is False there"),
+        ("Mistral", {"hidden_act": "gelu"}, "hidden_act 'gelu', which is 'silu' there"),
+        ("GptOss", {"rope_parameters": {"rope_type": "yarn", "factor": 16.0}}, "factor 16.0"),
+    ],
+)
+def test_what_megatron_would_not_have_is_named(architecture: str, config: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConversionError) as refused:
+        config_check.require_all_taken(folder(architecture, **config))
+    assert text in str(refused.value)
+    assert "it cannot be converted" in str(refused.value)

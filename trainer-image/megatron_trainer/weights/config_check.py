@@ -1,0 +1,72 @@
+"""Settings of config.json that Bridge leaves out of the model it builds, whose logits would be others."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
+
+Settings = Mapping[str, Any]
+
+_LLAMA: Final[Settings] = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_GPT_OSS: Final[Settings] = {
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
+    "LlamaForCausalLM": {"default": {}, "llama3": _LLAMA},
+    "GptOssForCausalLM": {"yarn": _GPT_OSS},
+    "DeepseekV2ForCausalLM": {"default": {}, "yarn": {}},
+    "DeepseekV3ForCausalLM": {"default": {}, "yarn": {}},
+}
+"""Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
+_FIXED: Final[Mapping[str, Settings]] = {
+    "MistralForCausalLM": {"hidden_act": "silu"},
+    "Qwen2ForCausalLM": {"use_sliding_window": False},
+    "Qwen3ForCausalLM": {"use_sliding_window": False},
+    "Qwen3MoeForCausalLM": {"use_sliding_window": False},
+    "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
+}
+"""Architecture -> settings with the only value that the model gets, whatever config.json has."""
+
+
+def require_all_taken(folder: HuggingFaceFolder) -> None:
+    """Raise ConversionError for a setting that the model in Megatron would not have; names all of them."""
+    if problems := [*_positions(folder), *_others(folder)]:
+        raise ConversionError(
+            f"{folder.path}/config.json has what the model in Megatron would not have: "
+            f"{'; '.join(problems)}. Its logits would be others: it cannot be converted"
+        )
+
+
+def _positions(folder: HuggingFaceFolder) -> Iterator[str]:
+    known = POSITIONS.get(folder.architecture, {"default": {}})
+    rope = folder.config.get("rope_parameters") or folder.config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        yield f"rope_parameters {rope!r}"
+        return
+    kind = str(rope.get("rope_type", rope.get("type", "default")))
+    if kind not in known:
+        # Of a family that always has one, its own class supplies what config.json leaves out.
+        if rope or "default" in known:
+            yield f"rope_type {kind!r} (known: {', '.join(known)})"
+        return
+    for name, value in known[kind].items():
+        if rope.get(name, value) != value:
+            yield f"{name} {rope[name]!r} of rope_type {kind!r}, which is {value} there"
+    if rope.get("partial_rotary_factor", folder.config.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        yield "partial_rotary_factor other than 1"
+
+
+def _others(folder: HuggingFaceFolder) -> Iterator[str]:
+    for name, value in _FIXED.get(folder.architecture, {}).items():
+        found = folder.config.get(name)
+        if found is not None and found != value:
+            yield f"{name} {found!r}, which is {value!r} there"
