@@ -1,7 +1,8 @@
-"""A model with experts on the local cluster: its weights, trained in one layout and then in another."""
+"""A model with experts on the local cluster: imported, trained in two layouts, exported."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from testkit.kubectl import Kubectl
 from testkit.training_run import TrainingRun
@@ -10,16 +11,22 @@ from tests.fine_tuning.cluster import finished, interruptions, kill_a_rank
 from tests.fine_tuning.pods import output_of
 
 RECIPE = Path(__file__).with_name("experts.yaml")
-MODEL, IMPORTED, EXPORTED = "/data/experts", "/data/experts-megatron", "/data/out/experts"
+MODEL, EXPORTED = "/data/experts", "/data/out/experts"
 SAVE_INTERVAL = 10
 
 
+def status_of(kubectl: Kubectl, run: TrainingRun) -> dict[str, Any]:
+    """Status of the run's recipe."""
+    return dict((kubectl.get("megatronrecipe", run.name) or {})["status"])
+
+
 def test_experts_trained_in_two_layouts_are_exported_with_a_lower_loss(kubectl: Kubectl) -> None:
-    convert = "megatron-convert"
-    output_of(kubectl, "import-experts", convert, "import", "--from", MODEL, "--to", IMPORTED)
     first = TrainingRun(kubectl, RECIPE)
     first.apply()
     beginning = finished(first)
+    imported = status_of(kubectl, first)["imported"]
+    assert (imported["source"], imported["path"]) == (MODEL, f"{MODEL}-megatron")
+    assert imported["tensors"] > 0
 
     second = TrainingRun(kubectl, RECIPE, "resharded")
     spec = second.manifest["spec"]
@@ -27,6 +34,7 @@ def test_experts_trained_in_two_layouts_are_exported_with_a_lower_loss(kubectl: 
     # A CPU has no sequence parallelism, which experts need at TP above 1.
     spec["parallelism"] |= {"pipelineModelParallelSize": 2}
     spec["init"] = {"from": {"recipe": first.name}}
+    spec["export"] = {"huggingFace": {"path": EXPORTED, "base": MODEL}}
     second.apply()
     second.wait(lambda status: (status.checkpoint or 0) >= SAVE_INTERVAL, LONG_DEADLINE)
     kill_a_rank(kubectl, f"{second.name}-worker-0")
@@ -38,8 +46,8 @@ def test_experts_trained_in_two_layouts_are_exported_with_a_lower_loss(kubectl: 
     assert not different, "every repeated iteration has the loss that it had before"
     # The same samples again, of weights that have learned from them.
     assert max(continued[1]) < min(beginning[1])
-    command = ("export", "--from", f"/checkpoints/{second.name}", "--to", EXPORTED, "--base", MODEL)
-    output_of(kubectl, "export-experts", convert, *command, "--parents")
+    exported = status_of(kubectl, second)["exported"]
+    assert (exported["source"], exported["path"]) == (f"/checkpoints/{second.name}", EXPORTED)
     losses = output_of(
         kubectl, "loss-of-texts", "python", "/scripts/loss_of_texts.py", "/data/texts/questions.jsonl",
         MODEL, EXPORTED,

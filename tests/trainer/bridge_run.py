@@ -112,7 +112,7 @@ class RecipeGang(BridgeGang):
 
 def rendered_preparation(spec: dict[str, Any], data: Path) -> list[str]:
     """Arguments of the Job that prepares the data of a recipe; `data` stands for the data volume."""
-    job = _objects(spec).prepare_job
+    job = rendered_objects(spec).prepare_job
     assert job is not None
     (container,) = job["spec"]["template"]["spec"]["containers"]
     words = [str(word).replace('"/data/', f'"{data}/') for word in container["args"]]
@@ -121,13 +121,14 @@ def rendered_preparation(spec: dict[str, Any], data: Path) -> list[str]:
 
 def _rendered(spec: dict[str, Any]) -> list[str]:
     """Arguments of the container in the job of a recipe."""
-    (container,) = _objects(spec).job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"][
+    (container,) = rendered_objects(spec).job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"][
         "containers"
     ]
     return [str(word) for word in container["args"]]
 
 
-def _objects(spec: dict[str, Any]) -> Manifests:
+def rendered_objects(spec: dict[str, Any]) -> Manifests:
+    """The objects that the operator creates for a recipe of the name `run`."""
     from megatron_operator import catalog, manifests
     from megatron_operator.api.recipe import MegatronRecipeSpec
     from megatron_operator.cli.default_platform import default_platform

@@ -39,6 +39,14 @@ class HuggingFaceFolder(ApiModel):
     """The folder as the pod sees it; a name on a hub is refused, because no hub is reached."""
 
 
+class ExportFolder(HuggingFaceFolder):
+    """A folder that an export writes."""
+
+    base: FolderPath | None = None
+    """Folder with the model's config.json and tokenizer, which the result gets. Required where no
+    `init.from.huggingFace` gives them; recipes of Megatron Core's own loop only."""
+
+
 class WeightsSource(ApiModel):
     """Where weights are taken from; exactly one source is set."""
 
@@ -99,9 +107,9 @@ class PeftSpec(ApiModel):
 
 
 class ExportSpec(ApiModel):
-    """Weights for others, written by a Job once the run has succeeded; engine `bridge` only."""
+    """Weights for others, written by a Job once the run has succeeded."""
 
-    hugging_face: HuggingFaceFolder
+    hugging_face: ExportFolder
     """The folder to write; it must not exist yet."""
     merge: bool | None = None
     """Add the adapters to the weights that they belong to; required for mode `lora`, refused for others."""

@@ -292,7 +292,7 @@ class MegatronRecipeSpec(ApiModel):
     peft: PeftSpec | None = None
     """Adapters of a recipe of mode `lora`."""
     export: ExportSpec | None = None
-    """Weights for others, written once the run has succeeded; engine `bridge` only."""
+    """Weights for others, written once the run has succeeded."""
     accelerator: AcceleratorSpec
     """Type and number of accelerators."""
     data: DataSpec | None = None

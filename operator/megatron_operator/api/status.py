@@ -155,6 +155,8 @@ class ConversionStatus(ApiModel):
     """Their size."""
     audit: str
     """File with name, shape, dtype and checksum of every tensor."""
+    model: str | None = None
+    """Hash of the model's arguments that an import compared with config.json; none with engine `bridge`."""
 
 
 class CheckpointStatus(ApiModel):

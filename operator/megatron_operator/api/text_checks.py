@@ -96,6 +96,7 @@ _PATHS: Final = {
     "init.from.megatron.path",
     "init.from.huggingFace.path",
     "export.huggingFace.path",
+    "export.huggingFace.base",
 }
 _ARGUMENTS: Final = ("data.tokenizer.", "data.prepare.", "training.", "parallelism.", "megatronArgs.")
 

@@ -5,6 +5,7 @@
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 _NO_LOW_RANK: Final = "queries without a low rank need Transformer Engine's fused norm"
@@ -57,6 +58,22 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
 )
 """Pattern of a function, architecture, and what is in the way. The first match is used."""
 
+_UNKNOWN: Final = "unknown to Megatron-Bridge 0.6.2"
+_NO_MODEL: Final = "transformers has no model with these layers"
+_OWN_LOOP: Final[Mapping[str, str]] = {
+    "deepseek": "the own loop was not tried with its weights, and multi-token prediction does not convert",
+    "glm": _NO_TENSOR,
+    "gpt-oss": "the own loop was not tried with its weights",
+    "gpt-scaling": _NO_MODEL,
+    "gpt3": _NO_MODEL,
+    "kimi": "the own loop was not tried with its weights",
+    "mixtral": _UNKNOWN,
+    "nemotron4": _ZERO_CENTRED,
+    "tiny": _NO_MODEL,
+}
+"""Family of a recipe of Megatron Core's own loop -> why its weights are neither imported nor exported."""
+_SHARED_EXPERTS: Final = f"its shared experts are {_UNKNOWN}"
+
 STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason)
 """Architectures that the operator fine-tunes: their weights convert, and a small one of each was trained."""
 
@@ -71,6 +88,14 @@ def obstacle(function: str, mode: str) -> str:
     if mode == "pretrain":
         return "the operator pretrains by Megatron Core's own loop only"
     return _model(function)[1]
+
+
+def conversion_obstacle(family: str, *, shared_experts: bool) -> str:
+    """Why weights of a family are not converted for Megatron Core's own loop; empty if they are.
+
+    Also for a family of a catalog of the platform's own: the Job that imports reads its architecture.
+    """
+    return _SHARED_EXPERTS if family == "qwen2" and shared_experts else _OWN_LOOP.get(family, "")
 
 
 def _model(function: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What a recipe of engine `bridge` converts: weights that are imported before it, and its result after it."""
+"""What a recipe converts: weights that are imported before it, and its result after it."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -7,16 +7,21 @@ from typing import Final
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 
 from megatron_operator.api.errors import FieldError, shown
-from megatron_operator.api.fine_tuning import ExportSpec, plain_path
+from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, plain_path
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.entry import Entry
 
 SOURCE: Final = "spec.init.from.huggingFace.path"
 TARGET: Final = "spec.export.huggingFace.path"
+BASE: Final = "spec.export.huggingFace.base"
 
 
-def conversion_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
-    """Errors of `init.from.huggingFace` and `export` of a recipe that the operator starts by Bridge."""
+def conversion_errors(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[FieldError]:
+    """Errors of `init.from.huggingFace` and `export` of a recipe that the operator starts."""
+    own_loop = entry is None or entry.engine == "megatron"
+    if entry is not None and own_loop:
+        yield from _architecture_errors(spec, entry)
     mounted = [CHECKPOINT_DIR]
     if spec.data is not None and spec.data.volume is not None:
         mounted.append(DATA_DIR)
@@ -27,7 +32,17 @@ def conversion_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldE
         return
     yield from _folder_errors(TARGET, spec.export.hugging_face.path, mounted, "the export writes it")
     yield from _merge_errors(spec, spec.export, entry)
-    yield from _base_errors(spec, spec.export, mounted)
+    yield from _base_errors(spec, spec.export, mounted, own_loop=own_loop)
+
+
+def _architecture_errors(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
+    shared = bool(entry.model.moe_shared_expert_intermediate_size)
+    reason = bridge_support.conversion_obstacle(entry.family, shared_experts=shared)
+    source = spec.init.source if spec.init else None
+    for field, value in ((SOURCE, source and source.hugging_face), ("spec.export", spec.export)):
+        if value and reason:
+            message = f"weights of {entry.name} are not converted: {reason}"
+            yield FieldError(field, message, "leave it out; docs/weights.md lists what converts")
 
 
 def _folder_errors(field: str, path: str, mounted: list[str], why: str) -> Iterator[FieldError]:
@@ -44,8 +59,9 @@ def _volume_error(field: str, path: str, mounted: list[str], why: str) -> FieldE
     return FieldError(field, f"{shown(path)} is no folder in a claim of the recipe, and {why}", fix)
 
 
-def _merge_errors(spec: MegatronRecipeSpec, export: ExportSpec, entry: Entry) -> Iterator[FieldError]:
-    adapters = entry.modes[0] == "lora"
+def _merge_errors(spec: MegatronRecipeSpec, export: ExportSpec, entry: Entry | None) -> Iterator[FieldError]:
+    mode = entry.modes[0] if entry else "pretrain"
+    adapters = mode == "lora"
     if adapters and not export.merge:
         message = "is not true: adapters are exported only together with the weights that they belong to"
         yield FieldError("spec.export.merge", message, "set true")
@@ -53,18 +69,35 @@ def _merge_errors(spec: MegatronRecipeSpec, export: ExportSpec, entry: Entry) ->
         message = "dora cannot be exported: the converter merges LoRA only"
         yield FieldError("spec.peft.type", message, "set lora, or leave export out")
     if not adapters and export.merge is not None:
-        message = f"has no effect: {entry.name} trains all weights (mode {entry.modes[0]})"
+        name = entry.name if entry else "the recipe"
+        message = f"has no effect: {name} trains all weights (mode {mode})"
         yield FieldError("spec.export.merge", message, "leave it out")
 
 
-def _base_errors(spec: MegatronRecipeSpec, export: ExportSpec, mounted: list[str]) -> Iterator[FieldError]:
-    base, target = spec.init.base_of_export if spec.init else None, plain_path(export.hugging_face.path)
-    if spec.init is None or base is None:
+def _base_errors(
+    spec: MegatronRecipeSpec, export: ExportSpec, mounted: list[str], *, own_loop: bool
+) -> Iterator[FieldError]:
+    init, own, target = (
+        spec.init or InitSpec(),
+        export.hugging_face.base,
+        plain_path(export.hugging_face.path),
+    )
+    imported = init.source is not None and init.source.hugging_face is not None
+    if own is not None and (imported or not own_loop):
+        message = f"has no effect: {'init.from.huggingFace' if imported else 'init.modelFolder'} is the base"
+        yield FieldError(BASE, message, "leave it out")
         return
-    if spec.init.source is None or spec.init.source.hugging_face is None:
-        why = "the export reads it"
-        yield from _folder_errors("spec.init.modelFolder", base, mounted, why)
-    taken = [base, spec.init.source.checkpoint if spec.init.source else base]
+    base = init.base_of_export or own
+    if base is None:
+        if own_loop:
+            message = "is not set: config.json and tokenizer of the result are copied from it"
+            fix = f"name a folder with both, such as {DATA_DIR}/model, or set init.from.huggingFace"
+            yield FieldError(BASE, message, fix)
+        return
+    if not imported:
+        field = BASE if own_loop else "spec.init.modelFolder"
+        yield from _folder_errors(field, base, mounted, "the export reads it")
+    taken = [base, init.source.checkpoint if init.source else base]
     if target in map(plain_path, taken):
         message = f"{shown(target)} is what the run starts from, and an export never overwrites"
         yield FieldError(TARGET, message, "name a folder that does not exist")

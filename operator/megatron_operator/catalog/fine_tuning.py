@@ -46,12 +46,9 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
         return
     data_root = spec.data is not None and spec.data.dataset_root is not None
     examples = spec.data is not None and spec.data.examples is not None
-    source = spec.init.source if spec.init else None
     fields = {
         "init.modelFolder": spec.init and spec.init.model_folder,
-        "init.from.huggingFace": source and source.hugging_face,
         "peft": spec.peft,
-        "export": spec.export,
         "data.datasetRoot": data_root,
         "data.examples": examples,
     }

@@ -91,6 +91,7 @@ def resolve_for_planning(
     _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
         fine_tuning.complete_data(merged, spec, found)
+    if entry is None or entry.starts:
         found.extend(conversions.conversion_errors(spec, entry))
     found.extend(fine_tuning.path_errors(spec, entry, profile))
     if spec.init is not None and spec.init.source is not None and spec.init.source.recipe is not None:
@@ -170,6 +171,7 @@ def _pods(
         "acceleratorCount": spec.accelerator.count,
         "perNode": spec.accelerator.per_node or profile.per_node,
         "image": spec.image or image,
+        "conversionImage": spec.image or image if by_bridge else platform.bridge_image or spec.image,
         "imagePullSecrets": spec.image_pull_secrets or platform.image_pull_secrets,
         "networkPolicies": platform.network_policies,
         "jobBackend": platform.job_backend,

@@ -47,6 +47,8 @@ class ResolvedRecipe(ApiModel):
     """Iterations that torch's profiler records (`profile` is the platform's)."""
     scheduling: SchedulingSpec
     image: str | None
+    conversion_image: str | None = None
+    """Image with Megatron-Bridge, for the Jobs that import and export weights."""
     image_pull_secrets: list[str] = Field(default_factory=list)
     network_policies: NetworkPolicies = NetworkPolicies()
     """The platform's."""

@@ -147,16 +147,22 @@ def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> Conversi
         source = resolved.init.source
         if source is None or source.hugging_face is None:
             return None
-        return _conversion(plain_path(source.hugging_face.path), source.checkpoint)
+        found = _conversion(plain_path(source.hugging_face.path), source.checkpoint)
+        return found.model_copy(update={"model": convert.model_hash(resolved)})
     if resolved.export is None:
         return None
     return _conversion(convert.folder_of_run(name), plain_path(resolved.export.hugging_face.path))
 
 
 def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) -> bool:
-    """Whether this conversion is complete, so that no Job is needed."""
+    """Whether this conversion is complete, so that no Job is needed.
+
+    Until the run has saved its model, an import is repeated for another one: config.json may not describe it.
+    """
     known = status.current.imported if stage is IMPORT else status.current.exported
-    return known is not None and (known.source, known.path) == (wanted.source, wanted.path)
+    if known is None or (known.source, known.path) != (wanted.source, wanted.path):
+        return False
+    return known.model == wanted.model or status.checkpoint.iteration is not None
 
 
 def set_converted(

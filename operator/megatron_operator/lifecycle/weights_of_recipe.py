@@ -44,7 +44,7 @@ def _problem(desired: DesiredState, other: Mapping[str, Any]) -> str | None:
             f"keeps its checkpoints on claim {_claim(other)}; set spec.checkpoint.volume.claimName to it, "
             f"not to {desired.manifests.checkpoint_claim}"
         )
-    if _is_bridge(spec) != (desired.run.resolved.engine == "bridge"):
+    if _is_bridge(spec, status) != (desired.run.resolved.engine == "bridge"):
         return (
             "is run by the other engine, whose checkpoints this one does not load; name a recipe of its own"
         )
@@ -72,7 +72,8 @@ def _claim(recipe: Mapping[str, Any]) -> str:
     return volume.get("claimName") or f"{object_name(recipe['metadata']['name'])}-checkpoints"
 
 
-def _is_bridge(spec: Mapping[str, Any]) -> bool:
-    """Only engine bridge takes the folder of a Hugging Face model, and it needs one in every run."""
+def _is_bridge(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Engine bridge needs the folder of a model in every run; an import for the own loop names its model."""
     init = spec.get("init") or {}
-    return bool(init.get("modelFolder") or (init.get("from") or {}).get("huggingFace"))
+    imports = (init.get("from") or {}).get("huggingFace")
+    return bool(init.get("modelFolder") or (imports and not (status.get("imported") or {}).get("model")))

@@ -70,6 +70,8 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         raise InvalidRecipeError([bridge.not_supported_error(resolved)])
     if resolved.engine == "bridge" and (missing := [*missing_errors(resolved), *image_errors(resolved)]):
         raise InvalidRecipeError(missing)
+    if missing := convert.image_errors(resolved):
+        raise InvalidRecipeError(missing)
     if resolved.init.source is not None and resolved.init.source.recipe == run.name:
         fix = "name another recipe; a run continues from its own checkpoints by itself"
         raise InvalidRecipeError([FieldError("spec.init.from.recipe", "is this recipe itself", fix)])

@@ -12,14 +12,16 @@ from megatron_contract.environment import (
 )
 
 from megatron_operator.api import quantity
-from megatron_operator.api.fine_tuning import plain_path
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.fine_tuning import ExportSpec, plain_path
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
-from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_IMPORT, Manifest, Owner
+from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_IMPORT, Manifest, Owner, digest
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.storage import Storage
+from megatron_operator.planner.megatron_args import model_arguments
 
 AUDIT_FILE: Final = "conversion-audit.json"
 """Written beside the weights, with the checksum of every tensor."""
@@ -40,7 +42,7 @@ def import_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Stor
     if source is None or source.hugging_face is None:
         return None
     folder = plain_path(source.hugging_face.path)
-    words = ["import", "--from", folder, "--to", source.checkpoint, "--reuse"]
+    words = ["import", "--from", folder, "--to", source.checkpoint, "--reuse", *_model(resolved)]
     return _job(owner, resolved, plan, ROLE_IMPORT, words, _claims(storage, folder))
 
 
@@ -54,10 +56,40 @@ def export_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Stor
     if resolved.export is None:
         return None
     target = plain_path(resolved.export.hugging_face.path)
-    run, base = folder_of_run(owner.name), resolved.init.base_of_export
+    run, base = folder_of_run(owner.name), _base(resolved, resolved.export)
     words = ["export", "--from", run, "--to", target, "--reuse", "--parents"]
     words += [] if base is None else ["--base", base]
+    words += _model(resolved)
     return _job(owner, resolved, plan, ROLE_EXPORT, words, _claims(storage, target, run, base or run))
+
+
+def model_hash(resolved: ResolvedRecipe) -> str | None:
+    """Hash of the arguments that an import compares with config.json; None where it compares none."""
+    words = _model(resolved)
+    return digest(words) if words else None
+
+
+def _model(resolved: ResolvedRecipe) -> list[str]:
+    """The arguments of the model that the own loop builds; Bridge builds what config.json describes."""
+    return ["--", *model_arguments(resolved)] if resolved.engine == "megatron" else []
+
+
+def _base(resolved: ResolvedRecipe, export: ExportSpec) -> str | None:
+    base = resolved.init.base_of_export or export.hugging_face.base
+    return None if base is None else plain_path(base)
+
+
+def image_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """Errors of conversions for which there is no image."""
+    source = resolved.init.source
+    asked = {
+        "spec.init.from.huggingFace": source and source.hugging_face,
+        "spec.export": resolved.export,
+    }
+    message = "needs an image with Megatron-Bridge for its Job, and platform.bridgeImage is not set"
+    fix = "have platform.bridgeImage set, or set spec.image to such an image"
+    missing = resolved.conversion_image is None
+    return [FieldError(field, message, fix) for field, value in asked.items() if value and missing]
 
 
 def request(plan: Plan) -> Manifest:
@@ -78,6 +110,7 @@ def _job(
         resources=request(plan),
         final=[REFUSED],
         claims=claims,
+        image=resolved.conversion_image,
         environment={
             "HOME": "/tmp",
             "HF_HUB_OFFLINE": "1",

@@ -30,6 +30,8 @@ class Work:
     environment: dict[str, str]
     secret_environment: tuple[Manifest, ...] = ()
     """Entries of the container's `env` with values of Secrets."""
+    image: str | None = None
+    """Another image than the trainer's."""
     pods: int = 1
     """Above 1, pods share the work by their index."""
 
@@ -54,7 +56,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
         "containers": [
             {
                 "name": work.container,
-                "image": image(resolved),
+                "image": work.image or image(resolved),
                 "command": [work.command],
                 "args": work.arguments,
                 "env": environment,

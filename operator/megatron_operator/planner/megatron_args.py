@@ -75,7 +75,7 @@ def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[
     resolved = without_ineffective_settings(resolved)
     words = [
         *_parallelism(resolved, plan),
-        *_model(resolved, plan),
+        *_model(resolved, _flag("padded_vocab_size", _padded_vocab(resolved, plan))),
         *_experts(resolved),
         *_training(resolved, plan),
         *_memory(resolved, plan),
@@ -87,6 +87,17 @@ def megatron_arguments(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[
     ]
     extra = passthrough_arguments(resolved.megatron_args)
     return words + extra
+
+
+def model_arguments(resolved: ResolvedRecipe) -> list[str]:
+    """Arguments of Megatron's own loop that decide what the model computes, for `megatron-convert`.
+
+    They depend on neither the layout nor the schedule: the vocabulary is not padded.
+    """
+    resolved = without_ineffective_settings(resolved)
+    vocabulary = _flag("vocab_size", resolved.model.vocab_size)
+    extra = passthrough_arguments(resolved.megatron_args)
+    return [*_model(resolved, vocabulary), *_experts(resolved), *extra]
 
 
 def _flag(name: str, value: object) -> list[str]:
@@ -137,7 +148,7 @@ def _parallelism(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     return words + _flag("num_virtual_stages_per_pipeline_rank", plan.virtual_pipeline_model_parallel_size)
 
 
-def _model(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+def _model(resolved: ResolvedRecipe, vocabulary: list[str]) -> list[str]:
     m = resolved.model
     position = m.position_embedding_type or "learned_absolute"
     words = _flags(m, _SHAPE)
@@ -152,7 +163,7 @@ def _model(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     if m.squared_relu and not m.disable_bias_linear and resolved.profile.platform == "gpu":
         words.append("--no-bias-gelu-fusion")
     words += _flags(m, ("attention_dropout", "hidden_dropout"), attention_dropout=0.1, hidden_dropout=0.1)
-    words += _flag("padded_vocab_size", _padded_vocab(resolved, plan))
+    words += vocabulary
     return words + _flags(m, ("mtp_num_layers", "mtp_loss_scaling_factor"))
 
 

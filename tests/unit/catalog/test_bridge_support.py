@@ -46,6 +46,19 @@ def test_a_model_that_does_not_convert_is_refused_for_the_reason_that_the_page_o
     assert compared >= {"Glm4MoeForCausalLM", "Gemma2ForCausalLM", "OlmoeForCausalLM"}
 
 
+def test_recipes_of_the_own_loop_convert_whose_architecture_does() -> None:
+    own = [entry for entry in catalog.load() if entry.engine == "megatron"]
+    converted = {entry.family for entry in own if not obstacle_of(entry)}
+    assert converted == {"llama2", "llama3", "mistral", "qwen2", "qwen3"}
+    (shared,) = [entry for entry in own if entry.family == "qwen2" and obstacle_of(entry)]
+    assert shared.name == "qwen1.5-moe-a2.7b"
+
+
+def obstacle_of(entry: Entry) -> str:
+    shared = bool(entry.model.moe_shared_expert_intermediate_size)
+    return bridge_support.conversion_obstacle(entry.family, shared_experts=shared)
+
+
 def test_every_function_that_fine_tunes_has_a_known_model() -> None:
     unknown = {entry.name for entry in OF_BRIDGE if entry.obstacle == "its model is not known"}
     assert unknown == set()

@@ -212,3 +212,52 @@ def test_an_edit_while_it_imports_replaces_the_job(run: Run) -> None:
     container = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "corrected"
     assert run.status["phase"] == "Importing"
+
+
+OWN_LOOP: dict[str, Any] = {
+    "image": "bridge",
+    "data": {"volume": {"claimName": CLAIM}, "mockData": True},
+    "init": {"from": {"huggingFace": {"path": "/data/llama"}}},
+}
+
+
+@pytest.fixture
+def continued() -> Iterator[Run]:
+    """A run of Megatron's own loop, of no entry of the catalog, from imported weights."""
+    run = Run()
+    run.edit(**OWN_LOOP)
+    yield run
+    run.operator.close()
+
+
+def model_of_import(run: Run) -> list[str]:
+    words: list[str] = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]["args"]
+    return words[words.index("--") + 1 :]
+
+
+def test_another_model_is_compared_with_config_json_again_until_it_has_been_saved(continued: Run) -> None:
+    run = continued
+    reconcile(run)
+    before = model_of_import(run)
+    end(run, IMPORT, message=RESULT)
+    run.until(run.trains)
+    assert run.status["imported"]["model"]
+    run.edit(megatronArgs={"rotary-seq-len-interpolation-factor": 2})
+    run.until(lambda: run.status["phase"] == "Importing" and run.cluster.job is None)
+    reconcile(run)
+    assert model_of_import(run) != before
+    end(run, IMPORT, message=REFUSED)
+    reconcile(run)
+    assert run.condition("Failed")["reason"] == "ImportFailed"
+
+
+def test_a_run_that_has_saved_does_not_import_again(continued: Run) -> None:
+    run = continued
+    reconcile(run)
+    end(run, IMPORT, message=RESULT)
+    run.until(lambda: (run.status.get("checkpoint") or {}).get("iteration") is not None)
+    del run.api.batch_jobs[IMPORT]
+    run.edit(megatronArgs={"log-throughput": True})
+    reconcile(run, 5)
+    run.until(run.trains)
+    assert IMPORT not in run.api.batch_jobs

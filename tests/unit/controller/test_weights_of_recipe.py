@@ -9,6 +9,7 @@ import pytest
 from tests.unit.controller.simulated_run import CLAIM, Run
 
 FIRST = "first-half"
+HUGGING_FACE = {"huggingFace": {"path": "/data/model"}}
 
 
 @pytest.fixture
@@ -69,6 +70,7 @@ def test_the_run_starts_once_the_other_recipe_has_succeeded(run: Run, contract: 
             "keeps its checkpoints on claim first-half-checkpoints; set spec.checkpoint",
         ),
         ({"spec": {"init": {"modelFolder": "/data/model"}}}, "is run by the other engine"),
+        ({"spec": {"init": {"from": HUGGING_FACE}}}, "is run by the other engine"),
         ({"status": {"checkpoint": {}}}, "reports no checkpoint"),
         ({"contract": {"peft.dim": "8"}}, "has saved adapters only"),
         ({"contract": {"model.hiddenSize": "96"}}, "spec.model.hiddenSize 96, and this recipe has"),
@@ -96,4 +98,13 @@ def test_another_layout_is_no_obstacle(run: Run, contract: dict[str, str]) -> No
 
 def test_a_run_with_its_own_checkpoint_goes_on_without_the_other_recipe(run: Run) -> None:
     run.api.recipe["status"] = {"checkpoint": {"iteration": 100}}
+    run.until(run.trains)
+
+
+def test_a_recipe_of_the_own_loop_with_imported_weights_is_no_obstacle(
+    run: Run, contract: dict[str, str]
+) -> None:
+    other = succeeded(contract, init={"from": HUGGING_FACE})
+    other["status"]["imported"] = {"source": "/data/model", "model": "0123"}
+    run.api.other_recipes[FIRST] = other
     run.until(run.trains)

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from megatron_operator.api.errors import InvalidRecipeError
 
 RECIPE = "llama3.1-8b-lora-converted"
+OWN_LOOP = "qwen3-8b-continued"
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -88,3 +90,59 @@ def test_a_refusal_of_the_converter_is_final_and_an_eviction_is_not_counted(run:
 def test_a_run_from_a_checkpoint_imports_and_exports_nothing(run: Any) -> None:
     built = run("llama3.1-8b-sft").build()
     assert (built.import_job, built.export_job) == (None, None)
+
+
+def words_of(job: dict[str, Any]) -> list[str]:
+    return list(pod_of(job)["containers"][0]["args"])
+
+
+def test_megatrons_own_loop_starts_from_what_the_import_writes(run: Any) -> None:
+    built = run(OWN_LOOP).build()
+    words = words_of(built.import_job)
+    own, model = words[: words.index("--")], words[words.index("--") + 1 :]
+    assert own == ["import", "--from", "/data/qwen3-8b", "--to", "/data/qwen3-8b-megatron", "--reuse"]
+    assert model[model.index("--rotary-base") + 1] == "1000000"
+    arguments = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    assert arguments[arguments.index("--pretrained-checkpoint") + 1] == "/data/qwen3-8b-megatron"
+
+
+def test_config_json_is_compared_with_the_model_and_not_with_its_layout_or_schedule(run: Any) -> None:
+    def imports(change: dict[str, Any]) -> list[str]:
+        return words_of(run(OWN_LOOP, lambda spec: spec.update(change)).build().import_job)
+
+    same = imports({})
+    assert imports({"parallelism": {"tensorModelParallelSize": 2}}) == same
+    assert imports({"training": {"trainIters": 1000, "lr": 1e-3, "minLr": 1e-4}}) == same
+    assert imports({"megatronArgs": {"rotary-seq-len-interpolation-factor": 2}}) != same
+    padded, vocabulary = "--padded-vocab-size", "--vocab-size"
+    assert padded not in same
+    assert same[same.index(vocabulary) + 1] == "151936"
+
+
+def test_an_export_of_the_own_loop_reads_the_given_base_and_compares_it_too(run: Any) -> None:
+    export = {"huggingFace": {"path": "/data/out", "base": "/data/base/"}}
+    built = run(OWN_LOOP, lambda spec: spec.update(init={}, export=export)).build()
+    assert built.import_job is None
+    words = words_of(built.export_job)
+    assert words[words.index("--base") + 1] == "/data/base"
+    assert words[words.index("--") + 1 :] == words_of(run(OWN_LOOP).build().import_job)[7:]
+
+
+def test_conversions_of_the_own_loop_run_in_the_image_with_bridge(run: Any) -> None:
+    own = run(OWN_LOOP)
+    built = own.build()
+    for job in (built.import_job, built.export_job):
+        assert pod_of(job)["containers"][0]["image"] == own.resolved.conversion_image
+    trainer = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    assert trainer["image"] == own.resolved.image != own.resolved.conversion_image
+
+
+def test_conversions_without_an_image_with_bridge_are_refused_by_their_fields(run: Any) -> None:
+    own = run(OWN_LOOP)
+    own.resolved = own.resolved.model_copy(update={"conversion_image": None})
+    with pytest.raises(InvalidRecipeError) as refused:
+        own.build()
+    assert [error.field for error in refused.value.errors] == ["spec.init.from.huggingFace", "spec.export"]
+    assert "platform.bridgeImage is not set" in str(refused.value)

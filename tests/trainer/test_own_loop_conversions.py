@@ -1,0 +1,232 @@
+"""Recipes of Megatron's own loop, as the operator renders them, from and to Hugging Face weights.
+
+The logits of the model that the run has trained, built of the run's arguments, are those of transformers with
+the exported folder.
+"""
+
+import importlib.util
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_operator.manifests import Manifests
+from megatron_trainer.weights import huggingface_folder
+from megatron_trainer.weights.tensors import records
+
+from testkit.weights.families import by_name, write_model
+from testkit.weights.warm import Ended, WarmConverter
+from tests.trainer.bridge_run import LENGTH, rendered_objects
+from tests.trainer.gang import Gang
+from tests.trainer.warm_process import WarmProcess
+
+ITERATIONS = 3
+CLOSE = 1e-5
+"""Of logits above 0.5, in float32; rounding to bfloat16 changes them by 4e-3."""
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
+    reason="takes minutes: run make bridge-training",
+)
+_LLAMA_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe, the family of its small model, and what both have of it."""
+
+    recipe: str
+    family: str
+    parallelism: dict[str, int]
+    config: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+
+
+TP2_PP2 = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 2}
+EP2_PP2 = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 2, "expertModelParallelSize": 2}
+EPSILON = {"rms_norm_eps": 1e-6}
+EXPERTS = {"numExperts": 4, "moeRouterTopk": 2, "moeFfnHiddenSize": 32}
+# Of 250 words, so that TP 2 pads the vocabulary.
+LLAMA = Case(
+    "llama3.1-8b",
+    "Llama",
+    TP2_PP2,
+    {"vocab_size": 250, "rms_norm_eps": 1e-5, "rope_parameters": _LLAMA_ROPE},
+    {"vocabSize": 250, "rotaryBase": 10000},
+)
+CASES = [
+    LLAMA,
+    Case("qwen2.5-7b", "Qwen2", TP2_PP2, {**EPSILON, "rope_parameters": _ROPE, "tie_word_embeddings": False}),
+    Case("qwen3-0.6b", "Qwen3", TP2_PP2, {**EPSILON, "rope_parameters": _ROPE, "tie_word_embeddings": True}),
+    Case("qwen3-30b-a3b", "Qwen3-MoE", EP2_PP2, {**EPSILON, "rope_parameters": _ROPE}, EXPERTS),
+    Case("mistral-7b", "Mistral", TP2_PP2, {"rms_norm_eps": 1e-5, "rope_parameters": _ROPE}),
+]
+
+
+def spec_of(case: Case) -> dict[str, Any]:
+    """The recipe of a case, from /data/model to /data/out."""
+    sizes = {
+        **{"numLayers": 2, "hiddenSize": 64, "ffnHiddenSize": 128, "numAttentionHeads": 4},
+        **{"numQueryGroups": 2, "kvChannels": 16, "vocabSize": 256, "maxPositionEmbeddings": 128},
+    }
+    return {
+        "recipe": case.recipe,
+        "accelerator": {"type": "cpu", "count": 4, "perNode": 4},
+        "parallelism": case.parallelism,
+        "model": sizes | case.model,
+        "init": {"from": {"huggingFace": {"path": "/data/model"}}},
+        "data": {"volume": {"claimName": "data"}, "mockData": True},
+        "training": {
+            **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": ITERATIONS},
+            **{"lr": 0.01, "lrWarmupIters": 1, "evalIters": 0, "bf16": False},
+        },
+        "checkpoint": {"saveInterval": ITERATIONS, "volume": {"size": "100Ti"}},
+        "export": {"huggingFace": {"path": "/data/out"}},
+    }
+
+
+class OwnLoopGang(Gang):
+    """The launcher of a run as the operator renders it; `data` stands for the data volume."""
+
+    def __init__(self, folder: Path, warm: WarmProcess, data: Path, objects: Manifests) -> None:
+        super().__init__(folder, None, nodes=1, warm=warm)
+        self._data_volume = data
+        self._objects = objects
+
+    def _words(self, container: dict[str, Any]) -> list[str]:
+        here = {"/data/": f"{self._data_volume}/", "/checkpoints/run": str(self.save)}
+        words = [str(word) for word in container["args"]]
+        for mounted, folder in here.items():
+            words = [f"{folder}{w.removeprefix(mounted)}" if w.startswith(mounted) else w for w in words]
+        return words
+
+    def arguments(self) -> list[str]:
+        pods = self._objects.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        return self._words(pods["containers"][0])
+
+    def convert(self, converter: WarmConverter, job: dict[str, Any] | None) -> Ended:
+        """Run what the Job of a conversion runs."""
+        assert job is not None
+        words = self._words(job["spec"]["template"]["spec"]["containers"][0])
+        return converter.convert(*words, log=self.folder / "conversion.log")
+
+
+def write_case(case: Case, folder: Path) -> Path:
+    """Write the small model of a case as the data volume's folder `model`; return the volume."""
+    family = by_name(case.family)
+    write_model(replace(family, sizes={**family.sizes, **case.config}), folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe)
+def test_logits_of_the_exported_model_are_those_of_the_run(
+    case: Case, converter: WarmConverter, warm: WarmProcess, tmp_path: Path
+) -> None:
+    data, objects = write_case(case, tmp_path), rendered_objects(spec_of(case))
+    run = OwnLoopGang(tmp_path, warm, data, objects)
+    imported = run.convert(converter, objects.import_job)
+    assert imported.code == 0, imported.output
+    run.start()
+    assert run.wait() == [0], run.log()[-3000:]
+    exported = run.convert(converter, objects.export_job)
+    assert exported.code == 0, exported.output
+
+    assert sorted(run.losses()) == list(range(1, ITERATIONS + 1))
+    before, after = (
+        records(huggingface_folder.read(data / name, "", weights=True).tensors()) for name in ("model", "out")
+    )
+    assert before.keys() == after.keys()
+    assert all(after[name] != before[name] for name in before), "every tensor has learned"
+    compared = converter.logits_of_run(run.arguments(), run.save, data / "out", tmp_path / "logits")
+    print(case.recipe, compared)
+    assert compared["difference"] < CLOSE < 0.5 < compared["largest"], compared
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rotaryBase": 500000}, "rotary_base is 10000.0 there and 500000 in the run (model.rotaryBase)"),
+        ({"useRopeScaling": False, "ropeScalingFactor": None}, "(model.useRopeScaling)"),
+        ({"ropeScalingFactor": 32}, "rope_scaling_factor is 8.0 there and 32.0 in the run"),
+        ({"normEpsilon": 1e-6}, "layernorm_epsilon is 1e-05 there and 1e-06 in the run (model.normEpsilon)"),
+        ({"untieEmbeddingsAndOutputWeights": False}, "(model.untieEmbeddingsAndOutputWeights)"),
+        ({"vocabSize": 256}, "vocab_size is 250 there and 256 in the run (model.vocabSize)"),
+        ({"numQueryGroups": 4}, "num_query_groups is 2 there and 4 in the run (model.numQueryGroups)"),
+        ({"ffnHiddenSize": 192}, "ffn_hidden_size is 128 there and 192 in the run (model.ffnHiddenSize)"),
+        ({"swiglu": False}, "activation_func is 'silu' there and 'gelu' in the run (model.swiglu)"),
+        ({"disableBiasLinear": False}, "add_bias_linear is False there and True in the run"),
+        ({"addQkvBias": True}, "add_qkv_bias is False there and True in the run (model.addQkvBias)"),
+        ({"qkLayernorm": True}, "qk_layernorm is False there and True in the run (model.qkLayernorm)"),
+        ({"normalization": "LayerNorm"}, "normalization is 'RMSNorm' there and 'LayerNorm' in the run"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_model_that_config_json_does_not_describe_is_refused_before_training(
+    changes: dict[str, Any],
+    text: str,
+    small_llama: Path,
+    converter: WarmConverter,
+    warm: WarmProcess,
+    tmp_path: Path,
+) -> None:
+    model = {name: value for name, value in {**LLAMA.model, **changes}.items() if value is not None}
+    objects = rendered_objects(spec_of(replace(LLAMA, model=model)))
+    run = OwnLoopGang(tmp_path, warm, small_llama, objects)
+    refused = run.convert(converter, objects.import_job)
+    assert refused.code == 2, refused.output
+    assert text in refused.output
+    assert not (small_llama / "model-megatron").exists()
+
+
+@pytest.fixture(scope="module")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A volume with the model of the first case."""
+    return write_case(LLAMA, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"rope_parameters": {**_LLAMA_ROPE, "low_freq_factor": 2.0}}, "low_freq_factor 2.0"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "rope_type 'dynamic'",
+        ),
+    ],
+)
+def test_positions_that_megatron_does_not_have_are_refused(
+    change: dict[str, Any], text: str, converter: WarmConverter, small_llama: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in (small_llama / "model").iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | change))
+    refused = converter.convert("import", "--from", model, "--to", tmp_path / "out", log=tmp_path / "log")
+    assert refused.code == 2, refused.output
+    assert text in refused.output
+
+
+def test_an_export_is_refused_for_a_base_that_is_another_model(
+    converter: WarmConverter, warm: WarmProcess, small_llama: Path, tmp_path: Path
+) -> None:
+    spec = spec_of(LLAMA)
+    del spec["init"]
+    spec["export"]["huggingFace"]["base"] = "/data/model"
+    spec["model"]["rotaryBase"] = 20000
+    objects = rendered_objects(spec)
+    run = OwnLoopGang(tmp_path, warm, small_llama, objects)
+    run.save.mkdir()
+    refused = run.convert(converter, objects.export_job)
+    assert refused.code == 2, refused.output
+    assert "rotary_base is 10000.0 there and 20000 in the run (model.rotaryBase)" in refused.output
