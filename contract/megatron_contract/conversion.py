@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron_contract.limits import Count
+from megatron_contract.limits import Count, Finite
 from megatron_contract.wire import Message
 
 
@@ -14,3 +14,7 @@ class ConversionResult(Message):
     """Tensors that were compared."""
     bytes: Count
     """Their size."""
+    iteration: Count | None = None
+    """Iteration of the checkpoint that was exported; None for an import, and for weights of iteration 0."""
+    validation_loss: Finite | None = None
+    """Loss of the validation data at this iteration, where the run has evaluated it."""

@@ -17,7 +17,10 @@ GANG_TOKEN_FILE: Final = "token"
 PROGRESS_FILE: Final = "progress.jsonl"
 """In the run's save directory; the trainer appends one JSON object per iteration."""
 VALIDATION_FILE: Final = "validation.jsonl"
-"""Beside it; one JSON object per evaluation of the validation data: iteration, lmLoss, generation, time."""
+"""Beside it; one JSON object per evaluation of the validation data: iteration, lmLoss, generation, time.
+
+A resume that discards evaluated iterations appends discardedAfter, the iteration that it started from.
+"""
 PROFILE_DIR: Final = "profile"
 """Beside it; the traces that torch's profiler recorded, one file for each rank."""
 
@@ -30,6 +33,7 @@ ENV_MAX_RANK_RESTARTS: Final = "MEGATRON_MAX_RANK_RESTARTS"
 ENV_RENDEZVOUS_TIMEOUT: Final = "MEGATRON_RENDEZVOUS_TIMEOUT"
 ENV_REQUIRE_CHECKPOINT: Final = "MEGATRON_REQUIRE_CHECKPOINT"
 ENV_KEEP_CHECKPOINTS: Final = "MEGATRON_KEEP_CHECKPOINTS"
+ENV_KEEP_BEST: Final = "MEGATRON_KEEP_BEST"
 ENV_TERMINATION_GRACE: Final = "MEGATRON_TERMINATION_GRACE"
 ENV_TERMINATION_LOG: Final = "MEGATRON_TERMINATION_LOG"
 ENV_HANG_TIMEOUT: Final = "MEGATRON_HANG_TIMEOUT"
@@ -68,6 +72,7 @@ SETTINGS: Final[dict[str, str]] = {
     ENV_RENDEZVOUS_TIMEOUT: f"seconds to wait for other pods (default {DEFAULT_RENDEZVOUS_TIMEOUT})",
     ENV_REQUIRE_CHECKPOINT: "1: fail unless there is a checkpoint to start from",
     ENV_KEEP_CHECKPOINTS: "number of complete checkpoints to keep (default all)",
+    ENV_KEEP_BEST: "1: keep the checkpoint with the lowest validation loss as well",
     ENV_TERMINATION_GRACE: f"seconds from SIGTERM for the last save (default {DEFAULT_TERMINATION_GRACE})",
     ENV_TERMINATION_LOG: f"file for the termination message (default {DEFAULT_TERMINATION_LOG})",
     ENV_HANG_TIMEOUT: "auto (3 step times and 75 s), off, or seconds without a step "

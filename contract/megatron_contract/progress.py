@@ -112,6 +112,9 @@ class ProgressReport(Message):
     best_validation_iteration: Count | None = None
     """Iteration of the evaluation with the lowest loss."""
     best_validation_loss: Finite | None = None
+    best_checkpoint_iteration: Count | None = None
+    """Iteration of the complete checkpoint with the lowest validation loss, where that one is kept."""
+    best_checkpoint_loss: Finite | None = None
 
     @classmethod
     def parse(cls, value: object) -> Self:

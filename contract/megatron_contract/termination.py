@@ -6,7 +6,15 @@ from typing import Annotated, Any, Final, Self
 
 from megatron_contract.exit_codes import REASON_COMPLETED, REASONS, ExitCode
 from megatron_contract.hardware import Evidence
-from megatron_contract.limits import MAX_TERMINATION_BYTES, Count, Identifier, OneOf, Text, cut_to_json
+from megatron_contract.limits import (
+    MAX_TERMINATION_BYTES,
+    Count,
+    Finite,
+    Identifier,
+    OneOf,
+    Text,
+    cut_to_json,
+)
 from megatron_contract.wire import Message, WireError, load_json
 
 MAX_MESSAGE_BYTES: Final = 3000
@@ -30,6 +38,9 @@ class TerminationMessage(Message):
     """Iteration of the newest complete checkpoint."""
     evidence: Annotated[str, OneOf(("", *Evidence), "")] = ""
     """One of `hardware.Evidence`, if the hardware of the pod's node failed; empty if nothing shows that."""
+    best_checkpoint_iteration: Count | None = None
+    """Iteration of the complete checkpoint with the lowest validation loss, where that one is kept."""
+    best_checkpoint_loss: Finite | None = None
 
     @classmethod
     def of(
@@ -42,6 +53,8 @@ class TerminationMessage(Message):
         iteration: int | None = None,
         checkpoint_iteration: int | None = None,
         evidence: Evidence | None = None,
+        best_checkpoint_iteration: int | None = None,
+        best_checkpoint_loss: float | None = None,
     ) -> Self:
         """Build the message for an exit code, with the text cut to MAX_MESSAGE_BYTES as JSON."""
         text: str = Text(MAX_TERMINATION_BYTES).fit(message)
@@ -54,6 +67,8 @@ class TerminationMessage(Message):
             iteration,
             checkpoint_iteration,
             evidence or "",
+            best_checkpoint_iteration,
+            best_checkpoint_loss,
         )
 
     @property

@@ -51,7 +51,13 @@ _ADAPTERS: Final = {"type": "lora", "dim": 16, "alpha": 32, "dropout": 0.1, "tar
 _FOLDER: Final = {"datasetRoot": "answers", "examples": "chat"}
 FINE_TUNING: Final = (
     _fine_tuning("llama3.1-8b-lora", _IMPORT, _CHATS, peft=_ADAPTERS, export=_EXPORT | {"merge": True}),
-    _fine_tuning("llama3.1-8b-sft", _IMPORT, _CHATS, export=_EXPORT),
+    _fine_tuning(
+        "llama3.1-8b-sft",
+        _IMPORT,
+        _CHATS,
+        export=_EXPORT | {"when": ["best", "end"]},
+        checkpoint={"saveInterval": 50, "keep": 2, "keepBest": True},
+    ),
     _fine_tuning("llama3.1-8b-sft", _CONVERTED, _FOLDER, export=_EXPORT),
 )
 """Chats and prepared folders, weights of both forms, adapters and exports; all are accepted."""
@@ -143,6 +149,8 @@ PROGRESS: Final[dict[str, Any]] = {
     "validationLoss": 2.5,
     "bestValidationIteration": 40,
     "bestValidationLoss": 2.5,
+    "bestCheckpointIteration": 40,
+    "bestCheckpointLoss": 2.5,
     "preparation": {
         "documents": 10,
         "bytesDone": 5,
@@ -241,7 +249,11 @@ STATUSES: Final[list[Any]] = [
         "validation": {"iteration": 200, "loss": 1.5, "bestIteration": 200, "bestLoss": 1.5},
         "preparation": {"documents": 10, "bytesDone": 5, "bytesTotal": 10, "bytesPerSecond": 1.0},
         "imported": {"source": "/data/a", "path": "/data/a-megatron", "tensors": 1, "bytes": 2, "audit": "a"},
-        "exported": {"source": "/checkpoints/run", "path": "/data/tuned", "audit": "b"},
+        "exported": {"source": "/checkpoints/run", "path": "/data/tuned/end", "audit": "b", "iteration": 200},
+        "exportedBest": {
+            **{"source": "/checkpoints/run", "path": "/data/tuned/best", "audit": "c"},
+            **{"iteration": 150, "validationLoss": 1.25},
+        },
         "ledger": {
             "settledAt": START,
             "seconds": {"train": 10.0, "redo": 1.0},

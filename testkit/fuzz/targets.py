@@ -30,8 +30,7 @@ from megatron_operator.lifecycle.pod_termination import pod_end
 from megatron_operator.lifecycle.progress_reading import ProgressReading, merge_reports
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.stages import (
-    EXPORT,
-    IMPORT,
+    CONVERSIONS,
     set_converted,
     set_stage_failed,
 )
@@ -134,7 +133,7 @@ def check_termination(text: str) -> None:
 
 def check_conversion(text: str) -> None:
     """The termination message of an import's or export's pod, as its result and as the cause of its end."""
-    for stage in (IMPORT, EXPORT):
+    for stage in CONVERSIONS:
         wanted = ConversionStatus(source="/data/a", path="/data/b", audit="/data/b/audit.json")
         done, failed = (StatusBuilder.of(samples.body({}), NOW) for _ in range(2))
         set_converted(done, stage, wanted, [samples.ended_pod(0, text, stage.container)])

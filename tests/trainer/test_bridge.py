@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from megatron_contract.bridge_run import Value
+from megatron_contract.bridge_run import MODEL_FOLDER, Value
 from megatron_contract.environment import VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import chats_command
 
+from testkit.weights.warm import WarmConverter
 from tests.trainer.bridge_run import (
     ITERATIONS,
     LENGTH,
@@ -78,6 +79,45 @@ def test_a_killed_lora_run_resumes_with_the_losses_of_an_undisturbed_one(
     assert run.progress(0)["trainIters"] == 100
     (trace,) = (run.save / "profile").iterdir()
     assert trace.name == f"rank-0-iterations-1-{SAVED_EVERY}.json.gz"
+
+
+def test_the_best_checkpoint_outlives_newer_ones_and_a_killed_rank_and_is_exported(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, converter: WarmConverter
+) -> None:
+    monkeypatch.setenv("MEGATRON_KEEP_CHECKPOINTS", "1")
+    monkeypatch.setenv("MEGATRON_KEEP_BEST", "1")
+    # The learning rate rises, and the loss with it.
+    rising = {"optimizer__lr": 3.0, "scheduler__lr_warmup_iters": ITERATIONS}
+    evaluated = {"validation__eval_iters": 1, "validation__eval_interval": SAVED_EVERY}
+    run = start("llama32_1b_pretrain_config", **rising, **evaluated)
+    run.await_iteration(SAVED_EVERY + 1)
+    run.kill_rank(0)
+    assert run.wait() == [0], run.log()[-3000:]
+
+    lines_ = (run.save / VALIDATION_FILE).read_text().splitlines()
+    losses = {each["iteration"]: each["lmLoss"] for each in map(json.loads, lines_) if "lmLoss" in each}
+    assert sorted(losses) == list(range(SAVED_EVERY, ITERATIONS + 1, SAVED_EVERY))
+    best = min(losses, key=lambda iteration: losses[iteration])
+    assert best < ITERATIONS, losses
+    # A save that the kill interrupted is set aside.
+    kept = sorted(path.name for path in run.save.glob("iter_*") if path.suffix == "")
+    assert kept == [f"iter_{iteration:07}" for iteration in (best, ITERATIONS)]
+    assert run.termination(0)["bestCheckpointIteration"] == best
+
+    def export(name: str, *words: str | Path) -> Path:
+        target, base = tmp_path / "out" / name, run.overrides[MODEL_FOLDER]
+        common = ("export", "--from", run.save, "--to", target, "--base", str(base), "--parents", "--reuse")
+        ended = converter.convert(*common, *words, log=tmp_path / "log")
+        assert ended.code == 0, ended.output
+        return target
+
+    end = export("end")
+    exported = export("best", "--iteration", "best", "--link", end)
+    assert (exported / "model.safetensors").read_bytes() != (end / "model.safetensors").read_bytes()
+    # Now the last iteration is the best one as well.
+    with (run.save / VALIDATION_FILE).open("a") as file:
+        file.write(json.dumps({"iteration": ITERATIONS, "lmLoss": 0.5, "generation": 99}) + "\n")
+    assert export("same", "--iteration", "best", "--link", end).resolve() == end
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ class Settings:
     require_checkpoint: bool
     keep_checkpoints: int
     """Number of complete checkpoints to keep; 0 keeps all."""
+    keep_best: bool
+    """Also keep the one with the lowest validation loss."""
     termination_grace: float
     termination_log: Path
     hang_timeout: str | float
@@ -170,6 +172,7 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         rendezvous_timeout=_read_integer(env, pod.ENV_RENDEZVOUS_TIMEOUT, pod.DEFAULT_RENDEZVOUS_TIMEOUT, 1),
         require_checkpoint=env.get(pod.ENV_REQUIRE_CHECKPOINT) == "1",
         keep_checkpoints=_read_integer(env, pod.ENV_KEEP_CHECKPOINTS, 0),
+        keep_best=env.get(pod.ENV_KEEP_BEST) == "1",
         termination_grace=_read_integer(env, pod.ENV_TERMINATION_GRACE, pod.DEFAULT_TERMINATION_GRACE),
         termination_log=Path(env.get(pod.ENV_TERMINATION_LOG, pod.DEFAULT_TERMINATION_LOG)),
         hang_timeout=_read_hang_timeout(env),

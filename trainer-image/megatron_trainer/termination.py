@@ -5,6 +5,7 @@ from pathlib import Path
 
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
+from megatron_contract.progress import PROGRESS_SCHEMA, ProgressReport
 from megatron_contract.termination import TerminationMessage
 
 from megatron_trainer.secret_values import scrub
@@ -40,18 +41,22 @@ class Ending:
         )
 
 
-def write(
-    path: Path, ending: Ending, node_rank: int, iteration: int | None, checkpoint_iteration: int | None
-) -> None:
-    """Write the termination message. If that fails, print it: the exit code stays the same."""
+def write(path: Path, ending: Ending, node_rank: int, report: ProgressReport | None) -> None:
+    """Write the termination message, with what the pod last reported.
+
+    If that fails, print it: the exit code stays the same.
+    """
+    known = report or ProgressReport(PROGRESS_SCHEMA, "failed")
     termination = TerminationMessage.of(
         ending.code,
         ending.message,
         node_rank=node_rank,
         rank=ending.rank,
-        iteration=iteration,
-        checkpoint_iteration=checkpoint_iteration,
+        iteration=known.iteration,
+        checkpoint_iteration=known.checkpoint_iteration,
         evidence=ending.evidence,
+        best_checkpoint_iteration=known.best_checkpoint_iteration,
+        best_checkpoint_loss=known.best_checkpoint_loss,
     )
     text = termination.dumps()
     try:

@@ -113,8 +113,21 @@ class ExportSpec(ApiModel):
     """The folder to write; it must not exist yet."""
     merge: bool | None = None
     """Add the adapters to the weights that they belong to; required for mode `lora`, refused for others."""
-    when: Annotated[list[Literal["end"]], Field(min_length=1, max_length=1)] | None = None
-    """`end` (default): the newest checkpoint of the run that has reached its last iteration."""
+    when: Annotated[list[Literal["best", "end"]], Field(min_length=1, max_length=2)] | None = None
+    """Which checkpoint, once the run has reached its last iteration: `end` (default), the newest; `best`,
+    the one with the lowest validation loss. Both are written to the folders `best` and `end` in `path`."""
+
+    @property
+    def moments(self) -> list[Literal["best", "end"]]:
+        """`when`, or its default."""
+        return self.when or ["end"]
+
+    def folder(self, moment: Literal["best", "end"]) -> str | None:
+        """The folder that this checkpoint is exported to; None for one that is not exported."""
+        if moment not in self.moments:
+            return None
+        path = plain_path(self.hugging_face.path)
+        return path if len(self.moments) == 1 else f"{path}/{moment}"
 
 
 def plain_path(path: str) -> str:

@@ -18,7 +18,7 @@ LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_RECIPE: Final = f"{GROUP}/recipe"
 """Name of the MegatronRecipe that an object belongs to."""
 LABEL_ROLE: Final = f"{GROUP}/role"
-"""`trainer`, `prepare`, `import` or `export`: what a pod runs."""
+"""`trainer`, `prepare`, `import`, `export` or `export-best`: what a pod runs."""
 LABEL_CORDONED_AT: Final = f"{GROUP}/cordoned-at"
 """On nodes that the operator cordoned, and as an annotation on Jobs that check them: when, in seconds since
 the epoch."""

@@ -190,6 +190,9 @@ class CheckpointSpec(ApiModel):
     """Iterations between two checkpoints."""
     keep: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of newest complete checkpoints to keep; default all."""
+    keep_best: bool | None = None
+    """Also keep the complete checkpoint with the lowest validation loss; default only for `export.when`
+    `best`. A checkpoint counts with the evaluation of its iteration."""
     async_save: bool | None = None
     """Save asynchronously while training continues; default above 64 GPUs."""
     local: LocalCheckpointSpec | None = None

@@ -157,13 +157,20 @@ class ConversionStatus(ApiModel):
     """File with name, shape, dtype and checksum of every tensor."""
     model: str | None = None
     """Hash of the model's arguments that an import compared with config.json; none with engine `bridge`."""
+    iteration: int | None = None
+    """Iteration of the checkpoint that was exported."""
+    validation_loss: float | None = None
+    """Its validation loss, where that was evaluated."""
 
 
 class CheckpointStatus(ApiModel):
-    """The newest complete checkpoint that the pods report."""
+    """The newest complete checkpoint that the pods report, and the best where that one is kept."""
 
     iteration: int | None = None
     time: str | None = None
+    best_iteration: int | None = None
+    """Iteration of the one with the lowest validation loss, where `keepBest` keeps it."""
+    best_loss: float | None = None
     contract: dict[str, str] | None = None
     """Settings that must not change for the checkpoint to load: model shape, tokenizer, number formats."""
 
@@ -259,7 +266,9 @@ class MegatronRecipeStatus(ApiModel):
     imported: ConversionStatus | None = None
     """The complete import of `init.from.huggingFace`."""
     exported: ConversionStatus | None = None
-    """The complete export of what the run's job has trained."""
+    """The complete export of the newest checkpoint of what the run's job has trained."""
+    exported_best: ConversionStatus | None = None
+    """That of the checkpoint with the lowest validation loss (`export.when` `best`)."""
     prepared: str | None = None
     """Hash of the completed data preparation."""
     ledger: TimeLedger | None = None

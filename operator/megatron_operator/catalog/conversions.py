@@ -77,11 +77,7 @@ def _merge_errors(spec: MegatronRecipeSpec, export: ExportSpec, entry: Entry | N
 def _base_errors(
     spec: MegatronRecipeSpec, export: ExportSpec, mounted: list[str], *, own_loop: bool
 ) -> Iterator[FieldError]:
-    init, own, target = (
-        spec.init or InitSpec(),
-        export.hugging_face.base,
-        plain_path(export.hugging_face.path),
-    )
+    init, own = spec.init or InitSpec(), export.hugging_face.base
     imported = init.source is not None and init.source.hugging_face is not None
     if own is not None and (imported or not own_loop):
         message = f"has no effect: {'init.from.huggingFace' if imported else 'init.modelFolder'} is the base"
@@ -98,6 +94,7 @@ def _base_errors(
         field = BASE if own_loop else "spec.init.modelFolder"
         yield from _folder_errors(field, base, mounted, "the export reads it")
     taken = [base, init.source.checkpoint if init.source else base]
-    if target in map(plain_path, taken):
+    targets = {folder for each in export.moments if (folder := export.folder(each))}
+    for target in sorted(targets.intersection(map(plain_path, taken))):
         message = f"{shown(target)} is what the run starts from, and an export never overwrites"
         yield FieldError(TARGET, message, "name a folder that does not exist")

@@ -19,7 +19,15 @@ from megatron_operator.api.recipe import (
     SchedulingSpec,
     VolumeSpec,
 )
-from megatron_operator.catalog import bridge_functions, conversions, cpu, data, fine_tuning, schedule
+from megatron_operator.catalog import (
+    best_checkpoint,
+    bridge_functions,
+    conversions,
+    cpu,
+    data,
+    fine_tuning,
+    schedule,
+)
 from megatron_operator.catalog.accelerator import (
     limit_errors,
     queue_errors,
@@ -101,6 +109,9 @@ def resolve_for_planning(
             f"pods of profile {accelerator} have {', '.join(beyond)}: "
             "the namespace must allow the Pod Security level privileged"
         )
+    checkpoint = _checkpoint(spec, entry, profile, platform, found)
+    save = checkpoint.save_interval or _SAVE_INTERVAL
+    found.extend(best_checkpoint.best_checkpoint_errors(spec.checkpoint, spec.export, merged, save))
     settings = merged | {
         "recipe": entry.name if entry else None,
         "engine": entry.engine if entry else "megatron",
@@ -114,7 +125,7 @@ def resolve_for_planning(
         "export": spec.export,
         "peft": fine_tuning.adapters(spec, entry, published.function, found) if entry else None,
         "data": _data_volume(merged["data"], platform, found),
-        "checkpoint": _checkpoint(spec, entry, profile, platform, found),
+        "checkpoint": checkpoint,
         "recovery": spec.recovery,
         "profileWindow": spec.profile,
         "scheduling": _scheduling(spec.scheduling, profile, platform, found),
@@ -340,6 +351,9 @@ def _checkpoint(
             "storage_class_name": volume.storage_class_name or defaults.storage_class_name,
         }
         volume = volume.model_copy(update=filled)
+    if spec.keep_best is None and asked.export is not None and "best" in asked.export.moments:
+        spec = spec.model_copy(update={"keep_best": True})
+        found.origin("checkpoint.keepBest", "export.when")
     if spec.save_interval is None:
         found.origin("checkpoint.saveInterval", "default")
     return spec.model_copy(update={"volume": volume, "save_interval": spec.save_interval or _SAVE_INTERVAL})

@@ -8,12 +8,17 @@ if TYPE_CHECKING:
 
 def conversion_lines(planned: "PlannedRun") -> list[tuple[str, str]]:
     """Label and text of each Job that the operator would run before or after the training."""
-    from megatron_operator.lifecycle.stages import EXPORT, IMPORT, conversion_of
+    from megatron_operator.lifecycle.stages import EXPORT, EXPORT_BEST, IMPORT, conversion_of
     from megatron_operator.manifests import convert, object_name
 
     memory = convert.request(planned.plan)["requests"]["memory"]
     lines = []
-    for stage, when in ((IMPORT, "before the job"), (EXPORT, "after the last iteration")):
+    end = "after the last iteration"
+    for stage, when in (
+        (IMPORT, "before the job"),
+        (EXPORT, end),
+        (EXPORT_BEST, f"{end}, the best checkpoint"),
+    ):
         found = conversion_of(stage, planned.resolved, planned.name)
         if found is not None:
             job = f"Job {object_name(planned.name)}-{stage.role}"

@@ -96,14 +96,20 @@ def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
     if checkpoint.get("iteration") is not None:
         saved = seconds(checkpoint.get("time"))
         age = f", {format_duration(max(0.0, now - saved))} ago" if saved is not None else ""
-        yield "checkpoint", f"iteration {checkpoint['iteration']:,}{age}"
+        best = ""
+        if (kept := checkpoint.get("bestIteration")) is not None:
+            best = f"; best is {kept:,}, validation loss {checkpoint.get('bestLoss') or 0:.4g}"
+        yield "checkpoint", f"iteration {checkpoint['iteration']:,}{age}{best}"
 
 
 def _converted(status: Object) -> Iterator[tuple[str, str]]:
-    for label in ("imported", "exported"):
-        if found := status.get(label):
+    for field, label in (("imported", "imported"), ("exported", "exported"), ("exportedBest", "best")):
+        if found := status.get(field):
+            at = f", iteration {found['iteration']:,}" if found.get("iteration") is not None else ""
+            if found.get("validationLoss") is not None:
+                at += f" with validation loss {found['validationLoss']:.4g}"
             audit = f", {found['tensors']:,} tensors audited" if found.get("tensors") else ""
-            yield label, f"{found['path']}{audit}"
+            yield label, f"{found['path']}{at}{audit}"
 
 
 def _preparation(preparation: Object, now: float) -> Iterator[tuple[str, str]]:

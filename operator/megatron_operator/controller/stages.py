@@ -23,7 +23,9 @@ from megatron_operator.lifecycle.object_metadata import Object, content_hash
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
 from megatron_operator.lifecycle.stages import (
+    CONVERSIONS,
     EXPORT,
+    EXPORT_BEST,
     IMPORT,
     PREPARATION,
     Stage,
@@ -31,6 +33,7 @@ from megatron_operator.lifecycle.stages import (
     conversion_of,
     is_converted,
     manifest_of,
+    set_all_converted,
     set_converted,
     set_stage_failed,
     set_stage_obstacle,
@@ -52,7 +55,10 @@ class Stages:
 
         A Requeue comes with the condition that explains the wait.
         """
-        blocked = await self._convert(status, desired, IMPORT, edited=edited)
+        imports = [IMPORT] if manifest_of(IMPORT, desired.manifests) is not None else []
+        if not imports:
+            status.remove_conditions(IMPORT.condition)
+        blocked = await self._convert(status, desired, imports, edited=edited)
         return blocked or await self._prepare_data(status, desired, edited=edited)
 
     async def finish(
@@ -61,7 +67,7 @@ class Stages:
         """Export what the run has trained, if its recipe asks for it; then the run has succeeded."""
         running = status.condition(Condition.RUNNING)
         text = "" if running is None or running.reason != Reason.SUCCEEDED else running.message
-        if waits := await self._convert(status, desired, EXPORT, edited=edited):
+        if waits := await self._export(status, desired, edited=edited):
             if status.phase != Phase.FAILED:
                 set_trained(status, text)
             return Result(requeue=waits)
@@ -83,21 +89,32 @@ class Stages:
         set_prepared(status, desired)
         return None
 
+    async def _export(self, status: StatusBuilder, desired: DesiredState, *, edited: bool) -> Requeue | None:
+        """Export the newest checkpoint, then the best; None once those that are asked for are done."""
+        asked = [s for s in (EXPORT, EXPORT_BEST) if manifest_of(s, desired.manifests) is not None]
+        if not asked:
+            status.remove_conditions(EXPORT.condition)
+        elif len(asked) == 1:
+            # One folder for both: what the status has of the other checkpoint may have been there.
+            status.set(**{CONVERSIONS[EXPORT if asked[0] is EXPORT_BEST else EXPORT_BEST]: None})
+        return await self._convert(status, desired, asked, edited=edited)
+
     async def _convert(
-        self, status: StatusBuilder, desired: DesiredState, stage: Stage, *, edited: bool
+        self, status: StatusBuilder, desired: DesiredState, stages: list[Stage], *, edited: bool
     ) -> Requeue | None:
-        """Import or export weights once for each pair of folders; None once that is done or not asked for."""
-        body = manifest_of(stage, desired.manifests)
-        wanted = conversion_of(stage, desired.run.resolved, status.key.name)
-        if body is None or wanted is None:
-            status.remove_conditions(stage.condition)
-            return None
-        if is_converted(status, stage, wanted):
-            return None
-        blocked, pods = await self._run(status, stage, body, edited=edited)
-        if blocked is None:
+        """Run these conversions in turn, each once for a pair of folders; None once all are done."""
+        for stage in stages:
+            body = manifest_of(stage, desired.manifests)
+            wanted = conversion_of(stage, desired.run.resolved, status.key.name)
+            if body is None or wanted is None or is_converted(status, stage, wanted):
+                continue
+            blocked, pods = await self._run(status, stage, body, edited=edited)
+            if blocked is not None:
+                return blocked
             set_converted(status, stage, wanted, pods)
-        return blocked
+        if stages:
+            set_all_converted(status, stages)
+        return None
 
     async def _run(
         self, status: StatusBuilder, stage: Stage, body: Object, *, edited: bool

@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 from megatron_contract.progress import ProgressReport
+from megatron_contract.termination import TerminationMessage
 
 from megatron_operator.api.status import Progress, RunWarning, ValidationStatus
 from megatron_operator.api.times import timestamp
@@ -28,12 +29,22 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if report.checkpoint_iteration is not None:
         newest = {"iteration": report.checkpoint_iteration, "time": report.checkpoint_time}
         status.set(checkpoint=status.checkpoint.model_copy(update=newest))
+        set_best_checkpoint(status, report)
     if snapshot.reading.rank_restarts > status.recovery.rank_restarts:
         status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
     _update_validation(status, report)
     _update_warnings(status, report)
     _add_incidents(status, snapshot, report)
     update_iteration(status, snapshot)
+
+
+def set_best_checkpoint(status: StatusBuilder, reported: ProgressReport | TerminationMessage) -> None:
+    """Copy which checkpoint is the best, as pods last reported; nothing for a run that keeps none."""
+    if reported.best_checkpoint_iteration is None:
+        return
+    loss = _rounded(reported.best_checkpoint_loss)
+    best = {"best_iteration": reported.best_checkpoint_iteration, "best_loss": loss}
+    status.set(checkpoint=status.checkpoint.model_copy(update=best))
 
 
 def update_iteration(status: StatusBuilder, snapshot: RunSnapshot) -> None:

@@ -3,8 +3,8 @@
 Each has a phase, a condition and reasons of its own; what becomes of a Job is the same for all.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_termination import container_message, pod_end
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import Manifests, convert, prepare
-from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_IMPORT, ROLE_PREPARE
+from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_EXPORT_BEST, ROLE_IMPORT, ROLE_PREPARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,9 @@ EXPORT: Final = Stage(
     Reason.EXPORTED,
     Reason.EXPORT_FAILED,
 )
+EXPORT_BEST: Final = replace(EXPORT, role=ROLE_EXPORT_BEST, noun="export of the best checkpoint")
+CONVERSIONS: Final = {IMPORT: "imported", EXPORT: "exported", EXPORT_BEST: "exported_best"}
+"""Stage -> field of the status that holds what is complete."""
 
 
 class StageState(StrEnum):
@@ -129,7 +132,7 @@ def set_stage_obstacle(status: StatusBuilder, stage: Stage, obstacle: Obstacle) 
 
     A run that has trained waits in the phase of the export: it does not become one that has yet to start.
     """
-    if stage is not EXPORT:
+    if stage not in (EXPORT, EXPORT_BEST):
         return set_obstacle(status, obstacle, running=False)
     status.set(phase=stage.phase)
     status.set_condition(stage.condition, False, obstacle.reason, obstacle.message)
@@ -138,7 +141,9 @@ def set_stage_obstacle(status: StatusBuilder, stage: Stage, obstacle: Obstacle) 
 
 def manifest_of(stage: Stage, manifests: Manifests) -> Object | None:
     """The Job of a conversion; None for a run without it."""
-    return manifests.import_job if stage is IMPORT else manifests.export_job
+    if stage is IMPORT:
+        return manifests.import_job
+    return manifests.export_job if stage is EXPORT else manifests.export_best_job
 
 
 def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> ConversionStatus | None:
@@ -149,9 +154,8 @@ def conversion_of(stage: Stage, resolved: ResolvedRecipe, name: str) -> Conversi
             return None
         found = _conversion(plain_path(source.hugging_face.path), source.checkpoint)
         return found.model_copy(update={"model": convert.model_hash(resolved)})
-    if resolved.export is None:
-        return None
-    return _conversion(convert.folder_of_run(name), plain_path(resolved.export.hugging_face.path))
+    target = resolved.export.folder("end" if stage is EXPORT else "best") if resolved.export else None
+    return None if target is None else _conversion(convert.folder_of_run(name), target)
 
 
 def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) -> bool:
@@ -159,7 +163,7 @@ def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) 
 
     Until the run has saved its model, an import is repeated for another one: config.json may not describe it.
     """
-    known = status.current.imported if stage is IMPORT else status.current.exported
+    known: ConversionStatus | None = getattr(status.current, CONVERSIONS[stage])
     if known is None or (known.source, known.path) != (wanted.source, wanted.path):
         return False
     return known.model == wanted.model or status.checkpoint.iteration is not None
@@ -168,15 +172,46 @@ def is_converted(status: StatusBuilder, stage: Stage, wanted: ConversionStatus) 
 def set_converted(
     status: StatusBuilder, stage: Stage, wanted: ConversionStatus, pods: Iterable[Object]
 ) -> None:
-    """Report a complete conversion, with what its pod reports of the audit, if it is still there."""
+    """Report a complete conversion, with what its pod reports of it, if it is still there."""
     result = next((found for pod in pods if (found := _result(pod))), None)
     if result is not None:
-        wanted = wanted.model_copy(update={"tensors": result.tensors, "bytes": result.bytes})
-    status.set(**{"imported" if stage is IMPORT else "exported": wanted})
-    compared = "" if result is None else f": {result.tensors:,} tensors, {result.bytes:,} bytes, audit passed"
-    message = f"{wanted.path}{compared}"
-    status.set_condition(stage.condition, True, stage.complete, message)
-    status.add_event(stage.complete, message)
+        loss = result.validation_loss
+        known = {
+            "tensors": result.tensors,
+            "bytes": result.bytes,
+            "iteration": result.iteration,
+            "validation_loss": None if loss is None else float(f"{loss:.5g}"),
+        }
+        wanted = wanted.model_copy(update=known)
+    status.set(**{CONVERSIONS[stage]: wanted})
+    status.add_event(stage.complete, _converted_text(status, stage))
+
+
+def set_all_converted(status: StatusBuilder, stages: Sequence[Stage]) -> None:
+    """Set the condition that `stages` share: all of them are complete."""
+    text = "; ".join(_converted_text(status, stage) for stage in stages)
+    status.set_condition(stages[0].condition, True, stages[0].complete, text)
+
+
+def _converted_text(status: StatusBuilder, stage: Stage) -> str:
+    """What a complete conversion has written, as the status holds it."""
+    done: ConversionStatus = getattr(status.current, CONVERSIONS[stage])
+    compared = ""
+    if done.tensors is not None and done.bytes is not None:
+        compared = f": {done.tensors:,} tensors, {done.bytes:,} bytes, audit passed"
+    return f"{done.path}{_checkpoint_text(status, done) if stage is EXPORT_BEST else ''}{compared}"
+
+
+def _checkpoint_text(status: StatusBuilder, done: ConversionStatus) -> str:
+    """Which checkpoint is the best."""
+    text = " has the best checkpoint"
+    if done.iteration is not None:
+        loss = "" if done.validation_loss is None else f", validation loss {done.validation_loss:g}"
+        text += f", of iteration {done.iteration:,}{loss}"
+    end = status.current.exported
+    if end is not None and end.iteration is not None and end.iteration == done.iteration:
+        text += f", which is the last one, in {end.path}, too"
+    return text
 
 
 def has_trained(status: StatusBuilder, desired: DesiredState) -> bool:

@@ -26,6 +26,7 @@ from megatron_operator.lifecycle.progress_status import (
     TRAINING_PHASES,
     display,
     reached_iteration,
+    set_best_checkpoint,
     update_progress,
 )
 from megatron_operator.lifecycle.reachability import (
@@ -269,6 +270,7 @@ def _set_succeeded(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if message is not None and message.checkpoint_iteration is not None:
         newest = {"iteration": message.checkpoint_iteration}
         status.set(checkpoint=status.checkpoint.model_copy(update=newest))
+        set_best_checkpoint(status, message)
     resumed_from = None if snapshot.reading is None else snapshot.reading.report.resumed_from
     status.set(recovery=recovered(status.recovery, status.now, resumed_from=resumed_from))
     text = "" if iteration is None else f"all {iteration} iterations are complete"

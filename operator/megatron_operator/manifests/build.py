@@ -20,7 +20,7 @@ class Manifests:
     """Objects to create for a recipe.
 
     In this order: claims, import Job, preparation Job, NetworkPolicy, ComputeDomain, training job, export
-    Job.
+    Jobs.
     """
 
     claims: tuple[Manifest, ...]
@@ -38,6 +38,8 @@ class Manifests:
     job: Manifest
     export_job: Manifest | None
     """To be created once the run has succeeded."""
+    export_best_job: Manifest | None
+    """To be created after `export_job`."""
 
     @property
     def job_hash(self) -> str:
@@ -54,7 +56,9 @@ class Manifests:
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""
         before = (*self.claims, self.import_job, self.prepare_job, self.network_policy, self.compute_domain)
-        return [each for each in (*before, self.job, self.export_job) if each is not None]
+        return [
+            each for each in (*before, self.job, self.export_job, self.export_best_job) if each is not None
+        ]
 
 
 def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Manifests:
@@ -99,4 +103,5 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         compute_domain=compute_domain.domain(owner, resolved, plan),
         job=with_hash(job(True) if require_checkpoint else plain, digest(plain)),
         export_job=convert.export_job(owner, resolved, plan, claims),
+        export_best_job=convert.export_best_job(owner, resolved, plan, claims),
     )

@@ -13,12 +13,19 @@ from megatron_contract.environment import (
 
 from megatron_operator.api import quantity
 from megatron_operator.api.errors import FieldError
-from megatron_operator.api.fine_tuning import ExportSpec, plain_path
+from megatron_operator.api.fine_tuning import plain_path
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
-from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_IMPORT, Manifest, Owner, digest
+from megatron_operator.manifests.metadata import (
+    ROLE_EXPORT,
+    ROLE_EXPORT_BEST,
+    ROLE_IMPORT,
+    Manifest,
+    Owner,
+    digest,
+)
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.storage import Storage
 from megatron_operator.planner.megatron_args import model_arguments
@@ -52,15 +59,39 @@ def folder_of_run(name: str) -> str:
 
 
 def export_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Storage) -> Manifest | None:
-    """The Job that exports the run's newest checkpoint as `export` asks; None for a run without it."""
-    if resolved.export is None:
+    """The Job that exports the run's newest checkpoint; None unless `export.when` has `end`."""
+    target = resolved.export.folder("end") if resolved.export else None
+    return None if target is None else _export(owner, resolved, plan, storage, ROLE_EXPORT, target, [])
+
+
+def export_best_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Storage) -> Manifest | None:
+    """The Job that exports the checkpoint with the lowest validation loss; None without `best` in `when`.
+
+    The converter chooses it: the volume has the last evaluation, which the status may have missed. Where it
+    is the newest one too, it links to what `export_job` has written.
+    """
+    target = resolved.export.folder("best") if resolved.export else None
+    if resolved.export is None or target is None:
         return None
-    target = plain_path(resolved.export.hugging_face.path)
-    run, base = folder_of_run(owner.name), _base(resolved, resolved.export)
-    words = ["export", "--from", run, "--to", target, "--reuse", "--parents"]
+    end = resolved.export.folder("end")
+    words = ["--iteration", "best", *([] if end is None else ["--link", end])]
+    return _export(owner, resolved, plan, storage, ROLE_EXPORT_BEST, target, words)
+
+
+def _export(
+    owner: Owner,
+    resolved: ResolvedRecipe,
+    plan: Plan,
+    storage: Storage,
+    role: str,
+    target: str,
+    checkpoint: list[str],
+) -> Manifest:
+    run, base = folder_of_run(owner.name), _base(resolved)
+    words = ["export", "--from", run, "--to", target, "--reuse", "--parents", *checkpoint]
     words += [] if base is None else ["--base", base]
     words += _model(resolved)
-    return _job(owner, resolved, plan, ROLE_EXPORT, words, _claims(storage, target, run, base or run))
+    return _job(owner, resolved, plan, role, words, _claims(storage, target, run, base or run))
 
 
 def model_hash(resolved: ResolvedRecipe) -> str | None:
@@ -74,8 +105,9 @@ def _model(resolved: ResolvedRecipe) -> list[str]:
     return ["--", *model_arguments(resolved)] if resolved.engine == "megatron" else []
 
 
-def _base(resolved: ResolvedRecipe, export: ExportSpec) -> str | None:
-    base = resolved.init.base_of_export or export.hugging_face.base
+def _base(resolved: ResolvedRecipe) -> str | None:
+    own = resolved.export.hugging_face.base if resolved.export else None
+    base = resolved.init.base_of_export or own
     return None if base is None else plain_path(base)
 
 

@@ -8,6 +8,7 @@ from megatron_contract.environment import (
     ENV_ENGINE,
     ENV_GANG_TOKEN_FILE,
     ENV_HANG_TIMEOUT,
+    ENV_KEEP_BEST,
     ENV_KEEP_CHECKPOINTS,
     ENV_LOSS_ON_REPEAT,
     ENV_LOSS_SPIKE_FACTOR,
@@ -70,6 +71,8 @@ def environment(
         values[ENV_BIND_CPUS] = "0"
     if resolved.checkpoint.keep is not None:
         values[ENV_KEEP_CHECKPOINTS] = str(resolved.checkpoint.keep)
+    if resolved.checkpoint.keep_best:
+        values[ENV_KEEP_BEST] = "1"
     if (window := resolved.profile_window) is not None:
         values[ENV_PROFILE] = f"{window.start}-{window.end}:{','.join(map(str, window.ranks))}"
     if require_checkpoint:

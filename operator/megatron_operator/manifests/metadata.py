@@ -28,6 +28,7 @@ ROLE_TRAINER = "trainer"
 ROLE_PREPARE = "prepare"
 ROLE_IMPORT = "import"
 ROLE_EXPORT = "export"
+ROLE_EXPORT_BEST = "export-best"
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 

@@ -241,3 +241,16 @@ def test_weights_that_were_imported_and_exported_are_shown_with_their_folders() 
     shown = lines({"phase": "Succeeded", "imported": imported, "exported": exported})
     assert "imported    /data/llama-megatron, 1,234 tensors audited" in shown
     assert "exported    /data/out" in shown
+
+
+def test_the_best_checkpoint_and_its_export_are_shown_with_iteration_and_validation_loss() -> None:
+    done = {
+        "source": "/checkpoints/run",
+        "path": "/data/out/best",
+        "iteration": 1200,
+        "validationLoss": 2.125,
+    }
+    checkpoint = {"iteration": 2000, "bestIteration": 1200, "bestLoss": 2.125}
+    shown = lines({"phase": "Succeeded", "exportedBest": done, "checkpoint": checkpoint})
+    assert "best        /data/out/best, iteration 1,200 with validation loss 2.125" in shown
+    assert "checkpoint  iteration 2,000; best is 1,200, validation loss 2.125" in shown

@@ -31,6 +31,15 @@ def test_the_last_and_the_best_evaluation_are_reported_and_kept_while_pods_know_
     assert reconcile(run).wire()["validation"] == expected
 
 
+def test_the_best_checkpoint_is_reported_and_kept_while_pods_know_none(run: Any) -> None:
+    run.report(iteration=50, checkpointIteration=40)
+    assert "bestIteration" not in reconcile(run).wire()["checkpoint"]
+    for report in ({"bestCheckpointIteration": 20, "bestCheckpointLoss": 2.1234567}, {}):
+        run.report(iteration=54, checkpointIteration=40, **report)
+        status = reconcile(run)
+        assert (status.checkpoint.best_iteration, status.checkpoint.best_loss) == (20, 2.1235)
+
+
 def test_a_total_that_a_later_report_corrects_is_reported(run: Any) -> None:
     run.report(iteration=70)
     reconcile(run)

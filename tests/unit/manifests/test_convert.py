@@ -54,6 +54,26 @@ def test_the_export_reads_the_run_and_the_weights_that_its_adapters_belong_to(ru
     assert words == [*expected, "--base", "/data/llama-3.1-8b"]
 
 
+def test_the_best_checkpoint_is_exported_by_a_job_of_its_own_and_kept_by_the_trainer(run: Any) -> None:
+    def ask(spec: dict[str, Any]) -> None:
+        spec["export"]["when"] = ["best", "end"]
+        spec["training"] = {"trainIters": 300, "evalInterval": 100}
+        spec["checkpoint"] = {"saveInterval": 100, "keep": 1}
+
+    built = run(RECIPE, ask)
+    jobs = built.build()
+    end, best = (pod_of(job)["containers"][0]["args"] for job in (jobs.export_job, jobs.export_best_job))
+    common = ["export", "--from", "/checkpoints/answers", "--to"]
+    last = ["--base", "/data/llama-3.1-8b"]
+    assert end == [*common, "/data/out/answers/end", "--reuse", "--parents", *last]
+    chosen = ["--iteration", "best", "--link", "/data/out/answers/end"]
+    assert best == [*common, "/data/out/answers/best", "--reuse", "--parents", *chosen, *last]
+    names = [job["metadata"]["name"] for job in (jobs.export_job, jobs.export_best_job)]
+    assert names == ["answers-export", "answers-export-best"]
+    assert jobs.all()[-2:] == [jobs.export_job, jobs.export_best_job]
+    assert (built.env()["MEGATRON_KEEP_BEST"], built.env()["MEGATRON_KEEP_CHECKPOINTS"]) == ("1", "1")
+
+
 @pytest.mark.parametrize(
     ("job", "claims"),
     [
@@ -89,7 +109,7 @@ def test_a_refusal_of_the_converter_is_final_and_an_eviction_is_not_counted(run:
 
 def test_a_run_from_a_checkpoint_imports_and_exports_nothing(run: Any) -> None:
     built = run("llama3.1-8b-sft").build()
-    assert (built.import_job, built.export_job) == (None, None)
+    assert (built.import_job, built.export_job, built.export_best_job) == (None, None, None)
 
 
 def words_of(job: dict[str, Any]) -> list[str]:

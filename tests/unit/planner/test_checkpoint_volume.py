@@ -27,6 +27,11 @@ def notes(resolve: Any, **checkpoint: Any) -> list[str]:
             "spec.checkpoint.local.sizeLimit: 150Gi has no room for two checkpoints of 104.7 GiB, the newest "
             "and the one being written; set at least 210Gi",
         ),
+        (
+            {"volume": {"size": "300Gi"}, "keep": 1, "keepBest": True, "saveInterval": 1000},
+            "spec.checkpoint.volume.size: 300Gi has no room for three checkpoints of 104.7 GiB, the best, "
+            "the newest and the one being written; set at least 315Gi",
+        ),
     ],
 )
 def test_a_size_without_room_for_two_checkpoints_is_refused(
@@ -43,6 +48,12 @@ def test_a_size_without_room_for_those_to_keep_has_a_note(resolve: Any) -> None:
         "written need 419Gi: set that size, or keep 2"
     ]
     assert notes(resolve, volume={"size": "419Gi"}, keep=3) == []
+    best = {"keep": 3, "keepBest": True, "saveInterval": 1000}
+    assert notes(resolve, volume={"size": "419Gi"}, **best) == [
+        "checkpoint.volume.size 419Gi has room for 4 checkpoints of 104.7 GiB; keep 3, the best and the one "
+        "being written need 524Gi: set that size, or keep 2"
+    ]
+    assert notes(resolve, volume={"size": "524Gi"}, **best) == []
 
 
 def test_a_size_without_room_for_all_of_the_run_has_a_note_where_none_is_deleted(resolve: Any) -> None:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from megatron_contract.environment import VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.checkpoints import selection
+from megatron_trainer.checkpoints.best_checkpoint import best_complete
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, LeaseLostError
 from megatron_trainer.checkpoints.volume import (
     describe_shortage,
@@ -26,6 +28,7 @@ from megatron_trainer.telemetry.incidents import FailureReport
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.status import Status, written_at
+from megatron_trainer.telemetry.validation_log import ValidationLog
 from megatron_trainer.termination import Ending
 
 _WATCH_SECONDS = 0.5
@@ -59,6 +62,8 @@ class CheckpointManager:
         self._log = log
         self._size = 0
         self._low = False
+        self._validations = ValidationLog(None if flags.save is None else flags.save / VALIDATION_FILE)
+        self._retaining = threading.Lock()
         self.fenced: LeaseLostError | None = None
 
     def newest(self) -> int | None:
@@ -273,6 +278,10 @@ class CheckpointManager:
             return ending
         newest = self.newest()
         self._report(newest)
+        if ending.code == ExitCode.OK and self._settings.keep_best:
+            # The last iteration is evaluated after its save.
+            with contextlib.suppress(OSError):
+                self._retain(checkpoint=True)
         if ending.code == ExitCode.OK and train_iters is not None and (newest or 0) < train_iters:
             return Ending(
                 ExitCode.WORKER_DIED,
@@ -328,20 +337,35 @@ class CheckpointManager:
         self._status.warn("CheckpointVolumeLow", shortage)
 
     def _check_directory(self, reported: str | None) -> str | None:
-        """Report a new complete checkpoint and delete old ones.
+        """Report a new complete checkpoint and delete old ones, also after a new evaluation.
 
         `reported`: the tracker's text of the last reported checkpoint. Returns that of the last one now.
         """
-        save, ckpt_format = self._flags.save, self._flags.ckpt_format
+        save = self._flags.save
         assert save is not None
         text = selection.read_tracker(save)
         newest = None if text is None or text == reported else self.newest()
-        if newest is None or str(newest) != text:
-            return reported
-        self._report(newest)
-        if self._lease is not None and self._settings.keep_checkpoints:
-            with contextlib.suppress(LeaseLostError):
-                selection.prune(
-                    save, self._settings.keep_checkpoints, ckpt_format, self._log, self._lease.check
-                )
-        return text
+        new = newest is not None and str(newest) == text
+        if new:
+            self._report(newest)
+        self._retain(checkpoint=new)
+        return text if new else reported
+
+    def _retain(self, *, checkpoint: bool) -> None:
+        """On node 0, after a new `checkpoint` or evaluation: report the best, delete those not to keep."""
+        save, ckpt_format, keep = self._flags.save, self._flags.ckpt_format, self._settings.keep_checkpoints
+        if self._lease is None or save is None or self.fenced is not None:
+            return
+        # The end of the run does not wait for the thread that watches the directory.
+        with self._retaining:
+            evaluated = self._settings.keep_best and self._validations.read_new()
+            if not (checkpoint or evaluated):
+                return
+            best = None
+            if self._settings.keep_best:
+                losses = self._validations.losses
+                best = best_complete(save, losses, ckpt_format)
+                self._status.set_best_checkpoint(best, None if best is None else losses[best])
+            if keep:
+                with contextlib.suppress(LeaseLostError):
+                    selection.prune(save, keep, ckpt_format, self._log, self._lease.check, best)

@@ -299,8 +299,9 @@ def prune(
     ckpt_format: str = "torch_dist",
     log: Callable[[str], None] = print,
     guard: Callable[[], None] = _unguarded,
+    also: int | None = None,
 ) -> None:
-    """Delete all but the newest `keep` (at least one) complete checkpoints.
+    """Delete all but the newest `keep` (at least one) complete checkpoints, and that of iteration `also`.
 
     An incomplete directory newer than those kept is left alone: a save may be in progress. So is one that a
     reader locks, by a shared flock on its metadata.json (.metadata if there is none): `flock -s
@@ -310,6 +311,8 @@ def prune(
     for iteration in iterations(root):
         path = directory(root, iteration)
         if kept >= max(keep, 1):
+            if iteration == also:
+                continue
             guard()
             _delete_unless_locked(path, f"{keep} newer complete ones are kept", log)
         elif why_incomplete(path, ckpt_format) is None:

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from megatron_contract.environment import SETTINGS
 from megatron_contract.exit_codes import REASONS, ExitCode
+from megatron_contract.progress import ProgressReport
 
 from megatron_trainer import engine
 from megatron_trainer import settings as pod_settings
@@ -89,26 +90,25 @@ def _stop_early(_number: int, _frame: object) -> NoReturn:
     raise _EarlyTerminationError
 
 
-def _run_pod(argv: Sequence[str], settings: Settings) -> tuple[Ending, int | None, int | None]:
-    """Run the pod. Returns how it ends, the last iteration and that of the newest checkpoint.
-
-    Raises _EarlyTerminationError.
+def _run_pod(argv: Sequence[str], settings: Settings) -> tuple[Ending, ProgressReport | None]:
+    """Run the pod. Returns how it ends, and its last report unless it ended before. Raises
+    _EarlyTerminationError.
     """
     try:
         _prepare_environment(settings.world_size)
         if problem := engine.why_absent():
-            return Ending(ExitCode.UNSUPPORTED, problem), None, None
+            return Ending(ExitCode.UNSUPPORTED, problem), None
         flags = complete(argv, settings.platform)
         from megatron_trainer.launcher.pod import Pod
 
         return Pod(settings, flags, log).run()
     except (SettingError, FlagError) as error:
-        return Ending(ExitCode.USAGE, str(error)), None, None
+        return Ending(ExitCode.USAGE, str(error)), None
     except cpu.UnsupportedError as error:
-        return Ending(ExitCode.UNSUPPORTED, str(error)), None, None
+        return Ending(ExitCode.UNSUPPORTED, str(error)), None
     except Exception as error:
         traceback.print_exc()
-        return Ending(ExitCode.INTERNAL, f"launcher error: {type(error).__name__}: {error}"), None, None
+        return Ending(ExitCode.INTERNAL, f"launcher error: {type(error).__name__}: {error}"), None
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -117,19 +117,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if {"-h", "--help"} & set(words):
         print(HELP)
         sys.exit(0)
-    settings, iteration, checkpoint = None, None, None
+    settings, report = None, None
     # PID 1 ignores SIGTERM without a handler: a pod deleted now would stay for its whole grace period.
     signal.signal(signal.SIGTERM, _stop_early)
     name_secret_variables()
     try:
         settings = pod_settings.read()
-        ending, iteration, checkpoint = _run_pod(words, settings)
+        ending, report = _run_pod(words, settings)
     except _EarlyTerminationError:
         ending = Ending(ExitCode.TERMINATED, "SIGTERM before the first rank was started: nothing to save")
     except SettingError as error:
         ending = Ending(ExitCode.USAGE, str(error))
     if settings is not None:
-        write(settings.termination_log, ending, settings.node_rank, iteration, checkpoint)
+        write(settings.termination_log, ending, settings.node_rank, report)
     log(f"{REASONS[ending.code]} (exit {int(ending.code)}): {ending.message}")
     sys.stdout.flush()
     finish_streams()

@@ -51,7 +51,7 @@ def main() -> int:
     node = os.environ.get(ENV_NODE_NAME, "this node")
     ending = Ending(ExitCode.WORKER_DIED, f"check of {node}: {text}", None, evidence)
     _log(ending.message)
-    write(Path(os.environ.get(ENV_TERMINATION_LOG, DEFAULT_TERMINATION_LOG)), ending, 0, None, None)
+    write(Path(os.environ.get(ENV_TERMINATION_LOG, DEFAULT_TERMINATION_LOG)), ending, 0, None)
     return int(ending.code)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_contract.environment import ENV_PROGRESS_PORT
 from megatron_contract.exit_codes import ExitCode
+from megatron_contract.progress import ProgressReport
 
 from megatron_trainer import engine
 from megatron_trainer.checkpoints.checkpoint_lease import CheckpointLease, read_holder
@@ -53,11 +54,10 @@ class Pod:
         self._final_report: FailureReport | None = None
         self._stop_requests = 0
 
-    def run(self) -> tuple[Ending, int | None, int | None]:
+    def run(self) -> tuple[Ending, ProgressReport]:
         """Run the pod to its end.
 
-        Returns how it ends, the last iteration and that of the newest checkpoint. Raises SettingError if the
-        progress port is in use.
+        Returns how it ends, and its last report. Raises SettingError if the progress port is in use.
         """
         self._events = EventSocket(self._apply_event)
         os.environ[SOCKET_ENV] = self._events.address
@@ -86,8 +86,7 @@ class Pod:
             )
             report = FailureReport(kind, ending.message, self._settings.node_rank, ending.rank)
             self._journal.set_pending(self._final_report or report)
-        progress = self._status.report
-        return ending, progress.iteration, progress.checkpoint_iteration
+        return ending, self._status.report
 
     def _apply_event(self, event: dict[str, Any]) -> None:
         self._status.apply(event)

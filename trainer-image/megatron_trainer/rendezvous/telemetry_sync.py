@@ -69,6 +69,8 @@ class TelemetrySync:
             warnings=report.warnings,
             checkpoint_iteration=report.checkpoint_iteration,
             checkpoint_time=report.checkpoint_time,
+            best_checkpoint_iteration=report.best_checkpoint_iteration,
+            best_checkpoint_loss=report.best_checkpoint_loss,
         )
         self._status.set_run(summary)
         text = json.dumps(summary.to_json())

@@ -47,6 +47,9 @@ class RunSummary(Message):
     validation_loss: float | None = None
     best_validation_iteration: int | None = None
     best_validation_loss: float | None = None
+    best_checkpoint_iteration: int | None = None
+    """As for checkpoint_iteration."""
+    best_checkpoint_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ class RunJournal:
             )
             self._incidents = [*self._incidents, incident][-MAX_INCIDENTS:]
         self._progress_log.rewind(resumed_from or 0)
+        self._validation_log.discard_after(resumed_from or 0, generation)
         self.generation = generation
         self._pending = None
         self.write()

@@ -71,6 +71,12 @@ class Status:
                     checkpoint_iteration=run.checkpoint_iteration,
                     checkpoint_time=run.checkpoint_time,
                 )
+            if run.best_checkpoint_iteration is not None:
+                self._report = replace(
+                    self._report,
+                    best_checkpoint_iteration=run.best_checkpoint_iteration,
+                    best_checkpoint_loss=run.best_checkpoint_loss,
+                )
 
     def warn(self, reason: str, message: str | None) -> None:
         """Set the warning of `reason`, without values of Secrets, or clear it with None."""
@@ -146,6 +152,13 @@ class Status:
         if written is not None:
             time = datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         self.set(checkpoint_iteration=iteration, checkpoint_time=time)
+
+    def set_best_checkpoint(self, iteration: int | None, loss: float | None) -> None:
+        """Set the complete checkpoint with the lowest validation loss, and that loss."""
+        with self._lock:
+            self._report = replace(
+                self._report, best_checkpoint_iteration=iteration, best_checkpoint_loss=loss
+            )
 
 
 def written_at(path: Path) -> float | None:

@@ -1,7 +1,8 @@
 """`megatron-convert`: weights of a Hugging Face model to a checkpoint of Megatron, and back.
 
     megatron-convert import --from HF_FOLDER --to CHECKPOINT_FOLDER [-- ARGUMENTS]
-    megatron-convert export --from CHECKPOINT_FOLDER --to HF_FOLDER [--base HF_FOLDER] [-- ARGUMENTS]
+    megatron-convert export --from CHECKPOINT_FOLDER --to HF_FOLDER [--base HF_FOLDER] [--iteration N|best]
+                     [-- ARGUMENTS]
     megatron-convert audit --from FOLDER --to FOLDER
 
 One process, no GPU, no network. The destination appears under its name only when it is complete and its
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     # As an exception, so that the partial folder of a pod that is deleted is removed.
     signal.signal(signal.SIGTERM, terminate)
     try:
+        chosen = _choose(arguments)
         audit = _run(arguments)
     except (ConversionError, DestinationExistsError) as error:
         _end(REFUSED, f"error: {error}")
@@ -56,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _end(FAILED, f"error: {error.strerror}: {error.filename}")
     if not audit.passed:
         _end(FAILED, audit.summary())
-    _end(0, f"{arguments.to}: {audit.summary()}", ConversionResult(len(audit.tensors), audit.bytes))
+    result = ConversionResult(len(audit.tensors), audit.bytes, *chosen)
+    at = "" if result.iteration is None else f" of iteration {result.iteration}"
+    _end(0, f"{arguments.to}{at}: {audit.summary()}", result)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -139,6 +143,19 @@ def _check_model(arguments: argparse.Namespace) -> None:
         )
 
 
+def _choose(arguments: argparse.Namespace) -> tuple[int | None, float | None]:
+    """For an export, set --from to the checkpoint; returns its iteration and its validation loss."""
+    if arguments.command != "export" or not arguments.source.is_dir():
+        return None, None
+    from megatron_trainer.weights import exported_checkpoint
+
+    chosen = exported_checkpoint.find(arguments.source, arguments.iteration)
+    arguments.source = chosen.folder
+    if arguments.link is not None and chosen.newest:
+        arguments.reuse |= exported_checkpoint.link(arguments.to, arguments.link)
+    return chosen.iteration, chosen.loss
+
+
 def _check_paths(arguments: argparse.Namespace) -> None:
     """Refuse what needs no model, before the seconds that Megatron's import takes."""
     from megatron_trainer.weights import config_check, cpu_model, destination, huggingface_folder
@@ -184,6 +201,19 @@ def make_parser() -> argparse.ArgumentParser:
             )
         if name == "export":
             command.add_argument("--parents", action="store_true", help="create missing parents of --to")
+            command.add_argument(
+                "--iteration",
+                metavar="N|best",
+                help="checkpoint of the run to export (default: the newest); best: the complete one with the "
+                "lowest validation loss",
+            )
+            command.add_argument(
+                "--link",
+                type=Path,
+                metavar="FOLDER",
+                help="export of the newest checkpoint that exists already: --to becomes a link to it if the "
+                "checkpoint is the same",
+            )
         if name != "import":
             command.add_argument(
                 "--base",

@@ -12,6 +12,8 @@ from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 
 _FEWEST = 2
 """The newest complete checkpoint is deleted after the next one is complete."""
+_WITH_BEST = 3
+"""The best one may be older than the newest."""
 _GIB = 2**30
 
 
@@ -26,21 +28,25 @@ def check_checkpoint_volumes(resolved: ResolvedRecipe, plan: Plan, found: Diagno
     volume = checkpoint.volume
     if volume is not None and volume.claim_name is None and volume.size is not None:
         own = not {"checkpoint.volume", "checkpoint.volume.size"} & resolved.origins.keys()
-        if not _has_room_for_two("checkpoint.volume.size", volume.size, each, found, own=own):
+        best = bool(checkpoint.keep_best and checkpoint.keep)
+        if not _has_room("checkpoint.volume.size", volume.size, each, found, own=own, best=best):
             return
         _note_those_to_keep(resolved, volume.size, each, found)
     if checkpoint.local is not None:
-        _has_room_for_two("checkpoint.local.sizeLimit", checkpoint.local.size_limit, each, found, own=True)
+        _has_room("checkpoint.local.sizeLimit", checkpoint.local.size_limit, each, found, own=True)
 
 
-def _has_room_for_two(field: str, size: str, each: int, found: Diagnostics, *, own: bool) -> bool:
-    """Whether two checkpoints of `each` bytes fit. `own`: the recipe states the size, not the platform."""
-    if quantity.parse(size) >= _FEWEST * each:
+def _has_room(field: str, size: str, each: int, found: Diagnostics, *, own: bool, best: bool = False) -> bool:
+    """Whether two checkpoints of `each` bytes fit, with the `best` three.
+
+    `own`: the recipe states the size, not the platform.
+    """
+    fewest = _WITH_BEST if best else _FEWEST
+    if quantity.parse(size) >= fewest * each:
         return True
-    message = (
-        f"{size} has no room for two checkpoints of {_shown(each)}, the newest and the one being written"
-    )
-    fix = f"set at least {_rounded_up(_FEWEST * each)}"
+    those = "three checkpoints of {}, the best, the newest" if best else "two checkpoints of {}, the newest"
+    message = f"{size} has no room for {those.format(_shown(each))} and the one being written"
+    fix = f"set at least {_rounded_up(fewest * each)}"
     if own:
         found.error(f"spec.{field}", message, fix)
     else:
@@ -51,8 +57,10 @@ def _has_room_for_two(field: str, size: str, each: int, found: Diagnostics, *, o
 def _note_those_to_keep(resolved: ResolvedRecipe, size: str, each: int, found: Diagnostics) -> None:
     checkpoint = resolved.checkpoint
     room, keep = int(quantity.parse(size) / each), checkpoint.keep
+    others = 2 if checkpoint.keep_best else 1
     if keep is not None:
-        needed, why = keep + 1, f"keep {keep} and the one being written need"
+        best = ", the best" if checkpoint.keep_best else ""
+        needed, why = keep + others, f"keep {keep}{best} and the one being written need"
     else:
         length = iterations(resolved.training)
         if length is None or checkpoint.save_interval is None:
@@ -62,7 +70,7 @@ def _note_those_to_keep(resolved: ResolvedRecipe, size: str, each: int, found: D
     if room < needed:
         found.note(
             f"checkpoint.volume.size {size} has room for {room} checkpoints of {_shown(each)}; {why} "
-            f"{_rounded_up(needed * each)}: set that size, or keep {room - 1}"
+            f"{_rounded_up(needed * each)}: set that size, or keep {room - others}"
         )
 
 

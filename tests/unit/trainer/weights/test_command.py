@@ -10,13 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron_contract.conversion import ConversionResult
-from megatron_contract.environment import ENV_TERMINATION_LOG
+from megatron_contract.environment import ENV_TERMINATION_LOG, VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.termination import TerminationMessage
 from megatron_contract.wire import load_json
+from megatron_trainer.checkpoints.selection import TRACKER
 from megatron_trainer.weights import command, destination
 from megatron_trainer.weights.audit import Audit
 from megatron_trainer.weights.huggingface_folder import write_weights
+
+from tests.unit.trainer.checkpoints.test_selection import write_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -173,3 +176,62 @@ def test_a_pod_finds_the_tensors_that_were_audited_in_its_termination_message(
     monkeypatch.setenv(ENV_TERMINATION_LOG, str(log))
     _convert(monkeypatch, "import", "--from", model, "--to", tmp_path / "out", equal=True)
     assert ConversionResult.from_json(load_json(log.read_text())) == ConversionResult(0, 0)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run with the checkpoints 10, 20 and 30, of which 20 has the lowest validation loss."""
+    run = tmp_path / "run"
+    for iteration in (10, 20, 30):
+        write_checkpoint(run, iteration)
+        with (run / VALIDATION_FILE).open("a") as file:
+            file.write(json.dumps({"iteration": iteration, "lmLoss": abs(iteration - 20) + 1.5}) + "\n")
+    (run / TRACKER).write_text("30")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "iteration", "loss"),
+    [((), 30, 11.5), (("--iteration", "best"), 20, 1.5), (("--iteration", "10"), 10, 11.5)],
+)
+def test_the_pod_of_an_export_reports_which_checkpoint_it_has_exported(
+    words: tuple[str, ...],
+    iteration: int,
+    loss: float,
+    model: Path,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setenv(ENV_TERMINATION_LOG, str(log))
+    target = tmp_path / "out"
+    _convert(monkeypatch, "export", "--from", trained, "--to", target, "--base", model, *words, equal=True)
+    result = ConversionResult.from_json(load_json(log.read_text()))
+    assert (result.iteration, result.validation_loss) == (iteration, loss)
+
+
+@pytest.mark.parametrize("iteration", ["15", "best", "-1", "last"])
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(
+    iteration: str, model: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trained / VALIDATION_FILE).unlink()
+    words = ("export", "--from", trained, "--to", tmp_path / "out", "--base", model)
+    error = _refuse(capsys, *words, f"--iteration={iteration}")
+    assert f"--iteration {iteration}: " in error
+    assert f"checkpoints in {trained}: 30, 20, 10; name one" in error
+
+
+@pytest.mark.parametrize(("best", "done"), [(30, ["audit", "0"]), (20, ["convert", "0"])])
+def test_the_best_checkpoint_becomes_a_link_only_where_the_newest_has_been_exported(
+    best: int, done: list[str], model: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (trained / VALIDATION_FILE).open("a") as file:
+        file.write(json.dumps({"iteration": best, "lmLoss": 0.5}) + "\n")
+    end, target = tmp_path / "out" / "end", tmp_path / "out" / "best"
+    end.mkdir(parents=True)
+    words = ("export", "--from", trained, "--to", target, "--base", model, "--iteration", "best")
+    assert _convert(monkeypatch, *words, "--link", end, "--reuse", equal=True) == done
+    assert target.is_symlink() == (best == 30)
+    if best == 30:
+        assert target.readlink() == Path("end"), "the folders may be moved together"

@@ -1,0 +1,81 @@
+"""Checks of a recipe that keeps or exports the checkpoint with the lowest validation loss."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.fine_tuning import ExportSpec
+from megatron_operator.api.recipe import CheckpointSpec
+
+KEEP_BEST = "spec.checkpoint.keepBest"
+WHEN = "spec.export.when"
+
+
+def best_checkpoint_errors(
+    asked: CheckpointSpec, export: ExportSpec | None, settings: Mapping[str, Mapping[str, Any]], save: int
+) -> Iterator[FieldError]:
+    """Errors of `checkpoint.keepBest` and `export.when`; none for a recipe that asks for no best checkpoint.
+
+    `settings`: complete wire form of `training` and `data`; `save`: iterations between two checkpoints.
+    """
+    when = [] if export is None else export.moments
+    if len(set(when)) < len(when):
+        yield FieldError(WHEN, f"names {when[0]} twice", f"set [{when[0]}], or [best, end]")
+    if "best" in when and asked.keep_best is False:
+        message = f"false deletes the checkpoint that export.when: [{', '.join(when)}] exports"
+        yield FieldError(KEEP_BEST, message, "leave it out, or set export.when: [end]")
+    if "best" in when or asked.keep_best:
+        field = WHEN if "best" in when else KEEP_BEST
+        yield from _evaluation_errors(field, settings["training"], settings["data"], save)
+
+
+def _evaluation_errors(
+    field: str, training: Mapping[str, Any], data: Mapping[str, Any], save: int
+) -> Iterator[FieldError]:
+    """The error of a run in which no checkpoint before the last one has an evaluation.
+
+    Both engines evaluate at multiples of evalInterval, save at multiples of saveInterval, and do both after
+    the last iteration.
+    """
+    if training.get("evalIters") == 0:
+        message = "needs evaluations of the validation data, and training.evalIters is 0"
+        yield FieldError(field, message, "set training.evalIters to 1 or more")
+        return
+    split = data.get("split")
+    if split is not None and not data.get("mockData") and not _validates(split):
+        message = f"needs validation data, and data.split {split} has none"
+        yield FieldError(field, message, "set data.split, for example 98,2,0")
+        return
+    every, total = training.get("evalInterval"), _iterations(training)
+    if every is None or total is None or math.lcm(save, every) < total:
+        return
+    message = (
+        f"would always choose the last iteration, {total:,}: checkpoints are saved every {save:,} iterations "
+        f"(saveInterval) and evaluated every {every:,} (evalInterval), which meet first at "
+        f"{math.lcm(save, every):,}"
+    )
+    yield FieldError(field, message, _fix(save, every, total))
+
+
+def _fix(save: int, every: int, total: int) -> str:
+    if save < total:
+        return f"set training.evalInterval to {save}, or to a divisor of it"
+    if every < total:
+        return f"set checkpoint.saveInterval to {every}, or to a multiple of it below {total}"
+    part = max(1, total // 10)
+    return f"set both checkpoint.saveInterval and training.evalInterval, for example to {part}"
+
+
+def _iterations(training: Mapping[str, Any]) -> int | None:
+    """Iterations of the run; None where they are not known before it runs."""
+    if (given := training.get("trainIters")) is not None:
+        return int(given)
+    samples, batch = training.get("trainSamples"), training.get("globalBatchSize")
+    return None if samples is None or batch is None else int(samples) // int(batch)
+
+
+def _validates(split: str) -> bool:
+    """Whether the second share of `99,1,0` is above 0; a share that is left out is 0."""
+    shares = split.split(",")
+    return len(shares) > 1 and float(shares[1]) > 0
