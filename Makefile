@@ -183,6 +183,10 @@ lock: setup ## Recompile the pinned requirements
 	  $(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	    -o requirements/$$name.txt requirements/$$name.in; done
 	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
+	  -o requirements/tracking-tests.txt requirements/tracking-tests.in
+	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
+	  -o trainer-image/requirements-tracking.txt trainer-image/requirements-tracking.in
+	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	  -o trainer-image/requirements-cpu.txt trainer-image/requirements-cpu.in
 	@$(PY) -m uv pip compile -q --universal --python-version 3.12 --generate-hashes --no-header \
 	  -c trainer-image/requirements-cpu.txt \

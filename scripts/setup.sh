@@ -44,7 +44,7 @@ install() { # install STAMP REQUIREMENTS [EDITABLE...]
     if [ "$(cat "$stamp" 2>/dev/null)" = "$digest" ]; then return; fi
     log "installing $requirements"
     # Every requirement is in the file; --no-deps ignores those of Megatron-Bridge, which pin other versions.
-    "$uv" pip install --quiet --python .venv/bin/python ${as_python:+--python-version "$as_python"} \
+    "$uv" pip install --quiet --python .venv/bin/python ${into:+--target "$into"} ${as_python:+--python-version "$as_python"} \
         --no-deps --require-hashes -r "$requirements"
     if [ $# -gt 0 ]; then "$uv" pip install --quiet --python .venv/bin/python --no-deps "$@"; fi
     echo "$digest" > "$stamp"
@@ -55,6 +55,9 @@ if [ "$with_trainer" = trainer ]; then
     install .stamp-trainer trainer-image/requirements-cpu.txt -e trainer-image
     # Its wheel asks for 3.12; what the tests call of it runs on 3.13 too.
     as_python=3.12 install .stamp-bridge trainer-image/requirements-bridge.txt
+    # Beside the packages of ranks, as in the image.
+    into=.venv/tracking install .stamp-tracking trainer-image/requirements-tracking.txt
+    into=.venv/tracking-tests install .stamp-tracking-tests requirements/tracking-tests.txt
 fi
 # With PYTHONDONTWRITEBYTECODE set, compiling takes half the time of every short command. Bytecode is written here:
 # for the operator's sources at each run, for imported packages once after they are installed.

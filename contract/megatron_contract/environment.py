@@ -21,6 +21,13 @@ VALIDATION_FILE: Final = "validation.jsonl"
 
 A resume that discards evaluated iterations appends discardedAfter, the iteration that it started from.
 """
+SCALARS_FILE: Final = "scalars.jsonl"
+"""Beside it, where a tracker is set; one JSON object per iteration and per evaluation: iteration, values by
+name, generation, time."""
+TENSORBOARD_DIR: Final = "tensorboard"
+"""Beside it; TensorBoard's event files."""
+WANDB_DIR: Final = "wandb"
+"""Beside it; the files that wandb writes."""
 PROFILE_DIR: Final = "profile"
 """Beside it; the traces that torch's profiler recorded, one file for each rank."""
 
@@ -44,6 +51,7 @@ ENV_LOSS_SPIKE_FACTOR: Final = "MEGATRON_LOSS_SPIKE_FACTOR"
 ENV_LOSS_SPIKE_WINDOW: Final = "MEGATRON_LOSS_SPIKE_WINDOW"
 ENV_LOSS_ON_REPEAT: Final = "MEGATRON_LOSS_ON_REPEAT"
 ENV_PROFILE: Final = "MEGATRON_PROFILE"
+ENV_TRACKING: Final = "MEGATRON_TRACKING"
 ENV_SECRET_VARIABLES: Final = "MEGATRON_SECRET_VARIABLES"
 
 DEFAULT_PLATFORM: Final = "gpu"
@@ -86,6 +94,7 @@ SETTINGS: Final[dict[str, str]] = {
     f"(default {DEFAULT_LOSS_ON_REPEAT})",
     ENV_PROFILE: "first and last iteration that torch's profiler records, and the ranks: 100-104:0,8 "
     "(default none)",
+    ENV_TRACKING: 'where curves are recorded, as JSON: {"tensorboard": true} (default nowhere)',
     ENV_SECRET_VARIABLES: "variables whose values enter no message; * -NAME: all but these (default none)",
 }
 """Environment variable -> meaning, unit and default. The operator sets these; users cannot override them."""

@@ -179,8 +179,8 @@ class Gang:
             self.stop()
 
     def ranks(self, node: int) -> list[psutil.Process]:
-        """Return the rank processes of a pod: children of the fork server, the launcher's only child."""
-        (fork_server,) = psutil.Process(self.pods[node].pid).children()
+        """Return the rank processes of a pod: children of the fork server, the launcher's first child."""
+        fork_server = min(psutil.Process(self.pods[node].pid).children(), key=lambda each: each.pid)
         ranks: list[psutil.Process] = fork_server.children()
         return ranks
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_contract import environment as pod
+from megatron_contract.tracking import Tracking
+from megatron_contract.wire import WireError, load_json
 
 from megatron_trainer.errors import TrainerError
 
@@ -60,6 +62,7 @@ class Settings:
     loss_on_repeat: str
     """fail or skip."""
     profile_window: ProfileWindow | None
+    tracking: Tracking
 
     def read_gang_token(self) -> bytes:
         """Read the token of the gang's store; empty without a file for it. Raises SettingError."""
@@ -143,6 +146,17 @@ def read_profile_window(env: Mapping[str, str] = os.environ) -> ProfileWindow | 
     return ProfileWindow(int(match[1]), int(match[2]), frozenset(map(int, match[3].split(","))))
 
 
+def read_tracking(env: Mapping[str, str] = os.environ) -> Tracking:
+    """Read where curves are recorded. Raises SettingError."""
+    text = env.get(pod.ENV_TRACKING, "")
+    if not text:
+        return Tracking()
+    try:
+        return Tracking.from_json(load_json(text))
+    except WireError as error:
+        raise SettingError(f'{pod.ENV_TRACKING}: {error}; set {{"tensorboard": true}} for example') from error
+
+
 def read(env: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings. Raises SettingError for the first one that is missing or invalid."""
     platform = env.get(pod.ENV_PLATFORM, pod.DEFAULT_PLATFORM)
@@ -182,4 +196,5 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         loss_spike_window=_read_integer(env, pod.ENV_LOSS_SPIKE_WINDOW, pod.DEFAULT_LOSS_SPIKE_WINDOW, 3),
         loss_on_repeat=_read_on_repeat(env),
         profile_window=read_profile_window(env),
+        tracking=read_tracking(env),
     )

@@ -23,6 +23,7 @@ from megatron_operator.api.bounds import (
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
+from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
@@ -306,6 +307,8 @@ class MegatronRecipeSpec(ApiModel):
     """How failures are handled, and how often."""
     profile: ProfileSpec | None = None
     """Iterations that torch's profiler records."""
+    tracking: TrackingSpec | None = None
+    """Where the curves of the run are recorded: TensorBoard, Weights & Biases, MLflow."""
     scheduling: SchedulingSpec = SchedulingSpec()
     """Pod placement."""
     image: Image | None = None

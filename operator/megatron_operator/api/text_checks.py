@@ -68,6 +68,8 @@ _FORMS: Final = {
     "envFrom[].secretRef.name": NAME,
     "envFrom[].configMapRef.name": NAME,
     "serviceAccountName": NAME,
+    "tracking.wandb.secretKeyRef.name": NAME,
+    "tracking.mlflow.secretKeyRef.name": NAME,
 }
 """Field of a recipe -> form; `[]` are the items of a list, `{}` the keys of a map and `.*` its values."""
 LONGEST: Final = 4096

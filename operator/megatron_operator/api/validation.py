@@ -29,6 +29,7 @@ from megatron_operator.api.recipe import (
 )
 from megatron_operator.api.rules import RULES
 from megatron_operator.api.text_checks import character_errors, name_errors, recipe_text_errors
+from megatron_operator.api.tracking import TRACKING_URI_PATTERN, WANDB_NAME_PATTERN
 from megatron_operator.api.training import AMOUNT_PATTERN
 
 
@@ -145,6 +146,8 @@ _PATTERNS = {
     KEY_PATTERN: ("key", "use letters, digits, -, _ and ., as in the object"),
     PREFIX_PATTERN: ("prefix", "use letters, digits, _, - and ., no digit first"),
     SIGN_PATTERN: ("name", "use a node condition's type or a taint's key, with =True, =False or =Unknown"),
+    TRACKING_URI_PATTERN: ("URL", "use http://server:port or https://server, without user and password"),
+    WANDB_NAME_PATTERN: ("name", "use a name without /, \\, #, ?, % and :"),
     WINDOW_PATTERN: ("window", "use the keys before and after a query, for example 128,0"),
 }
 """Pattern of a field -> what the field holds, and how to write it."""

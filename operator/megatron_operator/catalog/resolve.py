@@ -128,6 +128,7 @@ def resolve_for_planning(
         "checkpoint": checkpoint,
         "recovery": spec.recovery,
         "profileWindow": spec.profile,
+        "tracking": spec.tracking,
         "scheduling": _scheduling(spec.scheduling, profile, platform, found),
     }
     settings |= {
@@ -188,7 +189,7 @@ def _pods(
         "jobBackend": platform.job_backend,
         "gangScheduling": platform.gang_scheduling,
         "env": profile.env | (spec.env or {}),
-        "envValueFrom": spec.env_value_from or {},
+        "envValueFrom": (spec.tracking.credentials() if spec.tracking else {}) | (spec.env_value_from or {}),
         "envFrom": spec.env_from or [],
         "serviceAccountName": spec.service_account_name,
     }

@@ -8,6 +8,7 @@ from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, JobBackendName, NetworkPolicies
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, ProfileSpec, RecoverySpec, SchedulingSpec
+from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout
 
@@ -45,6 +46,7 @@ class ResolvedRecipe(ApiModel):
     recovery: RecoverySpec
     profile_window: ProfileSpec | None = None
     """Iterations that torch's profiler records (`profile` is the platform's)."""
+    tracking: TrackingSpec | None = None
     scheduling: SchedulingSpec
     image: str | None
     conversion_image: str | None = None
@@ -58,6 +60,7 @@ class ResolvedRecipe(ApiModel):
     """The platform's."""
     env: dict[str, str] = Field(default_factory=dict)
     env_value_from: dict[str, EnvVarSource] = Field(default_factory=dict)
+    """The recipe's, and the credentials of its trackers."""
     env_from: list[EnvFromSource] = Field(default_factory=list)
     service_account_name: str | None = None
     """One of the platform's `serviceAccounts`; None for the namespace's default."""

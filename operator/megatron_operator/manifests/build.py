@@ -85,7 +85,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     topology = resolved.scheduling.topology or []
 
     def job(require: bool) -> Manifest:
-        values = environment(resolved, plan, uid, require_checkpoint=require)
+        values = environment(resolved, plan, uid, run.name, require_checkpoint=require)
         pods = template(owner, resolved, plan, claims, run.arguments, values)
         manifest = BACKENDS[resolved.job_backend].job(owner, plan, pods, queue, topology)
         priority = resolved.scheduling.priority_class_name

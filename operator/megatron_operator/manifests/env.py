@@ -1,5 +1,6 @@
 """Environment variables of trainer pods: contract with the trainer, Megatron, profile and recipe."""
 
+import json
 from collections.abc import Mapping
 
 from megatron_contract.environment import (
@@ -25,16 +26,19 @@ from megatron_contract.environment import (
     ENV_SECRET_VARIABLES,
     ENV_TERMINATION_GRACE,
     ENV_TERMINATION_LOG,
+    ENV_TRACKING,
     GANG_TOKEN_DIR,
     GANG_TOKEN_FILE,
     PROGRESS_PORT,
     SETTINGS,
 )
+from megatron_contract.tracking import MlflowRun, Tracking, WandbRun
 
 from megatron_operator.api import reserved_names
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.status import Plan
+from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests.gpu_environment import gpu_environment
 from megatron_operator.manifests.grace import SHUTDOWN_SECONDS, grace_seconds
@@ -42,10 +46,11 @@ from megatron_operator.manifests.metadata import Manifest
 
 
 def environment(
-    resolved: ResolvedRecipe, plan: Plan, run_id: str, *, require_checkpoint: bool
+    resolved: ResolvedRecipe, plan: Plan, run_id: str, name: str, *, require_checkpoint: bool
 ) -> list[Manifest]:
     """Entries of the container's `env`. Later sources win: Megatron, profile, recipe, contract.
 
+    `run_id` is the recipe's uid, `name` its name.
     Raises InvalidRecipeError if the recipe sets a name that the operator reserves.
     """
     sources = {name: source.wire() for name, source in resolved.env_value_from.items()}
@@ -75,6 +80,8 @@ def environment(
         values[ENV_KEEP_BEST] = "1"
     if (window := resolved.profile_window) is not None:
         values[ENV_PROFILE] = f"{window.start}-{window.end}:{','.join(map(str, window.ranks))}"
+    if resolved.tracking is not None:
+        values[ENV_TRACKING] = _tracking(resolved.tracking, name)
     if require_checkpoint:
         values[ENV_REQUIRE_CHECKPOINT] = "1"
     if resolved.env_from:
@@ -86,6 +93,17 @@ def environment(
         {"name": name, "value": value} for name, value in values.items() if name not in sources
     ]
     return [*entries, *({"name": name, "valueFrom": source} for name, source in sources.items())]
+
+
+def _tracking(spec: TrackingSpec, name: str) -> str:
+    """The trackers as the trainer reads them; a run without a name has that of the recipe."""
+    wandb = mlflow = None
+    if (run := spec.wandb) is not None:
+        wandb = WandbRun(run.project, run.entity, run.name or name, run.mode == "offline")
+    if (server := spec.mlflow) is not None:
+        mlflow = MlflowRun(server.tracking_uri, server.experiment, server.name or name)
+    trackers = Tracking(tensorboard=spec.tensorboard is not None, wandb=wandb, mlflow=mlflow)
+    return json.dumps(trackers.to_json(), separators=(",", ":"))
 
 
 def _secret_variables(resolved: ResolvedRecipe, values: Mapping[str, str]) -> str:

@@ -21,6 +21,7 @@ from megatron_operator.planner.checks.precision import (
 )
 from megatron_operator.planner.checks.profile_window import profile_errors
 from megatron_operator.planner.checks.tokenizer import tokenizer_errors
+from megatron_operator.planner.checks.tracking import tracking_errors
 from megatron_operator.planner.chosen_plan import plan_of
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
@@ -243,6 +244,7 @@ def _problem(
     check_ineffective_settings(resolved, found)
     found.extend(passthrough_errors(resolved.megatron_args))
     found.extend(profile_errors(resolved))
+    found.extend(tracking_errors(resolved))
     found.extend(tokenizer_errors(resolved))
     found.extend(lint_errors(resolved))
     batches = global_batches(resolved.training, found)

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from megatron_contract.environment import SETTINGS
+from megatron_contract.tracking import MlflowRun, Tracking, WandbRun
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import Toleration
 from megatron_operator.manifests.pod import literal
-from megatron_trainer.settings import read
+from megatron_trainer.settings import read, read_tracking
 
 
 def test_shm_is_part_of_the_memory_request_in_proportion_to_the_pod(run: Any) -> None:
@@ -155,6 +156,31 @@ def test_the_window_of_the_profiler_is_passed(run: Any) -> None:
         spec["profile"] = {"start": 10, "end": 12, "ranks": [0, 3]}
 
     assert run("tiny-gpt", record).env()["MEGATRON_PROFILE"] == "10-12:0,3"
+
+
+def test_trackers_are_passed_with_the_name_of_the_recipe(run: Any) -> None:
+    assert "MEGATRON_TRACKING" not in run("tiny-gpt").env()
+
+    def track(spec: dict[str, Any]) -> None:
+        spec["tracking"] = {
+            "tensorboard": {},
+            "wandb": {"project": "p", "entity": "e", "secretKeyRef": {"name": "wandb", "key": "api-key"}},
+            "mlflow": {"trackingUri": "https://mlflow.example.com", "experiment": "x", "name": "n"},
+        }
+
+    tracked = run("tiny-gpt", track)
+    environment = {each["name"]: each.get("value") for each in tracked.container()["env"]}
+    assert read_tracking(environment) == Tracking(
+        tensorboard=True,
+        wandb=WandbRun("p", "e", "tiny-gpt"),
+        mlflow=MlflowRun("https://mlflow.example.com", "x", "n"),
+    )
+    assert environment["MEGATRON_RUN_ID"]
+    (key,) = (each for each in tracked.container()["env"] if each["name"] == "WANDB_API_KEY")
+    assert key["valueFrom"]["secretKeyRef"] == {"name": "wandb", "key": "api-key", "optional": False}
+    assert environment["MEGATRON_SECRET_VARIABLES"] == "WANDB_API_KEY"
+    # The end of the log could have the key.
+    assert tracked.container()["terminationMessagePolicy"] == "File"
 
 
 def test_nearer_topology_has_a_higher_weight(run: Any) -> None:

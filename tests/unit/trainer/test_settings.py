@@ -32,6 +32,14 @@ def test_the_window_of_the_profiler_is_set_by_environment() -> None:
     assert window == settings.ProfileWindow(100, 104, frozenset({0, 8}))
 
 
+def test_trackers_are_set_by_environment() -> None:
+    assert settings.read(POD).tracking.trackers == ()
+    tracking = settings.read(POD | {"MEGATRON_TRACKING": '{"tensorboard": true}'}).tracking
+    assert tracking.trackers == ("tensorboard",)
+    mlflow = '{"mlflow": {"trackingUri": "http://127.0.0.1", "experiment": "x"}}'
+    assert settings.read(POD | {"MEGATRON_TRACKING": mlflow}).tracking.trackers == ("mlflow",)
+
+
 def test_recovery_is_set_by_environment() -> None:
     variables = {
         "MEGATRON_HANG_TIMEOUT": "600",
@@ -66,6 +74,7 @@ def test_a_single_pod_needs_no_setting() -> None:
         ({"MEGATRON_HANG_TIMEOUT": "0"}, "MEGATRON_HANG_TIMEOUT is '0'; set auto, off or a number"),
         ({"MEGATRON_LOSS_SPIKE_FACTOR": "1"}, "MEGATRON_LOSS_SPIKE_FACTOR is '1'; set a number > 1"),
         ({"MEGATRON_LOSS_SPIKE_WINDOW": "2"}, "MEGATRON_LOSS_SPIKE_WINDOW is 2; set a number >= 3"),
+        ({"MEGATRON_TRACKING": "tensorboard"}, "MEGATRON_TRACKING: not JSON"),
         ({"MEGATRON_PROFILE": "10"}, "MEGATRON_PROFILE is '10'; set first-last:ranks"),
         ({"MEGATRON_PROFILE": "10-9:0"}, "MEGATRON_PROFILE is '10-9:0'; set first-last:ranks"),
         ({"MEGATRON_LOSS_ON_REPEAT": "stop"}, "MEGATRON_LOSS_ON_REPEAT is 'stop'; set fail or skip"),

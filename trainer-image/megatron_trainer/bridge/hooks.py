@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from megatron.bridge.training import checkpointing, gpt_step, pretrain, train
 from megatron.bridge.training import eval as evaluation
+from megatron.bridge.training.state import GlobalState
 from megatron.bridge.training.utils import flop_utils
+from megatron.core import timers
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import global_vars
 
+from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
 
@@ -44,6 +47,10 @@ class BridgeHooks(MegatronHooks):
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt_step)
         self._wrap("to_yaml", self._write_last, type(self._config))
+        if self._scalars is not None:
+            timers.SummaryWriter = ScalarWriter
+            self._wrap("training_log", self._write_scalars, train)
+            GlobalState.tensorboard_logger = property(lambda _: self._scalars)
 
     def _write_last(self, inner: Callable[..., Any], config: Any, path: str, *args: Any) -> None:
         """Write a checkpoint's last file whole: while it is missing, the save did not finish."""

@@ -25,6 +25,7 @@ from megatron_trainer.platform import cpu
 from megatron_trainer.secret_values import name_secret_variables
 from megatron_trainer.settings import SettingError, Settings
 from megatron_trainer.termination import Ending, write
+from megatron_trainer.tracking.processes import why_absent
 
 HELP = f"""usage: megatron-train MEGATRON_FLAG ...
        megatron-train FUNCTION PATH=JSON ...    with MEGATRON_ENGINE=bridge
@@ -96,7 +97,7 @@ def _run_pod(argv: Sequence[str], settings: Settings) -> tuple[Ending, ProgressR
     """
     try:
         _prepare_environment(settings.world_size)
-        if problem := engine.why_absent():
+        if problem := engine.why_absent() or why_absent(settings.tracking):
             return Ending(ExitCode.UNSUPPORTED, problem), None
         flags = complete(argv, settings.platform)
         from megatron_trainer.launcher.pod import Pod

@@ -31,6 +31,7 @@ from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.telemetry.status import Status
 from megatron_trainer.termination import Ending
+from megatron_trainer.tracking.processes import TrackingProcesses
 from megatron_trainer.volume_paths import left_volume
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Pod:
         self._incarnation = uuid.uuid4().hex
         self._gang_token = settings.read_gang_token()
         self._journal: RunJournal | None = None
+        self._trackers: TrackingProcesses | None = None
         self._final_report: FailureReport | None = None
         self._stop_requests = 0
 
@@ -72,13 +74,17 @@ class Pod:
         self._checkpoints = self._new_checkpoint_manager(None, None)
         try:
             self._serve_progress()
-            ending = self._open_journal() or self._preflight() or self._train()
+            ending = self._open_journal() or self._preflight()
+            if ending is None:
+                self._start_trackers()
+                ending = self._train()
         except ForkServerLostError as error:
             ending = Ending(ExitCode.WORKER_DIED, str(error))
         finally:
             self._fork_server.close()
             self._events.close()
         ending = self._checkpoints.verify(ending)
+        self._end_trackers(ending)
         self._status.set(phase="finished" if ending.code == ExitCode.OK else "failed", message=ending.message)
         if self._journal is not None and ending.code.retryable and self._checkpoints.fenced is None:
             kind = {ExitCode.TERMINATED: FailureKind.STOP, ExitCode.HANG: FailureKind.HANG}.get(
@@ -142,6 +148,18 @@ class Pod:
             lambda: self._stop_requests > 0,
             self._log,
         )
+
+    def _start_trackers(self) -> None:
+        """On node 0, which holds the lease: only one process of each tracker may follow a run."""
+        save, tracking = self._flags.save, self._settings.tracking
+        if self._settings.node_rank == 0 and save is not None and tracking.trackers:
+            self._trackers = TrackingProcesses(tracking, save, self._argv, self._log)
+            self._trackers.start()
+
+    def _end_trackers(self, ending: Ending) -> None:
+        if self._trackers is not None:
+            retryable = "stopped" if ending.code.retryable else "failed"
+            self._trackers.close("finished" if ending.code == ExitCode.OK else retryable)
 
     def _initial_state(self) -> State:
         """Return the state for a new store on this Master pod: of the run's first start, or of a restart."""

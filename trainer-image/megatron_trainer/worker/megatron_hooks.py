@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core import timers
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
-from megatron.training import checkpointing, get_args, training
-from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
+from megatron.training import checkpointing, get_args, global_vars, training
+from megatron_contract.environment import PROGRESS_FILE, SCALARS_FILE, VALIDATION_FILE
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron_trainer.checkpoints.checkpoint_lease import require_generation, require_lease
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
-from megatron_trainer.settings import read_profile_window
+from megatron_trainer.settings import read_profile_window, read_tracking
 from megatron_trainer.telemetry.reporter import LEASE_ENV, ProgressFile, Reporter
+from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker import gpt
 from megatron_trainer.worker.step_profiler import StepProfiler
 
@@ -76,6 +78,7 @@ class MegatronHooks:
         self._between = dict.fromkeys(_BETWEEN_FIELDS, 0.0)
         self._progress: ProgressFile | None = None
         self._validations: ProgressFile | None = None
+        self._scalars = ScalarWriter(reporter.generation) if self._is_tracked() else None
         self._steps = 0
         self.iteration = 0
         # The iteration whose step is running, None between steps.
@@ -97,6 +100,24 @@ class MegatronHooks:
         self._wrap("save_config", self._guard, serialization)
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt)
+        if self._scalars is not None:
+            # Megatron's timers write only to a writer of this class.
+            timers.SummaryWriter = ScalarWriter
+            self._wrap("training_log", self._write_scalars)
+            global_vars._GLOBAL_TENSORBOARD_WRITER = self._scalars
+
+    @staticmethod
+    def _is_tracked() -> bool:
+        """Whether this rank writes the curves of the run: the last one, as Megatron's own writers do."""
+        last = int(os.environ.get("WORLD_SIZE", "1")) - 1
+        return bool(read_tracking().trackers) and int(os.environ.get("RANK", "0")) == last
+
+    def _write_scalars(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Write what `inner` adds: Megatron's log of an iteration, or an evaluation."""
+        result = inner(*args, **kwargs)
+        if self._scalars is not None and get_args().save:
+            self._scalars.write(Path(get_args().save) / SCALARS_FILE)
+        return result
 
     @staticmethod
     def _wrap(name: str, around: Callable[..., Any], module: Any = training) -> None:
@@ -188,7 +209,7 @@ class MegatronHooks:
         prefixes = [text for text in (*args[:2], kwargs.get("prefix")) if isinstance(text, str)]
         self._validating = not any("test set" in prefix for prefix in prefixes)
         started = time.perf_counter()
-        result = inner(*args, **kwargs)
+        result = self._write_scalars(inner, *args, **kwargs)
         self._between["evaluateSeconds"] += time.perf_counter() - started
         self._evaluating = False
         self._reporter.send("phase", phase="training")
@@ -236,6 +257,9 @@ class MegatronHooks:
         record = self._record(value, seconds, optimizer)
         if value is not None and self._keeps_progress():
             self._append_progress(record)
+        if self._scalars is not None:
+            curves = {name: record[key] for name, key in _CURVES.items()}
+            self._scalars.add(self.iteration, curves)
         self._reporter.send("iteration", **record, settled=self._steps > _warm_up_steps())
         if value is not None:
             self._check_loss(value)
@@ -294,4 +318,11 @@ def _warm_up_steps() -> int:
 
 
 _PROGRESS_FIELDS = ("iteration", "lmLoss", "learningRate", "tokens", "stepSeconds")
+_CURVES = {
+    "iteration-time": "stepSeconds",
+    "throughput": "tflopsPerGpu",
+    "tokens-per-second": "tokensPerSecond",
+    "consumed-samples": "consumedSamples",
+}
+"""Name of a curve that Megatron adds itself only with flags, or not at all -> field of the record."""
 _BETWEEN_FIELDS = ("saveSeconds", "evaluateSeconds")

@@ -38,6 +38,10 @@ _OWNED = {
     "num-layers-per-virtual-pipeline-stage": "spec.parallelism.numVirtualStagesPerPipelineRank",
     "recompute-activations": "spec.parallelism.recomputeGranularity",
     "dist-ckpt-optim-fully-reshardable": "spec.recovery.elastic",
+    "tensorboard-dir": "spec.tracking.tensorboard",
+    "wandb-project": "spec.tracking.wandb.project",
+    "wandb-entity": "spec.tracking.wandb.entity",
+    "wandb-exp-name": "spec.tracking.wandb.name",
 }
 _RESERVED = frozenset(
     {
@@ -57,6 +61,8 @@ _RESERVED = frozenset(
 _REFUSED = {
     "ckpt-format": "is torch_dist for every run: only such checkpoints load in another layout",
     "no-save-optim": "leaves out the optimizer's state, without which an interrupted run cannot resume",
+    "tensorboard-queue-size": "is for a writer of Megatron that the trainer replaces (spec.tracking)",
+    "wandb-save-dir": "is wandb beside the checkpoints for every run (spec.tracking.wandb)",
     "no-save-rng": "leaves out the random states, without which an interrupted run does not resume exactly",
 }
 """Flag -> why it is not taken."""

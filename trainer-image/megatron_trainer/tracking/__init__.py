@@ -1,0 +1,1 @@
+"""Experiment tracking: TensorBoard, Weights & Biases and MLflow follow the run's file of scalars."""
