@@ -23,6 +23,7 @@ from tests.trainer.bridge_run import (
     write_samples,
 )
 from tests.trainer.chat_corpus import LLAMA, lines, many, write_tokenizer
+from tests.trainer.curves import read_curves
 from tests.trainer.warm_process import WarmProcess
 
 Start = Callable[..., BridgeGang]
@@ -64,6 +65,7 @@ def test_a_killed_lora_run_resumes_with_the_losses_of_an_undisturbed_one(
     assert undisturbed.wait() == [0], undisturbed.log()[-3000:]
 
     monkeypatch.setenv("MEGATRON_PROFILE", f"1-{SAVED_EVERY}:0")
+    monkeypatch.setenv("MEGATRON_TRACKING", '{"tensorboard": true}')
     run = start("llama32_1b_peft_config", **lora, train__train_iters=100)
     run.await_iteration(SAVED_EVERY + 1)
     run.kill_rank(0)
@@ -79,6 +81,11 @@ def test_a_killed_lora_run_resumes_with_the_losses_of_an_undisturbed_one(
     assert run.progress(0)["trainIters"] == 100
     (trace,) = (run.save / "profile").iterdir()
     assert trace.name == f"rank-0-iterations-1-{SAVED_EVERY}.json.gz"
+    board = read_curves("tensorboard", run.save / "tensorboard")
+    for name in ("lm loss", "grad-norm", "learning-rate", "throughput"):
+        steps = [step for step, _ in board[name]]
+        assert steps == list(range(1, len(steps) + 1))
+        assert len(steps) > SAVED_EVERY
 
 
 def test_the_best_checkpoint_outlives_newer_ones_and_a_killed_rank_and_is_exported(

@@ -3,6 +3,9 @@
 import re
 from typing import Any, Final
 
+from megatron_contract.environment import ENV_TRACKING
+
+from megatron_operator.api.tracking import MLFLOW_TOKEN, WANDB_KEY
 from megatron_operator.manifests.prepare import CONTAINER as PREPARE
 
 _MISSING: Final = (
@@ -36,6 +39,18 @@ def missing_object(pod: dict[str, Any], message: str) -> str:
     )
 
 
+def _field(variable: str, container: dict[str, Any]) -> str:
+    """The field that sets a variable from one key: a tracker's credentials may be set in two places."""
+    if container.get("name") == PREPARE:
+        return "spec.data.prepare.objectStorage.secretName"
+    field, environment = f"spec.envValueFrom.{variable}", container["env"]
+    trackers = next((each.get("value") or "" for each in environment if each["name"] == ENV_TRACKING), "")
+    for name, tracker in ((WANDB_KEY, "wandb"), (MLFLOW_TOKEN, "mlflow")):
+        if variable == name and f'"{tracker}":{{' in trackers:
+            return f"spec.tracking.{tracker}.secretKeyRef or {field}"
+    return field
+
+
 def _fields(pod: dict[str, Any], kind: str, name: str, key: str | None) -> list[str]:
     """Paths below `spec` of a recipe whose variables come from the object."""
     found = []
@@ -43,17 +58,10 @@ def _fields(pod: dict[str, Any], kind: str, name: str, key: str | None) -> list[
         for variable in container.get("env") or []:
             needed = (variable.get("valueFrom") or {}).get(_KEY_REFERENCE[kind])
             if needed and needed.get("name") == name and key in (None, needed.get("key")):
-                found.append(_field(container, variable))
+                found.append(_field(variable["name"], container))
         if key is None and any(
             (source.get(_OBJECT_REFERENCE[kind]) or {}).get("name") == name
             for source in container.get("envFrom") or []
         ):
             found.append("spec.envFrom")
     return list(dict.fromkeys(found))
-
-
-def _field(container: dict[str, Any], variable: dict[str, Any]) -> str:
-    """The field of which a variable with the value of an object comes."""
-    if container.get("name") == PREPARE:
-        return "spec.data.prepare.objectStorage.secretName"
-    return f"spec.envValueFrom.{variable['name']}"

@@ -123,3 +123,12 @@ def test_a_missing_secret_of_an_object_store_is_named_by_its_field() -> None:
         "(for spec.data.prepare.objectStorage.secretName); create Secret reader in namespace None, "
         "or correct the field"
     )
+
+
+def test_a_missing_key_of_a_tracker_is_reported_with_the_trackers_field() -> None:
+    body = waiting_for("couldn't find key api-key in Secret research/wandb")
+    tracking = '{"tensorboard":false,"wandb":{"project":"p"},"mlflow":null}'
+    body["spec"]["containers"][0]["env"].append({"name": "MEGATRON_TRACKING", "value": tracking})
+    found = diagnose([body], [], "run")
+    assert found is not None
+    assert "(for spec.tracking.wandb.secretKeyRef or spec.envValueFrom.WANDB_API_KEY)" in found.message

@@ -1,7 +1,7 @@
 """TensorBoard's event files: records of the protocol buffer `tensorflow.Event`, as its readers expect them.
 
 Written here rather than by the package tensorboard, which Megatron imports in every rank where it is
-installed (docs/decisions/0026-trackers-beside-the-ranks.md). A record is its length (8 bytes), the masked
+installed (docs/decisions/0027-trackers-beside-the-ranks.md). A record is its length (8 bytes), the masked
 CRC-32C of these, the message and the masked CRC-32C of the message
 (tensorflow/core/lib/io/record_writer.h).
 """
