@@ -54,14 +54,15 @@ TRAINER_MAY_IMPORT = {
     "platform": TRAINER_SHARED,
     "telemetry": TRAINER_SHARED,
     "rendezvous": TRAINER_SHARED | {"telemetry"},
+    "tracking": TRAINER_SHARED | {"telemetry"},
     "health": TRAINER_SHARED | {"telemetry", "rendezvous"},
     "checkpoints": TRAINER_SHARED | {"telemetry", "rendezvous", "health"},
-    "worker": TRAINER_SHARED | {"telemetry", "health", "checkpoints"},
-    "bridge": TRAINER_SHARED | {"telemetry", "worker"},
+    "worker": TRAINER_SHARED | {"telemetry", "tracking", "health", "checkpoints"},
+    "bridge": TRAINER_SHARED | {"telemetry", "tracking", "worker"},
     "weights": TRAINER_SHARED | {"platform", "checkpoints", "bridge"},
     "data": TRAINER_SHARED | {"platform", "telemetry", "worker", "bridge", "weights"},
     "launcher": TRAINER_SHARED
-    | {"platform", "telemetry", "rendezvous", "health", "checkpoints", "worker", "bridge"},
+    | {"platform", "telemetry", "rendezvous", "tracking", "health", "checkpoints", "worker", "bridge"},
 }
 """What each part of the trainer may import beside itself and the contract."""
 
