@@ -107,6 +107,10 @@ bench-plain: setup ## Inject the fault table into a plain PyTorchJob and record 
 bench-prepare: setup-trainer ## Compare megatron-prepare with Megatron's preprocessing; BENCH="--mebibytes 512"
 	@$(PY) -m bench.prepare $(BENCH)
 
+.PHONY: bench-weights
+bench-weights: setup-bridge ## Measure the memory of megatron-convert; BENCH="--layers 20 --folder FOLDER"
+	@.venv-bridge/bin/python -m bench.weights_memory $(BENCH)
+
 .PHONY: bench-gang
 bench-gang: setup-trainer ## Measure the gang's store with launchers without ranks; BENCH="--launchers 512"
 	@$(PY) -m bench.gang $(BENCH)

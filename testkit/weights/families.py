@@ -128,15 +128,16 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
                 value.add_(0.05 * torch.randn(value.shape, generator=generator))
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    write_tokenizer(folder)
     return model
 
 
-def _tokenizer() -> Any:
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of VOCABULARY words into `folder`."""
     import transformers
     from tokenizers import Tokenizer, models
 
     words = {f"t{number}": number for number in range(VOCABULARY)}
-    return transformers.PreTrainedTokenizerFast(
+    transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), unk_token="t0", eos_token="t1"
-    )
+    ).save_pretrained(folder)

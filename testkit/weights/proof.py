@@ -85,7 +85,11 @@ def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, flo
     ids = (torch.arange(32) * 7 % 250)[None]
     folder = huggingface_folder.read(source, "--base", weights=True)
     with cpu_model.one_process(), torch.no_grad():
-        model = conversion.model_of(cpu_model.make_bridge(folder), folder, "float32")
+        bridge = cpu_model.make_bridge(folder)
+        model = cpu_model.make_model(bridge, "float32")
+        weights = conversion.weights_of(bridge, model, folder)
+        for name, tensor in checkpoint.tensors(model):
+            tensor.copy_(weights(name))
         lora.load(model, checkpoint.find(adapters, "--from"))
         found = model(ids, torch.arange(32)[None], None)
         differences = {}
@@ -158,8 +162,35 @@ def prove_padded(folder: Path) -> bool:
             for name, value in checkpoint.tensors(model):
                 values[name][: len(value)] = value
             padded.mkdir()
-            checkpoint.save(larger, bridge, "float32", padded)
+            checkpoint.save(larger, values.__getitem__, bridge, "float32", padded)
     shapes = checkpoint.names(checkpoint.find(padded, "--from"))
     conversion.export_weights(padded, exported, source)
     found = records(huggingface_folder.read(exported, "--to", weights=True).tensors())
     return shapes["output_layer.weight"][0] == 256 and found == records(read.tensors())
+
+
+def prove_written(name: str, folder: Path) -> bool:
+    """Whether an imported checkpoint has the bytes that Megatron's own writer gives its model."""
+    import queue
+
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
+
+    source, imported, filled = folder / "source", folder / "imported", folder / "filled"
+    write_model(by_name(name), source)
+    conversion.import_weights(source, imported)
+    read = huggingface_folder.read(source, "--from", weights=True)
+    # By default the results of writers come through a process, which imports everything again.
+    filesystem_async._results_queue = queue.SimpleQueue()
+    with cpu_model.one_process(), torch.no_grad():
+        model = cpu_model.make_model(cpu_model.make_bridge(read), read.dtype)
+        checkpoint.load(checkpoint.find(imported, "--from"), model)
+        filled.mkdir()
+        dist_checkpointing.save(checkpoint.state(model), str(filled), content_metadata=checkpoint.CONTENT)
+    written = [
+        {file.name: file.read_bytes() for file in path.glob("*.distcp")}
+        for path in (filled, imported / checkpoint.RELEASE)
+    ]
+    return bool(written[0]) and written[0] == written[1]

@@ -49,6 +49,17 @@ class WarmConverter:
         """Run the proof of a padded vocabulary."""
         return self._request("padded", [str(folder)], folder / "log")
 
+    def prove_written(self, name: str, folder: Path) -> Ended:
+        """Compare the files of a checkpoint with those of Megatron's own writer."""
+        return self._request("written", [name, str(folder)], folder / "log")
+
+    def peak(self, *argv: str | Path, log: Path) -> int:
+        """Run `megatron-convert`; returns the bytes by which its memory exceeded that of the imports."""
+        result = log.with_suffix(".peak")
+        ended = self._request("peak", [str(result), *(str(word) for word in argv)], log)
+        assert ended.code == 0, ended.output
+        return int(result.read_text())
+
     def merged_logits(self, adapters: Path, source: Path, exported: Path, result: Path) -> dict[str, float]:
         """Compare logits with adapters, as proof.merged_logits does."""
         log = result.with_suffix(".log")
@@ -98,6 +109,27 @@ def _prove_padded(argv: list[str]) -> None:
     assert prove_padded(Path(argv[0]))
 
 
+def _prove_written(argv: list[str]) -> None:
+    from testkit.weights.proof import prove_written
+
+    assert prove_written(argv[0], Path(argv[1]))
+
+
+def _peak(argv: list[str]) -> None:
+    before = _kibibytes("VmRSS")
+    # The peak begins again at what is in memory now.
+    Path("/proc/self/clear_refs").write_text("5")
+    try:
+        _convert(argv[1:])
+    finally:
+        Path(argv[0]).write_text(str((_kibibytes("VmHWM") - before) << 10))
+
+
+def _kibibytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
 def _compare_logits(argv: list[str]) -> None:
     from testkit.weights.proof import merged_logits
 
@@ -116,6 +148,8 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "convert": _convert,
     "prove": _prove,
     "padded": _prove_padded,
+    "written": _prove_written,
+    "peak": _peak,
     "logits": _compare_logits,
     "own loop": _compare_run,
 }

@@ -11,6 +11,7 @@ from megatron_trainer.weights.audit import AUDIT_FILE
 from megatron_trainer.weights.tensors import records
 from safetensors.torch import load_file, save_file
 
+from testkit.weights.large import write_llama
 from testkit.weights.warm import WarmConverter
 
 CLOSE = 1e-6
@@ -133,6 +134,22 @@ def test_weights_that_do_not_fit_the_configuration_leave_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "source"]
 
 
+def test_a_weight_that_is_not_a_number_is_refused_while_the_checkpoint_is_written(
+    converter: WarmConverter, proven: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    huggingface_folder.copy_small_files(proven / "source", source)
+    tensors = load_file(proven / "source" / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][2, 3] = float("nan")
+    save_file(tensors, source / "model.safetensors")
+
+    ended = converter.convert("import", "--from", source, "--to", tmp_path / "out", log=tmp_path / "log")
+
+    assert ended.code == 2, ended.output
+    assert "decoder.layers.1.mlp.linear_fc2.weight would have values that are not numbers" in ended.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "source"]
+
+
 def test_a_checkpoint_with_fewer_rows_of_vocabulary_is_refused(
     converter: WarmConverter, proven: Path, tmp_path: Path
 ) -> None:
@@ -178,3 +195,27 @@ def test_an_exported_folder_has_the_source_s_tensors(proven: Path) -> None:
         for name in ("source", "exported")
     )
     assert exported == source
+
+
+@pytest.mark.parametrize("family", ["Qwen3-MoE", "GPT-OSS"])
+def test_an_imported_checkpoint_is_what_megatron_writes_byte_for_byte(
+    converter: WarmConverter, tmp_path: Path, family: str
+) -> None:
+    ended = converter.prove_written(family, tmp_path)
+    assert ended.code == 0, ended.output
+
+
+def test_conversions_hold_some_tensors_in_memory_and_not_the_model(
+    converter: WarmConverter, tmp_path: Path
+) -> None:
+    source, imported, exported = (tmp_path / name for name in ("source", "imported", "exported"))
+    size = write_llama(source, hidden=1024, layers=16, file_bytes=100 << 20)
+    commands = {
+        "import": ("import", "--from", source, "--to", imported),
+        "export": ("export", "--from", imported, "--to", exported),
+        "audit of the import": ("audit", "--from", source, "--to", imported),
+        "audit of the export": ("audit", "--from", imported, "--to", exported),
+        "audit of two folders": ("audit", "--from", source, "--to", exported),
+    }
+    peaks = {name: converter.peak(*words, log=tmp_path / "log") / size for name, words in commands.items()}
+    assert max(peaks.values()) < 0.4, peaks

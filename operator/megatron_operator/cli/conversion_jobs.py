@@ -11,7 +11,7 @@ def conversion_lines(planned: "PlannedRun") -> list[tuple[str, str]]:
     from megatron_operator.lifecycle.stages import EXPORT, EXPORT_BEST, IMPORT, conversion_of
     from megatron_operator.manifests import convert, object_name
 
-    memory = convert.request(planned.plan)["requests"]["memory"]
+    memory = convert.request(planned.resolved)["requests"]["memory"]
     lines = []
     end = "after the last iteration"
     for stage, when in (

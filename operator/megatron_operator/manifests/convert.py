@@ -14,7 +14,7 @@ from megatron_contract.environment import (
 from megatron_operator.api import quantity
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.fine_tuning import plain_path
-from megatron_operator.api.status import Plan
+from megatron_operator.api.model import ModelSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.manifests import cpu_job
 from megatron_operator.manifests.cpu_job import Work
@@ -36,21 +36,23 @@ CONTAINER: Final = "convert"
 REFUSED: Final = 2
 """Exit code of `megatron-convert` for input that cannot be converted: a retry cannot fix it."""
 BYTES_PER_PARAMETER: Final = 2
-LARGEST_FILE: Final = 4 << 30
-"""Bytes of a file of weights, which is held in memory until it is written."""
-LIBRARIES: Final = 2 << 30
-"""Bytes of the process before it has a model: torch, Megatron-Bridge, transformers."""
+COPIES: Final = 5
+"""Copies of a tensor that a conversion holds at most: as read, as joined, transposed or split, as written."""
+COPIES_MERGED: Final = 12
+"""The same where adapters are added to it: the tensor, their product and the sum are in float32."""
+LIBRARIES: Final = 5 << 29
+"""Bytes of the process without a tensor: 1.7 GiB of torch, Megatron-Bridge and transformers, and room."""
 CPU: Final = "1"
 
 
-def import_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Storage) -> Manifest | None:
+def import_job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:
     """The Job that imports the weights of `init.from.huggingFace`; None for a run without them."""
     source = resolved.init.source
     if source is None or source.hugging_face is None:
         return None
     folder = plain_path(source.hugging_face.path)
     words = ["import", "--from", folder, "--to", source.checkpoint, "--reuse", *_model(resolved)]
-    return _job(owner, resolved, plan, ROLE_IMPORT, words, _claims(storage, folder))
+    return _job(owner, resolved, ROLE_IMPORT, words, _claims(storage, folder))
 
 
 def folder_of_run(name: str) -> str:
@@ -58,13 +60,13 @@ def folder_of_run(name: str) -> str:
     return f"{CHECKPOINT_DIR}/{name}"
 
 
-def export_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Storage) -> Manifest | None:
+def export_job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:
     """The Job that exports the run's newest checkpoint; None unless `export.when` has `end`."""
     target = resolved.export.folder("end") if resolved.export else None
-    return None if target is None else _export(owner, resolved, plan, storage, ROLE_EXPORT, target, [])
+    return None if target is None else _export(owner, resolved, storage, ROLE_EXPORT, target, [])
 
 
-def export_best_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage: Storage) -> Manifest | None:
+def export_best_job(owner: Owner, resolved: ResolvedRecipe, storage: Storage) -> Manifest | None:
     """The Job that exports the checkpoint with the lowest validation loss; None without `best` in `when`.
 
     The converter chooses it: the volume has the last evaluation, which the status may have missed. Where it
@@ -75,13 +77,12 @@ def export_best_job(owner: Owner, resolved: ResolvedRecipe, plan: Plan, storage:
         return None
     end = resolved.export.folder("end")
     words = ["--iteration", "best", *([] if end is None else ["--link", end])]
-    return _export(owner, resolved, plan, storage, ROLE_EXPORT_BEST, target, words)
+    return _export(owner, resolved, storage, ROLE_EXPORT_BEST, target, words)
 
 
 def _export(
     owner: Owner,
     resolved: ResolvedRecipe,
-    plan: Plan,
     storage: Storage,
     role: str,
     target: str,
@@ -91,7 +92,7 @@ def _export(
     words = ["export", "--from", run, "--to", target, "--reuse", "--parents", *checkpoint]
     words += [] if base is None else ["--base", base]
     words += _model(resolved)
-    return _job(owner, resolved, plan, role, words, _claims(storage, target, run, base or run))
+    return _job(owner, resolved, role, words, _claims(storage, target, run, base or run))
 
 
 def model_hash(resolved: ResolvedRecipe) -> str | None:
@@ -124,22 +125,42 @@ def image_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     return [FieldError(field, message, fix) for field, value in asked.items() if value and missing]
 
 
-def request(plan: Plan) -> Manifest:
-    """The container's `resources`: memory for the weights once, two bytes each, and for one file of them."""
-    weights = BYTES_PER_PARAMETER * (plan.parameters or 0)
-    needed = weights + min(weights, LARGEST_FILE) + LIBRARIES
+def request(resolved: ResolvedRecipe) -> Manifest:
+    """The container's `resources`."""
+    merges = resolved.export is not None and bool(resolved.export.merge)
+    needed = memory_needed(resolved.model, merges=merges)
     return {"requests": {"cpu": CPU, "memory": quantity.memory(Fraction(needed))}}
 
 
+def memory_needed(model: ModelSpec, *, merges: bool) -> int:
+    """Bytes that a conversion needs: copies of the model's largest tensor, not the model."""
+    hidden = model.hidden_size or 0
+    matrix = 2 * (model.ffn_hidden_size or 4 * hidden) * hidden
+    held = COPIES * max((model.vocab_size or 0) * hidden, matrix, _grouped_experts(model))
+    if merges:
+        held = max(held, COPIES_MERGED * matrix)
+    return LIBRARIES + BYTES_PER_PARAMETER * held
+
+
+def _grouped_experts(model: ModelSpec) -> int:
+    """Parameters of a tensor that holds a matrix of all experts of a layer; 0 if each has its own.
+
+    Of the models that convert, the files of GPT-OSS have such tensors; it alone has `quickGeglu`.
+    """
+    if not model.quick_geglu:
+        return 0
+    return 2 * (model.num_experts or 0) * (model.moe_ffn_hidden_size or 0) * (model.hidden_size or 0)
+
+
 def _job(
-    owner: Owner, resolved: ResolvedRecipe, plan: Plan, role: str, words: list[str], claims: dict[str, str]
+    owner: Owner, resolved: ResolvedRecipe, role: str, words: list[str], claims: dict[str, str]
 ) -> Manifest:
     work = Work(
         role=role,
         container=CONTAINER,
         command="megatron-convert",
         arguments=[literal(word) for word in words],
-        resources=request(plan),
+        resources=request(resolved),
         final=[REFUSED],
         claims=claims,
         image=resolved.conversion_image,

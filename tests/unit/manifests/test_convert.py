@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.model import ModelSpec
+from megatron_operator.manifests import convert
 
 RECIPE = "llama3.1-8b-lora-converted"
 OWN_LOOP = "qwen3-8b-continued"
@@ -89,13 +91,30 @@ def test_the_pods_mount_only_what_they_need_for_writing(run: Any, job: str, clai
     assert "nvidia.com/gpu" not in str(pod)
 
 
-def test_memory_is_requested_for_the_weights_once_and_a_file_of_them(run: Any) -> None:
+def test_memory_is_requested_for_copies_of_the_largest_tensor_and_not_for_the_model(run: Any) -> None:
     built = run(RECIPE)
     container = pod_of(built.build().import_job)["containers"][0]
-    bytes_needed = 2 * built.plan.parameters + (4 << 30) + (2 << 30)
+    gate_and_up, embedding = 2 * 14336 * 4096, 128256 * 4096
+    bytes_needed = (5 << 29) + 2 * max(5 * embedding, 12 * gate_and_up)
+    assert bytes_needed < 2 * built.plan.parameters / 1.5
     mebibytes = int(container["resources"]["requests"]["memory"].removesuffix("Mi"))
     assert mebibytes - 1 < bytes_needed / (1 << 20) <= mebibytes
     assert "limits" not in container["resources"]
+
+
+def test_experts_that_a_file_holds_in_one_tensor_are_counted_together() -> None:
+    model = ModelSpec(
+        hidden_size=2880,
+        vocab_size=201088,
+        num_experts=128,
+        moe_ffn_hidden_size=2880,
+        ffn_hidden_size=2880,
+        quick_geglu=True,
+    )
+    found = convert.memory_needed(model, merges=False)
+    assert found == convert.LIBRARIES + 2 * convert.COPIES * 2 * 128 * 2880 * 2880
+    one_by_one = convert.memory_needed(model.model_copy(update={"quick_geglu": None}), merges=False)
+    assert one_by_one == convert.LIBRARIES + 2 * convert.COPIES * 201088 * 2880
 
 
 def test_a_refusal_of_the_converter_is_final_and_an_eviction_is_not_counted(run: Any) -> None:

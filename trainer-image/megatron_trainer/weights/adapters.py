@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron_trainer.weights import checkpoint
 from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.tensors import TensorSource
 
 _LORA = "megatron.bridge.peft.lora.LoRA"
 _NOT_OF_THE_WEIGHTS = {"lora_dtype", "params_to_save"}
@@ -27,30 +28,36 @@ def load(model: Any, directory: Path) -> Any:
     return lora
 
 
-def merge(model: Any, directory: Path) -> dict[str, Any]:
-    """Add the adapters of a checkpoint to the weights of `model`; returns what was merged, for the audit.
+def merged(model: Any, weights: TensorSource, directory: Path) -> tuple[TensorSource, dict[str, Any]]:
+    """Return `weights` with the adapters of a checkpoint added, and what is merged, for the audit.
 
-    The products are computed in float32 and rounded once. Raises ConversionError unless they are LoRA.
+    `model` gives the adapters their places; of its memory only theirs is used. The products are computed in
+    float32 and rounded once. Raises ConversionError unless they are LoRA.
     """
     from megatron.bridge.peft.lora_layers import LoRALinear
 
     lora = load(model, directory)
-    merged = []
-    for name, module in list(model.named_modules()):
-        if not isinstance(module, LoRALinear):
-            if hasattr(module, "adapter"):
-                raise ConversionError(f"{directory}: the adapter of {name} is a {type(module).__name__}")
-            continue
-        base = module.to_wrap
-        dtype = base.weight.dtype
-        module.float()
-        base.weight.data = module.weight.to(dtype)
-        if getattr(base, "bias", None) is not None:
-            base.bias.data = base.bias.to(dtype)
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, base)
-        merged.append(f"{name}.weight")
-    return {"merged": {"rank": lora.dim, "alpha": lora.alpha, "tensors": sorted(merged)}}
+    adapted = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoRALinear):
+            module.adapter.float()
+            adapted[f"{name}.weight"] = module
+        elif hasattr(module, "adapter"):
+            raise ConversionError(f"{directory}: the adapter of {name} is a {type(module).__name__}")
+
+    def source(name: str) -> Any:
+        weight = weights(name)
+        if name not in adapted:
+            return weight
+        module = adapted[name]
+        base = module.to_wrap.weight
+        unused, base.data = base.data, weight.float()
+        try:
+            return module.weight.detach().to(weight.dtype)
+        finally:
+            base.data = unused
+
+    return source, {"merged": {"rank": lora.dim, "alpha": lora.alpha, "tensors": sorted(adapted)}}
 
 
 def _read_settings(directory: Path) -> Any:

@@ -3,7 +3,6 @@
 Megatron's loop and Bridge both start a new run from such a checkpoint, without optimizer and at iteration 0.
 """
 
-import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,32 +11,41 @@ from megatron_trainer.checkpoints import selection
 from megatron_trainer.checkpoints.selection import TRACKER
 from megatron_trainer.weights import cpu_model
 from megatron_trainer.weights.conversion_error import ConversionError
-from megatron_trainer.weights.tensors import name_of
+from megatron_trainer.weights.tensors import TensorSource, name_of
 
 RELEASE = "release"
 SOURCE_FOLDER = "huggingface"
 """Configuration and tokenizer of the source, inside the checkpoint's folder."""
 _NOT_OF_THE_MODEL = ("optimizer.", "rng_state", "rerun_state_machine", "chained_")
 ADAPTER = ".adapter."
+CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+"""How the parts of a model are named in its checkpoint."""
 
 
-def save(model: Any, bridge: Any, dtype: str, folder: Path) -> None:
-    """Write `folder`/release and the tracker.
+def save(model: Any, source: TensorSource, bridge: Any, dtype: str, folder: Path) -> None:
+    """Write `folder`/release and the tracker, with the tensors of `source` under the names of `model`.
 
     `run_config.yaml` describes the model as Bridge derives it from config.json, not as it was built here.
     """
     from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    # By default the results of writers come through a spawned process, which imports everything again.
-    filesystem_async._results_queue = queue.SimpleQueue()
-    metadata = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
-    state = {"checkpoint_version": 3.0, "iteration": 0, "model": model.sharded_state_dict(metadata=metadata)}
+    from megatron_trainer.weights.checkpoint_writer import StreamedSave
+
     release = folder / RELEASE
     release.mkdir()
-    dist_checkpointing.save(state, str(release), content_metadata=metadata)
+    strategy = StreamedSave(tensors(model), source)
+    dist_checkpointing.save(state(model), str(release), strategy, content_metadata=CONTENT)
     _describe_model(bridge, dtype, release / "run_config.yaml")
     (folder / TRACKER).write_text(f"{RELEASE}\n", encoding="utf-8")
+
+
+def state(model: Any) -> dict[str, Any]:
+    """Return what a checkpoint of a model holds, for Megatron to save."""
+    return {
+        "checkpoint_version": 3.0,
+        "iteration": 0,
+        "model": model.sharded_state_dict(metadata=CONTENT),
+    }
 
 
 def _describe_model(bridge: Any, dtype: str, file: Path) -> None:
@@ -124,14 +132,38 @@ def load(directory: Path, model: Any, *, keep: str | None = None) -> None:
     Raises ConversionError for tensors that only one of the two has, and for damaged files.
     """
     from megatron.core import dist_checkpointing
+
+    wanted = _sharded(directory, model, keep)
+    try:
+        loaded = dist_checkpointing.load({"model": wanted}, str(directory))["model"]
+    except Exception as error:
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ConversionError(f"{directory} cannot be read: {text}") from error
+    _, unexpected = model.load_state_dict(loaded, strict=False)
+    if unexpected:
+        raise ConversionError(f"{directory} has tensors that the model lacks: {', '.join(unexpected[:5])}")
+
+
+def source(directory: Path, model: Any) -> TensorSource:
+    """Return what reads the model's tensors from a checkpoint, one at a time; the model is not touched.
+
+    Raises ConversionError for tensors that only one of the two has, and for damaged files.
+    """
+    from megatron_trainer.weights.checkpoint_reader import CheckpointTensors
+
+    return CheckpointTensors(directory, tensors(model), _sharded(directory, model))
+
+
+def _sharded(directory: Path, model: Any, keep: str | None = None) -> dict[str, Any]:
+    """Return the model's sharded state dict without extra state. Raises ConversionError if they differ."""
+    from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 
     metadata = dist_checkpointing.load_content_metadata(str(directory)) or {}
-    wanted = model.sharded_state_dict(metadata=metadata)
     wanted = {
         name: entry
-        for name, entry in wanted.items()
+        for name, entry in model.sharded_state_dict(metadata=metadata).items()
         if not name.endswith("_extra_state") and (keep is None or keep in name)
     }
     entries = [entry for entry in nested_values({"model": wanted}) if isinstance(entry, ShardedBase)]
@@ -151,14 +183,7 @@ def load(directory: Path, model: Any, *, keep: str | None = None) -> None:
         raise ConversionError(
             f"{directory} is not a checkpoint of this model: {', '.join(problems[:5])}{more}"
         )
-    try:
-        loaded = dist_checkpointing.load({"model": wanted}, str(directory))["model"]
-    except Exception as error:
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ConversionError(f"{directory} cannot be read: {text}") from error
-    _, unexpected = model.load_state_dict(loaded, strict=False)
-    if unexpected:
-        raise ConversionError(f"{directory} has tensors that the model lacks: {', '.join(unexpected[:5])}")
+    return wanted
 
 
 def tensors(model: Any) -> Iterator[tuple[str, Any]]:

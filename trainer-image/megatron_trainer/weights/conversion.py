@@ -1,5 +1,9 @@
-"""Imports and exports weights, and audits both."""
+"""Imports and exports weights, and audits both, one tensor in memory at a time.
 
+The models here are never filled: they give names, shapes, and the mappings between two layouts.
+"""
+
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +13,7 @@ from megatron_trainer.weights import adapters, checkpoint, cpu_model, destinatio
 from megatron_trainer.weights.audit import Audit, Tie, check_tie, compare, imported_headers
 from megatron_trainer.weights.conversion_error import AuditError, ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
-from megatron_trainer.weights.tensors import TensorRecord, records
+from megatron_trainer.weights.tensors import TensorRecord, TensorSource, records
 
 OUTPUT_LAYER = "lm_head.weight"
 
@@ -20,10 +24,9 @@ def import_weights(source: Path, target: Path) -> Audit:
     folder = huggingface_folder.read(source, "--from", weights=True)
     bridge = cpu_model.make_bridge(folder)
     with destination.building(target) as part, cpu_model.one_process():
-        model = model_of(bridge, folder, folder.dtype)
-        checkpoint.save(model, bridge, folder.dtype, part)
+        model = cpu_model.make_model(bridge, folder.dtype)
+        checkpoint.save(model, weights_of(bridge, model, folder), bridge, folder.dtype, part)
         checkpoint.write_source(source, part)
-        del model
         return finish(audit_import(folder, bridge, part), part)
 
 
@@ -32,6 +35,7 @@ class _Exportable:
     """A model to export, with what describes it."""
 
     model: Any
+    weights: TensorSource
     bridge: Any
     base: HuggingFaceFolder
     dtype: str
@@ -49,39 +53,33 @@ def export_weights(source: Path, target: Path, base: Path | None) -> Audit:
     directory = checkpoint.find(source, "--from")
     folder = _base(source, base)
     with destination.building(target) as part, cpu_model.one_process():
-        read = _load(directory, folder)
+        read = _open(directory, folder)
         huggingface_folder.copy_small_files(folder.path, part)
         huggingface_folder.set_dtype(part, read.dtype)
-        huggingface_folder.write_weights(part, exported(read.bridge, read.model, folder))
+        huggingface_folder.write_weights(part, exported(read.bridge, read.model, read.weights, folder))
         return finish(_audit_export(read, part), part)
 
 
-def _load(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
+def _open(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
     bridge = cpu_model.make_bridge(folder)
     if not adapters.present(directory):
         dtype = checkpoint.dtype(directory)
         model = cpu_model.make_model(bridge, dtype)
-        checkpoint.load(directory, model)
-        return _Exportable(model, bridge, folder, dtype, "export", {})
+        return _Exportable(model, checkpoint.source(directory, model), bridge, folder, dtype, "export", {})
     if not folder.has_weights:
         raise ConversionError(
             f"{directory} holds adapters; give the folder with the weights that they were trained on: "
             "--base FOLDER"
         )
-    model = model_of(bridge, folder, folder.dtype)
-    before = records(checkpoint.tensors(model))
-    details = adapters.merge(model, directory)
-    after = records(checkpoint.tensors(model))
-    targets = details["merged"]["tensors"]
-    if changed := [name for name in before if after.get(name) != before[name] and name not in targets]:
-        raise AuditError(f"the merge changed tensors that have no adapter: {', '.join(changed[:5])}")
-    return _Exportable(model, bridge, folder, folder.dtype, "merge", details)
+    model, adapted = (cpu_model.make_model(bridge, folder.dtype) for _ in range(2))
+    weights, details = adapters.merged(adapted, weights_of(bridge, model, folder), directory)
+    return _Exportable(model, weights, bridge, folder, folder.dtype, "merge", details)
 
 
 def audit(source: Path, target: Path, base: Path | None) -> Audit:
     """Compare what a conversion read with what it wrote; neither is changed.
 
-    Raises ConversionError, and AuditError if merging adapters changed other tensors.
+    Raises ConversionError.
     """
     kinds = [huggingface_folder.is_folder(folder) for folder in (source, target)]
     if kinds == [False, False]:
@@ -94,7 +92,7 @@ def audit(source: Path, target: Path, base: Path | None) -> Audit:
         if kinds == [True, False]:
             folder = huggingface_folder.read(source, "--from", weights=True)
             return audit_import(folder, cpu_model.make_bridge(folder), target)
-        read = _load(checkpoint.find(source, "--from"), _base(source, base))
+        read = _open(checkpoint.find(source, "--from"), _base(source, base))
         return _audit_export(read, target)
 
 
@@ -119,41 +117,35 @@ def _base(source: Path, base: Path | None) -> HuggingFaceFolder:
     return replace(folder, headers=imported_headers(source))
 
 
-def model_of(bridge: Any, folder: HuggingFaceFolder, dtype: str) -> Any:
-    """Return a Megatron model with the weights of a folder. Raises ConversionError unless it has them all."""
-    model = cpu_model.make_model(bridge, dtype)
-    values = [(name, value) for name, value in checkpoint.tensors(model) if value.is_floating_point()]
-    for _, value in values:
-        # Bridge leaves out what the folder lacks, without an error.
-        value.fill_(float("nan"))
-    try:
-        bridge.load_hf_weights([model], hf_path=folder.path)
-    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
-        text = " ".join(str(error).split())[:400]
-        raise ConversionError(f"the weights of {folder.path} do not fit its config.json: {text}") from error
-    if left := [name for name, value in values if value.isnan().any()]:
-        raise ConversionError(
-            f"the weights of {folder.path} do not fit its config.json: nothing, or not a number, for "
-            f"{', '.join(left[:3])} ({len(left)} of {len(values)} tensors of Megatron's model)"
-        )
-    return model
+def weights_of(bridge: Any, model: Any, folder: HuggingFaceFolder) -> TensorSource:
+    """Return what makes the model's tensors of a folder's. Raises ConversionError unless it has them all."""
+    from megatron_trainer.weights.folder_tensors import FolderTensors
+
+    return FolderTensors(bridge, model, folder)
 
 
-def exported(bridge: Any, model: Any, folder: HuggingFaceFolder) -> Iterator[tuple[str, Any]]:
-    """Yield the model's weights under the names of Hugging Face, in the dtypes of the folder's."""
+def exported(
+    bridge: Any, model: Any, weights: TensorSource, folder: HuggingFaceFolder
+) -> Iterator[tuple[str, Any]]:
+    """Yield the weights of a model under the names of Hugging Face, in the dtypes of the folder's."""
     tied = folder.tied
-    weights = bridge.export_hf_weights([model], cpu=True, show_progress=False)
-    for name, tensor in huggingface_folder.conform(weights, folder.headers):
+    tasks = (
+        dataclasses.replace(task, param_weight=weights(task.param_name))
+        for task in bridge._model_bridge.build_conversion_tasks(bridge.hf_pretrained, [model])
+        if task is not None and task.megatron_module is not None
+    )
+    named = bridge.export_hf_weights([model], cpu=True, show_progress=False, conversion_tasks=tasks)
+    for name, tensor in huggingface_folder.conform(named, folder.headers):
         # transformers does not write it either.
         if not (tied and name == OUTPUT_LAYER and name not in folder.headers):
             yield name, tensor
 
 
 def audit_import(folder: HuggingFaceFolder, bridge: Any, target: Path) -> Audit:
-    """Load the written checkpoint into another model and compare its export with the source, bit for bit."""
+    """Read the written checkpoint by another model and compare its export with the source, bit for bit."""
     model = cpu_model.make_model(bridge, folder.dtype)
-    checkpoint.load(checkpoint.find(target, "--to"), model)
-    found = records(exported(bridge, model, folder))
+    weights = checkpoint.source(checkpoint.find(target, "--to"), model)
+    found = records(exported(bridge, model, weights, folder))
     expected = records(folder.tensors())
     tie = Tie(folder.tied, bool(model.share_embeddings_and_output_weights))
     problems = [*compare(_without_tied_copy(expected, found, tie), found), *check_tie(tie)]
@@ -175,15 +167,22 @@ def _without_tied_copy(
 
 
 def _audit_export(read: _Exportable, target: Path) -> Audit:
-    """Import the written folder into another model and compare it with the exported one, bit for bit."""
-    expected = records(checkpoint.tensors(read.model))
+    """Convert the written folder to Megatron's layout and compare it with what was exported, bit for bit."""
     folder = huggingface_folder.read(target, "--to", weights=True)
-    found = records(checkpoint.tensors(model_of(cpu_model.make_bridge(folder), folder, read.dtype)))
+    bridge = cpu_model.make_bridge(folder)
+    model = cpu_model.make_model(bridge, read.dtype)
+    expected = _records_of(read.model, read.weights)
+    found = _records_of(model, weights_of(bridge, model, folder))
     tie = Tie(folder.tied, OUTPUT_LAYER not in folder.headers)
     problems = [*compare(expected, found), *_compare_with_base(folder, read.base), *check_tie(tie)]
     written = records(folder.tensors())
     result = {name: record.to_json() for name, record in sorted(written.items())}
     return Audit(read.conversion, "megatron", expected, problems, tie, {**read.details, "result": result})
+
+
+def _records_of(model: Any, weights: TensorSource) -> dict[str, TensorRecord]:
+    """Compute the records of all tensors of a model."""
+    return records((name, weights(name)) for name, _ in checkpoint.tensors(model))
 
 
 def _compare_with_base(folder: HuggingFaceFolder, base: HuggingFaceFolder) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_trainer.weights.audit import AUDIT_FILE
 from megatron_trainer.weights.conversion_error import ConversionError
+from megatron_trainer.weights.safetensors_file import DTYPES, SafetensorsFile
 from megatron_trainer.weights.tensors import Header, dtype_of, name_of
 
 CONFIG = "config.json"
@@ -17,21 +18,6 @@ INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
-# safetensors' names of dtypes -> torch's.
-_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 
 
 @dataclass(frozen=True)
@@ -75,13 +61,10 @@ class HuggingFaceFolder:
         """Yield names and tensors, one file after the other."""
         from safetensors import safe_open
 
-        by_file: dict[Path, list[str]] = {}
-        for name, header in self.headers.items():
+        for name, header in sorted(self.headers.items(), key=lambda item: str(item[1].file)):
             if header.file is not None:
-                by_file.setdefault(header.file, []).append(name)
-        for file, names in by_file.items():
-            with safe_open(file, framework="pt") as opened:
-                for name in names:
+                # Opened for each: pages that were read stay mapped until the file is closed.
+                with safe_open(header.file, framework="pt") as opened:
                     yield name, opened.get_tensor(name)
 
 
@@ -157,7 +140,7 @@ def _read_headers(path: Path, flag: str) -> dict[str, Header]:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 -- not a mapping
                     part = opened.get_slice(name)
-                    dtype = _DTYPES.get(part.get_dtype(), part.get_dtype())
+                    dtype = DTYPES.get(part.get_dtype(), part.get_dtype())
                     headers[name] = Header(file, tuple(part.get_shape()), dtype)
         except (OSError, SafetensorError) as error:
             raise ConversionError(
@@ -185,27 +168,25 @@ def set_dtype(folder: Path, dtype: str) -> None:
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Any]], shard_bytes: int = SHARD_BYTES) -> None:
-    """Write safetensors of at most `shard_bytes`, one in memory, and the index if there are several."""
-    from safetensors.torch import save_file
-
-    shard: dict[str, Any] = {}
+    """Write files of at most `shard_bytes`, one tensor in memory, and the index if there are several."""
     names: list[list[str]] = []
-    held = total = 0
+    total = 0
+    open_file: SafetensorsFile | None = None
 
-    def flush() -> None:
-        names.append(list(shard))
-        save_file(shard, folder / f"{len(names):05}.partial", metadata={"format": "pt"})
-        shard.clear()
+    def finish(file: SafetensorsFile) -> None:
+        nonlocal total
+        file.finish()
+        names.append(file.names)
+        total += file.bytes
 
     for name, tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if shard and held + size > shard_bytes:
-            flush()
-            held = 0
-        # A copy: safetensors refuses tensors that share memory.
-        shard[name] = tensor.detach().cpu().contiguous().clone()
-        held, total = held + size, total + size
-    flush()
+        if open_file is not None and open_file.bytes + tensor.nbytes > shard_bytes:
+            finish(open_file)
+            open_file = None
+        open_file = open_file or SafetensorsFile(folder / f"{len(names) + 1:05}.partial")
+        open_file.add(name, tensor)
+    if open_file is not None:
+        finish(open_file)
     placed: dict[str, str] = {}
     for number, inside in enumerate(names, 1):
         single = len(names) == 1
@@ -224,6 +205,9 @@ def conform(tensors: Iterable[tuple[str, Any]], headers: Mapping[str, Header]) -
     """
     for name, tensor in tensors:
         wanted = headers[name].dtype if name in headers else name_of(tensor.dtype)
+        if wanted == name_of(tensor.dtype):
+            yield name, tensor
+            continue
         cast = tensor.to(dtype_of(wanted))
         same = bool((cast.to(tensor.dtype) == tensor).all())
         yield name, cast if same else tensor

@@ -1,10 +1,13 @@
 """What identifies a tensor: name, shape, dtype and a checksum of its bytes."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+type TensorSource = Callable[[str], Any]
+"""Makes or reads the tensor of a name of Megatron's model, of any shape, each time it is called."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,17 @@ def name_of(dtype: Any) -> str:
 
 def record(tensor: Any) -> TensorRecord:
     """Compute the record of a tensor of any shape."""
+    data = tensor.detach().cpu().contiguous()
+    return TensorRecord(tuple(data.shape), name_of(data.dtype), hashlib.sha256(bytes_of(data)).hexdigest())
+
+
+def bytes_of(data: Any) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
     import torch
 
-    data = tensor.detach().cpu().contiguous()
     # NumPy has no bfloat16: the bytes are read as integers.
     view = data.reshape(-1).view(torch.uint8) if data.numel() else data.new_empty(0, dtype=torch.uint8)
-    return TensorRecord(
-        tuple(data.shape), name_of(data.dtype), hashlib.sha256(memoryview(view.numpy())).hexdigest()
-    )
+    return memoryview(view.numpy())
 
 
 def records(tensors: Iterable[tuple[str, Any]]) -> dict[str, TensorRecord]:

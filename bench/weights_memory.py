@@ -1,0 +1,90 @@
+"""`make bench-weights`: peak memory of `megatron-convert` with a random model of some GiB, on CPUs.
+
+    make bench-weights BENCH="--layers 20 --folder FOLDER"
+
+Each command is a process of its own; its peak is the kernel's `ru_maxrss`, which counts pages of mapped files
+as well. The first row is a process that has imported everything and has no model.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from testkit.weights.large import write_llama
+
+GIB = 1 << 30
+HIDDEN, VOCABULARY = 2048, 32_000
+_START = "from megatron_trainer.weights import {module}; {module}.{call}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One process."""
+
+    name: str
+    peak: int
+    """Bytes."""
+    seconds: float
+
+
+def main() -> None:
+    """Write a model, convert it there and back, audit both, and print the peaks as a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=20, help="of 128 MiB each (default 20)")
+    parser.add_argument(
+        "--folder", type=Path, help="where the models are for the time of the run (default TMPDIR)"
+    )
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        source = Path(folder) / "source"
+        size = write_llama(source, hidden=HIDDEN, layers=given.layers, vocabulary=VOCABULARY)
+        print(f"model in bfloat16: {size / GIB:.2f} GiB\n", flush=True)
+        print(
+            "| process | peak of memory, GiB | above the imports, of the model | seconds |\n|---|---|---|---|"
+        )
+        imports = 0
+        for each in measure(Path(folder)):
+            imports = imports or each.peak
+            share = (each.peak - imports) / size
+            print(f"| {each.name} | {each.peak / GIB:.2f} | {share:.0%} | {each.seconds:.0f} |", flush=True)
+
+
+def measure(folder: Path) -> Iterator[Measured]:
+    """Convert `folder`/source to `folder`/imported and that to `folder`/exported, and audit them."""
+    source, imported, exported = (str(folder / name) for name in ("source", "imported", "exported"))
+    yield _run("imports alone", "cpu_model", "import_bridge()")
+    for name, words in {
+        "import": ["import", "--from", source, "--to", imported],
+        "export": ["export", "--from", imported, "--to", exported],
+        "audit of the import": ["audit", "--from", source, "--to", imported],
+        "audit of the export": ["audit", "--from", imported, "--to", exported],
+        "audit of two folders": ["audit", "--from", source, "--to", exported],
+    }.items():
+        yield _run(name, "command", f"main({words!r})")
+
+
+def _run(name: str, module: str, call: str) -> Measured:
+    """Run a call in a new process. Raises CalledProcessError if it fails."""
+    started = time.monotonic()
+    words = [sys.executable, "-W", "ignore", "-c", _START.format(module=module, call=call)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    error = process.stderr.read()
+    process.stderr.close()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words, stderr=error.decode(errors="replace"))
+    return Measured(name, used.ru_maxrss << 10, time.monotonic() - started)
+
+
+if __name__ == "__main__":
+    main()
