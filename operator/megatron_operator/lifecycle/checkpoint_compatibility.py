@@ -45,6 +45,8 @@ LAYOUT: Final = (
 RESHARDABLE: Final = "optimizerReshardable"
 DISTRIBUTED: Final = frozenset({"--use-distributed-optimizer", "ddp.use_distributed_optimizer=true"})
 """Arguments of both engines by which ranks share the optimizer states."""
+NEXT_CHECKPOINT: Final = "fromNextCheckpoint"
+"""Value of RESHARDABLE after `recovery.elastic` was added to a run: what it saved before stays as it is."""
 FULLY_RESHARDABLE_FLAG: Final = "--dist-ckpt-optim-fully-reshardable"
 
 
@@ -78,10 +80,25 @@ def checkpoint_contract(
     return {path: _text(set_values[path]) for path in sorted(set_values)}
 
 
+def continued_contract(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """The contract of a run with checkpoints made under `before` that another job continues under `after`."""
+    became = after.get(RESHARDABLE) == "true" and before.get(RESHARDABLE) in ("false", NEXT_CHECKPOINT)
+    return {**after, RESHARDABLE: NEXT_CHECKPOINT} if became else dict(after)
+
+
+def contract_after_save(contract: Mapping[str, str]) -> dict[str, str]:
+    """The contract once the job with this contract has saved a checkpoint itself."""
+    saved = {RESHARDABLE: "true"} if contract.get(RESHARDABLE) == NEXT_CHECKPOINT else {}
+    return {**contract, **saved}
+
+
 def contract_violations(
-    before: Mapping[str, str], after: Mapping[str, str], iteration: int | None
+    before: Mapping[str, str], after: Mapping[str, str], iteration: int | None, *, bridge: bool = False
 ) -> list[FieldError]:
-    """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded."""
+    """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded.
+
+    `bridge`: Megatron-Bridge runs it, which has no elastic runs.
+    """
     made = "the run's checkpoints" if iteration is None else f"the run's checkpoint of iteration {iteration}"
     fix = "set it back, or start a new recipe under another name"
     layout = {f"parallelism.{name}" for name, _ in LAYOUT}
@@ -91,7 +108,7 @@ def contract_violations(
         if old != new:
             message = f"is {new or 'not set'}, and {made} was made with {old or 'none'}"
             errors.append(FieldError(f"spec.{path}", message, fix))
-    if before.get(RESHARDABLE) == "false":
+    if before.get(RESHARDABLE) in ("false", NEXT_CHECKPOINT):
         for path in sorted(layout):
             old, new = before.get(path), after.get(path)
             if old != new:
@@ -99,9 +116,23 @@ def contract_violations(
                     f"is {new}, and the optimizer state of {made} is sharded for {old}: "
                     "only the data-parallel size may change"
                 )
-                fix = f"set {old}; runs with recovery.elastic can change it"
-                errors.append(FieldError(f"spec.{path}", message, fix))
+                errors.append(FieldError(f"spec.{path}", message, _ways_out(old, before, bridge=bridge)))
     return errors
+
+
+def _ways_out(old: str | None, before: Mapping[str, str], *, bridge: bool) -> str:
+    """How the layout of a run can be changed whose optimizer state only fits the layout that it has."""
+    if before.get(RESHARDABLE) == NEXT_CHECKPOINT:
+        return f"set {old} until the run has saved a checkpoint with recovery.elastic, then change it"
+    ways = [f"set {old}"]
+    if not bridge:
+        ways.append("set recovery.elastic first, and change the layout once the run has saved again")
+    if not any(path.startswith("peft.") for path in before):
+        ways.append(
+            "when it has succeeded, start a new recipe in the new layout with init.from.recipe, "
+            "which takes the weights without the optimizer state"
+        )
+    return "; or ".join(ways)
 
 
 def _text(value: object) -> str:

@@ -133,10 +133,15 @@ def can_continue_with(status: StatusBuilder, desired: DesiredState) -> bool:
 def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[FieldError]:
     """Settings that the run's checkpoints cannot be loaded with; none while it has no checkpoint."""
     before = status.checkpoint.contract
-    trained = status.checkpoint.iteration is not None or bool(status.progress.iteration)
-    if before is None or not trained:
+    if before is None or not has_begun(status):
         return []
-    return contract_violations(before, desired.contract, status.checkpoint.iteration)
+    bridge = desired.run.resolved.engine == "bridge"
+    return contract_violations(before, desired.contract, status.checkpoint.iteration, bridge=bridge)
+
+
+def has_begun(status: StatusBuilder) -> bool:
+    """Whether the run may have a checkpoint."""
+    return status.checkpoint.iteration is not None or bool(status.progress.iteration)
 
 
 def contract_of(job: dict[str, Any]) -> dict[str, str] | None:

@@ -7,7 +7,8 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import JobStatus
 from megatron_operator.lifecycle.actions import Requeue
-from megatron_operator.lifecycle.desired import DesiredState, contract_of
+from megatron_operator.lifecycle.checkpoint_compatibility import continued_contract
+from megatron_operator.lifecycle.desired import DesiredState, contract_of, has_begun
 from megatron_operator.lifecycle.object_metadata import Object, content_hash
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -166,12 +167,17 @@ def adopt_job(status: StatusBuilder, job: Object) -> None:
             kind=None if backend_of(job) is pytorchjob else backend_of(job).KIND,
             hash=content_hash(job) or "",
         ),
-        checkpoint=status.checkpoint.model_copy(
-            update={"contract": contract_of(job) or status.checkpoint.contract}
-        ),
+        checkpoint=status.checkpoint.model_copy(update={"contract": _contract(status, job)}),
         omitted=None,
     )
     status.remove_conditions(Condition.FAILED, Condition.SUCCEEDED)
+
+
+def _contract(status: StatusBuilder, job: Object) -> dict[str, str] | None:
+    before, after = status.checkpoint.contract, contract_of(job)
+    if after is None or before is None or not has_begun(status):
+        return after or before
+    return continued_contract(before, after)
 
 
 def reset_job_status(status: StatusBuilder) -> None:

@@ -8,6 +8,7 @@ from megatron_contract.termination import TerminationMessage
 
 from megatron_operator.api.status import Progress, RunWarning, ValidationStatus
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.checkpoint_compatibility import contract_after_save
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.pod_termination import short_name
 from megatron_operator.lifecycle.progress_reading import ProgressReading
@@ -27,8 +28,7 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         return
     report = snapshot.reading.report
     if report.checkpoint_iteration is not None:
-        newest = {"iteration": report.checkpoint_iteration, "time": report.checkpoint_time}
-        status.set(checkpoint=status.checkpoint.model_copy(update=newest))
+        _update_checkpoint(status, report, report.checkpoint_iteration)
         set_best_checkpoint(status, report)
     if snapshot.reading.rank_restarts > status.recovery.rank_restarts:
         status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
@@ -36,6 +36,14 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     _update_warnings(status, report)
     _add_incidents(status, snapshot, report)
     update_iteration(status, snapshot)
+
+
+def _update_checkpoint(status: StatusBuilder, report: ProgressReport, iteration: int) -> None:
+    contract = status.checkpoint.contract
+    if contract and report.resumed_from is not None and iteration > report.resumed_from:
+        contract = contract_after_save(contract)
+    newest = {"iteration": iteration, "time": report.checkpoint_time, "contract": contract}
+    status.set(checkpoint=status.checkpoint.model_copy(update=newest))
 
 
 def set_best_checkpoint(status: StatusBuilder, reported: ProgressReport | TerminationMessage) -> None:

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import yaml
 from megatron_operator import catalog, planner
+from megatron_operator.api.errors import FieldError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.lifecycle.checkpoint_compatibility import (
     OPTIMIZER,
     checkpoint_contract,
+    continued_contract,
+    contract_after_save,
     contract_violations,
 )
 
@@ -90,6 +93,45 @@ def test_an_elastic_runs_checkpoint_is_compatible_with_another_layout() -> None:
     before = contract_with(parallelism=LAYOUT, **elastic)
     after = contract_with(parallelism=WIDER, **elastic)
     assert contract_violations(before, after, 100) == []
+
+
+def tensor_parallel_error(
+    before: dict[str, str], after: dict[str, str], *, bridge: bool = False
+) -> FieldError:
+    errors = contract_violations(before, after, 1200, bridge=bridge)
+    return next(error for error in errors if error.field == "spec.parallelism.tensorModelParallelSize")
+
+
+def test_a_run_that_became_elastic_changes_its_layout_after_a_checkpoint() -> None:
+    elastic = {"recovery": {"elastic": {"minCount": 32}}}
+    wider = contract_with(parallelism=WIDER, **elastic)
+    continued = continued_contract(
+        contract_with(parallelism=LAYOUT), contract_with(parallelism=LAYOUT, **elastic)
+    )
+    error = tensor_parallel_error(continued, wider)
+    assert "set 2 until the run has saved a checkpoint with recovery.elastic" in error.fix
+    again = continued_contract(continued, contract_with(parallelism=LAYOUT, **elastic))
+    assert contract_violations(again, wider, 100), "another job of the same run has saved nothing yet"
+    assert contract_violations(contract_after_save(continued), wider, 120) == []
+
+
+def test_a_run_that_is_no_longer_elastic_keeps_its_layout() -> None:
+    elastic = {"recovery": {"elastic": {"minCount": 32}}}
+    before, after = contract_with(parallelism=LAYOUT, **elastic), contract_with(parallelism=LAYOUT)
+    assert continued_contract(before, after) == after
+    assert contract_after_save(after) == after
+
+
+def test_the_refusal_of_another_layout_names_the_ways_to_it() -> None:
+    before, after = contract_with(parallelism=LAYOUT), contract_with(parallelism=WIDER)
+    assert tensor_parallel_error(before, after).fix == (
+        "set 2; or set recovery.elastic first, and change the layout once the run has saved again; "
+        "or when it has succeeded, start a new recipe in the new layout with init.from.recipe, "
+        "which takes the weights without the optimizer state"
+    )
+    assert "elastic" not in tensor_parallel_error(before, after, bridge=True).fix
+    adapters = {"peft.dim": "8"}
+    assert tensor_parallel_error(before | adapters, after | adapters, bridge=True).fix == "set 2"
 
 
 def test_the_error_names_the_checkpoint_and_the_fix() -> None:
