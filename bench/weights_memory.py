@@ -2,12 +2,12 @@
 
     make bench-weights BENCH="--layers 20 --folder FOLDER"
 
-Each command is a process of its own; its peak is the kernel's `ru_maxrss`, which counts pages of mapped files
-as well. The first row is a process that has imported everything and has no model.
+Each command is a process of its own; its peak is the kernel's `VmHWM`, which counts pages of mapped files as
+well (`ru_maxrss` would begin with the memory of the process that starts it). The first row is a process that
+has imported everything and has no model.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +20,15 @@ from testkit.weights.large import write_llama
 
 GIB = 1 << 30
 HIDDEN, VOCABULARY = 2048, 32_000
-_START = "from megatron_trainer.weights import {module}; {module}.{call}"
+_START = """
+import atexit, pathlib
+def peak():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    print(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+atexit.register(peak)
+from megatron_trainer.weights import {module}
+{module}.{call}
+"""
 
 
 @dataclass(frozen=True)
@@ -72,18 +80,13 @@ def measure(folder: Path) -> Iterator[Measured]:
 
 
 def _run(name: str, module: str, call: str) -> Measured:
-    """Run a call in a new process. Raises CalledProcessError if it fails."""
+    """Run a call in a new process. Raises SystemExit if it fails."""
     started = time.monotonic()
     words = [sys.executable, "-W", "ignore", "-c", _START.format(module=module, call=call)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    error = process.stderr.read()
-    process.stderr.close()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, words, stderr=error.decode(errors="replace"))
-    return Measured(name, used.ru_maxrss << 10, time.monotonic() - started)
+    ended = subprocess.run(words, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise SystemExit(f"{name} ended with {ended.returncode}: {ended.stderr[-3000:]}")
+    return Measured(name, int(ended.stdout.split()[-1]) << 10, time.monotonic() - started)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ COPIES: Final = 5
 """Copies of a tensor that a conversion holds at most: as read, as joined, transposed or split, as written."""
 COPIES_MERGED: Final = 12
 """The same where adapters are added to it: the tensor, their product and the sum are in float32."""
-LIBRARIES: Final = 5 << 29
-"""Bytes of the process without a tensor: 1.7 GiB of torch, Megatron-Bridge and transformers, and room."""
+LIBRARIES: Final = 3 << 29
+"""Bytes of the process without a tensor: 0.9 GiB of torch, Megatron-Bridge and transformers, and room."""
 CPU: Final = "1"
 
 
