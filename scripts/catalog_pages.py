@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from testkit.fine_tuned import CASES  # noqa: E402  # found below ROOT
+from testkit.pretrained import CASES as PRETRAINED  # noqa: E402
 
 DIRECTORY = ROOT / "docs" / "catalog"
 NOT_CALLABLE = ROOT / "tests" / "bridge" / "not_callable.yaml"
@@ -76,7 +77,8 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             "",
             f"{len(entries) - len(of_bridge)} recipes use Megatron Core's own training loop (engine"
             f" `megatron`). {len(of_bridge)} require Megatron-Bridge (engine `bridge`). Of these the operator"
-            f" starts {len(started)} ([fine-tuning](../fine-tuning.md)), not seen on GPUs yet. The others are"
+            f" starts {len(started)} ([fine-tuning](../fine-tuning.md),"
+            " [pretraining](../bridge-pretraining.md)), not seen on GPUs yet. The others are"
             " planned only, [each for a reason](bridge.md): `megatron args` prints the command that starts"
             " them, untested on hardware."
             f" A recipe is also found by the names of its Megatron-Bridge functions"
@@ -90,10 +92,10 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
 
 _COLUMNS = """*Called*: functions that were called in Megatron-Bridge 0.6.2 and returned the settings of
 the catalog, of all that the recipe has. *Settings*: all that the operator renders was set in what they return
-(`make test`). *Trained*: transformers made a random model of two layers of this architecture; it was imported
-and trained for two steps in this mode, with the settings that the operator renders, on two CPU ranks
-(`make bridge-training`). Its layers were Megatron's own instead of Transformer Engine's. No recipe was run on
-a GPU."""
+(`make test`). *Trained*: a model of two layers of this architecture was trained for two steps in this mode,
+with the settings that the operator renders, on two CPU ranks (`make bridge-training`). For SFT and LoRA
+transformers made it, and it was imported; pretraining began with Bridge's random weights, and read real text.
+Its layers were Megatron's own instead of Transformer Engine's. No recipe was run on a GPU."""
 
 
 def _bridge_page(entries: list[Entry]) -> str:
@@ -101,7 +103,8 @@ def _bridge_page(entries: list[Entry]) -> str:
     of_bridge = [entry for entry in entries if entry.engine == "bridge"]
     reasons: dict[str, Any] = yaml.safe_load(NOT_CALLABLE.read_text())
     not_callable = {name for group in reasons.values() for name in group["functions"]}
-    trained = {(case.recipe, _architecture(catalog.load().get(case.recipe))) for case in CASES}
+    ran_here = [case.recipe for case in (*CASES, *PRETRAINED)]
+    trained = {(name, _architecture(catalog.load().get(name))) for name in ran_here}
     rows = []
     for entry in of_bridge:
         of_release = [x for x in entry.layouts if x.function and not x.later]
@@ -184,7 +187,10 @@ def _of_bridge(entry: Entry) -> Iterator[str]:
     )
     yield ""
     if entry.starts:
-        yield "The operator starts it ([fine-tuning](../fine-tuning.md)); not seen on GPUs yet."
+        how = "[fine-tuning](../fine-tuning.md)"
+        if not entry.fine_tunes:
+            how = "[pretraining by Megatron-Bridge](../bridge-pretraining.md)"
+        yield f"The operator starts it ({how}); not seen on GPUs yet."
     else:
         yield f"Planned only: the operator does not start it, because {entry.obstacle}."
     yield from ("", *_functions(entry.layouts), "")

@@ -13,6 +13,8 @@ CHATS: Final = "dataset.chats"
 """true: the lines of `dataset.dataset_root` are chats; false: questions (`input`) and answers (`output`)."""
 MODEL_FOLDER: Final = "hub.path"
 """Folder with config.json and tokenizer of the model, read wherever the function names a model of the hub."""
+NULL_TOKENIZER: Final = "NullTokenizer"
+"""Value of `tokenizer.tokenizer_type` for random tokens; the trainer sets the size of its vocabulary."""
 PEFT_SCHEME: Final = "peft.scheme"
 """`lora` or `dora`: the argument `peft_scheme` of the recipe function."""
 

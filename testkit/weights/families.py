@@ -6,7 +6,7 @@ from typing import Any
 
 VOCABULARY = 256
 """Entries of the vocabulary of every model."""
-_BASE: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -18,12 +18,12 @@ _BASE: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
-_HEADS = {"head_dim": 16}
-_EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
-_GEMMA = {**_BASE, **_HEADS, "query_pre_attn_scalar": 16, "sliding_window": 16}
+HEADS = {"head_dim": 16}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+GEMMA = {**BASE, **HEADS, "query_pre_attn_scalar": 16, "sliding_window": 16}
 
 
-_ROUTED = {
+ROUTED = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
@@ -32,9 +32,9 @@ _ROUTED = {
     "n_group": 1,
     "topk_group": 1,
 }
-_LATENT = {
-    **_BASE,
-    **_ROUTED,
+LATENT = {
+    **BASE,
+    **ROUTED,
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 48,
@@ -75,33 +75,33 @@ class Family:
         return self.config_class or f"{self.prefix}Config"
 
 
-_V2 = {**_LATENT, "topk_method": "greedy"}
-_V3 = {**_LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
-_GLM = {**_BASE, **_HEADS, **_ROUTED, "num_nextn_predict_layers": 0}
-_SHARED = {**_BASE, **_EXPERTS, "shared_expert_intermediate_size": 32}
+_V2 = {**LATENT, "topk_method": "greedy"}
+_V3 = {**LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
+_GLM = {**BASE, **HEADS, **ROUTED, "num_nextn_predict_layers": 0}
+_SHARED = {**BASE, **EXPERTS, "shared_expert_intermediate_size": 32}
 
 FAMILIES = (
-    Family("Llama", "Llama", {**_BASE, "tie_word_embeddings": False}),
-    Family("Llama, tied embedding", "Llama", {**_BASE, "tie_word_embeddings": True}),
-    Family("Mistral", "Mistral", {**_BASE, **_HEADS, "sliding_window": None}),
-    Family("Qwen2", "Qwen2", _BASE),
-    Family("Qwen3", "Qwen3", {**_BASE, **_HEADS}),
-    Family("Qwen3-MoE", "Qwen3Moe", {**_BASE, **_HEADS, **_EXPERTS, "norm_topk_prob": True}),
+    Family("Llama", "Llama", {**BASE, "tie_word_embeddings": False}),
+    Family("Llama, tied embedding", "Llama", {**BASE, "tie_word_embeddings": True}),
+    Family("Mistral", "Mistral", {**BASE, **HEADS, "sliding_window": None}),
+    Family("Qwen2", "Qwen2", BASE),
+    Family("Qwen3", "Qwen3", {**BASE, **HEADS}),
+    Family("Qwen3-MoE", "Qwen3Moe", {**BASE, **HEADS, **EXPERTS, "norm_topk_prob": True}),
     Family("DeepSeek-V2", "DeepseekV2", _V2),
     Family("DeepSeek-V2 without q_lora_rank", "DeepseekV2", {**_V2, "q_lora_rank": None}),
     Family("DeepSeek-V3 without MTP", "DeepseekV3", _V3),
-    Family("GPT-OSS", "GptOss", {**_BASE, **_HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
+    Family("GPT-OSS", "GptOss", {**BASE, **HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
     Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
-    Family("ERNIE-4.5 MoE", "Ernie4_5_Moe", {**_BASE, **_ERNIE}),
-    Family("MiniMax-M2", "MiniMaxM2", {**_BASE, **_HEADS, **_LOCAL_EXPERTS}),
-    Family("Nemotron", "Nemotron", {**_BASE, **_HEADS}),
-    Family("EXAONE 4.0", "Exaone4", {**_BASE, "sliding_window": 16, "sliding_window_pattern": 2}),
-    Family("OLMoE", "Olmoe", {**_BASE, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
-    Family("Gemma", "Gemma", {**_BASE, **_HEADS}),
-    Family("Gemma 2", "Gemma2", _GEMMA),
-    Family("Gemma 3", "Gemma3", _GEMMA, "Gemma3TextConfig"),
-    Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **_HEADS}),
-    Family("Mixtral", "Mixtral", {**_BASE, **_LOCAL_EXPERTS}),
+    Family("ERNIE-4.5 MoE", "Ernie4_5_Moe", {**BASE, **_ERNIE}),
+    Family("MiniMax-M2", "MiniMaxM2", {**BASE, **HEADS, **_LOCAL_EXPERTS}),
+    Family("Nemotron", "Nemotron", {**BASE, **HEADS}),
+    Family("EXAONE 4.0", "Exaone4", {**BASE, "sliding_window": 16, "sliding_window_pattern": 2}),
+    Family("OLMoE", "Olmoe", {**BASE, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
+    Family("Gemma", "Gemma", {**BASE, **HEADS}),
+    Family("Gemma 2", "Gemma2", GEMMA),
+    Family("Gemma 3", "Gemma3", GEMMA, "Gemma3TextConfig"),
+    Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **HEADS}),
+    Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),
 )
 

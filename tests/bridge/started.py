@@ -4,6 +4,7 @@ from typing import Any
 
 from megatron_operator import catalog
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog import bridge_pretraining
 from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.planner import admit
 
@@ -21,7 +22,17 @@ EVERY_SETTING: dict[str, Any] = {
     "checkpoint": {"saveInterval": 20},
     "recovery": {"hangTimeout": "900s"},
 }
+TO_PRETRAIN: dict[str, Any] = {"trainSamples": 640_000_000}
+"""The length of a run that pretrains: warm-ups of the functions end within it."""
 DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 1, "targetModules": ["linear_proj"]}}
+
+
+CORPUS: dict[str, Any] = {
+    **{"volume": {"claimName": "corpus"}, "split": "9,1,0", "dataloaderType": "cyclic", "numWorkers": 2},
+    "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"},
+    "blend": [{"path": "web_text_document", "weight": 0.7}, {"path": "code_text_document", "weight": 0.3}],
+}
+"""Of recipes that pretrain."""
 
 
 def arguments(recipe: str, count: int, data: dict[str, Any], **settings: Any) -> list[str]:
@@ -29,12 +40,18 @@ def arguments(recipe: str, count: int, data: dict[str, Any], **settings: Any) ->
     spec = {
         "recipe": recipe,
         "accelerator": {"type": "h100-sxm", "count": count},
-        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
+        "init": _init(catalog.load().get(recipe)),
         "data": {"volume": {"claimName": "corpus"}} | data,
         **settings,
     }
     admitted = admit("run", MegatronRecipeSpec.model_validate(spec), default_platform(), catalog.load())
     return admitted.arguments
+
+
+def _init(entry: catalog.Entry) -> dict[str, Any]:
+    if entry.fine_tunes:
+        return {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}}
+    return {"modelFolder": "/data/model"} if bridge_pretraining.reads_model_folder(entry) else {}
 
 
 def _runs() -> dict[str, list[str]]:
@@ -43,10 +60,12 @@ def _runs() -> dict[str, list[str]]:
         if entry.engine == "bridge" and entry.starts:
             for layout in filter(entry.can_start, entry.layouts):
                 name, of_mode = str(layout.function), DORA if entry.modes[0] == "lora" else {}
+                files = FILES if entry.fine_tunes else CORPUS
                 found[f"{name}, mock data"] = arguments(name, layout.count, {"mockData": True})
-                found[f"{name}, files"] = arguments(name, layout.count, FILES)
+                found[f"{name}, files"] = arguments(name, layout.count, files)
+                training = EVERY_SETTING["training"] | ({} if entry.fine_tunes else TO_PRETRAIN)
                 found[f"{name}, every setting"] = arguments(
-                    name, layout.count, FILES, **EVERY_SETTING, **of_mode
+                    name, layout.count, files, **(EVERY_SETTING | {"training": training}), **of_mode
                 )
     return found
 

@@ -17,6 +17,9 @@ REASONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("no
 NOT_CALLABLE = {name: reason for reason, group in REASONS.items() for name in group["functions"]}
 
 
+STARTED_NAMES = {words[0] for words in STARTED.values()}
+
+
 def layout(name: str) -> PublishedLayout:
     """The catalog's settings of a function."""
     found = CATALOG.function(name)
@@ -133,7 +136,7 @@ def test_every_option_of_the_command_sets_a_field_that_every_function_has(wheel:
 def test_every_function_that_the_operator_starts_takes_the_overrides_that_are_rendered(wheel: Wheel) -> None:
     refused = dict(zip(STARTED, wheel.refused, strict=False))
 
-    assert len(STARTED) == 3 * 56
+    assert len(STARTED) == 3 * 66
     assert {name: problem for name, problem in refused.items() if problem is not None} == {}
 
 
@@ -158,4 +161,7 @@ def test_functions_ask_for_the_architectures_by_which_the_operator_decides_what_
     asking = {name: set(found) for name, found in asked.items() if found}
 
     assert {x for found in asking.values() for x in found} >= bridge_support.STARTED
+    pretraining = {name for name in asked if CATALOG.get(CATALOG.functions()[name]).modes == ("pretrain",)}
+    readers = {name for name in pretraining if bridge_support.reads_model_folder(name)}
+    assert readers & STARTED_NAMES == asking.keys() & pretraining & STARTED_NAMES
     assert asking == {name: {bridge_support.architecture(name)} for name in asking}

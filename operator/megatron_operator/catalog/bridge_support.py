@@ -1,4 +1,4 @@
-"""Which models of engine `bridge` the operator fine-tunes, and what is in the way of all others.
+"""Which models of engine `bridge` the operator trains, and what is in the way of all others.
 
 `tests/bridge` compares the architectures with those that the functions of Megatron-Bridge ask for, and
 `tests/unit/catalog` the reasons with the table of docs/weights.md.
@@ -17,6 +17,13 @@ _MORE_THAN_TEXT: Final = (
 _NOT_TRIED: Final = "the conversion of its weights is not tried"
 _DIFFUSION: Final = "the trainer's image lacks what diffusion models need (diffusers)"
 
+_IMAGES: Final = "images, video and sound are not passed on"
+_LACKS: Final = "the trainer's image lacks {}"
+_STATE_SPACE: Final = _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
+_DELTA_NET: Final = _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
+_HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
+_NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
+
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"llama", "LlamaForCausalLM", ""),
     (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _MORE_THAN_TEXT),
@@ -34,7 +41,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"ministral3", "Mistral3ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"moonlight", "DeepseekV3ForCausalLM", _NO_LOW_RANK),
     (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_LOW_RANK),
-    (r"deepseek_v4", "DeepseekV4ForCausalLM", _NOT_TRIED),
+    (r"deepseek_v4", "DeepseekV4ForCausalLM", _HYBRID),
     (r"kimi_k25", "KimiK25ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"gemma2", "Gemma2ForCausalLM", _ZERO_CENTRED),
     (r"gemma3_vl", "Gemma3ForConditionalGeneration", _MORE_THAN_TEXT),
@@ -45,7 +52,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _MORE_THAN_TEXT),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _MORE_THAN_TEXT),
-    (r"nemotron", "NemotronHForCausalLM", _NOT_TRIED),
+    (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", "one norm over all heads, local layers have one each"),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"exaone_moe", "ExaoneMoEForCausalLM", _NOT_TRIED),
@@ -73,6 +80,27 @@ _OWN_LOOP: Final[Mapping[str, str]] = {
 }
 """Family of a recipe of Megatron Core's own loop -> why its weights are neither imported nor exported."""
 _SHARED_EXPERTS: Final = f"its shared experts are {_UNKNOWN}"
+_PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
+    (r"deepseek_v2_lite", True, ""),
+    (r"deepseek_v4", True, _HYBRID),
+    (r"exaone4_", True, ""),
+    (r"exaone_moe_2_0", True, "its function is not in the image's release of Megatron-Bridge"),
+    (r"exaone_moe", True, ""),
+    (r"gemma2", True, ""),
+    (r"gemma3_1b", False, ""),
+    (r"glm52", True, _NO_SMALL_MODEL),
+    (r"moonlight", True, ""),
+    (r"nemotron", True, _STATE_SPACE),
+    (r"olmoe", False, ""),
+    (r"qwen3_next", True, _DELTA_NET),
+    (r"qwen35_text", True, _DELTA_NET),
+    (r"vanilla_gpt", False, "its function leaves the sizes of the model open"),
+    (r"gemma4_e4b", True, _NO_SMALL_MODEL),
+    (r"(minimax_m3|qwen3_vl|qwen35_vl)", True, _IMAGES),
+    (r"step35", True, "its function splits samples over ranks"),
+    (r"(flux|wan)", False, _DIFFUSION),
+)
+"""Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
 
 STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason)
 """Architectures that the operator fine-tunes: their weights convert, and a small one of each was trained."""
@@ -86,7 +114,7 @@ def architecture(function: str) -> str:
 def obstacle(function: str, mode: str) -> str:
     """Why the operator does not start a function; empty if it does."""
     if mode == "pretrain":
-        return "the operator pretrains by Megatron Core's own loop only"
+        return _pretraining(function)[1]
     return _model(function)[1]
 
 
@@ -96,6 +124,18 @@ def conversion_obstacle(family: str, *, shared_experts: bool) -> str:
     Also for a family of a catalog of the platform's own: the Job that imports reads its architecture.
     """
     return _SHARED_EXPERTS if family == "qwen2" and shared_experts else _OWN_LOOP.get(family, "")
+
+
+def reads_model_folder(function: str) -> bool:
+    """Whether a pretraining function reads the architecture from a configuration of Hugging Face."""
+    return _pretraining(function)[0]
+
+
+def _pretraining(function: str) -> tuple[bool, str]:
+    return next(
+        ((folder, text) for pattern, folder, text in _PRETRAINED if re.match(pattern, function)),
+        (True, "its model is not known"),
+    )
 
 
 def _model(function: str) -> tuple[str, str]:

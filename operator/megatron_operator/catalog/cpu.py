@@ -6,12 +6,13 @@ from megatron_operator.api.diagnostics import Diagnostics
 
 Sections = dict[str, dict[str, Any]]
 
+_LATENT: Final = "model.multiLatentAttention"
 _UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
     "training.usePrecisionAwareOptimizer": "it needs Transformer Engine's optimizer",
     "parallelism.sequenceParallel": "Megatron's own LayerNorm does not support it",
     "parallelism.tpCommOverlap": "it needs Transformer Engine",
-    "model.multiLatentAttention": "it needs Transformer Engine",
+    _LATENT: "it needs Transformer Engine",
     "model.applyLayernorm1p": "it needs Apex or Transformer Engine",
 }
 _MUST_BE_ONE: Final = {
@@ -27,10 +28,13 @@ _REPLACED_KERNELS: Final = {
 """GPU kernel -> the equivalent setting for a CPU (None: unset)."""
 
 
-def adapt_to_cpu(merged: Sections, found: Diagnostics) -> None:
-    """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting."""
+def adapt_to_cpu(merged: Sections, found: Diagnostics, *, by_bridge: bool = False) -> None:
+    """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting.
+
+    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention on a CPU.
+    """
     for path, why in _UNSUPPORTED.items():
-        if _at(merged, path):
+        if _at(merged, path) and not (by_bridge and path == _LATENT):
             found.error(f"spec.{path}", f"is not supported on platform cpu: {why}", _LEAVE)
     for path, why in _MUST_BE_ONE.items():
         size = _at(merged, path) or 1

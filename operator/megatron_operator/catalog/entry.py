@@ -162,6 +162,16 @@ class Entry(ApiModel):
         function = next((x.function for x in self.layouts if x.function), "")
         return bridge_support.obstacle(function, self.modes[0])
 
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether Megatron-Bridge trains an existing model with it."""
+        return self.engine == "bridge" and self.modes[0] != "pretrain"
+
+    @property
+    def converts(self) -> bool:
+        """Whether a recipe may import weights before it and export its result."""
+        return self.starts and (self.engine == "megatron" or self.fine_tunes)
+
     def can_start(self, function: PublishedLayout) -> bool:
         """Whether the operator starts it by this function.
 

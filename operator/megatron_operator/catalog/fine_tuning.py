@@ -1,4 +1,7 @@
-"""Recipes of engine `bridge` that the operator starts: what they take, and what follows from it."""
+"""Recipes that fine-tune by Megatron-Bridge: what they take, and what follows from it.
+
+What recipes of mode `pretrain` take: `catalog.bridge_pretraining`.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
@@ -11,16 +14,16 @@ from megatron_operator.api.errors import FieldError, shown
 from megatron_operator.api.fine_tuning import ATTENTION_MODULES, TARGET_MODULES, PeftSpec
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
-from megatron_operator.catalog import chats
+from megatron_operator.catalog import bridge_pretraining, chats
+from megatron_operator.catalog.bridge_pretraining import TOKENIZER
 from megatron_operator.catalog.data import DEFAULT_SPLIT
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 
-TOKENIZER: Final = "HuggingFaceTokenizer"
 DEFAULT_DROPOUT: Final = 0.0
 """Share of an adapter's inputs that dropout sets to zero."""
 _DATA: Final = frozenset({"volume", "mockData", "datasetRoot", "examples", "numWorkers", "tokenizer"})
 _DATA_OF_SOURCES: Final = _DATA | {"sources", "prepare", "split", "maxEpochs"}
-_ONLY_BRIDGE: Final = "only recipes of engine bridge that fine-tune take it"
+_ONLY_BRIDGE: Final = "only recipes of engine bridge take it"
 _LEAVE: Final = "leave it out"
 
 
@@ -32,6 +35,10 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
     if entry is not None and entry.engine == "bridge":
         if entry.starts:
             yield from _not_taken_by_bridge(spec)
+            if entry.modes[0] == "pretrain":
+                yield from bridge_pretraining.refused_settings(spec, entry)
+            else:
+                yield from _data_errors(spec)
             if entry.modes[0] == "lora" and spec.init and spec.init.source and spec.init.source.recipe:
                 message = (
                     f"{shown(spec.init.source.recipe)} may train on, and adapters belong to fixed weights"
@@ -67,7 +74,7 @@ def _expert_adapters(peft: PeftSpec, entry: Entry) -> Iterator[FieldError]:
             yield FieldError("spec.peft.targetModules", message, fix)
 
 
-def _not_taken_by_bridge(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
+def _data_errors(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
     data: dict[str, Any] = spec.data.wire() if spec.data else {}
     has_sources = bool(data.get("sources"))
     for leaf in sorted(data.keys() - (_DATA_OF_SOURCES if has_sources else _DATA)):
@@ -75,10 +82,15 @@ def _not_taken_by_bridge(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
         yield FieldError(f"spec.data.{leaf}", "is not passed to Megatron-Bridge", fix)
     if has_sources:
         yield from chats.chat_errors(data, _tokenizer_folder(spec))
-    yield from _tokenizer_errors(data.get("tokenizer") or {})
+
+
+def _not_taken_by_bridge(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
+    """Errors of what no function takes that the operator starts."""
+    tokenizer = spec.data.tokenizer.wire() if spec.data and spec.data.tokenizer else {}
+    yield from _tokenizer_errors(tokenizer)
     training, sizes = spec.training, spec.parallelism
     if training is not None and training.bf16 is False:
-        message = "false is not passed to Megatron-Bridge: its fine-tuning functions train in BF16"
+        message = "false is not passed to Megatron-Bridge: the functions that are started train in BF16"
         yield FieldError("spec.training.bf16", message, _LEAVE)
     cp = sizes.context_parallel_size if sizes else None
     if cp is not None and cp > 1:

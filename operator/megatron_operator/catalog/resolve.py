@@ -22,6 +22,7 @@ from megatron_operator.api.recipe import (
 from megatron_operator.catalog import (
     best_checkpoint,
     bridge_functions,
+    bridge_pretraining,
     conversions,
     cpu,
     data,
@@ -77,7 +78,7 @@ def resolve_for_planning(
     Raises InvalidRecipeError, with all errors, when planning is not possible.
     """
     entry = _entry(spec, catalog, found)
-    spec, unknown_formats = with_formats(spec, fine_tunes=entry is not None and entry.engine == "bridge")
+    spec, unknown_formats = with_formats(spec, fine_tunes=entry is not None and entry.fine_tunes)
     if unknown_formats:
         raise InvalidRecipeError([*found.errors, *unknown_formats])
     picked = select_accelerator(spec.accelerator, platform)
@@ -98,8 +99,11 @@ def resolve_for_planning(
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
     _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
-        fine_tuning.complete_data(merged, spec, found)
-    if entry is None or entry.starts:
+        if entry.fine_tunes:
+            fine_tuning.complete_data(merged, spec, found)
+        else:
+            bridge_pretraining.complete_data(merged, spec, found)
+    if entry is None or entry.converts:
         found.extend(conversions.conversion_errors(spec, entry))
     found.extend(fine_tuning.path_errors(spec, entry, profile))
     if spec.init is not None and spec.init.source is not None and spec.init.source.recipe is not None:
@@ -165,7 +169,7 @@ def _complete(
     schedule.resolve_length(training, found)
     schedule.scale_learning_rate(training, published.batch, found)
     if profile.platform == "cpu":
-        cpu.adapt_to_cpu(merged, found)
+        cpu.adapt_to_cpu(merged, found, by_bridge=entry is not None and entry.engine == "bridge")
     else:
         _complete_precision(training, found)
     if missing:

@@ -14,7 +14,7 @@ from megatron_operator.api.labels import API_VERSION, KIND
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import AcceleratorSpec
 from megatron_operator.api.validation import parse_recipe
-from megatron_operator.catalog import Catalog, Entry, PublishedLayout
+from megatron_operator.catalog import Catalog, Entry, PublishedLayout, bridge_pretraining
 from megatron_operator.catalog.accelerator import select_accelerator
 from megatron_operator.cli import printing
 from megatron_operator.cli.errors import CommandError
@@ -156,12 +156,21 @@ def _resource(recipe: str, entry: Entry, accelerator: str, count: int) -> dict[s
     if _fine_tunes(entry):
         spec["data"]["volume"] = {"claimName": _CLAIM}
         spec["init"] = {"from": {"huggingFace": {"path": _MODEL}}}
+    elif _reads_folder(entry):
+        spec["data"]["volume"] = {"claimName": _CLAIM}
+        spec["init"] = {"modelFolder": _MODEL}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": entry.name}, "spec": spec}
 
 
 def _fine_tunes(entry: Entry) -> bool:
     """Whether the operator starts it by Megatron-Bridge, from the weights of a model."""
-    return entry.engine == "bridge" and entry.starts
+    return entry.fine_tunes and entry.starts
+
+
+def _reads_folder(entry: Entry) -> bool:
+    """Whether the operator starts its pretraining by Megatron-Bridge, from a configuration of the model."""
+    is_started = entry.engine == "bridge" and entry.starts and not entry.fine_tunes
+    return is_started and bridge_pretraining.reads_model_folder(entry)
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -201,6 +210,10 @@ def _lines(
     pods = f"{planned.plan.nodes} pod{'s' if planned.plan.nodes > 1 else ''} of {planned.plan.per_node}"
     yield f"    count: {count}  # of the whole run, in {pods}"
     yield from _init(entry) if _fine_tunes(entry) else ()
+    if _reads_folder(entry):
+        yield "  init:"
+        yield "    # A folder of the claim below with config.json and tokenizer. No weights are read."
+        yield f"    modelFolder: {_MODEL}"
     yield from _samples() if _fine_tunes(entry) else _data(entry)
     yield from _checkpoint(planned)
     yield from _overrides(planned)
@@ -228,14 +241,14 @@ def _samples() -> Iterator[str]:
 
 
 def _data(entry: Entry) -> Iterator[str]:
-    tokenizer = entry.data.tokenizer
+    tokenizer, needed = entry.data.tokenizer, "" if _reads_folder(entry) else "#"
     kind = (tokenizer and tokenizer.tokenizer_type) or "HuggingFaceTokenizer"
     model = (tokenizer and tokenizer.tokenizer_model) or "/data/tokenizer"
     yield "  data:"
     yield "    # Random tokens, for a first trial. For your data remove this line and switch on the others."
     yield "    mockData: true"
     yield "    # An existing claim, mounted at /data:"
-    yield "    #volume: {claimName: corpus}"
+    yield f"    {needed}volume: {{claimName: {_CLAIM if _reads_folder(entry) else 'corpus'}}}"
     yield f"    #tokenizer: {{tokenizerType: {kind}, tokenizerModel: {model}}}"
     yield "    # Prefixes of .bin and .idx files in it, with their shares of the mix:"
     yield "    #blend: [{path: corpus_text_document, weight: 1.0}]"

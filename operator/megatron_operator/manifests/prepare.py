@@ -15,7 +15,7 @@ from megatron_operator.manifests.cpu_job import Work
 from megatron_operator.manifests.metadata import ROLE_PREPARE, Manifest, Owner
 from megatron_operator.manifests.pod import literal
 from megatron_operator.manifests.storage import Storage
-from megatron_operator.planner.dataset_args import dataset_arguments
+from megatron_operator.planner.dataset_args import bridge_dataset_arguments, dataset_arguments
 
 CONTAINER = "prepare"
 DEFAULT_INCLUDE = "**/*.txt"
@@ -97,7 +97,8 @@ def arguments(
     data = resolved.data
     if data.sources:
         values = _source_arguments(data, prepare, tokenizer_dir)
-        if resolved.model.vocab_size is not None:
+        # Megatron-Bridge sizes the vocabulary by the tokenizer.
+        if resolved.model.vocab_size is not None and resolved.engine == "megatron":
             values += ["--vocab-size", str(resolved.model.vocab_size)]
         values += ["--max-epochs", str(data.max_epochs or 1), *(["--index"] if index else [])]
     else:
@@ -147,12 +148,15 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
     if prepare is None or storage.data is None:
         return None
     workers = prepare.workers or 1
-    words = [] if resolved.engine == "bridge" else dataset_arguments(megatron)
+    by_bridge, fine_tunes = resolved.engine == "bridge", resolved.mode != "pretrain"
+    words = [] if by_bridge else dataset_arguments(megatron)
     index = bool(words) and _can_mount_checkpoints(storage, workers)
     claims = {"data": storage.data} | ({"checkpoints": storage.checkpoint} if index else {})
-    if resolved.engine == "bridge":
+    if by_bridge and fine_tunes:
         own = _chat_arguments(resolved, prepare, BridgeRun.from_arguments(megatron))
     else:
+        if by_bridge:
+            words = bridge_dataset_arguments(BridgeRun.from_arguments(megatron))
         tokenizer = resolved.data.tokenizer.tokenizer_model if resolved.data.tokenizer else None
         own = arguments(resolved, prepare, tokenizer or f"{DATA_DIR}/tokenizer", words, index=index)
     credentials = _credentials(prepare)

@@ -59,11 +59,14 @@ def is_modelled(resolved: ResolvedRecipe) -> bool:
 def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """The recipe with what the functions that the operator starts have in common.
 
-    None of them overlaps communication of gradients and parameters, or splits sequences over ranks.
+    None of them splits sequences over ranks, and none that fine-tunes overlaps communication of gradients and
+    parameters; no CPU does.
     """
     if not resolved.starts:
         return resolved
-    fixed = {"overlap_grad_reduce": False, "overlap_param_gather": False, "context_parallel_size": 1}
+    fixed: dict[str, bool | int] = {"context_parallel_size": 1}
+    if resolved.mode != "pretrain" or resolved.profile.platform == "cpu":
+        fixed |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     parallelism = resolved.parallelism.model_copy(update=fixed)
     return resolved.model_copy(update={"parallelism": parallelism})
 

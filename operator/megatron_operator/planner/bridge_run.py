@@ -6,12 +6,21 @@
 from collections.abc import Iterator
 from typing import Final
 
-from megatron_contract.bridge_run import CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME, BridgeRun, Value
+from megatron_contract.bridge_run import (
+    CHATS,
+    MOCK_DATA,
+    MODEL_FOLDER,
+    NULL_TOKENIZER,
+    PEFT_SCHEME,
+    BridgeRun,
+    Value,
+)
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 from megatron_contract.time_limits import collective_minutes
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.status import Plan
+from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.bridge import training_overrides
@@ -26,15 +35,21 @@ _OF_PLAN: Final = {
     "account_for_embedding_in_pipeline_split": "model.account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split": "model.account_for_loss_in_pipeline_split",
     "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
+    "micro_batch_size": "train.micro_batch_size",
+    "global_batch_size": "train.global_batch_size",
+}
+"""Field of the plan -> path."""
+_OF_RECOMPUTATION: Final = {
     "recompute_granularity": "model.recompute_granularity",
     "recompute_method": "model.recompute_method",
     "recompute_num_layers": "model.recompute_num_layers",
-    "micro_batch_size": "train.micro_batch_size",
-    "global_batch_size": "train.global_batch_size",
+}
+"""Field of the plan -> path. Pretraining functions keep their own unless it is planned, or the recipe's."""
+_OF_OVERLAP: Final = {
     "overlap_grad_reduce": "ddp.overlap_grad_reduce",
     "overlap_param_gather": "ddp.overlap_param_gather",
 }
-"""Field of the plan -> path."""
+"""Field of the plan -> path. Pretraining functions keep their own."""
 _OF_EXPERTS: Final = {
     "expert_model_parallel_size": "model.expert_model_parallel_size",
     "expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
@@ -75,11 +90,11 @@ def bridge_run(resolved: ResolvedRecipe, plan: Plan, name: str) -> BridgeRun:
 
 def missing_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     """Errors of what the run needs besides a layout: its model's folder, weights and data."""
+    if resolved.mode == "pretrain":
+        return list(_missing_to_pretrain(resolved))
     found = []
     if resolved.init.folder_of_model is None:
-        message = "is not set: the architecture and the tokenizer are read from it"
-        fix = f"copy config.json and the tokenizer to a volume and name the folder, such as {DATA_DIR}/model"
-        found.append(FieldError("spec.init.modelFolder", message, fix))
+        found.append(_no_folder("the architecture and the tokenizer are read from it"))
     if resolved.init.source is None:
         message = f"is not set: {resolved.recipe} would train random weights"
         fix = "set init.from.huggingFace.path to the folder of a model"
@@ -90,8 +105,32 @@ def missing_errors(resolved: ResolvedRecipe) -> list[FieldError]:
     return found
 
 
+def _no_folder(why: str) -> FieldError:
+    fix = f"copy config.json and the tokenizer to a volume and name the folder, such as {DATA_DIR}/model"
+    return FieldError("spec.init.modelFolder", f"is not set: {why}", fix)
+
+
+def _missing_to_pretrain(resolved: ResolvedRecipe) -> Iterator[FieldError]:
+    """The model's folder, where its function reads one. What data lack: `catalog.data`."""
+    if _reads_model_folder(resolved) and resolved.init.model_folder is None:
+        yield _no_folder("the architecture is read from its config.json")
+
+
+def _reads_model_folder(resolved: ResolvedRecipe) -> bool:
+    function = resolved.function
+    return function is not None and bridge_support.reads_model_folder(str(function.function))
+
+
 def _layout(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]:
-    for field, path in (_OF_PLAN | (_OF_EXPERTS if resolved.model.num_experts else {})).items():
+    fields = dict(_OF_PLAN)
+    if resolved.mode != "pretrain":
+        fields |= _OF_RECOMPUTATION | _OF_OVERLAP
+    elif plan.expected is not None or plan.recompute_granularity is not None:
+        fields |= _OF_RECOMPUTATION
+    # Pretraining functions set both, also of models whose shape the catalog does not have.
+    if resolved.model.num_experts or resolved.mode == "pretrain":
+        fields |= _OF_EXPERTS
+    for field, path in fields.items():
         yield path, getattr(plan, field)
     virtual = plan.virtual_pipeline_model_parallel_size
     yield "model.virtual_pipeline_model_parallel_size", virtual if virtual and virtual > 1 else None
@@ -134,18 +173,34 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
     data, tokenizer = resolved.data, resolved.data.tokenizer
     if (folder := resolved.init.folder_of_model) is not None:
         yield MODEL_FOLDER, folder
-    if tokenizer is not None and tokenizer.tokenizer_model is not None:
+    if tokenizer is not None and (tokenizer.tokenizer_model or tokenizer.tokenizer_type == NULL_TOKENIZER):
         yield "tokenizer.tokenizer_type", tokenizer.tokenizer_type
         yield "tokenizer.tokenizer_model", tokenizer.tokenizer_model
     if data.num_workers is not None:
         yield "dataset.num_workers", data.num_workers
     if data.mock_data:
         yield MOCK_DATA, True
+    elif resolved.mode == "pretrain":
+        yield from _corpus(resolved, name)
     elif data.dataset_root is not None:
         yield CHATS, data.examples == "chat"
         yield from _files(
             f"{DATA_DIR}/{data.dataset_root}", name, evaluates=resolved.training.eval_iters != 0
         )
+
+
+def _corpus(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
+    """Megatron's indexed datasets, as its flag `--data-path` lists them."""
+    data = resolved.data
+    words: list[Value] = []
+    for part in data.blend or []:
+        words += [str(part.weight)] if len(data.blend or []) > 1 else []
+        words.append(f"{DATA_DIR}/{part.path}")
+    yield "dataset.data_path", words
+    yield "dataset.split", data.split
+    yield "dataset.path_to_cache", f"{CHECKPOINT_DIR}/{name}/data-cache"
+    if data.dataloader_type is not None:
+        yield "dataset.dataloader_type", data.dataloader_type
 
 
 def _files(root: str, name: str, *, evaluates: bool) -> Iterator[tuple[str, Value]]:

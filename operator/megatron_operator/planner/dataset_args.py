@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from megatron_contract.bridge_run import BridgeRun
+
 _FLAGS: Final = frozenset(
     (
         *("seq-length", "seed", "split", "data-path", "data-cache-path"),
@@ -30,4 +32,28 @@ def dataset_arguments(arguments: list[str]) -> list[str]:
             taken = name in _FLAGS or name.startswith(_TOKENIZER)
         if taken:
             words.append(word)
+    return words
+
+
+_OF_BRIDGE: Final = {
+    "model.seq_length": "seq-length",
+    "train.train_iters": "train-iters",
+    "train.global_batch_size": "global-batch-size",
+    "validation.eval_iters": "eval-iters",
+    "dataset.split": "split",
+    "dataset.data_path": "data-path",
+}
+"""Path in Bridge's ConfigContainer -> Megatron's flag."""
+
+
+def bridge_dataset_arguments(run: BridgeRun) -> list[str]:
+    """What decides how many samples a run of Megatron-Bridge reads, in Megatron's flags.
+
+    It is checked before the run. Bridge builds the index of its samples itself.
+    """
+    words: list[str] = []
+    for path, flag in _OF_BRIDGE.items():
+        value = run.overrides.get(path)
+        if value is not None:
+            words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
     return words

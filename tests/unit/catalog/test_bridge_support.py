@@ -1,4 +1,4 @@
-"""The operator fine-tunes by Megatron-Bridge what converts and was trained."""
+"""The operator trains by Megatron-Bridge what was trained, and what it fine-tunes converts."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from megatron_operator.catalog import Entry, bridge_support
 from megatron_trainer.weights.cpu_model import CONVERTS
 
 from testkit.fine_tuned import CASES
+from testkit.pretrained import CASES as PRETRAINED
 from testkit.weights.families import by_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "weights.md"
@@ -64,6 +65,16 @@ def test_every_function_that_fine_tunes_has_a_known_model() -> None:
     assert unknown == set()
 
 
-def test_pretraining_by_bridge_is_not_started() -> None:
-    (entry,) = [x for x in OF_BRIDGE if x.name == "vanilla-gpt"]
-    assert entry.obstacle == "the operator pretrains by Megatron Core's own loop only"
+@pytest.mark.parametrize("entry", [x for x in OF_BRIDGE if x.starts], ids=lambda entry: entry.name)
+def test_a_recipe_that_is_started_has_a_function_that_is(entry: Entry) -> None:
+    assert [layout for layout in entry.layouts if entry.can_start(layout)]
+
+
+def test_a_small_model_of_every_architecture_that_is_pretrained_was_trained() -> None:
+    pretrained = {architecture(entry) for entry in OF_BRIDGE if entry.starts and not entry.fine_tunes}
+    entries = {entry.name: entry for entry in OF_BRIDGE}
+
+    assert {case.architecture for case in PRETRAINED} == pretrained
+    assert {case.recipe: architecture(entries[case.recipe]) for case in PRETRAINED} == {
+        case.recipe: case.architecture for case in PRETRAINED
+    }

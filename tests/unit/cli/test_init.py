@@ -11,7 +11,7 @@ from megatron_operator import catalog
 from megatron_operator.cli.main import cli
 
 RUNNABLE = [entry.name for entry in catalog.load() if entry.starts]
-FINE_TUNED = {entry.name for entry in catalog.load() if entry.starts and entry.engine == "bridge"}
+FINE_TUNED = {entry.name for entry in catalog.load() if entry.starts and entry.fine_tunes}
 
 
 def megatron(*words: str) -> Result:

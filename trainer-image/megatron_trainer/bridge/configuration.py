@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron_contract.bridge_run import CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME, BridgeRun, Value
+from megatron_contract.bridge_run import (
+    CHATS,
+    MOCK_DATA,
+    MODEL_FOLDER,
+    NULL_TOKENIZER,
+    PEFT_SCHEME,
+    BridgeRun,
+    Value,
+)
 from megatron_contract.environment import DEFAULT_PLATFORM, ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge import absent_packages
-from megatron_trainer.bridge.local_layers import local_layers
+from megatron_trainer.bridge.family_layers import instead_of
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
@@ -41,8 +49,10 @@ ON_CPU: dict[str, Value] = {
     "model.moe_token_dispatcher_type": "allgather",
     "model.tp_comm_overlap": False,
     "model.sequence_parallel": False,
+    "model.recompute_granularity": None,
     "model.cuda_graph_impl": "none",
     "comm_overlap": None,
+    "optimizer.use_precision_aware_optimizer": False,
     "ddp.overlap_grad_reduce": False,
     "ddp.overlap_param_gather": False,
     "dist.distributed_backend": "gloo",
@@ -89,8 +99,10 @@ def make(run: BridgeRun) -> Any:
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
-        config.model.transformer_layer_spec = local_layers
+        config.model.transformer_layer_spec = instead_of(config.model.transformer_layer_spec)
         config.mixed_precision = "bf16_mixed"
+        for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
+            setattr(config.optimizer, f"{leaf}_dtype", torch.float32)
     config.checkpoint.async_save = False
     config.checkpoint.most_recent_k = -1
     config.checkpoint.save = config.checkpoint.load = None
@@ -102,13 +114,25 @@ def make(run: BridgeRun) -> Any:
     if run.overrides.get(MOCK_DATA):
         config.dataset = _mock_data()
     config.dataset.seq_length = config.model.seq_length
+    if PLATFORM == "cpu" and hasattr(config.dataset, "skip_getting_attention_mask_from_dataset"):
+        # Megatron's local attention makes a mask on a GPU where the data have none.
+        config.dataset.skip_getting_attention_mask_from_dataset = False
     for path, value in ours.items():
         if path.startswith("dataset."):
             _set(config, path, value)
+    _size_null_tokenizer(run, config)
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))
     _require_samples(config)
+    _require_datasets(config)
     return config
+
+
+def _size_null_tokenizer(run: BridgeRun, config: Any) -> None:
+    """Random tokens are of the model's vocabulary, in which the tokenizer's token for the end is one."""
+    chosen = run.overrides.get("tokenizer.tokenizer_type") == NULL_TOKENIZER
+    if chosen and "tokenizer.vocab_size" not in run.overrides and config.model.vocab_size:
+        config.tokenizer.vocab_size = config.model.vocab_size - 1
 
 
 def _call(run: BridgeRun) -> Any:
@@ -139,6 +163,15 @@ def _require_samples(config: Any) -> None:
     root = getattr(config.dataset, "dataset_root", None)
     if root is not None and not (Path(root) / _TRAINING_FILE).is_file():
         raise RankError(ExitCode.BAD_DATA, f"dataset.dataset_root: {root} has no {_TRAINING_FILE}")
+
+
+def _require_datasets(config: Any) -> None:
+    """Without a file Megatron's error names neither the setting nor what it is for."""
+    for word in getattr(config.dataset, "data_path", None) or ():
+        for suffix in (".bin", ".idx") if "/" in word else ():
+            if not Path(word + suffix).is_file():
+                message = f"dataset.data_path: {word}{suffix} does not exist: data.blend names a dataset of"
+                raise RankError(ExitCode.BAD_DATA, f"{message} Megatron, two files, without their suffixes")
 
 
 def _function(name: str) -> Callable[..., Any]:

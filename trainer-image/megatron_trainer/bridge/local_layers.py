@@ -4,6 +4,11 @@ from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+
+from megatron_trainer.bridge.local_linear import NormColumnParallelLinear
 
 
 class LatentDotProductAttention(DotProductAttention):
@@ -21,6 +26,15 @@ class LatentDotProductAttention(DotProductAttention):
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
+class FullRankLatentAttention(MLASelfAttention):
+    """Latent attention whose queries have no low rank: Megatron puts their norm into the projection."""
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> Any:
+        resolver = QKNormConfigResolver(self.config, submodules)
+        resolver.fused_norm_linear_impl = NormColumnParallelLinear
+        return resolver.resolve()
+
+
 def local_layers(config: Any, vp_stage: int | None = None) -> Any:
     """Return the layers of a model's configuration."""
     block = get_gpt_decoder_block_spec(
@@ -29,4 +43,18 @@ def local_layers(config: Any, vp_stage: int | None = None) -> Any:
     if getattr(config, "multi_latent_attention", False):
         for layer in block.layer_specs:
             layer.submodules.self_attention.submodules.core_attention = LatentDotProductAttention
+    return block
+
+
+def layers_to_pretrain(config: Any, vp_stage: int | None = None) -> Any:
+    """Return the layers of a model that starts from random weights.
+
+    With queries of full rank they have a norm that no imported model has.
+    """
+    block = local_layers(config, vp_stage)
+    if getattr(config, "multi_latent_attention", False) and config.q_lora_rank is None:
+        for layer in block.layer_specs:
+            attention = layer.submodules.self_attention
+            attention.module = FullRankLatentAttention
+            attention.submodules.q_layernorm = IdentityOp
     return block

@@ -1,0 +1,61 @@
+"""Recipes of engine `bridge` that pretrain: what they take, and what follows from it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog import bridge_support, data
+from megatron_operator.catalog.entry import Entry
+
+TOKENIZER: Final = "HuggingFaceTokenizer"
+_DATA: Final = frozenset(
+    {"volume", "mockData", "blend", "sources", "prepare", "split", "maxEpochs"}
+    | {"dataloaderType", "numWorkers", "tokenizer"}
+)
+_LEAVE: Final = "leave it out"
+
+
+def refused_settings(spec: MegatronRecipeSpec, entry: Entry) -> Iterator[FieldError]:
+    """Errors of settings that a pretraining function does not take.
+
+    Those that no function takes: `fine_tuning.refused_settings`.
+    """
+    if spec.init is not None and spec.init.source is not None:
+        message = f"is not passed to Megatron-Bridge: {entry.name} starts from random weights"
+        yield FieldError("spec.init.from", message, _LEAVE)
+    if spec.init is not None and spec.init.model_folder is not None and not reads_model_folder(entry):
+        message = f"has no effect: the function of {entry.name} has the architecture itself"
+        fix = "leave it out; data.tokenizer.tokenizerModel names the tokenizer"
+        yield FieldError("spec.init.modelFolder", message, fix)
+    if spec.export is not None:
+        message = f"the weights of {entry.name} are not converted: a checkpoint of Megatron is its result"
+        yield FieldError("spec.export", message, _LEAVE)
+    asked: dict[str, Any] = spec.data.wire() if spec.data else {}
+    for leaf in sorted(asked.keys() - _DATA):
+        fix = "set data.sources, data.blend, or data.mockData: true"
+        yield FieldError(f"spec.data.{leaf}", "has no effect: only recipes that fine-tune take it", fix)
+    if (asked.get("prepare") or {}).get("source") is not None:
+        message = "is not prepared for Megatron-Bridge, which trains with the tokenizer of a folder"
+        yield FieldError("spec.data.prepare.source", message, "set data.sources, with format: text")
+
+
+def reads_model_folder(entry: Entry) -> bool:
+    """Whether the architecture is read from a configuration of Hugging Face."""
+    function = next((layout.function for layout in entry.layouts if layout.function), "")
+    return bridge_support.reads_model_folder(function)
+
+
+def complete_data(merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec, found: Diagnostics) -> None:
+    """Complete `data` as for Megatron Core's loop; the tokenizer is by default the one of `init.modelFolder`.
+
+    Errors, notes and origins go to `found`.
+    """
+    asked = merged["data"]
+    folder = spec.init.model_folder if spec.init else None
+    if folder is not None and "tokenizer" not in asked and not asked.get("mockData"):
+        asked["tokenizer"] = {"tokenizerType": TOKENIZER, "tokenizerModel": folder}
+        found.origin("data.tokenizer", "init.modelFolder")
+    # The function has the model: nothing of it follows from the data.
+    data.complete_data(asked, {}, found)

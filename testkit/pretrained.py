@@ -1,0 +1,89 @@
+"""What `make bridge-training` pretrains on two CPU ranks: small models of Megatron-Bridge's functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testkit.weights.families import BASE, EXPERTS, GEMMA, HEADS, LATENT, ROUTED
+
+type Sizes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PretrainingCase:
+    """A recipe, a small configuration of its architecture, and its layout.
+
+    `config_class` is of transformers, `sizes` are its arguments. A function that has the architecture itself
+    is made small by `overrides` of Bridge's configuration.
+    """
+
+    recipe: str
+    architecture: str
+    parallelism: dict[str, int | bool]
+    config_class: str = ""
+    sizes: Sizes = field(default_factory=dict)
+    overrides: Sizes = field(default_factory=dict)
+
+    def write_config(self, folder: Path) -> None:
+        """Write config.json into `folder`, unless the function needs none."""
+        import transformers
+
+        if self.config_class:
+            config = getattr(transformers, self.config_class)(**self.sizes)
+            config.architectures = [self.architecture]
+            config.save_pretrained(folder)
+
+
+_TP: dict[str, int | bool] = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 1}
+_PP: dict[str, int | bool] = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 2}
+# A CPU has no norm that splits sequences, and experts at TP above 1 need it.
+_EP: dict[str, int | bool] = {
+    **{"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "sequenceParallel": False},
+    **{"expertModelParallelSize": 2, "expertTensorParallelSize": 1},
+}
+_FULL_RANK = {**LATENT, "q_lora_rank": None}
+_OLMOE = {
+    **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 32},
+    **{"model.moe_ffn_hidden_size": 32, "model.num_attention_heads": 4, "model.num_query_groups": 4},
+    **{"model.kv_channels": 16, "model.num_moe_experts": 4, "model.moe_router_topk": 2},
+}
+_GEMMA3 = {
+    **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 128},
+    **{"model.num_attention_heads": 4, "model.kv_channels": 16, "model.window_size": 16},
+}
+
+CASES = (
+    PretrainingCase(
+        "deepseek-v2-lite",
+        "DeepseekV2ForCausalLM",
+        _EP,
+        "DeepseekV2Config",
+        {**_FULL_RANK, "topk_method": "greedy"},
+    ),
+    PretrainingCase(
+        "moonlight-16b-a3b",
+        "DeepseekV3ForCausalLM",
+        _EP,
+        "DeepseekV3Config",
+        {**_FULL_RANK, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
+    ),
+    PretrainingCase(
+        "exaone4-1.2b",
+        "Exaone4ForCausalLM",
+        _TP,
+        "Exaone4Config",
+        {**BASE, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    PretrainingCase(
+        "k-exaone-236b-a23b",
+        "ExaoneMoEForCausalLM",
+        _EP,
+        "ExaoneMoeConfig",
+        {**BASE, **HEADS, **EXPERTS, **ROUTED, "num_shared_experts": 1},
+    ),
+    PretrainingCase("gemma2-2b", "Gemma2ForCausalLM", _TP, "Gemma2Config", GEMMA),
+    PretrainingCase("gemma3-1b", "Gemma3ForCausalLM", _PP, overrides=_GEMMA3),
+    PretrainingCase("olmoe-7b", "OlmoeForCausalLM", _EP, overrides=_OLMOE),
+)
+"""Each architecture that the operator pretrains by Megatron-Bridge."""

@@ -1,0 +1,133 @@
+"""Every architecture that the operator pretrains by Megatron-Bridge: a small model trains on real text.
+
+With the arguments that the operator renders, on two ranks, and resumed with the same losses.
+"""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.environment import VALIDATION_FILE
+from megatron_contract.exit_codes import ExitCode
+
+from testkit.pretrained import CASES, PretrainingCase
+from tests.trainer.bridge_run import LENGTH, RecipeGang
+from tests.trainer.warm_process import WarmProcess
+
+ITERATIONS, SAVED_EVERY = 6, 2
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
+    reason="takes minutes: run make bridge-training",
+)
+
+
+class PretrainingGang(RecipeGang):
+    """The run of a recipe whose model is small; `corpus` stands for the data volume, with the model in it."""
+
+    def __init__(
+        self, folder: Path, warm: WarmProcess, corpus: Path, case: PretrainingCase, **settings: Any
+    ) -> None:
+        data = folder / "data"
+        data.mkdir()
+        for path in corpus.iterdir():
+            (data / path.name).symlink_to(path)
+        for suffix in (".bin", ".idx"):
+            (data / f"again_text_document{suffix}").symlink_to(corpus / f"text_text_document{suffix}")
+        case.write_config(data / "model")
+        super().__init__(folder, warm, data, _spec(case) | settings)
+        self._overrides = case.overrides
+
+    def arguments(self) -> list[str]:
+        run = BridgeRun.from_arguments(super().arguments())
+        return BridgeRun(run.function, {**run.overrides, **self._overrides}).to_arguments()
+
+
+def _spec(case: PretrainingCase) -> dict[str, Any]:
+    return {
+        "recipe": case.recipe,
+        "accelerator": {"type": "cpu", "count": 2},
+        "init": {"modelFolder": "/data/model"} if case.config_class else {},
+        "data": {
+            "volume": {"claimName": "corpus"},
+            "tokenizer": {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"},
+            "blend": [
+                {"path": "text_text_document", "weight": 0.7},
+                {"path": "again_text_document", "weight": 0.3},
+            ],
+            "split": "98,2,0",
+        },
+        "parallelism": case.parallelism,
+        "training": _training(2) | {"evalIters": 0},
+        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "100Ti"}},
+    }
+
+
+def _training(iterations: int) -> dict[str, Any]:
+    return {
+        **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
+        **{"lr": 0.003, "lrWarmupIters": 1, "lrDecayIters": 100, "evalInterval": 3, "evalIters": 1},
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe)
+def test_a_small_model_is_pretrained_as_the_operator_renders_it(
+    case: PretrainingCase, tmp_path: Path, corpus: Path, warm_bridge: WarmProcess
+) -> None:
+    run = PretrainingGang(tmp_path, warm_bridge, corpus, case)
+    run.run_to_end()
+
+    losses = run.losses()
+    assert sorted(losses) == [1, 2]
+    # Random weights know nothing of 1000 tokens, padded to at most 3200: from ln 1000 = 6.9 to ln 3200 = 8.1.
+    assert all(6.5 < loss < 8.5 for (loss,) in losses.values())
+    assert (run.save / "iter_0000002" / "run_config.yaml").is_file()
+
+
+def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm_bridge: WarmProcess
+) -> None:
+    (case,) = (case for case in CASES if case.recipe == "deepseek-v2-lite")
+    undisturbed = PretrainingGang(
+        tmp_path_factory.mktemp("undisturbed"), warm_bridge, corpus, case, training=_training(ITERATIONS)
+    )
+    undisturbed.run_to_end()
+    run = PretrainingGang(
+        tmp_path_factory.mktemp("killed"), warm_bridge, corpus, case, training=_training(100)
+    )
+    run.start()
+    try:
+        run.await_iteration(SAVED_EVERY + 1)
+        run.kill_rank(0)
+        run.await_iteration(ITERATIONS, generation=2)
+    finally:
+        run.stop()
+
+    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
+    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration <= ITERATIONS}
+    assert sorted(expected) == list(range(1, ITERATIONS + 1))
+    assert found == expected
+    (incident,) = run.incidents()
+    assert incident["cause"].startswith("rank 0 was killed by SIGKILL")
+    assert incident["resumedFrom"] >= SAVED_EVERY
+    evaluated = [json.loads(line) for line in (undisturbed.save / VALIDATION_FILE).read_text().splitlines()]
+    assert [each["iteration"] for each in evaluated][:2] == [3, 6]
+
+
+def test_a_dataset_that_is_missing_ends_the_run_before_it_trains(
+    tmp_path: Path, corpus: Path, warm_bridge: WarmProcess
+) -> None:
+    data = _spec(CASES[0])["data"] | {"blend": [{"path": "absent_text_document"}]}
+    run = PretrainingGang(tmp_path, warm_bridge, corpus, CASES[0], data=data)
+    run.run_to_end(int(ExitCode.BAD_DATA))
+    assert "absent_text_document.bin does not exist" in run.termination(0)["message"]
+
+
+def test_random_tokens_need_no_tokenizer(tmp_path: Path, corpus: Path, warm_bridge: WarmProcess) -> None:
+    (case,) = (case for case in CASES if case.recipe == "olmoe-7b")
+    run = PretrainingGang(tmp_path, warm_bridge, corpus, case, data={"mockData": True})
+    run.run_to_end()
+    assert sorted(run.losses()) == [1, 2]

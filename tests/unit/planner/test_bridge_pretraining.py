@@ -1,0 +1,202 @@
+"""Recipes of engine bridge that pretrain: what they take, and what reaches their function."""
+
+from typing import Any
+
+import pytest
+from megatron_contract.bridge_run import BridgeRun, Value
+from megatron_operator import catalog, manifests
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.lifecycle.checkpoint_compatibility import checkpoint_contract
+from megatron_operator.planner import PlannedRun, admit
+from megatron_trainer.data import check
+
+TOKENIZER = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "/data/tokenizer"}
+HUB = {"tokenizerType": "HuggingFaceTokenizer", "tokenizerModel": "org/name"}
+VOLUME = {"volume": {"claimName": "corpus"}}
+BLEND: dict[str, Any] = {
+    **VOLUME,
+    "tokenizer": TOKENIZER,
+    "blend": [{"path": "web_text_document", "weight": 0.7}, {"path": "code_text_document", "weight": 0.3}],
+}
+SOURCES: dict[str, Any] = {
+    **VOLUME,
+    "sources": [
+        {"path": "/data/raw/*.jsonl", "format": "jsonl", "weight": 0.75},
+        {"path": "/data/raw/docs.parquet", "column": "body", "weight": 0.25},
+    ],
+    "prepare": {"workers": 2},
+}
+INIT: dict[str, Any] = {"modelFolder": "/data/model"}
+
+
+def planned(recipe: str = "deepseek-v2-lite", count: int = 8, **spec: Any) -> PlannedRun:
+    asked = {"recipe": recipe, "accelerator": {"type": "h100-sxm", "count": count}, "init": INIT}
+    platform = {"bridgeImage": "bridge", "accelerators": {"h100-sxm": {}, "cpu": {"platform": "cpu"}}}
+    return admit(
+        "run",
+        MegatronRecipeSpec.model_validate(asked | {"data": BLEND} | spec),
+        PlatformConfig.model_validate(platform),
+        catalog.load(),
+    )
+
+
+def overrides(recipe: str = "deepseek-v2-lite", count: int = 8, **spec: Any) -> dict[str, Value]:
+    return dict(BridgeRun.from_arguments(planned(recipe, count, **spec).arguments).overrides)
+
+
+def refusals(recipe: str = "deepseek-v2-lite", count: int = 8, **spec: Any) -> list[str]:
+    with pytest.raises(InvalidRecipeError) as refused:
+        manifests.build(planned(recipe, count, **spec), "")
+    return [f"{error.field}: {error.message}; {error.fix}" for error in refused.value.errors]
+
+
+def prepare_arguments(run: PlannedRun) -> list[str]:
+    job = manifests.build(run, "").prepare_job
+    assert job is not None
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return [str(word) for word in container["args"]]
+
+
+def test_a_blend_reaches_the_function_as_megatrons_datasets() -> None:
+    found = overrides(data=BLEND | {"split": "90,9,1", "dataloaderType": "cyclic", "numWorkers": 3})
+    assert found["dataset.data_path"] == [
+        *("0.7", "/data/web_text_document"),
+        *("0.3", "/data/code_text_document"),
+    ]
+    assert (found["dataset.split"], found["dataset.dataloader_type"]) == ("90,9,1", "cyclic")
+    assert found["dataset.num_workers"] == 3
+    assert found["dataset.path_to_cache"] == "/checkpoints/run/data-cache"
+    assert found["tokenizer.tokenizer_model"] == "/data/tokenizer"
+    assert found["hub.path"] == "/data/model"
+
+
+def test_one_dataset_has_no_weight() -> None:
+    found = overrides(data=BLEND | {"blend": [{"path": "web_text_document"}]})
+    assert found["dataset.data_path"] == ["/data/web_text_document"]
+
+
+def test_sources_are_prepared_with_the_tokenizer_of_the_model_and_checked_against_the_run() -> None:
+    run = planned(data=SOURCES, training={"trainIters": 4000, "evalIters": 0})
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    words = prepare_arguments(run)
+    assert found["tokenizer.tokenizer_model"] == "/data/model"
+    assert words[words.index("--tokenizer-dir") + 1] == "/data/model"
+    paths = found["dataset.data_path"]
+    assert isinstance(paths, list)
+    assert all(str(path) in " ".join(words) for path in paths[1::2])
+    needs = check.parse_needs(words[words.index("--") + 1 :], None, 1)
+    assert needs is not None
+    assert "--vocab-size" not in words
+    assert (needs.seq_length, needs.samples, needs.evaluates) == (4096, 4000 * 512, False)
+    assert list(needs.weights.values()) == [0.75, 0.25]
+
+
+def test_random_tokens_replace_data_and_tokenizer() -> None:
+    found = overrides(data={"mockData": True, **VOLUME})
+    assert found["dataset.mock"] is True
+    assert (found["tokenizer.tokenizer_type"], found["tokenizer.tokenizer_model"]) == ("NullTokenizer", None)
+    assert "dataset.data_path" not in found
+
+
+def test_the_layout_of_a_model_without_estimates_is_the_functions() -> None:
+    run = planned("k-exaone-236b-a23b", 128)
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert run.arguments[0] == "exaone_moe_236b_a23b_pretrain_64gpu_h100_bf16_config"
+    assert "checkpoint.pretrained_checkpoint" not in found
+    assert (found["model.tensor_model_parallel_size"], found["model.pipeline_model_parallel_size"]) == (4, 8)
+    assert found["model.expert_model_parallel_size"] == 8
+    assert run.plan.data_parallel_size == 4
+
+
+def test_the_layout_of_a_model_with_estimates_is_planned() -> None:
+    run = planned(count=16)
+    found = BridgeRun.from_arguments(run.arguments).overrides
+    assert run.plan.expected is not None
+    assert found["model.recompute_granularity"] == run.plan.recompute_granularity
+    assert found["model.sequence_parallel"] is run.plan.sequence_parallel
+    assert found["train.micro_batch_size"] == run.plan.micro_batch_size
+
+
+def test_recomputation_and_overlap_stay_the_functions_unless_the_recipe_sets_them() -> None:
+    found = overrides("gemma2-2b")
+    assert not {path for path in found if "recompute" in path or "overlap" in path}
+    sizes = {"recomputeGranularity": "full", "recomputeMethod": "block", "recomputeNumLayers": 2}
+    assert overrides("gemma2-2b", parallelism=sizes)["model.recompute_num_layers"] == 2
+
+
+@pytest.mark.parametrize("recipe", ["deepseek-v2-lite", "moonlight-16b-a3b"])
+def test_latent_attention_is_trained_on_a_cpu_too(recipe: str) -> None:
+    sizes = {"tensorModelParallelSize": 1, "expertModelParallelSize": 2, "sequenceParallel": False}
+    training = {"seqLength": 64, "globalBatchSize": 4, "microBatchSize": 1}
+    run = planned(recipe, accelerator={"type": "cpu", "count": 2}, parallelism=sizes, training=training)
+    assert "model.expert_model_parallel_size=2" in run.arguments
+
+
+@pytest.mark.parametrize("recipe", ["gemma3-1b", "olmoe-7b"])
+def test_a_function_that_has_the_architecture_itself_needs_no_folder(recipe: str) -> None:
+    assert "hub.path" not in overrides(recipe, init=None)
+    (refused,) = refusals(recipe)
+    assert refused.startswith(f"spec.init.modelFolder: has no effect: the function of {recipe}")
+
+
+def test_a_function_that_reads_the_architecture_is_refused_without_a_folder() -> None:
+    (refused,) = refusals(init=None)
+    assert refused.startswith("spec.init.modelFolder: is not set: the architecture is read from")
+
+
+def test_the_folder_and_the_tokenizer_belong_to_the_checkpoints() -> None:
+    run = planned()
+    contract = checkpoint_contract(run.resolved, run.plan, run.arguments)
+    assert contract["init.modelFolder"] == "/data/model"
+    assert contract["data.tokenizer.tokenizerModel"] == "/data/tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"init": INIT | {"from": {"huggingFace": {"path": "/data/model"}}}}, "init.from"),
+        ({"init": INIT | {"from": {"recipe": "other"}}}, "init.from"),
+        ({"export": {"huggingFace": {"path": "/data/out"}}}, "export"),
+        ({"peft": {"dim": 4}}, "peft"),
+        ({"data": BLEND | {"datasetRoot": "chats"}}, "data.datasetRoot"),
+        ({"data": BLEND | {"examples": "chat"}}, "data.examples"),
+        ({"data": BLEND | {"maxEpochs": 2}}, "data.maxEpochs"),
+        ({"data": BLEND | {"prepare": {"source": "/data/raw"}}}, "data.prepare.source"),
+        ({"data": BLEND | {"tokenizer": HUB}}, "data.tokenizer.tokenizerModel"),
+        ({"data": BLEND | {"tokenizer": {"tokenizerType": "NullTokenizer"}}}, "data.tokenizer.tokenizerType"),
+        ({"data": VOLUME | {"tokenizer": TOKENIZER}}, "data"),
+        ({"model": {"rotaryBase": 1}}, "model"),
+        ({"megatronArgs": {"log-throughput": True}}, "megatronArgs"),
+        ({"training": {"bf16": False}}, "training.bf16"),
+        ({"parallelism": {"contextParallelSize": 2}}, "parallelism.contextParallelSize"),
+        ({"checkpoint": {"asyncSave": True}}, "checkpoint.asyncSave"),
+        ({"recovery": {"elastic": {"minCount": 8}}}, "recovery.elastic"),
+        ({"training": {"trainIters": 100}}, "training.lrWarmupIters"),
+    ],
+)
+def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
+    spec: dict[str, Any], field: str
+) -> None:
+    assert [line.partition(":")[0] for line in refusals(**spec)] == [f"spec.{field}"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("nemotron-h-8b", "the trainer's image lacks the kernels of its state-space layers (mamba-ssm)"),
+        ("qwen3-next-80b-a3b", "the trainer's image lacks the kernels of its gated delta net"),
+        ("glm5.2", "no small model of this architecture was trained"),
+        ("vanilla-gpt", "its function leaves the sizes of the model open"),
+        ("qwen3-vl-8b", "images, video and sound are not passed on"),
+        ("step3.5-196b-a11b", "its function splits samples over ranks"),
+        ("k-exaone2-750b-a37b", "its function is not in the image's release of Megatron-Bridge"),
+        ("flux1-12b", "the trainer's image lacks what diffusion models need (diffusers)"),
+    ],
+)
+def test_an_architecture_that_is_not_started_is_refused_by_the_reason(recipe: str, reason: str) -> None:
+    published = catalog.load().get(recipe).layouts[0]
+    accelerator = {"type": published.accelerators[0], "count": published.count}
+    (refused,) = refusals(recipe, accelerator=accelerator, data={"mockData": True}, init=None)
+    assert f" and not started: {reason}" in refused

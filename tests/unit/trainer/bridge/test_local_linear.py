@@ -1,0 +1,46 @@
+"""The norms that a CPU has in place of Transformer Engine's, and the datasets of a pretraining run."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from megatron_contract.bridge_run import BridgeRun
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.bridge import configuration
+from megatron_trainer.bridge.local_linear import ZeroCentredRMSNorm
+from megatron_trainer.worker.failures import RankError
+
+
+def test_a_zero_centred_norm_is_torchs_with_one_added_to_its_weights() -> None:
+    config = SimpleNamespace(params_dtype=torch.float32)
+    norm = ZeroCentredRMSNorm(config, 8, eps=1e-6)
+    inputs = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(norm.weight, torch.zeros(8))
+
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(-0.5, 0.5, 8))
+    expected = torch.nn.functional.rms_norm(inputs, (8,), 1 + norm.weight, 1e-6)
+    torch.testing.assert_close(norm(inputs), expected)
+
+
+def test_a_dataset_without_its_index_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "text_document.bin").touch()
+    words = ["0.5", f"{tmp_path}/text_document"]
+    with pytest.raises(RankError, match=r"text_document\.idx does not exist") as refused:
+        configuration._require_datasets(SimpleNamespace(dataset=SimpleNamespace(data_path=words)))
+    assert refused.value.code is ExitCode.BAD_DATA
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size"),
+    [
+        ({"tokenizer.tokenizer_type": "NullTokenizer"}, 255),
+        ({"tokenizer.tokenizer_type": "NullTokenizer", "tokenizer.vocab_size": 99}, 7),
+        ({"tokenizer.tokenizer_type": "HuggingFaceTokenizer"}, 7),
+    ],
+)
+def test_random_tokens_are_of_the_models_vocabulary(overrides: dict[str, str | int], size: int) -> None:
+    config = SimpleNamespace(model=SimpleNamespace(vocab_size=256), tokenizer=SimpleNamespace(vocab_size=7))
+    configuration._size_null_tokenizer(BridgeRun("function", overrides), config)
+    assert config.tokenizer.vocab_size == size

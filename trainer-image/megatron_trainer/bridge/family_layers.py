@@ -1,0 +1,111 @@
+"""Layers of families that Megatron-Bridge builds of Transformer Engine only, of Megatron's own parts."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.transformer import ModuleSpec, TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+
+from megatron_trainer.bridge.local_layers import layers_to_pretrain, local_layers
+from megatron_trainer.bridge.local_linear import NormColumnParallelLinear, RowParallelLinearNorm, norm
+
+type Layers = Callable[..., Any]
+
+
+def instead_of(layers: object) -> Layers:
+    """Return what builds the same layers as Bridge's function `layers`, without Transformer Engine."""
+    return _FAMILIES.get(getattr(layers, "__name__", ""), layers_to_pretrain)
+
+
+def _block(
+    config: Any,
+    vp_stage: int | None,
+    attention: Any,
+    core_attention: Any,
+    into: Any,
+    head_norm: Any,
+) -> Any:
+    """Layers with a norm behind attention and MLP. `into`: the linear layer that begins each of the two."""
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            self_attention=ModuleSpec(
+                module=attention,
+                params={"attn_mask_type": AttnMaskType.causal},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=into,
+                    core_attention=core_attention,
+                    linear_proj=RowParallelLinearNorm,
+                    q_layernorm=head_norm,
+                    k_layernorm=head_norm,
+                ),
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            mlp=ModuleSpec(
+                module=MLP, submodules=MLPSubmodules(linear_fc1=into, linear_fc2=RowParallelLinearNorm)
+            ),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    count = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm(config))
+
+
+def exaone4(config: Any, vp_stage: int | None = None) -> Any:
+    """Norms behind attention and MLP only, and of every head."""
+    return _block(config, vp_stage, SelfAttention, DotProductAttention, ColumnParallelLinear, norm(config))
+
+
+def gemma2(config: Any, vp_stage: int | None = None) -> Any:
+    """Norms before and behind attention and MLP."""
+    # Without torch's FlexAttention, which has no backward pass on a CPU.
+    from megatron.bridge.models.gemma.gemma2_provider import Gemma2DotProductAttention
+
+    core = Gemma2DotProductAttention
+    return _block(config, vp_stage, SelfAttention, core, NormColumnParallelLinear, None)
+
+
+def gemma3(config: Any, vp_stage: int | None = None) -> Any:
+    """Like Gemma 2's, with norms of every head, and windows of the sequence."""
+    from megatron.bridge.models.gemma.gemma3_provider import Gemma3SelfAttention
+
+    core = WindowedAttention
+    return _block(config, vp_stage, Gemma3SelfAttention, core, NormColumnParallelLinear, norm(config))
+
+
+class WindowedAttention(DotProductAttention):
+    """Gemma 3's: most layers see a window of the sequence, one of several sees all of it."""
+
+    def __init__(self, config: Any, layer_number: int, *args: Any, **kwargs: Any) -> None:
+        from megatron.bridge.models.gemma.gemma3_provider import _is_local_attn_layer
+
+        local = _is_local_attn_layer(layer_number, config.interleaved_attn_pattern)
+        own = copy.deepcopy(config)
+        own.window_size = (config.window_size - 1, 0) if local else None
+        super().__init__(own, layer_number, *args, **kwargs)
+
+
+def olmoe(config: Any, vp_stage: int | None = None) -> Any:
+    """Megatron's layers with OLMoE's attention, which has one norm over all heads."""
+    from megatron.bridge.models.olmoe.olmoe_provider import OLMoESelfAttention
+
+    block = local_layers(config, vp_stage)
+    for layer in block.layer_specs:
+        layer.submodules.self_attention.module = OLMoESelfAttention
+    return block
+
+
+_FAMILIES: dict[str, Layers] = {
+    "exaone4_layer_spec": exaone4,
+    "gemma2_layer_spec": gemma2,
+    "gemma3_layer_spec": gemma3,
+    "olmoe_layer_spec": olmoe,
+}
+"""Name of Bridge's function -> the same layers of Megatron's own parts."""
