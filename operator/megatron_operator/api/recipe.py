@@ -31,6 +31,7 @@ RELATIVE_PATTERN = r"^[^/].*$"
 HANG_PATTERN = r"^(auto|off|[1-9][0-9]*s)$"
 SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
 ENDPOINT_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._/-]*)?$"
+REGION_PATTERN = r"^[a-z0-9-]+$"
 DATASET_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
 Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]
@@ -118,7 +119,7 @@ class ObjectStorageSpec(ApiModel):
     """
     endpoint_url: Annotated[str, Field(pattern=ENDPOINT_PATTERN, max_length=512)] | None = None
     """URL of another store with the S3 protocol, such as MinIO; default AWS."""
-    region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)] | None = None
+    region: Annotated[str, Field(pattern=REGION_PATTERN, max_length=64)] | None = None
     """Region of the buckets; default the store's."""
 
 

@@ -21,8 +21,10 @@ from megatron_operator.api.platform import SIGN_PATTERN
 from megatron_operator.api.pod_environment import KEY_PATTERN, PREFIX_PATTERN
 from megatron_operator.api.recipe import (
     DATASET_PATTERN,
+    ENDPOINT_PATTERN,
     HANG_PATTERN,
     QUANTITY_PATTERN,
+    REGION_PATTERN,
     RELATIVE_PATTERN,
     SPLIT_PATTERN,
     MegatronRecipeSpec,
@@ -142,6 +144,8 @@ _PATTERNS = {
     RELATIVE_PATTERN: ("path", "use a path relative to the data volume, without a leading slash"),
     HANG_PATTERN: ("timeout", "use auto, off or seconds, for example 600s"),
     SPLIT_PATTERN: ("split", "use three shares, for example 99,1,0"),
+    ENDPOINT_PATTERN: ("URL", "use for example http://minio.storage:9000, without credentials in it"),
+    REGION_PATTERN: ("region", "use small letters, digits and -, for example eu-central-1"),
     DATASET_PATTERN: ("name", "use letters, digits, dots, - and _"),
     KEY_PATTERN: ("key", "use letters, digits, -, _ and ., as in the object"),
     PREFIX_PATTERN: ("prefix", "use letters, digits, _, - and ., no digit first"),
