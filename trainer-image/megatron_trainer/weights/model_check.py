@@ -175,8 +175,7 @@ def _built(words: Sequence[str]) -> Settings:
     Only arguments of the model are taken, so that those of GPUs and of the layout need not work here.
     """
     from megatron.training import arguments
-
-    from megatron_trainer.worker import gpt
+    from megatron.training.argument_utils import gpt_config_from_args
 
     parser = arguments.add_megatron_arguments(_Parser(allow_abbrev=False))
     given = parser.parse_args(list(words))
@@ -192,7 +191,9 @@ def _built(words: Sequence[str]) -> Settings:
         with contextlib.redirect_stdout(io.StringIO()):
             # It prints all arguments.
             arguments.validate_args(args)
-        config = gpt.model_config(args)
+        config = gpt_config_from_args(args)
+        # Megatron leaves it out; the run's own loop sets it, too.
+        config.rope_scaling_factor = args.rope_scaling_factor
     except (OSError, ValueError, AssertionError, RuntimeError, TypeError) as error:
         raise ConversionError(f"Megatron refuses the arguments of the run: {_text(error)}") from error
     return _settings(config)
