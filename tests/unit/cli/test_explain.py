@@ -112,7 +112,7 @@ def test_the_reference_fits_the_terminal(path: str, columns: int) -> None:
         ("spec.training.globalBatchSise", "did you mean spec.training.globalBatchSize?"),
         ("learning_rate", "set spec.training.lr"),
         ("log-throughput", "set the flag of Megatron in spec.megatronArgs: log-throughput"),
-        ("tensor", "did you mean spec.parallelism.tensorModelParallelSize or "),
+        ("tensor", "did you mean spec.tracking.tensorboard or spec.parallelism.tensorModelParallelSize or "),
         ("platform.acelerators", "did you mean platform.accelerators{}"),
         ("zzzzzz", "see megatron explain spec"),
     ],

@@ -67,6 +67,8 @@ PROGRESS: dict[str, Any] = {
     "validationLoss": 2.125,
     "bestValidationIteration": 20,
     "bestValidationLoss": 2.0,
+    "bestCheckpointIteration": 20,
+    "bestCheckpointLoss": 2.0,
 }
 MESSAGES: list[Message] = [
     ProgressReport.from_json(PROGRESS),

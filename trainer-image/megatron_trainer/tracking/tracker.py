@@ -45,7 +45,7 @@ class Tracker(Protocol):
     """How long what was written may still be lost if the process is killed."""
 
     def open(self, position: Position) -> int | None:
-        """Connect. Returns the last iteration that the tracker knows of this run; None if it cannot say."""
+        """Connect. Returns the last iteration that the tracker knows of this run; None if it knows none."""
 
     def rewind(self, iteration: int) -> None:
         """Remove `iteration` and all later ones; called only if it `rewrites`."""
