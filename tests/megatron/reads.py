@@ -13,6 +13,8 @@ from megatron.training.arguments import add_megatron_arguments
 PACKAGE = Path(megatron.training.__file__).parents[1]
 TRAINER = Path(__file__).parents[2] / "trainer-image" / "megatron_trainer"
 ROOTS = (PACKAGE / "core", PACKAGE / "training", TRAINER)
+CONVERTER = TRAINER / "weights"
+"""Compares settings of models, and trains nothing."""
 ARGUMENTS = PACKAGE / "training" / "arguments.py"
 
 PROGRAMS = {"rl": "rl", "sft": "sft", "straggler": "straggler"}
@@ -45,6 +47,8 @@ def _reads() -> tuple[set[str], set[str]]:
     prefixes: set[str] = set()
     for root in ROOTS:
         for path in root.rglob("*.py"):
+            if path.is_relative_to(CONVERTER):
+                continue
             with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
                 tree = ast.parse(path.read_text())
             for node in _effective(tree) if path == ARGUMENTS else ast.walk(tree):
