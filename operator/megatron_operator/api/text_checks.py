@@ -68,6 +68,7 @@ _FORMS: Final = {
     "envFrom[].secretRef.name": NAME,
     "envFrom[].configMapRef.name": NAME,
     "serviceAccountName": NAME,
+    "data.prepare.objectStorage.secretName": NAME,
     "tracking.wandb.secretKeyRef.name": NAME,
     "tracking.mlflow.secretKeyRef.name": NAME,
 }

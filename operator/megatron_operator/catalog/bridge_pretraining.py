@@ -54,6 +54,8 @@ def complete_data(merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec
     """
     asked = merged["data"]
     folder = spec.init.model_folder if spec.init else None
+    if "tokenizerModel" in (asked.get("tokenizer") or {}):
+        asked["tokenizer"].setdefault("tokenizerType", TOKENIZER)
     if folder is not None and "tokenizer" not in asked and not asked.get("mockData"):
         asked["tokenizer"] = {"tokenizerType": TOKENIZER, "tokenizerModel": folder}
         found.origin("data.tokenizer", "init.modelFolder")

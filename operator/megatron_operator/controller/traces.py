@@ -36,16 +36,24 @@ class TraceSender:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self | None:
-        """A sender to the collector that the environment names; None where it names none."""
-        endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
-        if endpoint is None:
+        """A sender to the collector that the environment names; None where it names none.
+
+        Also None, with an error in the log, where OpenTelemetry refuses its variables: runs matter more.
+        """
+        if not any(environ.get(name) for name in ENDPOINTS):
             return None
         # Imported here: 15 MiB that an operator without a collector does not need.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        log.info("incidents are sent as traces to %s", endpoint)
-        return cls(BatchSpanProcessor(OTLPSpanExporter()))
+        try:
+            processor = BatchSpanProcessor(OTLPSpanExporter())
+        except Exception as error:
+            log.error("incidents are not sent as traces; correct the variables OTEL_*: %s", error)
+            return None
+        # Without the endpoint: one that a Secret sets may hold a token.
+        log.info("incidents are sent as traces")
+        return cls(processor)
 
     def send(self, trace: IncidentTrace) -> None:
         """Queue the spans of an incident: one for the whole, with a child for each phase."""

@@ -49,7 +49,15 @@ def test_the_network_policy_allows_the_port_of_the_collector(render: Any, endpoi
     assert egress_ports(objects)[5:] == [port]
 
 
-@pytest.mark.parametrize("endpoint", ["collector:4318", "http://collector", "http://user:word@collector:1"])
+def test_the_ports_of_the_collectors_pods_are_allowed_instead_if_given(render: Any) -> None:
+    objects = render(ENABLED | {"tracing": {"endpoint": "http://collector:80", "ports": [4318, 4317]}})
+    assert egress_ports(objects)[5:] == [4318, 4317]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://collector:65536", "collector:4318", "http://collector", "http://user:word@collector:1"],
+)
 def test_an_endpoint_without_scheme_or_port_is_refused(render: Any, endpoint: str) -> None:
     with pytest.raises(ValueError, match="tracing"):
         render({"tracing": {"endpoint": endpoint}})

@@ -103,6 +103,15 @@ def test_without_a_collector_in_the_environment_nothing_is_sent() -> None:
     assert TraceSender.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}) is None
 
 
+def test_variables_that_the_library_refuses_do_not_stop_the_operator(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    assert TraceSender.from_environment() is None
+    assert "not sent as traces; correct the variables OTEL_*" in caplog.text
+
+
 def test_a_collector_that_never_answers_does_not_keep_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sender = sender_to(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)

@@ -200,3 +200,8 @@ def test_an_architecture_that_is_not_started_is_refused_by_the_reason(recipe: st
     accelerator = {"type": published.accelerators[0], "count": published.count}
     (refused,) = refusals(recipe, accelerator=accelerator, data={"mockData": True}, init=None)
     assert f" and not started: {reason}" in refused
+
+
+def test_a_tokenizer_folder_needs_no_type_because_there_is_one_only() -> None:
+    folder = {"tokenizerModel": "/data/tokenizer"}
+    assert overrides(data=BLEND | {"tokenizer": folder}) == overrides(data=BLEND)
