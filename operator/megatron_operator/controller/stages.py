@@ -18,8 +18,8 @@ from megatron_operator.lifecycle.children import (
 )
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import expire_job
-from megatron_operator.lifecycle.job_status import set_prepared, set_succeeded, set_trained
-from megatron_operator.lifecycle.object_metadata import Object, content_hash
+from megatron_operator.lifecycle.job_status import set_prepared, set_starting, set_succeeded, set_trained
+from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
 from megatron_operator.lifecycle.stages import (
@@ -55,6 +55,8 @@ class Stages:
 
         A Requeue comes with the condition that explains the wait.
         """
+        if desired.run.resolved.export is not None and (waits := await self._end_exports(status, desired)):
+            return waits
         imports = [IMPORT] if manifest_of(IMPORT, desired.manifests) is not None else []
         if not imports:
             status.remove_conditions(IMPORT.condition)
@@ -74,6 +76,24 @@ class Stages:
         status.remove_conditions(Condition.FAILED)
         set_succeeded(status, text)
         return expire_job(status, snapshot)
+
+    async def _end_exports(self, status: StatusBuilder, desired: DesiredState) -> Requeue | None:
+        """Delete export Jobs of an earlier training of the run; None once they are gone.
+
+        They would read a checkpoint that the training may delete, and theirs is not its result.
+        """
+        waits = None
+        for stage in (EXPORT, EXPORT_BEST):
+            name = f"{desired.manifests.job['metadata']['name']}-{stage.role}"
+            job = await self._api.get(BATCH_JOBS, status.key.namespace, name)
+            if job is None or batch_job_obstacle(status, job) is not None:
+                continue
+            if not is_deleting(job):
+                await self._api.delete(BATCH_JOBS, job)
+            message = f"the {stage.noun} job of the previous training is being deleted"
+            set_starting(status, Reason.PODS_ENDING, message)
+            waits = Requeue(SOON, message)
+        return waits
 
     async def _prepare_data(
         self, status: StatusBuilder, desired: DesiredState, *, edited: bool

@@ -214,6 +214,36 @@ def test_the_best_can_be_added_to_a_run_that_has_succeeded(run: Run) -> None:
     assert run.status["phase"] == "Succeeded"
 
 
+def test_a_run_that_is_trained_further_exports_what_it_then_has(run: Run) -> None:
+    export_when(run, "best", "end")
+    until_exporting(run)
+    for name in (EXPORT, BEST):
+        end(run, name, message=RESULT | {"iteration": 1000, "validationLoss": 2.5})
+        reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    run.edit(training=TRAINING | {"trainIters": TOTAL + 1000})
+    run.until(lambda: run.status["phase"] == "Exporting")
+    assert "status" not in run.api.batch_jobs[EXPORT], "the result of the previous training"
+    assert BEST not in run.api.batch_jobs
+    for name in (EXPORT, BEST):
+        end(run, name, message=RESULT | {"iteration": TOTAL, "validationLoss": 1.5})
+        reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert [run.status[name]["iteration"] for name in ("exported", "exportedBest")] == [TOTAL, TOTAL]
+
+
+def test_an_edit_while_it_exports_ends_the_export_before_it_trains_again(run: Run) -> None:
+    export_when(run, "end")
+    until_exporting(run)
+    exporting = run.api.batch_jobs[EXPORT]
+    first = run.api.job()
+    run.edit(training=TRAINING | {"trainIters": TOTAL + 1000})
+    run.until(lambda: EXPORT not in run.api.batch_jobs)
+    assert run.api.job() in (None, first)
+    run.until(lambda: run.status["phase"] == "Exporting")
+    assert run.api.batch_jobs[EXPORT] is not exporting
+
+
 def test_only_the_best_is_exported_again_where_the_last_has_been(run: Run) -> None:
     export_when(run, "best", "end")
     until_exporting(run)
