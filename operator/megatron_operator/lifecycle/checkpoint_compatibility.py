@@ -95,11 +95,17 @@ def contract_after_save(contract: Mapping[str, str]) -> dict[str, str]:
 
 
 def contract_violations(
-    before: Mapping[str, str], after: Mapping[str, str], iteration: int | None, *, bridge: bool = False
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    iteration: int | None,
+    *,
+    bridge: bool = False,
+    takes_weights: bool = True,
 ) -> list[FieldError]:
     """The settings in `after` with which the checkpoints of a run with contract `before` cannot be loaded.
 
-    `bridge`: Megatron-Bridge runs it, which has no elastic runs.
+    `bridge`: Megatron-Bridge runs it, which has no elastic runs. `takes_weights`: recipes of its kind may
+    start from those of another one.
     """
     made = "the run's checkpoints" if iteration is None else f"the run's checkpoint of iteration {iteration}"
     fix = "set it back, or start a new recipe under another name"
@@ -111,6 +117,7 @@ def contract_violations(
             message = f"is {new or 'not set'}, and {made} was made with {old or 'none'}"
             errors.append(FieldError(f"spec.{path}", message, fix))
     if before.get(RESHARDABLE) in ("false", NEXT_CHECKPOINT):
+        weights = takes_weights and not any(path.startswith("peft.") for path in before)
         for path in sorted(layout):
             old, new = before.get(path), after.get(path)
             if old != new:
@@ -118,18 +125,19 @@ def contract_violations(
                     f"is {new}, and the optimizer state of {made} is sharded for {old}: "
                     "only the data-parallel size may change"
                 )
-                errors.append(FieldError(f"spec.{path}", message, _ways_out(old, before, bridge=bridge)))
+                ways = _ways_out(old, before, bridge=bridge, weights=weights)
+                errors.append(FieldError(f"spec.{path}", message, ways))
     return errors
 
 
-def _ways_out(old: str | None, before: Mapping[str, str], *, bridge: bool) -> str:
+def _ways_out(old: str | None, before: Mapping[str, str], *, bridge: bool, weights: bool) -> str:
     """How the layout of a run can be changed whose optimizer state only fits the layout that it has."""
     if before.get(RESHARDABLE) == NEXT_CHECKPOINT:
         return f"set {old} until the run has saved a checkpoint with recovery.elastic, then change it"
     ways = [f"set {old}"]
     if not bridge:
         ways.append("set recovery.elastic first, and change the layout once the run has saved again")
-    if not any(path.startswith("peft.") for path in before):
+    if weights:
         ways.append(
             "when it has succeeded, start a new recipe in the new layout with init.from.recipe, "
             "which takes the weights without the optimizer state"

@@ -135,8 +135,15 @@ def checkpoint_conflicts(status: StatusBuilder, desired: DesiredState) -> list[F
     before = status.checkpoint.contract
     if before is None or not has_begun(status):
         return []
-    bridge = desired.run.resolved.engine == "bridge"
-    return contract_violations(before, desired.contract, status.checkpoint.iteration, bridge=bridge)
+    resolved = desired.run.resolved
+    bridge = resolved.engine == "bridge"
+    return contract_violations(
+        before,
+        desired.contract,
+        status.checkpoint.iteration,
+        bridge=bridge,
+        takes_weights=not (bridge and resolved.mode == "pretrain"),
+    )
 
 
 def has_begun(status: StatusBuilder) -> bool:

@@ -29,7 +29,7 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     report = snapshot.reading.report
     if report.checkpoint_iteration is not None:
         _update_checkpoint(status, report, report.checkpoint_iteration)
-        set_best_checkpoint(status, report)
+        set_best_checkpoint(status, report, certain=report.phase in TRAINING_PHASES)
     if snapshot.reading.rank_restarts > status.recovery.rank_restarts:
         status.set_recovery(rank_restarts=snapshot.reading.rank_restarts)
     _update_validation(status, report)
@@ -40,15 +40,22 @@ def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
 
 def _update_checkpoint(status: StatusBuilder, report: ProgressReport, iteration: int) -> None:
     contract = status.checkpoint.contract
-    if contract and report.resumed_from is not None and iteration > report.resumed_from:
+    # A start without a checkpoint has resumed from none.
+    if contract and report.generation is not None and iteration > (report.resumed_from or 0):
         contract = contract_after_save(contract)
     newest = {"iteration": iteration, "time": report.checkpoint_time, "contract": contract}
     status.set(checkpoint=status.checkpoint.model_copy(update=newest))
 
 
-def set_best_checkpoint(status: StatusBuilder, reported: ProgressReport | TerminationMessage) -> None:
-    """Copy which checkpoint is the best, as pods last reported; nothing for a run that keeps none."""
-    if reported.best_checkpoint_iteration is None:
+def set_best_checkpoint(
+    status: StatusBuilder, reported: ProgressReport | TerminationMessage, *, certain: bool = False
+) -> None:
+    """Copy which checkpoint is the best, as pods last reported.
+
+    None of a run that keeps none, or no longer has it, counts where it is `certain`: pods that start do not
+    know yet.
+    """
+    if reported.best_checkpoint_iteration is None and not certain:
         return
     loss = _rounded(reported.best_checkpoint_loss)
     best = {"best_iteration": reported.best_checkpoint_iteration, "best_loss": loss}

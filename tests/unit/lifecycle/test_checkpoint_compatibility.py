@@ -95,10 +95,8 @@ def test_an_elastic_runs_checkpoint_is_compatible_with_another_layout() -> None:
     assert contract_violations(before, after, 100) == []
 
 
-def tensor_parallel_error(
-    before: dict[str, str], after: dict[str, str], *, bridge: bool = False
-) -> FieldError:
-    errors = contract_violations(before, after, 1200, bridge=bridge)
+def tensor_parallel_error(before: dict[str, str], after: dict[str, str], **engine: bool) -> FieldError:
+    errors = contract_violations(before, after, 1200, **engine)
     return next(error for error in errors if error.field == "spec.parallelism.tensorModelParallelSize")
 
 
@@ -132,6 +130,7 @@ def test_the_refusal_of_another_layout_names_the_ways_to_it() -> None:
     assert "elastic" not in tensor_parallel_error(before, after, bridge=True).fix
     adapters = {"peft.dim": "8"}
     assert tensor_parallel_error(before | adapters, after | adapters, bridge=True).fix == "set 2"
+    assert tensor_parallel_error(before, after, bridge=True, takes_weights=False).fix == "set 2"
 
 
 def test_the_error_names_the_checkpoint_and_the_fix() -> None:

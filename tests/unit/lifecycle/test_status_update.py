@@ -34,10 +34,17 @@ def test_the_last_and_the_best_evaluation_are_reported_and_kept_while_pods_know_
 def test_the_best_checkpoint_is_reported_and_kept_while_pods_know_none(run: Any) -> None:
     run.report(iteration=50, checkpointIteration=40)
     assert "bestIteration" not in reconcile(run).wire()["checkpoint"]
-    for report in ({"bestCheckpointIteration": 20, "bestCheckpointLoss": 2.1234567}, {}):
+    for report in ({"bestCheckpointIteration": 20, "bestCheckpointLoss": 2.1234567}, {"phase": "loading"}):
         run.report(iteration=54, checkpointIteration=40, **report)
         status = reconcile(run)
         assert (status.checkpoint.best_iteration, status.checkpoint.best_loss) == (20, 2.1235)
+
+
+def test_a_best_checkpoint_that_is_gone_is_reported_no_longer_once_the_run_trains(run: Any) -> None:
+    run.report(iteration=54, checkpointIteration=40, bestCheckpointIteration=20, bestCheckpointLoss=2.1)
+    reconcile(run)
+    run.report(iteration=55, checkpointIteration=40)
+    assert "bestIteration" not in reconcile(run).wire()["checkpoint"]
 
 
 def test_a_total_that_a_later_report_corrects_is_reported(run: Any) -> None:

@@ -70,10 +70,6 @@ class Status:
                     self._report,
                     checkpoint_iteration=run.checkpoint_iteration,
                     checkpoint_time=run.checkpoint_time,
-                )
-            if run.best_checkpoint_iteration is not None:
-                self._report = replace(
-                    self._report,
                     best_checkpoint_iteration=run.best_checkpoint_iteration,
                     best_checkpoint_loss=run.best_checkpoint_loss,
                 )

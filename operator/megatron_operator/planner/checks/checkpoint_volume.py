@@ -70,7 +70,8 @@ def _note_those_to_keep(resolved: ResolvedRecipe, size: str, each: int, found: D
     if room < needed:
         found.note(
             f"checkpoint.volume.size {size} has room for {room} checkpoints of {_shown(each)}; {why} "
-            f"{_rounded_up(needed * each)}: set that size, or keep {room - others}"
+            f"{_rounded_up(needed * each)}: set that size"
+            + (f", or keep {room - others}" if room > others else "")
         )
 
 
