@@ -72,6 +72,8 @@ def test_flags_that_megatron_refuses_exit_64_with_its_message(pod: Gang) -> None
         "rank": None,
         "iteration": None,
         "checkpointIteration": None,
+        "bestCheckpointIteration": None,
+        "bestCheckpointLoss": None,
         "exitCode": 64,
         "evidence": "",
     }
