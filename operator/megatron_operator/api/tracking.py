@@ -7,7 +7,7 @@ from pydantic import Field
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.pod_environment import EnvVarSource, KeyReference
 
-TRACKING_URI_PATTERN = r"^https?://[^@?#\s]+$"
+TRACKING_URI_PATTERN = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^@?#/:\[\]\s]+)(:[0-9]{1,5})?(/[^@?#\s]*)?$"
 WANDB_NAME_PATTERN = r"^[^/\\#?%:\s][^/\\#?%:]*$"
 
 WANDB_KEY = "WANDB_API_KEY"

@@ -44,6 +44,15 @@ REFUSED = [
     ("scheduling.nodeSelector", {"zone": "a\nb"}, "spec.scheduling.nodeSelector.zone", "control character"),
     ("scheduling.nodeSelector", {"zone": "a b"}, "spec.scheduling.nodeSelector.zone", "invalid label value"),
     ("scheduling.nodeSelector", {"a b": "x"}, "spec.scheduling.nodeSelector['a b']", "invalid label key"),
+    *(
+        (
+            "tracking.mlflow",
+            {"trackingUri": url, "experiment": "x"},
+            "spec.tracking.mlflow.trackingUri",
+            "URL",
+        )
+        for url in ("http://server:port", "http://server:", "http://a:1:2", "http://u:p@server", "http://a?b")
+    ),
     ("imagePullSecrets", ["a/b"], "spec.imagePullSecrets[0]", "invalid name"),
     ("image", "repo/image\n  privileged: true", "spec.image", "control character"),
     ("image", "a b", "spec.image", "invalid image"),
@@ -77,6 +86,8 @@ def test_a_string_that_would_change_an_object_is_refused(
         ("scheduling", {"topology": ["example.com/rack"], "nodeSelector": {"zone": ""}, "queue": "research"}),
         ("image", "registry.example.com:5000/team/trainer@sha256:0123456789abcdef"),
         ("model.windowSize", "-1,0"),
+        ("tracking.mlflow", {"trackingUri": "https://mlflow.example.com/a:b/", "experiment": "x"}),
+        ("tracking.mlflow", {"trackingUri": "http://[::1]:5000", "experiment": "x"}),
         ("data.tokenizer", {"tokenizerModel": "org/model"}),
     ],
 )
