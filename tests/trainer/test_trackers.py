@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -86,18 +88,17 @@ class Run:
 
 
 class MlflowServer:
-    """`mlflow server` on loopback with a file store."""
+    """`mlflow server` on loopback with a database."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self._log = folder / "mlflow.log"
         environment = os.environ | {
             "PYTHONPATH": str(Path(sys.prefix) / "tracking-tests"),
-            "MLFLOW_ALLOW_FILE_STORE": "true",
             "MLFLOW_DISABLE_TELEMETRY": "true",
         }
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--backend-store-uri", (folder / "store").as_uri(), "--workers", "1"]
+        command += ["--backend-store-uri", f"sqlite:///{folder}/store.db", "--workers", "1"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
 
@@ -132,9 +133,9 @@ class MlflowServer:
         self._process.wait()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[MlflowServer]:
-    started = MlflowServer(tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    started = MlflowServer(tmp_path_factory.mktemp("mlflow"))
     started.await_start()
     yield started
     started.stop()
@@ -150,6 +151,22 @@ def test_one_mlflow_run_has_each_iteration_once(tmp_path: Path, server: MlflowSe
     assert [step for step, _ in server.curve(run, "a_b")] == [1, 3, 4, 5, 6, 7, 8]
     parameters = {each["key"]: each["value"] for each in run["data"]["params"]}
     assert parameters == {"hidden-size": "64", "bf16": "true"}
+
+
+def test_a_run_that_mlflow_does_not_have_gets_the_whole_curve(tmp_path: Path, server: MlflowServer) -> None:
+    def record(experiment: str) -> Run:
+        run = Run(tmp_path, "mlflow", {"mlflow": {"trackingUri": server.url, "experiment": experiment}})
+        run.start()
+        assert run.finish() == 0, (tmp_path / "log").read_text()
+        return run
+
+    Run(tmp_path, "mlflow", {}).append(range(1, 9), 1)
+    record("mistaken")
+    record("corrected").append(range(9, 11), 1)
+    for experiment in ("corrected", "mistaken"):
+        record(experiment)
+        (run,) = server.runs(experiment)
+        assert server.curve(run, "lm loss") == [(each, each / 2) for each in range(1, 11)]
 
 
 def offline_curves(save: Path) -> list[Curves]:
@@ -168,6 +185,24 @@ def test_offline_files_of_wandb_continue_after_a_stop(tmp_path: Path) -> None:
     assert run.finish() == 0
     first, second = offline_curves(tmp_path)
     assert [*first["lm loss"], *second["lm loss"]] == ALL
+    # In another project it is another run.
+    run = Run(tmp_path, "wandb", {"wandb": {"project": "q", "offline": True}})
+    run.start()
+    assert run.finish() == 0
+    assert offline_curves(tmp_path)[2]["lm loss"] == ALL
+
+
+def test_wandb_records_nothing_about_the_node(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wandb", {"wandb": {"project": "p", "offline": True}})
+    run.append(FIRST, 1)
+    run.start()
+    assert run.finish() == 0
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert [path.name for path in (folder / "files").rglob("*") if path.is_file()] == []
+    recorded = (folder / f"run-{RUN_ID}.wandb").read_bytes()
+    assert b"hidden-size" in recorded
+    for unwanted in (socket.gethostname(), sys.executable, sys.prefix, platform.release(), "password"):
+        assert unwanted.encode() not in recorded, unwanted
 
 
 def test_a_killed_wandb_process_loses_no_iteration(tmp_path: Path) -> None:
@@ -194,6 +229,11 @@ def test_a_repeated_iteration_replaces_the_first_in_tensorboard(tmp_path: Path) 
     run.start()
     assert run.finish() == 0
     assert read_curves("tensorboard", tmp_path / "tensorboard")["lm loss"] == ALL
+    # And where the position was lost.
+    (tmp_path / "tracking" / "tensorboard.json").unlink()
+    run.start()
+    assert run.finish() == 0
+    assert read_curves("tensorboard", tmp_path / "tensorboard")["lm loss"] == ALL
 
 
 def test_a_tracker_ends_with_its_launcher(tmp_path: Path) -> None:
@@ -205,12 +245,12 @@ def test_a_tracker_ends_with_its_launcher(tmp_path: Path) -> None:
 
 
 def test_values_that_mlflow_refuses_do_not_keep_others_back(tmp_path: Path, server: MlflowServer) -> None:
-    run = Run(tmp_path, "mlflow", {"mlflow": {"trackingUri": server.url, "experiment": "tests"}})
+    run = Run(tmp_path, "mlflow", {"mlflow": {"trackingUri": server.url, "experiment": "refused"}})
     line = {"iteration": 1, "values": {"../x": 1.0}, "generation": 1, "time": 1.0}
     (tmp_path / "scalars.jsonl").write_text(json.dumps(line) + "\n")
     run.start()
     until("the refusal", lambda: "these values are left out" in (tmp_path / "log").read_text() or None)
     run.append(FIRST, 1)
     assert run.finish() == 0
-    (found,) = server.runs("tests")
+    (found,) = server.runs("refused")
     assert server.curve(found, "lm loss") == ALL[:5]

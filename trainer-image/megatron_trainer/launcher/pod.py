@@ -84,7 +84,6 @@ class Pod:
             self._fork_server.close()
             self._events.close()
         ending = self._checkpoints.verify(ending)
-        self._end_trackers(ending)
         self._status.set(phase="finished" if ending.code == ExitCode.OK else "failed", message=ending.message)
         if self._journal is not None and ending.code.retryable and self._checkpoints.fenced is None:
             kind = {ExitCode.TERMINATED: FailureKind.STOP, ExitCode.HANG: FailureKind.HANG}.get(
@@ -92,6 +91,8 @@ class Pod:
             )
             report = FailureReport(kind, ending.message, self._settings.node_rank, ending.rank)
             self._journal.set_pending(self._final_report or report)
+        # Last, since it may take a while: nothing of the run depends on it.
+        self._end_trackers(ending)
         return ending, self._status.report
 
     def _apply_event(self, event: dict[str, Any]) -> None:
@@ -157,9 +158,15 @@ class Pod:
             self._trackers.start()
 
     def _end_trackers(self, ending: Ending) -> None:
-        if self._trackers is not None:
-            retryable = "stopped" if ending.code.retryable else "failed"
-            self._trackers.close("finished" if ending.code == ExitCode.OK else retryable)
+        if self._trackers is None:
+            return
+        word: str | None = "stopped" if ending.code.retryable else "failed"
+        if ending.code == ExitCode.OK:
+            word = "finished"
+        if self._checkpoints.fenced is not None:
+            # The pod that took the lease continues the runs of the trackers.
+            word = None
+        self._trackers.close(word, lambda: self._stop_requests > 0)
 
     def _initial_state(self) -> State:
         """Return the state for a new store on this Master pod: of the run's first start, or of a restart."""

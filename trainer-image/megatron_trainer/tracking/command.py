@@ -43,10 +43,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _yield_to_training() -> None:
-    """Run where the ranks leave time, and be the first process that is killed where memory is short."""
+    """Run where the ranks leave time; where memory is short, be killed first if that spares the ranks."""
     os.nice(10)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    if not killed_together(Path("/sys/fs/cgroup")):
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def killed_together(cgroup: Path) -> bool:
+    """Whether the kernel's OOM killer ends all processes of the container with one of them.
+
+    The kubelet sets this with cgroup v2, unless its singleProcessOOMKill is true.
+    """
+    try:
+        return (cgroup / "memory.oom.group").read_text().strip() == "1"
+    except OSError:
+        return False
 
 
 def _wait_for_ending(seconds: float) -> str | None:

@@ -28,18 +28,22 @@ class EventFiles:
 
     rewrites = True
     settle_seconds = 0.0
+    run = ""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path: Path | None = None
+        self._size = 0
 
     def open(self, _position: Position) -> None:
-        """Create the file of this start."""
+        """Create the file of this start, one file however often it is tried."""
         self._folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
-        name = f"events.out.tfevents.{int(now * 1e6):016d}.{socket.gethostname()}.{os.getpid()}"
-        self._path = self._folder / name
-        self._append(_event(now, 0, _field(3, _BYTES, b"brain.Event:2")))
+        if self._path is None:
+            name = f"events.out.tfevents.{int(now * 1e6):016d}.{socket.gethostname()}.{os.getpid()}"
+            self._path = self._folder / name
+        if self._size == 0:
+            self._append(_event(now, 0, _field(3, _BYTES, b"brain.Event:2")))
 
     def rewind(self, iteration: int) -> None:
         """Have readers drop `iteration` and all later ones."""
@@ -56,7 +60,10 @@ class EventFiles:
     def _append(self, records: bytes) -> None:
         assert self._path is not None, "not open"
         with self._path.open("ab") as file:
+            # A full volume may have left a part of the last write, behind which nothing is read.
+            file.truncate(self._size)
             file.write(records)
+        self._size += len(records)
 
 
 def _event(seconds: float, step: int, content: bytes) -> bytes:

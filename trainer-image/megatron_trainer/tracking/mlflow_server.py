@@ -10,6 +10,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -31,15 +32,22 @@ class MlflowServer:
 
     rewrites = False
     settle_seconds = 0.0
+    run = ""
+    """The server's id of the run."""
 
     def __init__(self, run: MlflowRun, run_id: str, parameters: dict[str, str]) -> None:
         self._run = run
         self._run_id = run_id
         self._parameters = parameters
-        self._id = ""
 
-    def open(self, _position: Position) -> None:
-        """Find the run of an earlier start, or create it."""
+    def open(self, position: Position) -> int | None:
+        """Find the run of an earlier start, or create it. Raises TrackerError."""
+        try:
+            return self._open(position)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise TrackerError(f"{self._run.tracking_uri} answers unlike MLflow: {error!r}") from error
+
+    def _open(self, position: Position) -> int | None:
         experiment = self._experiment()
         found = self._call(
             "POST",
@@ -51,9 +59,13 @@ class MlflowServer:
             },
         )
         if runs := found.get("runs"):
-            self._id = runs[0]["info"]["run_id"]
-            self._call("POST", "runs/update", {"run_id": self._id, "status": "RUNNING"})
-            return
+            self.run = runs[0]["info"]["run_id"]
+            self._call("POST", "runs/update", {"run_id": self.run, "status": "RUNNING"})
+            if position.run == self.run:
+                return None
+            # The newest value of each curve. The last iteration may lack some, so it is sent again.
+            steps = [int(each.get("step", 0)) for each in runs[0].get("data", {}).get("metrics", [])]
+            return max(steps, default=0) - 1
         tags = {RUN_TAG: self._run_id, "mlflow.runName": self._run.name or self._run_id}
         created = self._call(
             "POST",
@@ -65,18 +77,19 @@ class MlflowServer:
                 "tags": [{"key": key, "value": value} for key, value in tags.items()],
             },
         )
-        self._id = created["run"]["info"]["run_id"]
+        self.run = created["run"]["info"]["run_id"]
         parameters = [{"key": _name(key), "value": value[:500]} for key, value in self._parameters.items()]
         for start in range(0, len(parameters), _MOST_PARAMETERS):
             part = parameters[start : start + _MOST_PARAMETERS]
-            self._call("POST", "runs/log-batch", {"run_id": self._id, "params": part})
+            self._call("POST", "runs/log-batch", {"run_id": self.run, "params": part})
+        return -1
 
     def rewind(self, iteration: int) -> None:
         """Never called: the API cannot remove values."""
         raise NotImplementedError(iteration)
 
     def write(self, scalars: list[Scalars]) -> None:
-        """Send values. Their times are those of the file, so one that is sent twice is stored once."""
+        """Send values, at the times of the file: a database stores one that is sent twice once."""
         metrics = [
             {
                 "key": _name(name),
@@ -89,11 +102,11 @@ class MlflowServer:
         ]
         for start in range(0, len(metrics), _MOST_METRICS):
             part = metrics[start : start + _MOST_METRICS]
-            self._call("POST", "runs/log-batch", {"run_id": self._id, "metrics": part})
+            self._call("POST", "runs/log-batch", {"run_id": self.run, "metrics": part})
 
     def close(self, ending: str) -> None:
         """Set the status of the run."""
-        end = {"run_id": self._id, "status": _STATUS[ending], "end_time": int(time.time() * 1000)}
+        end = {"run_id": self.run, "status": _STATUS[ending], "end_time": int(time.time() * 1000)}
         self._call("POST", "runs/update", end)
 
     def _experiment(self) -> str:
@@ -109,19 +122,36 @@ class MlflowServer:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         url = f"{self._run.tracking_uri.rstrip('/')}/api/2.0/mlflow/{path}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, _headers(), method=method)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            return self._send(urllib.request.Request(url, data, _headers(), method=method))
+        except (OSError, HTTPException, ValueError, OverflowError) as error:
+            # The last one: a port above 65535.
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+            raise TrackerError(f"{self._run.tracking_uri} cannot be reached: {reason}") from error
+
+    def _send(self, request: urllib.request.Request) -> dict[str, Any]:
+        try:
+            with _OPENER.open(request, timeout=TIMEOUT_SECONDS) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
-            text = " ".join(error.read(2000).decode(errors="replace").split())[:300]
-            raise TrackerError(
-                f"{method} {url.partition('?')[0]}: {error.code} {text}", error.code
-            ) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise TrackerError(f"{self._run.tracking_uri} cannot be reached: {reason}") from error
+            url = request.full_url.partition("?")[0]
+            if target := error.headers.get("Location"):
+                text = f"{url} redirects to {target.partition('?')[0]}; correct trackingUri"
+            else:
+                body = " ".join(error.read(2000).decode(errors="replace").split())[:300]
+                text = f"{request.method} {url}: {error.code} {body}"
+            raise TrackerError(text, error.code) from error
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Another host must not get the credentials, and a POST would become a GET."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Have the answer raised as HTTPError."""
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirects)
 
 
 def _headers() -> dict[str, str]:

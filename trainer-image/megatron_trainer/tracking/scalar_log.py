@@ -34,6 +34,8 @@ class Position:
     """Name of a curve -> last iteration that is recorded of it."""
     generation: int = 0
     """Of the line that was recorded last."""
+    run: str = ""
+    """The tracker's run that has it; another one knows none of it."""
 
     @property
     def iteration(self) -> int:
@@ -68,7 +70,9 @@ def load_position(file: Path) -> Position:
         value = load_json(file.read_bytes())
         if isinstance(value, dict):
             highest = {str(name): int(last) for name, last in value["highest"].items()}
-            return Position(max(0, int(value["offset"])), highest, int(value["generation"]))
+            return Position(
+                max(0, int(value["offset"])), highest, int(value["generation"]), str(value["run"])
+            )
     except (OSError, WireError, KeyError, TypeError, ValueError, AttributeError):
         pass
     return Position()
@@ -93,7 +97,7 @@ class ScalarLog:
         """Bytes before the first line of the iteration that was read last."""
 
     def read_new(self) -> list[Scalars]:
-        """Read the lines that were completed since the last call, at most CHUNK_BYTES of them.
+        """Read the lines completed since the last call, at most CHUNK_BYTES of them. Raises OSError.
 
         A file that is shorter than what was read of it is another one, and is read from its start.
         """

@@ -43,9 +43,13 @@ class Tracker(Protocol):
     """Whether a repeated iteration replaces the first; otherwise it is left out."""
     settle_seconds: float
     """How long what was written may still be lost if the process is killed."""
+    run: str
+    """After `open`: the run that it writes, which a position is kept with."""
 
     def open(self, position: Position) -> int | None:
-        """Connect. Returns the last iteration that the tracker knows of this run; None if it knows none."""
+        """Connect to the run, or create it. Returns None to continue at `position`, otherwise the last
+        iteration that the run has, -1 if it has none: the file is then read from its start.
+        """
 
     def rewind(self, iteration: int) -> None:
         """Remove `iteration` and all later ones; called only if it `rewrites`."""
@@ -75,6 +79,8 @@ class Follower:
         self._log = log
         self._ending: str | None = None
         self._problem: str | None = None
+        self._unread = False
+        self._unsaved = False
         # Positions that are not settled, and when they were reached (monotonic seconds).
         self._unsettled: deque[tuple[float, Position]] = deque()
 
@@ -86,11 +92,11 @@ class Follower:
         while True:
             # What was appended before the end is read after it.
             ended = self._ending is not None
-            if found := self._log_file.read_new():
+            if found := self._read_new():
                 if not self._retry(lambda found=found: self._record(found)):  # type: ignore[misc]
                     return False
             elif ended:
-                return self._retry(self._close)
+                return self._retry(self._close) and not self._unread
             else:
                 self._save_settled(self._tracker.settle_seconds)
                 self._ending = self._wait(INTERVAL_SECONDS)
@@ -99,25 +105,38 @@ class Follower:
         known = self._tracker.open(self._position)
         if known is not None:
             # Its own memory counts, which may lack what it was sent last.
-            self._position = Position()
+            self._position = Position(run=self._tracker.run)
             self._known = known
         else:
             self._known = -1
         self._log_file = ScalarLog(self._file, self._position.offset)
-        if self._tracker.rewrites and self._position.iteration >= 0:
-            last = self._position.iteration
+        if self._tracker.rewrites:
+            # From the start without a position, which may be lost.
+            last = max(0, self._position.iteration)
             self._tracker.rewind(last)
             self._position.rewind(last)
 
+    def _read_new(self) -> list[Scalars]:
+        try:
+            found = self._log_file.read_new()
+        except OSError as error:
+            self._unread = True
+            self._report(str(error))
+            return []
+        self._unread = False
+        return found
+
     def _record(self, found: list[Scalars]) -> None:
         """Write what is new in `found`; repeated after an error, it writes the same."""
-        position = replace(self._position, highest=dict(self._position.highest))
+        position = _copy(self._position)
         new: list[Scalars] = []
         for each in found:
             repeats = each.generation > position.generation and each.iteration <= position.iteration
             if repeats and self._tracker.rewrites:
                 self._write(new)
                 new = []
+                # After an error these are not written again.
+                self._position = _copy(position)
                 self._tracker.rewind(each.iteration)
                 position.rewind(each.iteration)
             values = position.unrecorded(each)
@@ -146,8 +165,17 @@ class Follower:
         settled: Position | None = None
         while self._unsettled and time.monotonic() - self._unsettled[0][0] >= seconds:
             settled = self._unsettled.popleft()[1]
-        if settled is not None:
+        if settled is None:
+            return
+        try:
             save_position(self._position_file, settled)
+        except OSError as error:
+            # A later start would send some values again, no more.
+            if not self._unsaved:
+                self._log(f"{self._position_file} cannot be written: {error}")
+            self._unsaved = True
+        else:
+            self._unsaved = False
 
     def _close(self) -> None:
         self._tracker.close(self._ending or "stopped")
@@ -176,3 +204,7 @@ class Follower:
         if problem != self._problem:
             self._problem = problem
             self._log(f"{problem}; the training goes on, and this is retried")
+
+
+def _copy(position: Position) -> Position:
+    return replace(position, highest=dict(position.highest))

@@ -3,6 +3,7 @@
 Its own process uploads; what cannot be uploaded stays in its files on the checkpoint volume.
 """
 
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +19,13 @@ from megatron_trainer.tracking.tracker import TrackerError
 PACKAGES: Final = Path(sys.prefix) / "tracking"
 """Where the image has wandb: Megatron imports it in every rank that can, which takes a second or two."""
 CONNECT_SECONDS: Final = 60
+_PRIVATE: Final[dict[str, object]] = {
+    "host": "",
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_save_requirements": False,
+}
+"""Settings with which nothing about the node and what is installed is recorded; not every version has all."""
 
 
 def is_installed() -> bool:
@@ -38,9 +46,12 @@ class Wandb:
         self._save = save
         self._parameters = parameters
         self._run: Any = None
+        self.run = "/".join((run.entity or "", run.project, run_id))
 
-    def open(self, _position: Position) -> int | None:
-        """Start or continue the run. Returns the last iteration that the server has; None if offline."""
+    def open(self, position: Position) -> int | None:
+        """Start or continue the run. The server knows its last iteration; offline the position does."""
+        # wandb would send reports of its own errors.
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
         if PACKAGES.is_dir() and str(PACKAGES) not in sys.path:
             # First: what wandb needs is there in the versions that go with it.
             sys.path.insert(0, str(PACKAGES))
@@ -56,6 +67,9 @@ class Wandb:
             disable_git=True,
             x_disable_stats=True,
         )
+        for name, value in _PRIVATE.items():
+            if hasattr(settings, name):
+                setattr(settings, name, value)
         try:
             self._run = wandb.init(
                 project=options.project,
@@ -71,7 +85,9 @@ class Wandb:
             )
         except wandb.errors.Error as error:
             raise TrackerError(" ".join(str(error).split())[:300]) from error
-        return None if options.offline else int(self._run.starting_step) - 1
+        if options.offline:
+            return None if position.run == self.run else -1
+        return int(self._run.starting_step) - 1
 
     def rewind(self, iteration: int) -> None:
         """Never called: a step of a run cannot be replaced."""
