@@ -13,7 +13,7 @@ import pickle
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -32,6 +32,9 @@ BROKEN_KEPT = 2
 
 # In the order in which they are written.
 _OF_BRIDGE = ("train_state.pt", "run_config.yaml")
+
+# The first that exists is locked by who reads a checkpoint.
+_METADATA = ("metadata.json", ".metadata")
 
 _ITERATION_DIR = re.compile(r"iter_(\d{7,})")
 _SET_ASIDE = re.compile(r"iter_(\d{7,})\.(broken|rolled-back)-(\d+)")
@@ -320,6 +323,20 @@ def prune(
     prune_set_aside(root, BROKEN_KEPT, log)
 
 
+@contextlib.contextmanager
+def read_locked(path: Path) -> Iterator[None]:
+    """Keep `prune` of any process from deleting the checkpoint in `path` meanwhile.
+
+    Some volumes have no locks, and a checkpoint without metadata is none: then nothing is locked.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in _METADATA:
+            with contextlib.suppress(OSError):
+                fcntl.flock(stack.enter_context((path / name).open("rb")), fcntl.LOCK_SH)
+                break
+        yield
+
+
 def prune_set_aside(root: Path, keep: int, log: Callable[[str], None]) -> None:
     """Delete all but the newest `keep` checkpoints set aside, and finish interrupted deletions."""
     aside = sorted(
@@ -335,7 +352,7 @@ def prune_set_aside(root: Path, keep: int, log: Callable[[str], None]) -> None:
 def _delete_unless_locked(path: Path, why: str, log: Callable[[str], None]) -> None:
     """Delete a checkpoint, renamed first so that a partly deleted one is never taken for a checkpoint."""
     with contextlib.ExitStack() as stack:
-        for name in ("metadata.json", ".metadata"):
+        for name in _METADATA:
             with contextlib.suppress(FileNotFoundError):
                 file = stack.enter_context((path / name).open("r+b"))
                 try:

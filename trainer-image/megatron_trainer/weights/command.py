@@ -18,6 +18,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -32,6 +33,7 @@ from megatron_trainer.weights.conversion_error import AuditError, ConversionErro
 
 if TYPE_CHECKING:
     from megatron_trainer.weights.audit import Audit
+    from megatron_trainer.weights.exported_checkpoint import ExportedCheckpoint
 
 SEPARATOR = "--"
 FAILED, REFUSED = 1, 2
@@ -49,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, terminate)
     try:
         chosen = _choose(arguments)
-        audit = _run(arguments)
+        with _protected(arguments, chosen.iteration):
+            audit = _run(arguments)
     except (ConversionError, DestinationExistsError) as error:
         _end(REFUSED, f"error: {error}")
     except AuditError as error:
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _end(FAILED, f"error: {error.strerror}: {error.filename}")
     if not audit.passed:
         _end(FAILED, audit.summary())
-    result = ConversionResult(len(audit.tensors), audit.bytes, *chosen)
+    result = ConversionResult(len(audit.tensors), audit.bytes, chosen.iteration, chosen.loss)
     at = "" if result.iteration is None else f" of iteration {result.iteration}"
     _end(0, f"{arguments.to}{at}: {audit.summary()}", result)
 
@@ -143,17 +146,27 @@ def _check_model(arguments: argparse.Namespace) -> None:
         )
 
 
-def _choose(arguments: argparse.Namespace) -> tuple[int | None, float | None]:
-    """For an export, set --from to the checkpoint; returns its iteration and its validation loss."""
-    if arguments.command != "export" or not arguments.source.is_dir():
-        return None, None
+def _choose(arguments: argparse.Namespace) -> "ExportedCheckpoint":
+    """For an export, set --from to the checkpoint; returns what is known of it."""
     from megatron_trainer.weights import exported_checkpoint
 
+    if arguments.command != "export" or not arguments.source.is_dir():
+        return exported_checkpoint.ExportedCheckpoint(arguments.source, None, None)
     chosen = exported_checkpoint.find(arguments.source, arguments.iteration)
     arguments.source = chosen.folder
     if arguments.link is not None and chosen.newest:
         arguments.reuse |= exported_checkpoint.link(arguments.to, arguments.link)
-    return chosen.iteration, chosen.loss
+    return chosen
+
+
+def _protected(arguments: argparse.Namespace, iteration: int | None) -> AbstractContextManager[None]:
+    """Keep a run that goes on from deleting the checkpoint that is exported."""
+    if iteration is None:
+        return contextlib.nullcontext()
+    from megatron_trainer.checkpoints import selection
+
+    path = selection.directory(arguments.source, iteration)
+    return selection.read_locked(path if path.is_dir() else arguments.source)
 
 
 def _check_paths(arguments: argparse.Namespace) -> None:

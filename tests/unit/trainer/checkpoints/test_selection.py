@@ -159,6 +159,23 @@ def test_pruning_keeps_only_the_newest_checkpoints_set_aside(root: Path) -> None
     assert len(list(root.glob("iter_*.broken-*"))) == selection.BROKEN_KEPT
 
 
+@pytest.mark.parametrize("name", ["metadata.json", ".metadata"])
+def test_pruning_keeps_a_checkpoint_while_it_is_exported(root: Path, name: str) -> None:
+    exported = root / "iter_0000010"
+    if name == ".metadata":
+        (exported / "metadata.json").unlink()
+    with selection.read_locked(exported):
+        selection.prune(root, 1)
+        assert selection.iterations(root) == [30, 10]
+    selection.prune(root, 1)
+    assert selection.iterations(root) == [30]
+
+
+def test_a_folder_without_metadata_can_be_read_without_a_lock(tmp_path: Path) -> None:
+    with selection.read_locked(tmp_path / "nothing"):
+        pass
+
+
 def test_pruning_keeps_a_locked_checkpoint_and_deletes_it_afterwards(root: Path) -> None:
     messages: list[str] = []
     with (root / "iter_0000010" / "metadata.json").open() as reader:

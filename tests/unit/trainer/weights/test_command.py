@@ -14,6 +14,7 @@ from megatron_contract.environment import ENV_TERMINATION_LOG, VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.termination import TerminationMessage
 from megatron_contract.wire import load_json
+from megatron_trainer.checkpoints import selection
 from megatron_trainer.checkpoints.selection import TRACKER
 from megatron_trainer.weights import command, destination
 from megatron_trainer.weights.audit import Audit
@@ -129,8 +130,10 @@ def _convert(monkeypatch: pytest.MonkeyPatch, *words: str | Path, equal: bool) -
     """Run the command where everything that needs Megatron-Bridge is replaced; what it did."""
     done: list[str] = []
 
-    def convert(_source: Path, target: Path, *_: Path | None) -> Audit:
+    def convert(source: Path, target: Path, *_: Path | None) -> Audit:
         destination.check(target)
+        # As the trainer of a run that goes on.
+        selection.prune(source if (source / TRACKER).exists() else source.parent, 1)
         done.append("convert")
         return Audit("import", "huggingFace", {})
 
@@ -209,6 +212,7 @@ def test_the_pod_of_an_export_reports_which_checkpoint_it_has_exported(
     _convert(monkeypatch, "export", "--from", trained, "--to", target, "--base", model, *words, equal=True)
     result = ConversionResult.from_json(load_json(log.read_text()))
     assert (result.iteration, result.validation_loss) == (iteration, loss)
+    assert iteration in selection.iterations(trained), "it was deleted while it was exported"
 
 
 @pytest.mark.parametrize("iteration", ["15", "best", "-1", "last"])
