@@ -14,14 +14,14 @@ def conversion_lines(planned: "PlannedRun") -> list[tuple[str, str]]:
     memory = convert.request(planned.resolved)["requests"]["memory"]
     lines = []
     end = "after the last iteration"
-    for stage, when in (
-        (IMPORT, "before the job"),
-        (EXPORT, end),
-        (EXPORT_BEST, f"{end}, the best checkpoint"),
+    for label, stage, when in (
+        ("import", IMPORT, "before the job"),
+        ("export", EXPORT, end),
+        ("export best", EXPORT_BEST, end),
     ):
         found = conversion_of(stage, planned.resolved, planned.name)
         if found is not None:
             job = f"Job {object_name(planned.name)}-{stage.role}"
             text = f"{found.source} to {found.path}, by {job} {when}, {memory} of memory, no accelerator"
-            lines.append((stage.noun, text))
+            lines.append((label, text))
     return lines

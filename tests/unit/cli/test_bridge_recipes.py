@@ -1,6 +1,7 @@
 """Commands on recipes that Megatron-Bridge runs."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner, Result
@@ -86,6 +87,11 @@ def test_the_jobs_that_convert_weights_are_shown_without_a_cluster() -> None:
         shown = megatron(command, *converted).stdout
         assert "/data/llama to /data/llama-megatron, by Job llama3-1-8b-lora-39600-import" in shown
         assert "/checkpoints/llama3.1-8b-lora to /data/out, by Job llama3-1-8b-lora-39600-export" in shown
+    both = [*converted, "--set", "export.when=[best, end]", "--set", "training.evalInterval=100"]
+    assert re.search(
+        r"export best +/checkpoints/\S+ to /data/out/best, by Job \S+-export-best",
+        megatron("plan", *both).stdout,
+    )
     kinds = [
         each["kind"] for each in json.loads(megatron("render", *converted, "-o", "json").stdout)["items"]
     ]
