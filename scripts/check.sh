@@ -6,8 +6,9 @@ cd "$(dirname "$0")/.."
 source scripts/layers.sh
 
 # Beside the others: lint uses one core only.
-start_layer "megatron and trainer: every argument list against the real Megatron" bash -c run_tests_with_megatron
+start_lane "megatron and trainer" \
+    layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 # Its processes leave the one with Megatron, which takes longest, a core of its own.
 layer "unit and refusals: no cluster" nice -n 5 bash -c run_unit_tests
-finish_layer
+finish_lanes

@@ -1,11 +1,15 @@
 # Sourced by check.sh and test.sh: runs layers and prints a table of their seconds at the end, after a failure too.
-# A layer that mostly waits can run in the background beside others: start_layer, later finish_layer.
+# What mostly waits runs beside others, as a lane: start_lane, at the end finish_lanes. The first failure ends all.
+
+# A shell that starts the script in the background lets it ignore SIGINT, which then ends no pytest either.
+if [[ $(trap -p INT) == *"''"* ]]; then exec env --default-signal=INT "$0" "$@"; fi
 
 # Each process would compile what it imports where bytecode may not be written: half of its processor time.
 export PYTHONDONTWRITEBYTECODE=
 
-layer_names=() layer_seconds=() layer_results=()
-background_name='' background_pid='' background_started=0 background_output=''
+records=$(mktemp)
+foreground_pid='' in_lane=''
+declare -A lane_names=() lane_outputs=() # by process id
 
 run_unit_tests() { # all but the trainer's
     .venv/bin/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not forks" tests/unit tests/refusals \
@@ -20,59 +24,105 @@ run_tests_with_megatron() { # in one process: every further one would import Meg
         # Their ranks abort on purpose: pytest would print a traceback of each.
         .venv/bin/python -m pytest -q -p no:faulthandler -m forks $forks
 }
-export -f run_unit_tests run_tests_with_megatron
+
+export -f run_unit_tests
 
 record_layer() { # record_layer NAME SECONDS STATUS
-    layer_names+=("$1")
-    layer_seconds+=("$2")
-    layer_results+=("$([ "$3" = 0 ] && echo passed || echo "failed ($3)")")
+    printf '%s\t%d\t%s\n' "$1" "$2" "$([ "$3" = 0 ] && echo passed || echo "failed ($3)")" >> "$records"
+}
+
+run_in_group() { # run_in_group PIDVAR COMMAND...: in the background, as a process group that can be ended whole
+    local -n started_pid=$1
+    shift
+    set -m
+    "$@" < /dev/null &
+    started_pid=$!
+    set +m
 }
 
 layer() { # layer NAME COMMAND...
     local name=$1 started=$SECONDS status=0
     shift
     printf '\n=== %s\n' "$name"
-    "$@" || status=$?
+    if [ -n "$in_lane" ]; then
+        "$@" || status=$?
+        name="$name (beside others)"
+    else
+        run_in_group foreground_pid "$@"
+        wait_for_foreground || status=$?
+    fi
     record_layer "$name" $((SECONDS - started)) "$status"
     return "$status"
 }
 
-start_layer() { # start_layer NAME COMMAND...
-    background_name=$1 background_started=$SECONDS background_output=$(mktemp)
-    shift
-    printf '\n=== %s: started in the background\n' "$background_name"
-    # A session of its own, so that an interrupted run can end it as a whole; bash ignores SIGINT in the background.
-    setsid env --default-signal=INT "$@" > "$background_output" 2>&1 < /dev/null &
-    background_pid=$!
+wait_for_foreground() { # a lane that fails meanwhile ends the run; bash runs traps only between commands, and in `wait`
+    local ended status
+    while true; do
+        ended='' status=0
+        wait -n -p ended "$foreground_pid" "${!lane_names[@]}" || status=$?
+        if [ "$ended" = "$foreground_pid" ]; then
+            foreground_pid=''
+            return "$status"
+        fi
+        finish_lane "$ended" "$status" || exit "$status"
+    done
 }
 
-finish_layer() { # waits for the background layer and prints its output
-    local status=0
-    printf '\n=== %s\n' "$background_name"
-    wait "$background_pid" || status=$?
-    background_pid=''
+start_lane() { # start_lane NAME COMMAND...
+    local name=$1 output pid
+    shift
+    output=$(mktemp)
+    printf '\n=== %s: started beside the others\n' "$name"
+    run_in_group pid run_lane "$output" "$@"
+    lane_names[$pid]=$name lane_outputs[$pid]=$output
+}
+
+run_lane() { # run_lane OUTPUT COMMAND...
+    local output=$1
+    shift
+    in_lane=yes
+    "$@" > "$output" 2>&1
+}
+
+finish_lane() { # finish_lane PID STATUS: prints what the lane has printed
+    local name=${lane_names[$1]} output=${lane_outputs[$1]}
+    unset "lane_names[$1]" "lane_outputs[$1]"
+    printf '\n=== %s\n' "$name"
     # What failed comes first: a log may be shown cut off.
-    grep -E '^(FAILED|ERROR) ' "$background_output" || true
-    cat "$background_output"
-    rm -f "$background_output"
-    record_layer "$background_name (beside others)" $((SECONDS - background_started)) "$status"
-    return "$status"
+    grep -E '^(FAILED|ERROR) ' "$output" || true
+    cat "$output"
+    rm -f "$output"
+    return "$2"
+}
+
+finish_lanes() {
+    local ended status
+    while [ "${#lane_names[@]}" -gt 0 ]; do
+        ended='' status=0
+        wait -n -p ended "${!lane_names[@]}" || status=$?
+        finish_lane "$ended" "$status" || exit "$status"
+    done
 }
 
 end_layers() {
-    if [ -n "$background_pid" ]; then
+    local pid
+    for pid in $foreground_pid "${!lane_names[@]}"; do
         # SIGINT lets pytest run its teardown, which stops what the layer started.
-        kill -INT -- "-$background_pid" 2> /dev/null || true
-        wait "$background_pid" || true
-        tail -n 20 "$background_output"
-        rm -f "$background_output"
-        record_layer "$background_name (beside others)" $((SECONDS - background_started)) "not finished"
-    fi
-    local index
-    printf '\n%-84s %8s  %s\n' layer seconds result
-    for index in "${!layer_names[@]}"; do
-        printf '%-84s %8d  %s\n' "${layer_names[index]}" "${layer_seconds[index]}" "${layer_results[index]}"
+        kill -INT -- "-$pid" 2> /dev/null || true
     done
-    printf '%-84s %8d\n' 'wall time' "$SECONDS"
+    for pid in $foreground_pid "${!lane_names[@]}"; do
+        wait "$pid" || true
+    done
+    for pid in "${!lane_names[@]}"; do
+        printf '\n=== %s: not finished\n' "${lane_names[$pid]}"
+        tail -n 20 "${lane_outputs[$pid]}"
+        rm -f "${lane_outputs[$pid]}"
+    done
+    printf '\n%-95s %8s  %s\n' layer seconds result
+    awk -F'\t' '{ printf "%-95s %8d  %s\n", $1, $2, $3 }' "$records"
+    printf '%-95s %8d\n' 'wall time' "$SECONDS"
+    rm -f "$records"
 }
 trap end_layers EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM

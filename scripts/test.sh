@@ -1,17 +1,28 @@
 #!/usr/bin/env bash
 # All layers of tests. Stops at the first that fails and prints the seconds of each layer.
-# The binaries come early because the chart's unit tests use the helm that is built there. The control-plane layer
-# mostly waits for timeouts of Kubernetes, so it runs beside the layers that need the processor.
+# The binaries come early because the chart's unit tests use the helm that is built there. The control-plane layer and
+# the faults mostly wait, for timeouts of Kubernetes, so they run beside the layers that need the processor.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/layers.sh
 python=.venv/bin/python
 
+run_control_plane() { # JobSet's backend has a command of its own, make test-jobset: its controller takes minutes to build
+    layer "control plane: API server, training-operator, KWOK nodes" \
+        $python -m pytest -q --tb short --ignore tests/control_plane/test_jobset.py tests/control_plane
+    $python -m localcluster down --profile control-plane
+}
+
+run_local_cluster() { # layers of their own: what does not start is printed once, and not as the error of every test
+    layer "local cluster: two nodes with kubelets" $python -m localcluster up
+    layer "images of the operator and the trainer, loaded into the nodes" $python -m localcluster images
+    layer "faults: kubelets, containers, training, injected faults" $python -m pytest -q tests/faults
+}
+
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
-# JobSet's backend has a command of its own, make test-jobset: its controller takes minutes to build.
-start_layer "control plane: API server, training-operator, KWOK nodes" \
-    $python -m pytest -q --tb short --ignore tests/control_plane/test_jobset.py tests/control_plane
+start_lane "control plane" run_control_plane
+start_lane "local cluster" run_local_cluster
 layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
 layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
@@ -19,9 +30,4 @@ layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pyte
 layer "fuzz: 2,000 texts and 40 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
 layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
-finish_layer
-$python -m localcluster down --profile control-plane
-# Layers of their own: what does not start is printed once, by itself, and not as the error of every test.
-layer "local cluster: two nodes with kubelets" $python -m localcluster up
-layer "images of the operator and the trainer, loaded into the nodes" $python -m localcluster images
-layer "faults: kubelets, containers, training, injected faults" $python -m pytest -q tests/faults
+finish_lanes
