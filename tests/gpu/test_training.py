@@ -64,13 +64,14 @@ def test_two_ranks_train_a_mixture_of_experts_with_a_fixed_capacity(gpu_run: Cal
 
 def test_all_ranks_restart_from_the_checkpoint_when_one_is_killed(gpu_run: Callable[..., Gang]) -> None:
     run = gpu_run(ranks=2)
+    run.hold_after(SAVE_INTERVAL + 1)
     run.start(extra=("--train-iters", "16"))
     run.await_checkpoint(SAVE_INTERVAL)
     run.kill_rank(0)
     assert run.wait() == [0], run.log()[-3000:]
     (incident,) = run.incidents()
     assert incident["cause"] == "rank 0 was killed by SIGKILL"
-    assert incident["resumedFrom"] >= SAVE_INTERVAL
+    assert incident["resumedFrom"] == SAVE_INTERVAL
     assert run.survivors() == []
 
 

@@ -125,6 +125,20 @@ class Gang:
             "TEST_FAULTS": json.dumps(faults),
         }
 
+    def hold_after(self, iteration: int) -> None:
+        """Let the first generation wait after `iteration`, before a later checkpoint, until `release`."""
+        faults = json.loads(self.environment.get("TEST_FAULTS", "[]"))
+        until = str(self._released)
+        self.inject(*faults, {"what": "hold", "at": iteration + 1, "generations": [1], "until": until})
+
+    def release(self) -> None:
+        """End the wait of `hold_after`."""
+        self._released.touch()
+
+    @property
+    def _released(self) -> Path:
+        return self.folder / "released"
+
     def incidents(self) -> list[dict[str, Any]]:
         return json.loads((self.save / "incidents.json").read_text())["incidents"]  # type: ignore[no-any-return]
 

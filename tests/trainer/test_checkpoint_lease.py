@@ -22,6 +22,7 @@ from tests.trainer.test_torn_checkpoints import a_shard, copy_run, shorten
 
 
 def test_a_master_that_is_cut_off_stops_when_its_replacement_starts(pod: Gang, undisturbed: Gang) -> None:
+    pod.hold_after(SAVE_INTERVAL + 1)
     pod.start()
     pod.await_iteration(SAVE_INTERVAL + 1)
     pod.await_checkpoint(SAVE_INTERVAL)

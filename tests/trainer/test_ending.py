@@ -42,6 +42,7 @@ def test_a_run_whose_log_nobody_reads_loses_a_rank_recovers_and_completes(
     os.mkfifo(log)
     unread = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, 4096)
+    pod.hold_after(SAVE_INTERVAL + 1)
     pod.start()
     pod.await_checkpoint(SAVE_INTERVAL)
     pod.kill_rank(0)

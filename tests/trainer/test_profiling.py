@@ -18,6 +18,7 @@ def recorded_steps(trace: Path) -> int:
 
 def test_the_window_is_recorded_after_a_restart_and_changes_no_loss(pod: Gang, undisturbed: Gang) -> None:
     pod.environment["MEGATRON_PROFILE"] = f"{FIRST}-{LAST}:0,3"
+    pod.hold_after(SAVE_INTERVAL + 2)
     pod.start()
     pod.await_iteration(SAVE_INTERVAL + 2)
     pod.await_checkpoint(SAVE_INTERVAL)

@@ -33,6 +33,7 @@ KILL_AT = SAVE_INTERVAL + 3
 def test_a_run_continues_with_equal_losses_and_an_incident_when(
     disturb: Callable[[Gang], None], kind: str, node_rank: int, cause: str, gang: Gang, undisturbed: Gang
 ) -> None:
+    gang.hold_after(KILL_AT)
     gang.start()
     gang.await_iteration(KILL_AT)
     gang.await_checkpoint(SAVE_INTERVAL)
@@ -51,6 +52,7 @@ def test_a_checkpoint_has_the_state_of_its_iteration_when_it_is_written_late(
     pod: Gang, undisturbed: Gang
 ) -> None:
     pod.inject({"what": "late-write", "at": SAVE_INTERVAL, "generations": [1]})
+    pod.hold_after(KILL_AT)
     pod.start()
     pod.await_checkpoint(SAVE_INTERVAL)
     pod.kill_rank(0)
@@ -105,6 +107,7 @@ def set_flags(run: Gang, flags: str) -> None:
 )
 def test_a_killed_run_repeats_the_same_losses_with(change: Callable[[Gang], object], pod: Gang) -> None:
     change(pod)
+    pod.hold_after(KILL_AT)
     pod.start()
     pod.await_iteration(KILL_AT)
     pod.await_checkpoint(SAVE_INTERVAL)

@@ -33,11 +33,13 @@ def small_volume(pod: Gang) -> Iterator[Path]:
 def test_a_full_volume_is_reported_and_no_checkpoint_is_lost(
     small_volume: Path, pod: Gang, undisturbed: Gang
 ) -> None:
+    pod.hold_after(SAVE_INTERVAL + 1)
     pod.start()
     pod.await_checkpoint(SAVE_INTERVAL)
     filler = small_volume / "other-data"
     stat = os.statvfs(small_volume)
     filler.write_bytes(b"x" * (stat.f_bavail * stat.f_frsize - (1 << 20)))
+    pod.release()
     until(
         "the warning",
         lambda: [w for w in pod.progress(0)["warnings"] if w["reason"] == "CheckpointVolumeLow"] or None,

@@ -2,9 +2,10 @@
 
 TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forward pass of iteration `at` of
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
-`raise`, `loop` (endlessly, in Python), `leave` (exit code 0). A `slow-save` and a `slow-evaluation` take
-SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
-LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor.
+`raise`, `loop` (endlessly, in Python), `leave` (exit code 0), `hold` (until the file "until" exists). A
+`slow-save` and a `slow-evaluation` take SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the
+asynchronous writer until the run has trained LATE_ITERATIONS more. `fail-load` is a load that fails to copy
+into a tensor.
 
 In the preflight `wrong-product` simulates a device whose memory flips a bit, `slow-product` one that computes
 100 times slower than it does, `deaf` a network interface through which no other node answers, `wrong-sum` one
@@ -87,6 +88,13 @@ def endless_loop() -> None:
         pass
 
 
+def hold(iteration: int) -> None:
+    for fault in FAULTS:
+        if fault["what"] == "hold" and fault["at"] == iteration and due("hold", iteration):
+            while not Path(fault["until"]).exists():
+                time.sleep(0.05)
+
+
 def disturb_gpt(gpt: Any) -> None:
     compute_loss, forward_step = gpt.compute_loss, gpt.forward_step
 
@@ -102,6 +110,7 @@ def disturb_gpt(gpt: Any) -> None:
         iteration = getattr(gpt.get_args(), "curr_iteration", -1) + 1
         if due("raise", iteration):
             raise RuntimeError("sample 7 cannot be read")
+        hold(iteration)
         set_device_state(iteration)
         if due("abort", iteration):
             abort_by_device_error()
