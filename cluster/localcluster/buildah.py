@@ -97,7 +97,9 @@ root=$({buildah} mount "$container")
         path = name.split("/", 1)[1]
         target = f"docker://{HOST}:{REGISTRY_PORT}/{path}"
         direct = {"NO_PROXY": HOST, "no_proxy": HOST}
-        self._run("push", "--tls-verify=false", name, target, environment=direct)
+        # zstd: half the processor time of gzip, here and where the nodes pull.
+        compression = ("--compression-format=zstd", "--compression-level=1")
+        self._run("push", "--tls-verify=false", *compression, name, target, environment=direct)
 
 
 def build_environment(environment: Mapping[str, str]) -> str:
