@@ -179,7 +179,7 @@ class NetworkPolicies(ApiModel):
 VOLCANO: Final = "volcano"
 
 
-JobBackendName = Literal["pytorchjob", "jobset"]
+JobBackendName = Literal["pytorchjob", "jobset", "trainjob"]
 
 
 class GangScheduling(ApiModel):
@@ -216,7 +216,7 @@ class PlatformConfig(ApiModel):
     """Kueue local queue of recipes that set none."""
     job_backend: JobBackendName = "pytorchjob"
     """Kind of training job of new runs; a job that exists keeps its kind. `jobset` needs JobSet in the
-    cluster, and cannot be combined with `gangScheduling`."""
+    cluster, `trainjob` Kubeflow Trainer v2, and neither can be combined with `gangScheduling`."""
     gang_scheduling: GangScheduling | None = None
     """Gang scheduling without Kueue; default none."""
     namespaces: dict[str, NamespaceLimit] = Field(default_factory=dict)

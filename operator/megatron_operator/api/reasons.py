@@ -122,6 +122,12 @@ class Reason(StrEnum):
         "The platform sets `jobBackend: jobset`, and the cluster has no JobSet resource.",
         "Install JobSet, or set `jobBackend` to `pytorchjob`; the recipe then continues automatically.",
     )
+    TRAINJOB_MISSING = (
+        "TrainJobMissing",
+        "`Running=False`",
+        "The platform sets `jobBackend: trainjob`, and the cluster has no TrainJob resource.",
+        "Install Kubeflow Trainer v2, or set another `jobBackend`; the recipe then continues automatically.",
+    )
     COMPUTE_DOMAIN_MISSING = (
         "ComputeDomainMissing",
         "`Running=False`",

@@ -17,7 +17,7 @@ from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from megatron_operator.controller.metrics import API_REQUESTS, WRITES
 from megatron_operator.lifecycle.object_metadata import Object
-from megatron_operator.manifests import compute_domain, jobset, pytorchjob
+from megatron_operator.manifests import compute_domain, jobset, pytorchjob, trainjob
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 
 TIMEOUT: Final = 20.0
@@ -53,6 +53,8 @@ TRAINING_JOBS: Final = {
 JOBS: Final = TRAINING_JOBS[pytorchjob.KIND]
 """Those of the default backend."""
 JOBSETS: Final = TRAINING_JOBS[jobset.KIND]
+TRAINING_RUNTIMES: Final = Resource(trainjob.GROUP, trainjob.VERSION, trainjob.TEMPLATE_PLURAL)
+"""What Trainer creates the JobSet of a TrainJob from."""
 COMPUTE_DOMAINS: Final = Resource(compute_domain.GROUP, compute_domain.VERSION, compute_domain.PLURAL)
 BATCH_JOBS: Final = Resource("batch", "v1", "jobs")
 PODS: Final = Resource("", "v1", "pods")
@@ -69,6 +71,13 @@ LEASES: Final = Resource("coordination.k8s.io", "v1", "leases")
 def training_jobs(job: Object) -> Resource:
     """The resource that a training job belongs to."""
     return TRAINING_JOBS[backend_of(job).KIND]
+
+
+def templates_of(job: Object) -> Resource | None:
+    """The resource of the object of the job's name that has its pod templates; None where the job has."""
+    backend = backend_of(job)
+    plural = backend.TEMPLATE_PLURAL
+    return None if plural is None else Resource(backend.GROUP, backend.VERSION, plural)
 
 
 class ApiError(OperatorError):

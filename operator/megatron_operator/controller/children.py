@@ -20,6 +20,7 @@ from megatron_operator.controller.api_client import (
     Resource,
     training_jobs,
 )
+from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
 from megatron_operator.lifecycle.actions import LATER, Requeue
 from megatron_operator.lifecycle.children import (
     access_obstacle,
@@ -39,7 +40,7 @@ from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.weights_of_recipe import recipe_to_start_from, weights_obstacle
-from megatron_operator.manifests import gang_token, jobset, pytorchjob
+from megatron_operator.manifests import gang_token, jobset, pytorchjob, trainjob
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Owner
 from megatron_operator.manifests.node_avoidance import avoiding
@@ -47,8 +48,10 @@ from megatron_operator.manifests.node_avoidance import avoiding
 MISSING: Final = {
     pytorchjob.KIND: Reason.PYTORCHJOB_MISSING,
     jobset.KIND: Reason.JOBSET_MISSING,
+    trainjob.KIND: Reason.TRAINJOB_MISSING,
 }
 """Kind of training job -> reason while the cluster does not know it."""
+NOT_CREATED: Final = Requeue(LATER, "the job cannot be created")
 TOKEN_BYTES: Final = 32
 """Random bytes of the token of a run."""
 
@@ -154,23 +157,24 @@ class Children:
         token = secrets.token_hex(TOKEN_BYTES)
         await create(self._api, SECRETS, gang_token.secret(Owner(name, namespace, status.uid), token))
 
-    async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | None:
-        """Create the training job; None when the API server rejects it, and the condition has the reason.
+    async def create_job(self, status: StatusBuilder, desired: DesiredState) -> Object | Requeue:
+        """Create the training job; a Requeue when the API server rejects it, or something is in its way.
 
-        None also when a job of this name has just appeared; the next reconcile judges it. A job that exists
-        is never applied over, because a queue may have changed it.
+        Also when a job of this name has just appeared; the next reconcile judges it. A job that exists is
+        never applied over, because a queue may have changed it.
 
         To be called once no pod of an earlier job is left: two gangs must not write one checkpoint.
         """
         if not await self._ensure_compute_domain(status, desired):
-            return None
+            return NOT_CREATED
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
         try:
             if (obstacle := await self._ensure_network_policy(status, desired)) is not None:
-                set_obstacle(status, obstacle, running=False)
-                return None
+                return set_obstacle(status, obstacle, running=False)
             await self._ensure_token(status)
-            job = await create(self._api, training_jobs(manifest), manifest)
+            if (obstacle := await self._ensure_templates(status, manifest)) is not None:
+                return set_obstacle(status, obstacle, running=False)
+            job = await self._create_job(manifest)
         except ApiError as error:
             if error.not_found:
                 backend = backend_of(manifest)
@@ -183,12 +187,34 @@ class Children:
                 set_blocked(status, Reason.JOB_REFUSED, error.message, running=False)
             else:
                 raise
-            return None
+            return NOT_CREATED
         if job is not None:
             set_starting(status, Reason.JOB_CREATED, "")
-        elif recorded_kind(status) != backend_of(manifest).KIND:
+            return job
+        if recorded_kind(status) != backend_of(manifest).KIND:
             await self._report_taken(status, manifest)
-        return job
+        return NOT_CREATED
+
+    async def _ensure_templates(self, status: StatusBuilder, manifest: Object) -> Obstacle | None:
+        """Create what the job takes its pod templates from, where it does not have them itself."""
+        for each in backend_of(manifest).objects(manifest)[:-1]:
+            if (obstacle := await ensure_runtime(self._api, status, each)) is not None:
+                return obstacle
+        return None
+
+    async def _create_job(self, manifest: Object) -> Object | None:
+        """The created job with its pod templates; None when somebody has created one of its name."""
+        backend = backend_of(manifest)
+        *sources, body = backend.objects(manifest)
+        if not sources:
+            return await create(self._api, training_jobs(manifest), body)
+        try:
+            job = await create_train_job(self._api, training_jobs(manifest), body)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            return None
+        return backend.with_templates(job, sources[-1])
 
     async def _report_taken(self, status: StatusBuilder, manifest: Object) -> None:
         """Report that the job's name belongs to something else, of a kind that the snapshot need not have."""

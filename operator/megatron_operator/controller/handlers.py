@@ -34,9 +34,7 @@ from megatron_operator.controller.supervisor import Supervisor
 from megatron_operator.controller.traces import TraceSender
 from megatron_operator.controller.workqueue import COALESCE, WorkQueue
 from megatron_operator.lifecycle.status_builder import RecipeKey
-from megatron_operator.manifests import jobset
-from megatron_operator.manifests.job_backend import JobBackend
-from megatron_operator.manifests.job_backends import BACKENDS, backend_of
+from megatron_operator.manifests.job_backends import BACKENDS, backend_of, backend_of_kind
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class Operator:
         settings = self.settings
         self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
         nodes = NodeReader(self.api, allowed=settings.node_discovery)
-        self.caches = Caches(jobsets=settings.jobsets)
+        self.caches = Caches(settings.job_kinds)
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
         self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches)
         self._workers = PlanWorkers()
@@ -226,7 +224,7 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
     async def training_job(body: kopf.Body, type: str | None, **_: Any) -> None:
         operator.job_event(dict(body), type == "DELETED")
 
-    for backend in _backends(jobsets=operator.settings.jobsets):
+    for backend in map(backend_of_kind, operator.settings.job_kinds):
         kopf.on.event(
             backend.GROUP,
             backend.PLURAL,
@@ -249,11 +247,6 @@ class Backoffs:
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1.0, 1.0, 2.0, 3.0), itertools.repeat(5.0))
-
-
-def _backends(*, jobsets: bool) -> list[JobBackend]:
-    """Those whose training jobs are watched."""
-    return [each for each in BACKENDS.values() if jobsets or each.KIND != jobset.KIND]
 
 
 def kopf_settings(*, clusterwide: bool) -> kopf.OperatorSettings:

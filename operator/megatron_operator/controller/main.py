@@ -31,6 +31,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--catalog-config-map", default="megatron-catalog", help="ConfigMap with additional recipes.")
 @click.option("--node-discovery", is_flag=True, help="Discover accelerators from node labels.")
 @click.option("--jobsets", is_flag=True, help="Handle JobSets, for the platform's jobBackend jobset.")
+@click.option("--trainjobs", is_flag=True, help="Handle TrainJobs, for the platform's jobBackend trainjob.")
 @click.option("--progress-url", default=DEFAULT_PROGRESS_URL, help="URL of a pod's progress.")
 @click.option("--progress-interval", default=5.0, help="Seconds between two polls of a run's progress.")
 @click.option("--workers", default=32, help="Recipes that are reconciled concurrently.")

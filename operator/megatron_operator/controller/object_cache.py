@@ -6,7 +6,7 @@ uses it for runs that train undisturbed, and `Reconciler` reads from the API ser
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from megatron_operator.controller.api_client import PODS, RECIPES, TRAINING_JOBS
 from megatron_operator.controller.first_runs import FirstRuns
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.status_builder import RecipeKey
-from megatron_operator.manifests import jobset
+from megatron_operator.manifests import pytorchjob
 
 FASTEST: Final = 1
 """Level of compression: a pod takes 1 to 2 KB."""
@@ -131,13 +131,9 @@ class Caches:
     Those of training jobs are by kind: `jobs` has the kinds that this process handles.
     """
 
-    def __init__(self, *, jobsets: bool = False) -> None:
+    def __init__(self, job_kinds: Iterable[str] = (pytorchjob.KIND,)) -> None:
         self.recipes = ObjectCache(RECIPES)
-        self.jobs = {
-            kind: ObjectCache(resource)
-            for kind, resource in TRAINING_JOBS.items()
-            if jobsets or kind != jobset.KIND
-        }
+        self.jobs = {kind: ObjectCache(TRAINING_JOBS[kind]) for kind in job_kinds}
         self.pods = ObjectCache(PODS)
         self.first_runs = FirstRuns()
 

@@ -304,8 +304,8 @@ class Reconciler:
             return wait(SOON, Reason.PODS_ENDING, [ForceDeletePods(snapshot.abandoned_pods)])
         self._caches.first_runs.begin(status.key)
         job = await self._children.create_job(status, desired)
-        if job is None:
-            return wait(LATER, "the job cannot be created")
+        if isinstance(job, Requeue):
+            return Result(requeue=job)
         return await self._supervisor.supervise(status, snapshot.with_job(job))
 
     async def _follow(

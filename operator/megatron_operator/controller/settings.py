@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from megatron_operator.manifests import jobset, trainjob
+from megatron_operator.manifests.job_backends import BACKENDS
+
 DEFAULT_PROGRESS_URL = "http://{ip}:{port}/progress"
 
 
@@ -39,6 +42,8 @@ class Settings:
     """Discover accelerators from node labels, in addition to the platform file."""
     jobsets: bool = False
     """Handle training jobs of kind JobSet too; without it JobSets are neither read nor watched."""
+    trainjobs: bool = False
+    """The same for kind TrainJob, whose JobSets are read even without `jobsets`."""
     progress_url: str = DEFAULT_PROGRESS_URL
     """URL of a pod's progress, with {ip} {port} {namespace} {pod}."""
     progress_interval: float = 5.0
@@ -57,6 +62,12 @@ class Settings:
     """Act only while holding the Lease `lease_name` in `namespace`; otherwise act at once."""
     lease_name: str = "megatron-operator"
     lease_times: LeaseTimes = field(default_factory=LeaseTimes)
+
+    @property
+    def job_kinds(self) -> tuple[str, ...]:
+        """Kinds of training job that are handled."""
+        handled = {jobset.KIND: self.jobsets, trainjob.KIND: self.trainjobs}
+        return tuple(each.KIND for each in BACKENDS.values() if handled.get(each.KIND, True))
 
     def serves(self, namespace: str) -> bool:
         """Whether recipes of this namespace are served."""

@@ -1,10 +1,11 @@
 """Reads everything that the cluster holds of one run."""
 
 from dataclasses import replace
+from typing import Final
 
 from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.labels import LABEL_ROLE
-from megatron_operator.controller.api_client import EVENTS, TRAINING_JOBS, ApiClient
+from megatron_operator.controller.api_client import EVENTS, TRAINING_JOBS, ApiClient, templates_of
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
 from megatron_operator.controller.object_cache import Caches
@@ -12,26 +13,40 @@ from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
 from megatron_operator.lifecycle.children import recorded_kind
 from megatron_operator.lifecycle.node_health import suspects
-from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.ownership import Ownership, ownership
 from megatron_operator.lifecycle.pod_termination import PodEnd, pod_end
 from megatron_operator.lifecycle.snapshot import RunSnapshot, newest_by_place
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import replacement_pods
 from megatron_operator.lifecycle.undisturbed import trains_undisturbed
-from megatron_operator.manifests import object_name
+from megatron_operator.manifests import jobset, object_name, trainjob
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import backend_of, backend_of_pod, node_rank, stable_name
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
+OPTIONS: Final = {jobset.KIND: "jobSets", trainjob.KIND: "trainJobs"}
+"""Kind of training job -> value of the chart with which it is handled; the flag is the same in lower case."""
 
-class JobSetsDisabledError(OperatorError):
-    """The run has a JobSet, and this operator does not handle JobSets."""
 
-    def __init__(self) -> None:
+class JobKindDisabledError(OperatorError):
+    """The run has a job of a kind that this operator does not handle."""
+
+    def __init__(self, kind: str) -> None:
         super().__init__(
-            "the run has a JobSet, which trains on, and this operator does not handle JobSets; set `jobSets` "
-            "of the chart, which starts it with --jobsets"
+            f"the run has a {kind}, which trains on, and this operator does not handle {kind}s; set "
+            f"`{OPTIONS[kind]}` of the chart, which starts it with --{OPTIONS[kind].lower()}"
+        )
+
+
+class TemplatesMissingError(OperatorError):
+    """The object with the pod templates of the run's job is gone, so that the job cannot be judged."""
+
+    def __init__(self, job: Object, plural: str) -> None:
+        kind, name = backend_of(job).KIND, job["metadata"]["name"]
+        super().__init__(
+            f"{plural}/{name}, which {kind} {name} takes its pods from, does not exist; delete the {kind}, "
+            "and both are created again"
         )
 
 
@@ -65,7 +80,7 @@ class SnapshotReader:
         self._ends.pop(key, None)
 
     async def read_job(self, status: StatusBuilder) -> Object | None:
-        """The training job, of whichever handled kind it was created.
+        """The training job, of whichever handled kind it was created, without what `read` attaches to it.
 
         One of somebody else only where no other kind has the recipe's own.
         """
@@ -82,16 +97,34 @@ class SnapshotReader:
             foreign = foreign or (job if each == kind else None)
         return foreign
 
+    async def _with_templates(self, status: StatusBuilder, job: Object) -> Object:
+        """The job with its pod templates, where another object has them.
+
+        Raises TemplatesMissingError, except for a run that has ended.
+        """
+        resource, metadata = templates_of(job), job["metadata"]
+        if resource is None or is_deleting(job) or ownership(job, status) is Ownership.FOREIGN:
+            return job
+        source = await self._api.get(resource, metadata["namespace"], metadata["name"])
+        if source is not None:
+            return backend_of(job).with_templates(job, source)
+        if status.ended:
+            return job
+        raise TemplatesMissingError(job, resource.plural)
+
     async def read(self, status: StatusBuilder) -> RunSnapshot:
         """The run as it is now.
 
-        Raises JobSetsDisabledError for one that has not ended and has a job of a kind that is not handled.
+        Raises TemplatesMissingError, and JobKindDisabledError for one that has not ended and has a job of a
+        kind that is not handled.
         """
         key = status.key
-        if recorded_kind(status) not in self._caches.jobs and not status.ended:
-            raise JobSetsDisabledError
+        if (kind := recorded_kind(status)) not in self._caches.jobs and not status.ended:
+            raise JobKindDisabledError(kind)
         first = self._caches.first_runs.is_first(key)
         job = await self.read_job(status)
+        if job is not None:
+            job = await self._with_templates(status, job)
         # After the job: where there is none, no pod of it can appear any more.
         trainers = [] if first and job is None else await pods_of_role(self._api, status, ROLE_TRAINER)
         nodes = await self._nodes.of(trainers, status.now, suspects(status.recovery))

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable
 
+from megatron_operator.api.labels import KIND, LABEL_RECIPE
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import PreparationStatus
 from megatron_operator.api.times import timestamp
-from megatron_operator.lifecycle.actions import LATER
+from megatron_operator.lifecycle.actions import LATER, SOON
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle, name_obstacle
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import Manifests, compute_domain
+from megatron_operator.manifests import Manifests, compute_domain, jobset, trainjob
 from megatron_operator.manifests.job_backends import backend_of, backend_of_kind
 
 CLAIM_KIND = "PersistentVolumeClaim"
@@ -35,6 +36,36 @@ def compute_domain_obstacle(status: StatusBuilder, existing: Object) -> Obstacle
         message = f"{compute_domain.KIND} {existing['metadata']['name']} is being deleted"
         return Obstacle(Reason.COMPUTE_DOMAIN_MISSING, message, LATER)
     return found
+
+
+def runtime_obstacle(status: StatusBuilder, existing: Object) -> Obstacle | None:
+    """Why a TrainingRuntime of the run's name cannot be used; None where it is the recipe's own."""
+    found = name_obstacle(status, trainjob.RUNTIME_KIND, existing, DELETE_OR_RENAME)
+    if found is None and is_deleting(existing):
+        message = f"{trainjob.RUNTIME_KIND} {existing['metadata']['name']} of an earlier job is ending"
+        return Obstacle(Reason.PREVIOUS_JOB_ENDING, message, SOON)
+    return found
+
+
+def runtime_body(existing: Object, wanted: Object) -> Object | None:
+    """What replaces the recipe's own TrainingRuntime; None where it is as it should be."""
+    if content_hash(existing) == content_hash(wanted):
+        return None
+    kept = ("uid", "resourceVersion", "finalizers")
+    metadata = {name: existing["metadata"][name] for name in kept if name in existing["metadata"]}
+    return wanted | {"metadata": wanted["metadata"] | metadata}
+
+
+def jobset_obstacle(status: StatusBuilder, left: Object) -> Obstacle:
+    """Why no TrainJob can be created beside a JobSet of its name, of an earlier job or of somebody else."""
+    metadata = left["metadata"]
+    recipe = (metadata.get("labels") or {}).get(LABEL_RECIPE)
+    owners = {owner.get("kind") for owner in metadata.get("ownerReferences") or []}
+    if recipe == status.key.name and owners & {KIND, trainjob.KIND}:
+        message = f"{jobset.KIND} {metadata['name']} of an earlier job is ending"
+        return Obstacle(Reason.PREVIOUS_JOB_ENDING, message, SOON)
+    message = f"{jobset.KIND} {metadata['name']} exists and is not this recipe's; {DELETE_OR_RENAME}"
+    return Obstacle(Reason.NAME_TAKEN, message, LATER)
 
 
 def batch_job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:

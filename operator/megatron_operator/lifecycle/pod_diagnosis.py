@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.missing_objects import missing_object
@@ -12,6 +12,8 @@ from megatron_operator.lifecycle.pod_termination import short_name
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 WITHOUT_CAPACITY = frozenset({Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.PODS_NOT_CREATED})
 """Reasons that end when capacity becomes free."""
+NOT_CREATED: Final = ("FailedCreate", "JobCreationFailed", "TrainJobResourcesCreationFailed")
+"""How reasons begin that Jobs, JobSets and TrainJobs report when the API server rejects what they create."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -48,7 +50,7 @@ def diagnose(
         message = event.get("message") or ""
         if "exceeded quota" in message:
             return Diagnosis(Reason.QUOTA_EXCEEDED, message)
-        if str(event.get("reason", "")).startswith("FailedCreate"):
+        if str(event.get("reason", "")).startswith(NOT_CREATED):
             return Diagnosis(Reason.PODS_NOT_CREATED, message)
     return None
 

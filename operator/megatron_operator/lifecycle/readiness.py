@@ -21,6 +21,7 @@ NEEDS_A_USER: Final = frozenset(
         Reason.NAME_TAKEN,
         Reason.PYTORCHJOB_MISSING,
         Reason.JOBSET_MISSING,
+        Reason.TRAINJOB_MISSING,
         Reason.COMPUTE_DOMAIN_MISSING,
         Reason.JOB_REFUSED,
         Reason.PODS_NOT_CREATED,

@@ -152,7 +152,7 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         # A pod that ended early is taken for complete, and is never replaced.
         return wait(SOON, "pods that ended are being replaced", [DeletePods(ended)])
     avoid = frozenset(recovery.nodes_avoided)
-    if avoided(job) != avoid:
+    if snapshot.has_templates and avoided(job) != avoid:
         return _place_elsewhere(status, snapshot, avoid)
     outdated = tuple(pod for pod in snapshot.unscheduled_pods if avoided_by(pod) != avoid)
     misplaced: tuple[dict[str, object], ...] = ()

@@ -97,6 +97,11 @@ class RunSnapshot:
         return self.backend.size(self.existing_job)
 
     @cached_property
+    def has_templates(self) -> bool:
+        """Whether the job has its pod templates: those that another object has are not in the caches."""
+        return self.backend.TEMPLATE_PLURAL is None or not self.cached
+
+    @cached_property
     def per_node(self) -> int:
         """Accelerators of one pod."""
         return self.backend.per_node(self.existing_job)
@@ -142,8 +147,10 @@ class RunSnapshot:
     @cached_property
     def image_to_pin(self) -> str | None:
         """The image, by digest, that the whole gang runs and the job names by tag; None if there is none."""
+        if not self.backend.PATCHES_TEMPLATES:
+            return None
         image = trainer_image(self.existing_job)
-        if image is None or not self.all_running or not self.backend.PATCHES_TEMPLATES:
+        if image is None or not self.all_running:
             return None
         digests = {by_digest(image, _image_id(pod)) for pod in self.pods}
         return digests.pop() if len(digests) == 1 else None

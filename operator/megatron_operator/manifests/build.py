@@ -6,7 +6,7 @@ from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
 from megatron_operator.manifests import compute_domain, convert, gang_scheduling, prepare
 from megatron_operator.manifests.env import environment
-from megatron_operator.manifests.job_backends import BACKENDS
+from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
 from megatron_operator.manifests.network_policy import network_policy
 from megatron_operator.manifests.pod import image_errors, template
@@ -36,6 +36,7 @@ class Manifests:
     compute_domain: Manifest | None
     """ComputeDomain of the run, or None where the profile asks for none or the run has one node."""
     job: Manifest
+    """With what its backend attaches to it; `objects` of that has what the API server gets."""
     export_job: Manifest | None
     """To be created once the run has succeeded."""
     export_best_job: Manifest | None
@@ -56,9 +57,9 @@ class Manifests:
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""
         before = (*self.claims, self.import_job, self.prepare_job, self.network_policy, self.compute_domain)
-        return [
-            each for each in (*before, self.job, self.export_job, self.export_best_job) if each is not None
-        ]
+        jobs = backend_of(self.job).objects(self.job)
+        every = (*before, *jobs, self.export_job, self.export_best_job)
+        return [each for each in every if each is not None]
 
 
 def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Manifests:

@@ -67,6 +67,10 @@ class JobBackend(Protocol):
     def REPLACES_PODS(self) -> bool:
         """Whether the controller replaces pods that fail without being asked to."""
 
+    @property
+    def TEMPLATE_PLURAL(self) -> str | None:
+        """Resource of the object of its name that has the pod templates; None if the job has them."""
+
     def job(
         self, owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]
     ) -> Manifest:
@@ -74,6 +78,12 @@ class JobBackend(Protocol):
 
         Raises InvalidRecipeError if the job cannot have the recipe's name.
         """
+
+    def objects(self, job: Manifest) -> list[Manifest]:
+        """The objects that a manifest consists of, in the order of their creation: the job is the last."""
+
+    def with_templates(self, job: Manifest, source: Manifest) -> Manifest:
+        """The manifest of a job that exists, with the object of TEMPLATE_PLURAL that has its templates."""
 
     def templates(self, job: Manifest) -> list[Manifest]:
         """The pod templates of a job, that of the Master first."""

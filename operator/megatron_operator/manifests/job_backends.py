@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-from megatron_operator.manifests import jobset, pytorchjob
+from megatron_operator.manifests import jobset, pytorchjob, trainjob
 from megatron_operator.manifests.job_backend import JobBackend
 
-BACKENDS: Final[dict[str, JobBackend]] = {"pytorchjob": pytorchjob, "jobset": jobset}
+BACKENDS: Final[dict[str, JobBackend]] = {"pytorchjob": pytorchjob, "jobset": jobset, "trainjob": trainjob}
 """By the names that `platform.jobBackend` has."""
 
 
@@ -21,7 +21,7 @@ def backend_of_kind(kind: str | None) -> JobBackend:
 
 
 def backend_of_pod(pod: dict[str, Any]) -> JobBackend:
-    """The backend of a trainer pod, by its labels."""
+    """The backend of a trainer pod, by its labels: those of a JobSet also where a TrainJob created that."""
     return next((each for each in BACKENDS.values() if each.job_name(pod) is not None), pytorchjob)
 
 

@@ -23,6 +23,7 @@ CONTROLLER: Final = "JobSet (jobset.sigs.k8s.io)"
 PATCHES_TEMPLATES: Final = False
 """JobSet refuses changes of its pod templates, except of few fields while it is suspended."""
 REPLACES_PODS: Final = False
+TEMPLATE_PLURAL: Final = None
 
 LABEL_JOB_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 LABEL_JOB_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
@@ -132,6 +133,17 @@ def _replicated(owner: Owner, name: str, replicas: int, pods: Manifest) -> Manif
     }
 
 
+def objects(job: Manifest) -> list[Manifest]:
+    """The JobSet alone."""
+    return [job]
+
+
+def with_templates(job: Manifest, source: Manifest) -> Manifest:
+    """The job, which has its templates."""
+    del source
+    return job
+
+
 def templates(job: Manifest) -> list[Manifest]:
     """The pod templates of a job, that of the Master first."""
     return [each["template"]["spec"]["template"] for each in job["spec"]["replicatedJobs"]]
@@ -212,9 +224,14 @@ def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:
     """Whether the Event is about a Job of this JobSet, not of an earlier one of its name."""
     metadata = job["metadata"]
     of_job = rf"{re.escape(metadata['name'])}-({MASTER}|{WORKER})-[0-9]+"
+    about = event["involvedObject"].get("name") or ""
+    return bool(re.fullmatch(of_job, about) and is_since(metadata, event))
+
+
+def is_since(metadata: dict[str, Any], event: dict[str, Any]) -> bool:
+    """Whether an Event is not older than the object with this metadata."""
     last = event.get("lastTimestamp") or event.get("eventTime") or ""
-    since = metadata.get("creationTimestamp") or ""
-    return bool(re.fullmatch(of_job, event["involvedObject"].get("name") or "") and last >= since)
+    return bool(last >= (metadata.get("creationTimestamp") or ""))
 
 
 def _trainer(template: Manifest) -> Manifest:

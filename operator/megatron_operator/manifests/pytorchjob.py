@@ -14,6 +14,7 @@ KIND = "PyTorchJob"
 CONTROLLER = "the Kubeflow training-operator"
 PATCHES_TEMPLATES = True
 REPLACES_PODS = True
+TEMPLATE_PLURAL = None
 LABEL_JOB_NAME = "training.kubeflow.org/job-name"
 LABEL_REPLICA_TYPE = "training.kubeflow.org/replica-type"
 LABEL_REPLICA_INDEX = "training.kubeflow.org/replica-index"
@@ -49,6 +50,17 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topolog
             "pytorchReplicaSpecs": replicas,
         },
     }
+
+
+def objects(job: Manifest) -> list[Manifest]:
+    """The PyTorchJob alone."""
+    return [job]
+
+
+def with_templates(job: Manifest, source: Manifest) -> Manifest:
+    """The job, which has its templates."""
+    del source
+    return job
 
 
 def templates(job: Manifest) -> list[Manifest]:
