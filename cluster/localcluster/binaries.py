@@ -65,6 +65,11 @@ PROGRAMS: dict[str, Program] = {
         Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Program("scheduler-plugins", "scheduler-plugins", "."),
         Program("jobset", "jobset", "sigs.k8s.io/jobset"),
+        Program(
+            "kubeflow-trainer",
+            "kubeflow-trainer",
+            "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
+        ),
         Program("network-policies", "kube-router", "."),
         _kubernetes("kubelet"),
         _kubernetes("kube-proxy"),
@@ -91,7 +96,9 @@ CONTROL_PLANE = (
     "kwok",
     "scheduler-plugins",
 )
-FULL = tuple(name for name in PROGRAMS if name not in ("kwok", "scheduler-plugins", "jobset"))
+ON_DEMAND = ("jobset", "kubeflow-trainer")
+"""Of no profile: built when a test starts them."""
+FULL = tuple(name for name in PROGRAMS if name not in ("kwok", "scheduler-plugins", *ON_DEMAND))
 BY_PROFILE = {"control-plane": CONTROL_PLANE, "full": FULL}
 
 

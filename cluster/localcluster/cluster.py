@@ -16,6 +16,7 @@ from localcluster import (
     gangscheduler,
     images,
     jobset,
+    kubeflowtrainer,
     kwok,
     leak_check,
     machine_lock,
@@ -324,6 +325,14 @@ class Cluster:
             raise ClusterError("JobSet needs the profile control-plane")
         with jobset.JobSetController(self._plane(), self.kubectl, self.binaries).serving(self.console):
             yield
+
+    @contextlib.contextmanager
+    def train_jobs(self) -> Iterator[None]:
+        """Run Kubeflow Trainer and JobSet's controller for the duration of the block, as `jobsets` does."""
+        with self.jobsets():
+            trainer = kubeflowtrainer.KubeflowTrainer(self._plane(), self.kubectl, self.binaries)
+            with trainer.serving(self.console):
+                yield
 
     def _require_component(self, name: str) -> None:
         if name not in self.components():

@@ -27,10 +27,37 @@ _USER = "jobset-controller"
 _CERTIFICATE = "jobset-webhook"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of the host that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def wait_established(kubectl: Kubectl, resource: str) -> None:
+    """Wait until the API server serves a custom resource. Raises ClusterError.
+
+    `kubectl wait` fails while it has no condition yet.
+    """
+
+    def established() -> bool:
+        status = kubectl.get("crd", resource).get("status") or {}
+        found = {each["type"]: each["status"] for each in status.get("conditions") or []}
+        return found.get("Established") == "True"
+
+    wait_until(established, 60, f"{resource} established")
+
+
+def rights(user: str, role: Object) -> list[Object]:
+    """A ClusterRole with the rules of `role`, and its binding to a user."""
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+    return [role | {"metadata": {"name": user}}, binding]
 
 
 def reachable_webhooks(documents: list[Object], url: str, ca: bytes) -> list[Object]:
@@ -63,9 +90,10 @@ class JobSetController:
         self.binaries.build((NAME,), console)
         components = self.binaries.module_directory(NAME, MODULE) / "config" / "components"
         self.kubectl.run("apply", "--server-side", "-f", components / "crd" / "bases")
-        wait_until(self._established, 60, f"{RESOURCE} established")
-        self.kubectl.apply(self._rights(components))
-        health, webhook = _free_port(), _free_port()
+        wait_established(self.kubectl, RESOURCE)
+        role = yaml.load((components / "rbac" / "role.yaml").read_text(), LOADER)
+        self.kubectl.apply(rights(_USER, role))
+        health, webhook = free_port(), free_port()
         self._start(health, webhook)
         self.kubectl.apply(self._webhooks(components, webhook))
 
@@ -85,12 +113,6 @@ class JobSetController:
             yield
         finally:
             self.down()
-
-    def _established(self) -> bool:
-        """Whether the API server serves the resource; `kubectl wait` fails while it has no condition yet."""
-        status = self.kubectl.get("crd", RESOURCE).get("status") or {}
-        found = {each["type"]: each["status"] for each in status.get("conditions") or []}
-        return found.get("Established") == "True"
 
     def _start(self, health: int, webhook: int) -> None:
         authority = self.plane.authority
@@ -124,18 +146,6 @@ class JobSetController:
         path = self.directory / "configuration.json"
         path.write_text(json.dumps(configuration))
         return [self.plane.paths.binary(NAME), f"--config={path}"]
-
-    def _rights(self, components: Path) -> list[Object]:
-        role = yaml.load((components / "rbac" / "role.yaml").read_text(), LOADER)
-        role["metadata"]["name"] = _USER
-        binding = {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": _USER},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": _USER},
-            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": _USER}],
-        }
-        return [role, binding]
 
     def _webhooks(self, components: Path, port: int) -> list[Object]:
         text = (components / "webhook" / "manifests.yaml").read_text()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from localcluster.binaries import BY_PROFILE, KUBERNETES, PROGRAMS, fingerprint
+from localcluster.binaries import BY_PROFILE, KUBERNETES, ON_DEMAND, PROGRAMS, fingerprint
 from localcluster.paths import CHECKOUT, Paths
 
 TOOLS = Paths("full").tools
@@ -36,7 +36,7 @@ def test_every_program_has_pins_and_checksums(program) -> None:
 
 def test_profiles_list_existing_programs() -> None:
     listed = {name for names in BY_PROFILE.values() for name in names}
-    assert listed == set(PROGRAMS) - {"jobset"}, "the one that is built when a test starts it"
+    assert listed == set(PROGRAMS) - set(ON_DEMAND), "those that are built when a test starts them"
 
 
 @pytest.mark.parametrize("file", ["go.mod", "go.sum"])

@@ -200,5 +200,5 @@ def test_gang_scheduling_by_pod_groups_needs_pytorchjobs() -> None:
 
 def test_an_unknown_kind_of_job_is_refused() -> None:
     with pytest.raises(InvalidRecipeError, match=r"platform\.jobBackend"):
-        parse_platform({"jobBackend": "trainjob"}, "platform")
+        parse_platform({"jobBackend": "deployment"}, "platform")
     assert PlatformConfig().job_backend == "pytorchjob"
