@@ -7,9 +7,12 @@ cd "$(dirname "$0")/.."
 source scripts/layers.sh
 python=.venv/bin/python
 
-run_control_plane() { # JobSet's backend has a command of its own, make test-jobset: its controller takes minutes to build
+run_control_plane() {
+    # The backends JobSet and TrainJob have commands of their own, make test-jobset and make test-trainjob: their
+    # controllers take minutes to build.
     layer "control plane: API server, training-operator, KWOK nodes" \
-        $python -m pytest -q --tb short --ignore tests/control_plane/test_jobset.py tests/control_plane
+        $python -m pytest -q --tb short --ignore tests/control_plane/test_jobset.py \
+        --ignore tests/control_plane/test_trainjob.py tests/control_plane
     $python -m localcluster down --profile control-plane
 }
 

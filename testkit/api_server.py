@@ -17,6 +17,8 @@ _PATHS = {
     "MegatronRecipe": "/apis/megatron.training/v1alpha1/{ns}/megatronrecipes",
     "PyTorchJob": "/apis/kubeflow.org/v1/{ns}/pytorchjobs",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/{ns}/jobsets",
+    "TrainJob": "/apis/trainer.kubeflow.org/v1alpha1/{ns}/trainjobs",
+    "TrainingRuntime": "/apis/trainer.kubeflow.org/v1alpha1/{ns}/trainingruntimes",
     "Job": "/apis/batch/v1/{ns}/jobs",
     "Pod": "/api/v1/{ns}/pods",
     "Service": "/api/v1/{ns}/services",

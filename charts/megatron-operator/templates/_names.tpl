@@ -54,6 +54,11 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 {{ if or .Values.jobSets (eq (dig "jobBackend" "" .Values.platform) "jobset") }}true{{ end }}
 {{- end }}
 
+{{/* Whether the operator handles TrainJobs: true or nothing. */}}
+{{- define "megatron-operator.trainjobs" -}}
+{{ if or .Values.trainJobs (eq (dig "jobBackend" "" .Values.platform) "trainjob") }}true{{ end }}
+{{- end }}
+
 {{/* The operator's rights in a namespace with recipes. */}}
 {{- define "megatron-operator.rules" -}}
 - apiGroups: [megatron.training]
@@ -74,6 +79,22 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
   verbs: [get, list, watch, {{ if eq (dig "jobBackend" "" .Values.platform) "jobset" }}create, {{ end }}delete]
+{{- end }}
+{{- if include "megatron-operator.trainjobs" . }}
+# create and update only with platform.jobBackend trainjob.
+{{- $create := eq (dig "jobBackend" "" .Values.platform) "trainjob" }}
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainjobs]
+  verbs: [get, list, watch, {{ if $create }}create, {{ end }}delete]
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainingruntimes]
+  verbs: [get{{ if $create }}, create, update{{ end }}]
+{{- if and $create (not (include "megatron-operator.jobsets" .)) }}
+# A TrainJob is created once no JobSet of its name is left.
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
+  verbs: [get]
+{{- end }}
 {{- end }}
 - apiGroups: [batch]
   resources: [jobs]
