@@ -80,7 +80,9 @@ def collect(kubectl: Kubectl, request: Request) -> Contents:
     selector = ["--selector", f"{LABEL_RECIPE}={request.name}"]
     recorded = (recipe.get("status") or {}).get("job") or {}
     backend = backend_of_kind(recorded.get("kind"))
-    for kind in (f"{backend.PLURAL}.{backend.GROUP}", "jobs.batch", "persistentvolumeclaims"):
+    plurals = [each for each in (backend.PLURAL, backend.TEMPLATE_PLURAL) if each is not None]
+    jobs = [f"{plural}.{backend.GROUP}" for plural in plurals]
+    for kind in (*jobs, "jobs.batch", "persistentvolumeclaims"):
         contents.add(f"{kind.split('.')[0]}.yaml", partial(kubectl.find, [kind, *selector]))
     pods = contents.add("pods.yaml", lambda: kubectl.find(["pods", *selector])) or []
     contents.add("events.yaml", lambda: _events_of_run(kubectl.find(["events"]), request.name))

@@ -70,13 +70,14 @@ def _read(kubectl: Kubectl) -> "ClusterObjects":
         JOBSETS,
         PYTORCHJOBS,
         RECIPES,
+        TRAINJOBS,
         ClusterObjects,
     )
 
     version = kubectl.version()
     namespace = kubectl.namespace or kubectl.current_namespace()
     requests = {
-        "crds": ["crd", PYTORCHJOBS, JOBSETS, RECIPES, *GANG_SCHEDULERS],
+        "crds": ["crd", PYTORCHJOBS, JOBSETS, TRAINJOBS, RECIPES, *GANG_SCHEDULERS],
         "deployments": ["deployments", "--all-namespaces"],
         "storage_classes": ["storageclasses"],
         "nodes": ["nodes"],

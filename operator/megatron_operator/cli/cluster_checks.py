@@ -14,6 +14,7 @@ State = Literal["ok", "missing", "warning", "unknown"]
 
 PYTORCHJOBS = "pytorchjobs.kubeflow.org"
 JOBSETS = "jobsets.jobset.x-k8s.io"
+TRAINJOBS = "trainjobs.trainer.kubeflow.org"
 RECIPES = f"{PLURAL}.{GROUP}"
 GANG_SCHEDULERS = {
     "localqueues.kueue.x-k8s.io": "Kueue",
@@ -31,6 +32,17 @@ _INSTALL_JOBSET = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
 )
+_INSTALL_TRAINER = (
+    'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager'
+    '?ref=v2.0.0"'
+)
+_JOBSET = ("JobSet", JOBSETS, "jobset-controller", _INSTALL_JOBSET)
+_TRAINING_JOBS = {
+    "pytorchjob": (("PyTorchJob", PYTORCHJOBS, "training-operator", _INSTALL_TRAINING_OPERATOR),),
+    "jobset": (_JOBSET,),
+    "trainjob": (("TrainJob", TRAINJOBS, "trainer-controller-manager", _INSTALL_TRAINER), _JOBSET),
+}
+"""jobBackend -> kinds that it needs, with CustomResourceDefinition, controller and how to install them."""
 _INSTALL_OPERATOR = (
     "helm upgrade --install megatron-operator charts/megatron-operator -n megatron-system --create-namespace "
     "-f values.yaml (docs/installation.md)"
@@ -95,13 +107,14 @@ def kubernetes(objects: ClusterObjects, _platform: PlatformConfig | None) -> Ite
 
 
 def training_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
-    """The CustomResourceDefinition of the platform's training jobs, and the Deployment that acts on them."""
-    if platform is not None and platform.job_backend == "jobset":
-        yield from _crd(objects, "JobSet", JOBSETS, _INSTALL_JOBSET)
-        yield from _deployment(objects, "jobset-controller", _INSTALL_JOBSET)
-        return
-    yield from _crd(objects, "PyTorchJob", PYTORCHJOBS, _INSTALL_TRAINING_OPERATOR)
-    yield from _deployment(objects, "training-operator", _INSTALL_TRAINING_OPERATOR)
+    """The CustomResourceDefinitions of the platform's training jobs, and the Deployments that act on them."""
+    for kind, crd, deployment, fix in _TRAINING_JOBS[_backend(platform)]:
+        yield from _crd(objects, kind, crd, fix)
+        yield from _deployment(objects, deployment, fix)
+
+
+def _backend(platform: PlatformConfig | None) -> str:
+    return "pytorchjob" if platform is None else platform.job_backend
 
 
 def megatron_operator(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
@@ -225,7 +238,7 @@ def pod_security(objects: ClusterObjects, platform: PlatformConfig | None) -> It
     level = _labels(found).get("pod-security.kubernetes.io/enforce")
     if level != "restricted":
         yield Finding(check, "ok", f"Pod Security enforces {level or 'nothing'}")
-    elif platform is not None and platform.job_backend == "jobset":
+    elif _backend(platform) != "pytorchjob":
         yield Finding(check, "ok", "Pod Security enforces restricted, with which JobSet's pods comply")
     elif any(
         "--pytorch-init-container-template-file" in " ".join(_arguments(d))

@@ -30,7 +30,7 @@ Flags = dict[str, str]
     type=click.Path(path_type=Path, allow_dash=True),
     help="The running job, as `kubectl get pytorchjob NAME -o yaml` prints it; - is standard input.",
 )
-@click.option("--live", is_flag=True, help="The running PyTorchJob or JobSet, read from the cluster.")
+@click.option("--live", is_flag=True, help="The running training job, read from the cluster.")
 @recipe_options
 @kubectl_options
 @printing.output_option
@@ -131,8 +131,9 @@ def _live_arguments(kubectl: Kubectl, recipe: dict[str, Any], name: str) -> list
     live, job = replace(kubectl, namespace=namespace), object_name(name)
     recorded = (live.recipe(name).get("status") or {}).get("job") or {}
     backend = backend_of_kind(recorded.get("kind"))
-    found = live.job(job, f"{backend.PLURAL}.{backend.GROUP}")
-    return _arguments(found, f"{backend.KIND.lower()} {job}")
+    plural = backend.TEMPLATE_PLURAL or backend.PLURAL
+    found = live.job(job, f"{plural}.{backend.GROUP}")
+    return _arguments(found, f"{plural.removesuffix('s')} {job}")
 
 
 def _arguments(job: Any, where: str) -> list[str]:
@@ -142,5 +143,5 @@ def _arguments(job: Any, where: str) -> list[str]:
         containers = backend_of(job).templates(job)[0]["spec"]["containers"]
         return [str(word) for c in containers if c["name"] == CONTAINER_NAME for word in c["args"]]
     except (AttributeError, IndexError, KeyError, TypeError):
-        fix = "give the output of `kubectl get pytorchjob NAME -o yaml`, or that of jobset"
+        fix = "give the output of `kubectl get pytorchjob NAME -o yaml`, or that of jobset or trainingruntime"
         raise CommandError(where, "is not the training job of a recipe", fix) from None

@@ -15,7 +15,6 @@ EVERYTHING = {
     "platform": {
         "badNodes": {"cordon": True},
         "accelerators": {"gb200": {"computeDomain": True}},
-        "jobBackend": "jobset",
     }
 }
 
@@ -40,8 +39,12 @@ def justified() -> dict[str, set[str]]:
 
 
 def test_every_right_of_the_chart_is_justified_on_the_page(render: Any) -> None:
-    options = {"platform": {**EVERYTHING["platform"], "networkPolicies": {"enabled": True}}}
-    assert granted(render(options)) == justified()
+    rights: dict[str, set[str]] = defaultdict(set)
+    for backend in ("jobset", "trainjob"):
+        options = EVERYTHING["platform"] | {"networkPolicies": {"enabled": True}, "jobBackend": backend}
+        for resource, verbs in granted(render({"platform": options})).items():
+            rights[resource] |= verbs
+    assert rights == justified()
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,40 @@ def test_rights_on_jobsets_need_the_backend_or_the_option(
     assert (["jobsets"] in [rule["resources"] for rule in rules]) == (verbs is not None)
     checks = [rule["expression"] for rule in policy["spec"]["validations"]]
     assert any("'jobsets'" in each for each in checks) == (verbs is not None)
+
+
+@pytest.mark.parametrize(
+    ("values", "jobs", "runtimes", "jobsets"),
+    [
+        ({}, None, None, None),
+        ({"trainJobs": True}, {"get", "list", "watch", "delete"}, {"get"}, None),
+        (
+            {"platform": {"jobBackend": "trainjob"}},
+            {"get", "list", "watch", "delete", "create"},
+            {"get", "create", "update"},
+            {"get"},
+        ),
+    ],
+)
+def test_rights_on_trainjobs_need_the_backend_or_the_option(
+    render: Any,
+    values: dict[str, Any],
+    jobs: set[str] | None,
+    runtimes: set[str] | None,
+    jobsets: set[str] | None,
+) -> None:
+    objects = render(values)
+    rights = granted(objects)
+    assert rights.get("trainjobs.trainer.kubeflow.org") == jobs
+    assert rights.get("trainingruntimes.trainer.kubeflow.org") == runtimes
+    assert rights.get("jobsets.jobset.x-k8s.io") == jobsets
+    [deployment] = [each for each in objects if each["kind"] == "Deployment"]
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert ("--trainjobs" in arguments) == (jobs is not None)
+    [policy] = [each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"]
+    checks = [rule["expression"] for rule in policy["spec"]["validations"]]
+    for resource in ("trainjobs", "trainingruntimes"):
+        assert any(f"'{resource}'" in each for each in checks) == (jobs is not None)
 
 
 def test_a_namespaced_release_has_no_other_rights(render: Any) -> None:

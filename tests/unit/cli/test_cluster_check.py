@@ -186,6 +186,33 @@ def test_restricted_pod_security_needs_a_template_of_the_training_operator() -> 
     assert check(objects, "namespace research").state == "ok"
 
 
+@pytest.mark.parametrize(
+    ("backend", "kinds", "controllers"),
+    [
+        ("pytorchjob", ["PyTorchJob"], ["training-operator"]),
+        ("jobset", ["JobSet"], ["jobset-controller"]),
+        ("trainjob", ["TrainJob", "JobSet"], ["trainer-controller-manager", "jobset-controller"]),
+    ],
+)
+def test_what_the_platforms_kind_of_job_needs_is_checked(
+    backend: str, kinds: list[str], controllers: list[str]
+) -> None:
+    nothing = replace(COMPLETE, crds=[], deployments=[])
+    found = {each.check: each for each in run_checks(nothing, platform(jobBackend=backend))}
+    for name in (*kinds, *controllers):
+        assert found[name].state == "missing"
+        assert found[name].fix.startswith("kubectl apply --server-side ")
+    others = {"PyTorchJob", "JobSet", "TrainJob"} - set(kinds)
+    assert others.isdisjoint(found)
+
+
+@pytest.mark.parametrize("backend", ["jobset", "trainjob"])
+def test_pods_of_a_jobset_comply_with_restricted_pod_security(backend: str) -> None:
+    restricted = [named("research", {"pod-security.kubernetes.io/enforce": "restricted"})]
+    found = run_checks(replace(COMPLETE, namespaces=restricted), platform(jobBackend=backend))
+    assert next(each.state for each in found if each.check == "namespace research") == "ok"
+
+
 def test_what_may_not_be_read_is_unknown_with_the_reason() -> None:
     objects = replace(COMPLETE, nodes=None, refused={"nodes": '(Forbidden): nodes is forbidden: User "u"'})
     found = check(objects, "accelerators")

@@ -146,9 +146,15 @@ def test_people_get_a_table_that_ends_with_this_recipe() -> None:
     ]
 
 
-def test_a_running_job_has_flags_only(tmp_path: Path) -> None:
-    job = megatron("render", *LLAMA).stdout
-    running = tmp_path / "job.yaml"
-    running.write_text(next(part for part in job.split("\n---\n") if "kind: PyTorchJob" in part))
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet"), ("trainjob", "TrainingRuntime")],
+)
+def test_a_running_job_has_flags_only(tmp_path: Path, backend: str, kind: str) -> None:
+    platform, running = tmp_path / "platform.yaml", tmp_path / "job.yaml"
+    profile = "{h100: {hardware: h100-sxm, perNode: 8}}"
+    platform.write_text(f"{{jobBackend: {backend}, image: trainer, accelerators: {profile}}}")
+    job = megatron("render", *LLAMA, "--platform", str(platform)).stdout
+    running.write_text(next(part for part in job.split("\n---\n") if f"\nkind: {kind}\n" in f"\n{part}\n"))
     found = diff(*LLAMA, "--running", str(running))
     assert found == {"flags": [], "function": None, "published": None, "overrides": None, "recipe": None}
