@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from localcluster import Cluster
+from megatron_operator.manifests import trainjob
 
 from testkit.api_server import Api, Object
 from testkit.fake_trainers import FakeProgressServer
@@ -19,6 +20,8 @@ from tests.control_plane.pod_per_job import (
 )
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
+from tests.unit.manifests.conftest import Run
+from tests.unit.manifests.test_golden import RECIPES
 
 ALL_KINDS = {"jobSets": True, "trainJobs": True}
 
@@ -99,6 +102,16 @@ def test_trainer_passes_the_pods_on_as_the_operator_describes_them(runs: TrainJo
         for field in ("args", "env", "image", "resources", "volumeMounts"):
             assert passed_on[field] == container[field], field
     assert runs.job("run")["spec"]["trainer"] == {"numNodes": 2, "numProcPerNode": 2}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_trainer_knows_every_field_of_the_runtimes(runs: TrainJobWorld, recipe: str) -> None:
+    run = Run(recipe)
+    run.resolved = run.resolved.model_copy(update={"job_backend": "trainjob"})
+    [runtime] = [each for each in run.build().all() if each["kind"] == "TrainingRuntime"]
+    runtime["metadata"]["namespace"] = runs.namespace
+    answer = runs.api.apply(runtime, dryRun="All", fieldValidation="Strict")
+    assert trainjob.templates(answer)[0]["spec"].keys() >= trainjob.templates(runtime)[0]["spec"].keys()
 
 
 def test_a_job_that_replaces_a_complete_one_is_not_taken_for_complete(runs: TrainJobWorld) -> None:

@@ -1,5 +1,6 @@
-"""Runs on JobSet: which pods the operator has replaced, what an early exit is, how nodes are avoided."""
+"""Runs on JobSet and TrainJob: which pods are replaced, what an early exit is, how nodes are avoided."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,21 +16,35 @@ from megatron_operator.lifecycle.status_update import update_status
 LATER = "2027-01-15T08:00:30Z"
 
 
-@pytest.fixture
-def on_jobset(run: Any) -> Any:
-    """The run, training as a JobSet of two pods."""
+@pytest.fixture(params=["JobSet", "TrainJob"])
+def on_jobset(run: Any, request: pytest.FixtureRequest) -> Any:
+    """The run, training as a JobSet of two pods, the operator's own or Trainer's."""
     template = {"spec": {"containers": [variables()]}}
-    run.job = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": "run", "namespace": "default", "uid": "j"},
-        "spec": {
-            "replicatedJobs": [
-                {"name": name, "replicas": 1, "template": {"spec": {"template": template}}}
-                for name in ("master", "worker")
-            ]
-        },
+    groups = [
+        {"name": name, "replicas": 1, "template": {"spec": {"template": template}}}
+        for name in ("master", "worker")
+    ]
+    metadata = {
+        "name": "run",
+        "namespace": "default",
+        "uid": "j",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
     }
+    if request.param == "JobSet":
+        run.job = {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": metadata,
+            "spec": {"replicatedJobs": groups},
+        }
+    else:
+        run.job = {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": metadata,
+            "spec": {"trainer": {"numNodes": 2, "numProcPerNode": 2}},
+            "trainingRuntime": {"spec": {"template": {"spec": {"replicatedJobs": groups}}}},
+        }
     run.pods = [pod(run, "master"), pod(run, "worker")]
     run.report(iteration=50, checkpointIteration=40)
     status = run.status()
@@ -64,7 +79,8 @@ def end(each: dict[str, Any], code: int | None, message: str = "") -> None:
 
 
 def complete(run: Any) -> None:
-    run.job["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
+    kind = {"JobSet": "Completed", "TrainJob": "Complete"}[run.job["kind"]]
+    run.job["status"] = {"conditions": [{"type": kind, "status": "True"}]}
 
 
 def unfinished(run: Any) -> Any:
@@ -76,7 +92,17 @@ def unfinished(run: Any) -> Any:
 
 
 def test_the_status_names_the_kind_of_the_job(on_jobset: Any) -> None:
-    assert on_jobset.status().current.job.kind == "JobSet"
+    assert on_jobset.status().current.job.kind == on_jobset.job["kind"]
+
+
+def test_a_run_that_trains_is_judged_without_the_templates_that_its_runtime_has(on_jobset: Any) -> None:
+    """The watches deliver the TrainJob without its TrainingRuntime."""
+    on_jobset.job.pop("trainingRuntime", None)
+    snapshot = replace(on_jobset.snapshot(), cached=True)
+    assert snapshot.has_templates == (on_jobset.job["kind"] == "JobSet")
+    assert unfinished_actions(on_jobset.status(), snapshot) is None
+    assert snapshot.image_to_pin is None
+    assert (snapshot.size, snapshot.per_node) == (2, 2)
 
 
 @pytest.mark.parametrize("code", [128, 137, 138, 143, None])
