@@ -65,14 +65,8 @@ def check(platform: Path | None, kubectl: Kubectl, output: str) -> None:
 
 def _read(kubectl: Kubectl) -> "ClusterObjects":
     """The objects of all checks. Raises CommandError if the API server cannot be reached."""
-    from megatron_operator.cli.cluster_checks import (
-        GANG_SCHEDULERS,
-        JOBSETS,
-        PYTORCHJOBS,
-        RECIPES,
-        TRAINJOBS,
-        ClusterObjects,
-    )
+    from megatron_operator.cli.cluster_checks import GANG_SCHEDULERS, RECIPES, ClusterObjects
+    from megatron_operator.cli.job_needs import JOBSETS, PYTORCHJOBS, TRAINJOBS
 
     version = kubectl.version()
     namespace = kubectl.namespace or kubectl.current_namespace()

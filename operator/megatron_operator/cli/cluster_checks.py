@@ -8,13 +8,11 @@ from typing import Any, Literal
 from megatron_operator.api.labels import GROUP, PLURAL
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
+from megatron_operator.cli.job_needs import NEEDS, available
 
 Object = dict[str, Any]
 State = Literal["ok", "missing", "warning", "unknown"]
 
-PYTORCHJOBS = "pytorchjobs.kubeflow.org"
-JOBSETS = "jobsets.jobset.x-k8s.io"
-TRAINJOBS = "trainjobs.trainer.kubeflow.org"
 RECIPES = f"{PLURAL}.{GROUP}"
 GANG_SCHEDULERS = {
     "localqueues.kueue.x-k8s.io": "Kueue",
@@ -24,25 +22,6 @@ GANG_SCHEDULERS = {
 """CustomResourceDefinition -> the scheduler that starts all pods of a gang together."""
 LEAST_VERSION = (1, 29)
 """Oldest Kubernetes release that the chart is for."""
-_INSTALL_TRAINING_OPERATOR = (
-    'kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone'
-    '?ref=v1.9.4"'
-)
-_INSTALL_JOBSET = (
-    "kubectl apply --server-side -f "
-    "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
-)
-_INSTALL_TRAINER = (
-    'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager'
-    '?ref=v2.0.0"'
-)
-_JOBSET = ("JobSet", JOBSETS, "jobset-controller", _INSTALL_JOBSET)
-_TRAINING_JOBS = {
-    "pytorchjob": (("PyTorchJob", PYTORCHJOBS, "training-operator", _INSTALL_TRAINING_OPERATOR),),
-    "jobset": (_JOBSET,),
-    "trainjob": (("TrainJob", TRAINJOBS, "trainer-controller-manager", _INSTALL_TRAINER), _JOBSET),
-}
-"""jobBackend -> kinds that it needs, with CustomResourceDefinition, controller and how to install them."""
 _INSTALL_OPERATOR = (
     "helm upgrade --install megatron-operator charts/megatron-operator -n megatron-system --create-namespace "
     "-f values.yaml (docs/installation.md)"
@@ -108,9 +87,12 @@ def kubernetes(objects: ClusterObjects, _platform: PlatformConfig | None) -> Ite
 
 def training_jobs(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """The CustomResourceDefinitions of the platform's training jobs, and the Deployments that act on them."""
-    for kind, crd, deployment, fix in _TRAINING_JOBS[_backend(platform)]:
-        yield from _crd(objects, kind, crd, fix)
-        yield from _deployment(objects, deployment, fix)
+    chosen = _backend(platform)
+    other = available(chosen, {each["metadata"]["name"] for each in objects.crds or ()})
+    hint = "" if other is None else f"; or set jobBackend: {other} in the platform, which the cluster has"
+    for need in NEEDS[chosen]:
+        yield from _crd(objects, need.kind, need.crd, need.fix + hint)
+        yield from _deployment(objects, need.controller, need.fix)
 
 
 def _backend(platform: PlatformConfig | None) -> str:

@@ -206,6 +206,23 @@ def test_what_the_platforms_kind_of_job_needs_is_checked(
     assert others.isdisjoint(found)
 
 
+@pytest.mark.parametrize(
+    ("crds", "other"),
+    [
+        (["jobsets.jobset.x-k8s.io"], "jobset"),
+        (["jobsets.jobset.x-k8s.io", "trainjobs.trainer.kubeflow.org"], "jobset"),
+        (["trainjobs.trainer.kubeflow.org"], None),
+        ([], None),
+    ],
+)
+def test_a_missing_kind_of_job_is_answered_with_one_that_the_cluster_has(
+    crds: list[str], other: str | None
+) -> None:
+    found = check(replace(COMPLETE, crds=[named(RECIPES), *map(named, crds)]), "PyTorchJob")
+    assert found.state == "missing"
+    assert (f"or set jobBackend: {other}" in found.fix) == (other is not None)
+
+
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
 def test_pods_of_a_jobset_comply_with_restricted_pod_security(backend: str) -> None:
     restricted = [named("research", {"pod-security.kubernetes.io/enforce": "restricted"})]

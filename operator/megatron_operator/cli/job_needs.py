@@ -1,0 +1,58 @@
+"""What each kind of training job needs of a cluster, and how to install it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+PYTORCHJOBS = "pytorchjobs.kubeflow.org"
+JOBSETS = "jobsets.jobset.x-k8s.io"
+TRAINJOBS = "trainjobs.trainer.kubeflow.org"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A resource and its controller."""
+
+    kind: str
+    crd: str
+    """Name of its CustomResourceDefinition."""
+    controller: str
+    """The Deployment's name, or that of its image."""
+    fix: str
+    """How to install both."""
+
+
+_PYTORCHJOB = Need(
+    "PyTorchJob",
+    PYTORCHJOBS,
+    "training-operator",
+    'kubectl apply --server-side -k "https://github.com/kubeflow/training-operator.git/manifests/overlays/standalone'
+    '?ref=v1.9.4"',
+)
+_JOBSET = Need(
+    "JobSet",
+    JOBSETS,
+    "jobset-controller",
+    "kubectl apply --server-side -f "
+    "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml",
+)
+_TRAINJOB = Need(
+    "TrainJob",
+    TRAINJOBS,
+    "trainer-controller-manager",
+    'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.0.0"',
+)
+NEEDS: Final = {
+    "pytorchjob": (_PYTORCHJOB,),
+    "jobset": (_JOBSET,),
+    "trainjob": (_TRAINJOB, _JOBSET),
+}
+"""By the names that `platform.jobBackend` has."""
+
+
+def available(chosen: str, crds: Collection[str]) -> str | None:
+    """A `jobBackend` other than the chosen one whose resources are all among `crds`; None without one."""
+    return next(
+        (name for name, needs in NEEDS.items() if name != chosen and all(each.crd in crds for each in needs)),
+        None,
+    )
