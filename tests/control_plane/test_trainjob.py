@@ -8,8 +8,10 @@ from localcluster import Cluster
 from megatron_operator.manifests import trainjob
 
 from testkit.api_server import Api, Object
+from testkit.errors import ApiError
 from testkit.fake_trainers import FakeProgressServer
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.gateway import Gateway
 from tests.control_plane.nodes import complete_jobs
@@ -204,7 +206,7 @@ def test_a_cluster_without_trainer_is_reported(runs: TrainJobWorld) -> None:
 
 @pytest.mark.parametrize("kind", ["TrainJob", "TrainingRuntime", "JobSet"])
 def test_an_object_of_somebody_else_is_left_alone(runs: TrainJobWorld, kind: str) -> None:
-    made = runs.api.create(foreign(kind, runs.namespace))
+    made = create_foreign(runs, kind)
     runs.apply("taken")
     state = runs.wait_for("taken", phase="Pending", conditions={"Running": "NameTaken"})
     message = state.conditions["Running"]["message"]
@@ -215,18 +217,31 @@ def test_an_object_of_somebody_else_is_left_alone(runs: TrainJobWorld, kind: str
     assert (left["metadata"]["uid"], left["spec"]) == (made["metadata"]["uid"], made["spec"])
 
 
-def foreign(kind: str, namespace: str) -> Object:
+def create_foreign(runs: TrainJobWorld, kind: str) -> Object:
     """An object of the kind, named `taken`, that belongs to no recipe and creates no pod."""
     container = {"name": "work", "image": "work"}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     jobs = {"replicatedJobs": [{"name": "work", "template": {"spec": {"template": template}}}]}
-    version, spec = {
-        "JobSet": ("jobset.x-k8s.io/v1alpha2", {"suspend": True} | jobs),
-        "TrainingRuntime": ("trainer.kubeflow.org/v1alpha1", {"template": {"spec": jobs}}),
-        "TrainJob": (
-            "trainer.kubeflow.org/v1alpha1",
-            {"suspend": True, "runtimeRef": {"name": "of-nobody"}, "managedBy": "kueue.x-k8s.io/multikueue"},
-        ),
-    }[kind]
-    metadata = {"name": "taken", "namespace": namespace}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+    trainer = "trainer.kubeflow.org/v1alpha1"
+
+    def create(kind: str, name: str, version: str, **spec: object) -> Object:
+        metadata = {"name": name, "namespace": runs.namespace}
+        return runs.api.create({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+
+    def refer_to(runtime: str) -> Object | None:
+        try:
+            reference = {"kind": "TrainingRuntime", "name": runtime}
+            return create("TrainJob", "taken", trainer, suspend=True, runtimeRef=reference)
+        except ApiError as error:
+            if "must be created before" not in str(error):
+                raise
+            return None
+
+    if kind == "JobSet":
+        return create(kind, "taken", "jobset.x-k8s.io/v1alpha2", suspend=True, **jobs)
+    runtime = create(
+        "TrainingRuntime", "taken" if kind == "TrainingRuntime" else "other", trainer, template={"spec": jobs}
+    )
+    if kind == "TrainingRuntime":
+        return runtime
+    return wait_until("Trainer to see the runtime", lambda: refer_to("other"))

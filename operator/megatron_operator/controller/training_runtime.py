@@ -6,16 +6,23 @@ from typing import Final
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import (
     JOBSETS,
+    TRAINING_JOBS,
     TRAINING_RUNTIMES,
     ApiClient,
     ApiError,
     Resource,
 )
 from megatron_operator.lifecycle.actions import SOON
-from megatron_operator.lifecycle.children import jobset_obstacle, runtime_body, runtime_obstacle
+from megatron_operator.lifecycle.children import (
+    job_obstacle,
+    jobset_obstacle,
+    runtime_body,
+    runtime_obstacle,
+)
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests import trainjob
 
 NOT_SEEN: Final = "trainingRuntime must be created before"
 """In the refusal of a TrainJob by Trainer's webhook, which reads runtimes from a cache."""
@@ -29,6 +36,9 @@ async def ensure_runtime(api: ApiClient, status: StatusBuilder, runtime: Object)
     Trainer takes a JobSet of the TrainJob's name for its own and copies its state, so none may be left.
     """
     namespace, name = runtime["metadata"]["namespace"], runtime["metadata"]["name"]
+    job = await api.get(TRAINING_JOBS[trainjob.KIND], namespace, name)
+    if job is not None and (obstacle := job_obstacle(status, job)) is not None:
+        return obstacle
     left = await api.get(JOBSETS, namespace, name)
     if left is not None:
         return jobset_obstacle(status, left)

@@ -100,6 +100,15 @@ def test_a_runtime_that_cannot_be_used_is_waited_for(existing: dict[str, Any], r
     assert api.written == []
 
 
+def test_no_runtime_is_made_beside_a_trainjob_of_somebody_else() -> None:
+    foreign = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "metadata": {"name": "run"}}
+    api = Api({TRAINJOBS: foreign, JOBSETS: {"metadata": {"name": "run"}}})
+    obstacle = ensured(api)
+    assert obstacle.reason is Reason.NAME_TAKEN
+    assert obstacle.message.startswith("TrainJob run exists and is not this recipe's")
+    assert api.written == []
+
+
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
