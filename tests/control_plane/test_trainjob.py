@@ -153,10 +153,36 @@ def test_a_run_starts_once_whenever_the_operator_is_killed(runs: TrainJobWorld) 
     assert state.recovery["restarts"] == 0
     before = runs.train("run", 60, checkpoint=50)
     with killed_after_every_write(runs):
+        runs.edit("run", training={"trainIters": 300})
+        state = runs.wait_for(
+            "run", pods=2, job=True, observed=True, without=[*before.pod_uids, before.job_uid]
+        )
+    runtime = runs.api.get("TrainingRuntime", runs.namespace, "run")
+    assert "300" in trainjob.templates(runtime)[0]["spec"]["containers"][0]["args"]
+    assert runs.jobset("run")["metadata"]["ownerReferences"][0]["uid"] == state.job_uid
+    runs.train("run", 70, checkpoint=50, generation=1, resumedFrom=50)
+
+
+def test_a_pod_that_fails_is_counted_once_whenever_the_operator_is_killed(runs: TrainJobWorld) -> None:
+    """Its Job may have replaced it meanwhile, and then keeps it."""
+    runs.apply("run")
+    before = runs.train("run", 60, checkpoint=50)
+    with killed_after_every_write(runs):
+        runs.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
         runs.terminate(runs.pod_name("run", "worker-0"), 138, json.dumps({"message": "rank 3 was killed"}))
-        state = runs.wait_for("run", pods=2, without=[before.uid_of("worker-0")])
+        state = runs.wait_for(
+            "run",
+            conditions={"Recovering": "PodsReplaced"},
+            where=lambda state: (
+                state.running_pods >= {"master-0", "worker-0"}
+                and state.uid_of("worker-0") != before.uid_of("worker-0")
+            ),
+        )
     assert state.uid_of("master-0") == before.uid_of("master-0")
-    runs.train("run", 51, checkpoint=50, generation=2, resumedFrom=50, recovery={"restarts": 1})
+    runs.report("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
+    counted = {"recovery": {"restarts": 1}, "progress": {"iteration": 51}}
+    state = runs.wait_for("run", phase="Training", status=counted)
+    assert state.recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
 
 
 def test_a_run_moves_between_a_trainjob_and_a_jobset_of_the_same_name(
