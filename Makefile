@@ -127,6 +127,10 @@ ui-pictures: setup ## Check the web page in a headless Chromium and draw docs/ui
 bench-scale: setup ## Measure what a fleet costs the operator; BENCH="--recipes 1000 --nodes 2000"
 	@$(PY) -m bench.scale $(BENCH)
 
+.PHONY: bench-fleet
+bench-fleet: setup ## Replay weeks of a fleet with published failures; BENCH="--runs 20 --nodes 100 --minutes 4"
+	@$(PY) -m bench.fleet $(BENCH)
+
 .PHONY: gpu-check
 gpu-check: setup-trainer ## Check the trainer on a GPU of this machine and write docs/hardware.md; without one exit code 2
 	@$(PY) -m tests.gpu.hardware.main --machine

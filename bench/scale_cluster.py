@@ -143,9 +143,9 @@ class Bench:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
 
-    def install(self) -> None:
+    def install(self, platform: Object = PLATFORM) -> None:
         """Install the chart, and write a kubeconfig with the operator's rights."""
-        token = install_chart(self.cluster, self.api, OPERATOR_NAMESPACE, {"platform": PLATFORM}, self.folder)
+        token = install_chart(self.cluster, self.api, OPERATOR_NAMESPACE, {"platform": platform}, self.folder)
         write_kubeconfig(self.kubeconfig, self.api.server, token, self.api.ca_file)
 
     def create_all(self, objects: Iterable[Object]) -> dict[str, float]:

@@ -91,8 +91,8 @@ class FakePods:
         """The iteration of all runs."""
         return int((self._frozen or time.time()) - self._began)
 
-    def report(self, pod: str) -> dict[str, Any]:
-        """The report of a pod."""
+    def report(self, pod: str) -> dict[str, Any] | None:
+        """The report of a pod; None of one that does not answer."""
         return {
             "schema": 1,
             "phase": "training",
@@ -108,8 +108,9 @@ class FakePods:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
             pod = request.split()[1].decode().strip("/")
-            body = json.dumps(self.report(pod)).encode()
-            writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+            report = self.report(pod)
+            status = b"503 Service Unavailable" if report is None else b"200 OK"
+            writer.write(b"HTTP/1.0 " + status + b"\r\n\r\n" + json.dumps(report or {}).encode())
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

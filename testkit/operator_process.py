@@ -31,7 +31,16 @@ def write_kubeconfig(path: Path, server: str, token: str, ca_file: str | None = 
 class OperatorProcess:
     """A `megatron-operator` that can be started, killed and started again."""
 
-    def __init__(self, kubeconfig: Path, log: Path, progress_url: str, options: list[str]) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        log: Path,
+        progress_url: str,
+        options: list[str],
+        module: tuple[str, ...] = ("megatron_operator.controller.main",),
+    ) -> None:
+        """`module` is the one to run, with arguments before the options."""
+        self._module = module
         self._options = options
         self._kubeconfig = kubeconfig
         self._environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
@@ -43,7 +52,9 @@ class OperatorProcess:
         """Another process with more options and its own log file."""
         log = self._log.with_name(f"{self._log.stem}-with-options.log")
         log.unlink(missing_ok=True)
-        return OperatorProcess(self._kubeconfig, log, self._progress_url, [*self._options, *more])
+        return OperatorProcess(
+            self._kubeconfig, log, self._progress_url, [*self._options, *more], self._module
+        )
 
     def start(self) -> None:
         """Start the process, which must not be running."""
@@ -53,7 +64,7 @@ class OperatorProcess:
                 [
                     sys.executable,
                     "-m",
-                    "megatron_operator.controller.main",
+                    *self._module,
                     f"--progress-url={self._progress_url}",
                     "--progress-interval=0.5",
                     "--liveness-port=0",

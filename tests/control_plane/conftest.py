@@ -11,11 +11,12 @@ from localcluster.errors import ClusterError
 
 from testkit.api_server import Api, Object
 from testkit.chart_installation import install_chart
+from testkit.fake_nodes import lose_node, terminate_pods
 from testkit.fake_trainers import FakeProgressServer
 from testkit.fake_volumes import FakeProvisioner
 from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess, write_kubeconfig
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.nodes import Pool, lose_node, restore_node, shared_node, terminate_pods
+from tests.control_plane.nodes import Pool, restore_node, shared_node
 from tests.control_plane.world import World
 
 NODES = 32

@@ -1,30 +1,15 @@
 """Nodes whose kubelets KWOK simulates: healthy, lost and returned ones, and pools for one test."""
 
-from datetime import UTC, datetime
-
 from megatron_operator.manifests.jobset import LABEL_JOB_NAME
 
 from testkit.api_server import Api, Object
-from testkit.fake_nodes import fake_node
+from testkit.fake_nodes import NODE_LEASES, fake_node
 from testkit.waiting import wait_until
-
-NODE_LEASES = "kube-node-lease"
-ON_LOST_NODE = "on-a-lost-node"
-"""Annotation of pods that KWOK must not terminate. It would terminate pods of any node."""
 
 
 def shared_node(index: int) -> Object:
     """One of the nodes that all tests share, eight to a rack."""
     return fake_node(f"fake-{index}", rack=f"rack-{index // 8}")
-
-
-def terminate_pods(api: Api, *, of_lost_nodes: bool) -> None:
-    """Set whether KWOK also terminates deleted pods of lost nodes."""
-    selector = [{"key": ".metadata.deletionTimestamp", "operator": "Exists"}]
-    if not of_lost_nodes:
-        marked = f'.metadata.annotations["{ON_LOST_NODE}"]'
-        selector.append({"key": marked, "operator": "DoesNotExist"})
-    api.patch("Stage", None, "pod-delete", {"spec": {"selector": {"matchExpressions": selector}}})
 
 
 def complete_jobs(api: Api, *, of_jobsets: bool) -> None:
@@ -37,19 +22,6 @@ def complete_jobs(api: Api, *, of_jobsets: bool) -> None:
     if not of_jobsets:
         selector.append({"key": f'.metadata.labels["{LABEL_JOB_NAME}"]', "operator": "DoesNotExist"})
     api.patch("Stage", None, "pod-complete", {"spec": {"selector": {"matchExpressions": selector}}})
-
-
-def lose_node(api: Api, name: str) -> None:
-    """Stop simulating the node's kubelet: the node becomes unreachable and its pods keep their status."""
-    for pod in api.list("Pod", fieldSelector=f"spec.nodeName={name}"):
-        metadata = pod["metadata"]
-        mark = {"metadata": {"annotations": {ON_LOST_NODE: "true"}}}
-        api.patch("Pod", metadata["namespace"], metadata["name"], mark)
-    api.patch("Node", None, name, {"metadata": {"annotations": {"kwok.x-k8s.io/node": None}}})
-    # KWOK does not renew a lease with another holder.
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    held = {"holderIdentity": "nobody", "leaseDurationSeconds": 3600, "renewTime": now}
-    api.patch("Lease", NODE_LEASES, name, {"spec": held})
 
 
 def restore_node(api: Api, name: str) -> None:
