@@ -1,7 +1,7 @@
 """The shipped operator, with those of its durations divided that the fleet's clock measures.
 
-`python -m bench.fleet_operator FACTOR OPTIONS...`: what follows from what a fleet's nodes do in hours or days is
-divided by FACTOR, as the bench divides those hours. How fast the operator acts is not.
+`python -m bench.fleet_operator FACTOR OPTIONS...`: what depends on what nodes do in hours or days is divided
+by FACTOR, as the bench divides those hours. How fast the operator acts is not.
 """
 
 import sys
@@ -17,8 +17,8 @@ SCALED: Final = (
     (node_evidence, "REMEMBERED"),
     (node_health, "HOUR"),
 )
-"""How long a run waits before it uses avoided nodes, and between two resizes; within which time one failure is
-known from another, and an hour in which a run may begin to avoid so many nodes."""
+"""How long a run waits before it uses avoided nodes, and between two resizes; within which time one failure
+is known from another; and the hour in which a run may begin to avoid so many nodes."""
 
 
 def scale(factor: float) -> None:

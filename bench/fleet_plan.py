@@ -1,4 +1,4 @@
-"""The fleet of `make bench-fleet`: which runs arrive when, and what fails in them. All of it follows from a seed.
+"""The fleet of `make bench-fleet`: which runs arrive when, and what fails in them, all of it from a seed.
 
 Rates: Llama 3 405B had 466 interruptions in 54 days on 16,384 GPUs (`bench.interruptions`), one in 45,567
 GPU-hours. ByteRobust (arXiv:2509.16293) counts 43,264 explicit and 5,948 implicit failures; that rate is not
@@ -131,7 +131,10 @@ def plan_runs(runs: int, nodes: int, days: float, seed: int) -> list[RunPlan]:
 
 
 def faults(run: str, mix: str, rate: float, seed: int) -> Iterator[PlannedFault]:
-    """The faults of a run, without end: a Poisson process over its GPU-hours, `rate` times the published one."""
+    """The faults of a run, without end: a Poisson process over its GPU-hours.
+
+    `rate` is in multiples of the published one, `mix` a name of MIXES.
+    """
     chance = random.Random(f"{seed}/{run}")
     causes = MIXES[mix]
     weights = [cause.count for cause in causes]

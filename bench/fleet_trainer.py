@@ -129,9 +129,7 @@ class Trainer:
         whole = len(present) == size > 0 and all(each.running and not each.leaving for each in present)
         if self.phase in ("loading", "training") and (not whole or _uids(present) != _uids(self.members)):
             leaving = {each.uid for each in present if each.leaving and each.running}
-            if self.phase == "training" and any(
-                each in leaving or each in released for each in _uids(self.members)
-            ):
+            if self.phase == "training" and not leaving.union(released).isdisjoint(_uids(self.members)):
                 self.save()
             self.interrupt(now, "pod", "a pod was lost")
         match self.phase:
@@ -221,9 +219,8 @@ class Trainer:
             self.saves += (newest - self.checkpoint) // SAVE_STEPS
             self.checkpoint = newest
         last = self.incidents[-1] if self.incidents else None
-        if last is not None and last["generation"] == self.generation and "caughtUpAt" not in last:
-            if self.iteration >= last["iteration"]:
-                self.incidents[-1] = last | {"caughtUpAt": now}
+        if last is not None and last["generation"] == self.generation and self.iteration >= last["iteration"]:
+            self.incidents[-1] = {"caughtUpAt": now} | last
         if self.iteration >= self.total:
             self.phase, self.checkpoint, self.ended = "finished", self.total, now
 

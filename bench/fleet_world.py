@@ -101,7 +101,7 @@ class World:
         return run.trainer
 
     def advance(self, now: float, elapsed: float, pods: Sequence[SeenPod], released: Collection[str]) -> None:
-        """Let `elapsed` seconds pass up to `now`, seconds since the epoch; `released` as in Trainer.advance."""
+        """Let `elapsed` seconds pass up to `now`; `released` is as in Trainer.advance."""
         while self._repairs and self._repairs[0][0] <= now:
             self._submit(self._repair, heapq.heappop(self._repairs)[1])
         of_run: dict[str, list[SeenPod]] = defaultdict(list)
@@ -209,12 +209,9 @@ class World:
 
     def _complete(self, trainer: Trainer) -> None:
         """All pods end, that of rank 0 last: its end is the job's."""
-        message = TerminationMessage.of(
-            ExitCode.OK,
-            "the last iteration is done",
-            iteration=trainer.total,
-            checkpoint_iteration=trainer.total,
-        ).dumps()
+        total = trainer.total
+        done = TerminationMessage.of(ExitCode.OK, "done", iteration=total, checkpoint_iteration=total)
+        message = done.dumps()
         for member in reversed(trainer.members):
             terminate_container(
                 self._api, NAMESPACE, member.name, ExitCode.OK, message, reason="Completed", time=_stamp()

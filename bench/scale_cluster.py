@@ -37,7 +37,7 @@ POLICY: Final = {
         {"level": "None"},
     ],
 }
-PLATFORM: Final = {
+PLATFORM: Final[Object] = {
     "image": "registry.example/megatron-trainer:1.0",
     "accelerators": {
         "simulated": {

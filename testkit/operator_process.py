@@ -52,9 +52,8 @@ class OperatorProcess:
         """Another process with more options and its own log file."""
         log = self._log.with_name(f"{self._log.stem}-with-options.log")
         log.unlink(missing_ok=True)
-        return OperatorProcess(
-            self._kubeconfig, log, self._progress_url, [*self._options, *more], self._module
-        )
+        options = [*self._options, *more]
+        return OperatorProcess(self._kubeconfig, log, self._progress_url, options, self._module)
 
     def start(self) -> None:
         """Start the process, which must not be running."""
