@@ -1,8 +1,8 @@
 """Weeks of a fleet in an hour: `python -m bench.fleet --runs 200 --nodes 2000 --days 14 --minutes 60`.
 
 The shipped operator, a real API server, scheduler with gangs and training-operator; nodes are KWOK's, and
-trainers are played (`bench.fleet_trainer`). Training, repairs and arrivals are compressed as the days are into
-the minutes; detection, replacement and restarts take what they take. docs/scale.md says what that means.
+trainers are played (`bench.fleet_trainer`). Training, repairs and arrivals are compressed as the days are
+into the minutes; detection, replacement and restarts take what they take. docs/scale.md says what that means.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_contract.hardware import Evidence
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.ledger_weeks import TICKS
 from megatron_operator.lifecycle.observation import Elastic, Limits, Observation, PodPhase
 from megatron_operator.lifecycle.recovery_policy import (
     AVOIDED_PATIENCE,
@@ -31,7 +32,7 @@ from megatron_operator.lifecycle.recovery_policy import (
     decide,
 )
 from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, MAX_MARKS, TICKS, account
+from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, MAX_MARKS, account
 
 from tests.unit.controller.api_in_memory import ApiInMemory
 from tests.unit.controller.simulated_cluster import PER_NODE, RENDEZVOUS, Cluster, Node, Pod

@@ -197,6 +197,17 @@ class LedgerLoss(ApiModel):
     seconds: float
 
 
+class LedgerWeek(ApiModel):
+    """Accelerator time of one week."""
+
+    week: str
+    """Date of its Monday, UTC: `2026-11-23`."""
+    accelerator_seconds: float
+    """Seconds times the accelerators that the run held."""
+    lost_accelerator_seconds: float
+    """What of it was not training, saving or evaluation."""
+
+
 class TimeLedger(ApiModel):
     """Where the time since the recipe's creation went; `megatron ledger` adds up both parts.
 
@@ -211,6 +222,9 @@ class TimeLedger(ApiModel):
     """The same times the accelerators that the run held."""
     losses: list[LedgerLoss] = Field(default_factory=list)
     """What is lost of `seconds` by cause and node, largest first, at most 32."""
+    weeks: list[LedgerWeek] = Field(default_factory=list)
+    """`acceleratorSeconds` by week up to settledAt, oldest first, the newest 60. Time that was settled by a
+    release without weeks is in none."""
     marks: list[LedgerMark] = Field(default_factory=list)
     """Changes of state since settledAt, at most 40. Their time is not final: incidents may lie over it."""
     save_seconds: float | None = None

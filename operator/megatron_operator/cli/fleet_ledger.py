@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from megatron_operator.api.times import timestamp
 from megatron_operator.cli.run_ledger import RunAccount, run_account
-from megatron_operator.lifecycle.time_ledger import TICKS, USEFUL, by_category
+from megatron_operator.lifecycle.ledger_weeks import TICKS
+from megatron_operator.lifecycle.time_ledger import USEFUL, by_category
 
 DELETED: Final = "Runs that were deleted are not counted: their ledgers were deleted with them."
 MAX_NAMES: Final = 20
@@ -33,7 +34,7 @@ class _Sum:
         ):
             for name, ticks in part.items():
                 whole[name] = whole.get(name, 0) + ticks
-        held = sum(run.account.accelerator_ticks.values())
+        held = run.account.held
         if run.price is None:
             self.unpriced_ticks += held
         else:
@@ -85,10 +86,11 @@ def fleet_ledger(recipes: Sequence[dict[str, Any]], now: float, price: float | N
 
 
 def left_out(found: dict[str, Any]) -> list[str]:
-    """Sentences about what the result of `fleet_ledger` does not include."""
-    total, notes = found["total"], []
-    if total["cost"] is not None and total["unpricedGpuHours"]:
-        notes.append(f"Without a price, so not in the cost: {total['unpricedGpuHours']:,.1f} GPU hours.")
+    """Sentences about what the result of `fleet_ledger` or `weekly_ledger` does not include."""
+    sums = [found["total"]] if "total" in found else found["weeks"]
+    notes, unpriced = [], sum(each["unpricedGpuHours"] for each in sums)
+    if unpriced and any(each["cost"] is not None for each in sums):
+        notes.append(f"Without a price, so not in the cost: {unpriced:,.1f} GPU hours.")
     if without := found["withoutLedger"]:
         shown = ", ".join(without[:MAX_NAMES])
         more = f" and {len(without) - MAX_NAMES:,} more" if len(without) > MAX_NAMES else ""

@@ -13,6 +13,7 @@ from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 @click.command("ledger")
 @click.argument("name", required=False, shell_complete=complete_run)
 @click.option("-A", "--all-namespaces", is_flag=True, help="Add up the runs of all namespaces.")
+@click.option("--by-week", is_flag=True, help="Add up by namespace and week, which begins on Monday, UTC.")
 @single_option(
     "--price",
     type=Price(),
@@ -22,17 +23,24 @@ from megatron_operator.cli.kubectl import Kubectl, complete_run, kubectl_options
 @kubectl_options
 @printing.output_option
 def command(
-    name: str | None, all_namespaces: bool, price: float | None, kubectl: Kubectl, output: str
+    name: str | None,
+    all_namespaces: bool,
+    by_week: bool,
+    price: float | None,
+    kubectl: Kubectl,
+    output: str,
 ) -> None:
     """Divide the time since a recipe's creation into training and what was lost, by cause and node.
 
-    Without NAME, add up the GPU-hours of all runs by namespace: those of one, or of all with -A.
+    Without NAME, add up the GPU-hours of all runs by namespace: those of one, or of all with -A. With
+    --by-week also by week.
 
     \b
     megatron ledger llama3-8b -n research
     megatron ledger llama3-8b --price 2.5
     megatron ledger llama3-8b -o json | jq '.losses[0]'
     megatron ledger --all-namespaces
+    megatron ledger --all-namespaces --by-week
     """
     from megatron_operator.cli.errors import CommandError
 
@@ -40,7 +48,10 @@ def command(
         given = f"NAME {name}" if name is not None else f"--namespace {kubectl.namespace}"
         fix = "leave out one of them"
         raise CommandError("--all-namespaces", f"adds up the runs of all namespaces, not {given}", fix)
-    if name is None:
+    if by_week:
+        found = [kubectl.recipe(name)] if name is not None else kubectl.recipes(all_namespaces=all_namespaces)
+        _weeks(found, price, output)
+    elif name is None:
         _fleet(kubectl.recipes(all_namespaces=all_namespaces), price, output)
     else:
         _run(kubectl.recipe(name), price, output)
@@ -70,6 +81,46 @@ def _fleet(recipes: list[dict[str, Any]], price: float | None, output: str) -> N
         printing.print_data(found, output)
         return
     _print_fleet(found)
+
+
+def _weeks(recipes: list[dict[str, Any]], price: float | None, output: str) -> None:
+    from megatron_operator.cli.fleet_ledger import left_out
+    from megatron_operator.cli.tables import Column, print_fitting, print_wrapped
+    from megatron_operator.cli.weekly_ledger import weekly_ledger
+
+    found = weekly_ledger(recipes, time.time(), price)
+    if output != "table":
+        printing.print_data(found, output)
+        return
+    priced = any(each["cost"] is not None for each in found["weeks"])
+    columns = [
+        *(Column(name) for name in ("week of", "namespace", "runs", "gpu-hours", "lost", "share")),
+        *([Column("cost")] if priced else []),
+    ]
+    rows = [
+        [
+            each["week"],
+            each["namespace"],
+            f"{each['runs']:,}",
+            *_amounts(each, priced=priced),
+        ]
+        for each in found["weeks"]
+    ]
+    if rows:
+        print_fitting(columns, rows)
+        click.echo()
+    for note in left_out(found):
+        print_wrapped(note)
+
+
+def _amounts(entry: dict[str, Any], *, priced: bool) -> list[str]:
+    """Cells of GPU-hours, lost ones, their share, and the cost where one is known of any row."""
+    return [
+        f"{entry['gpuHours']:,.1f}",
+        f"{entry['lostGpuHours']:,.1f}",
+        f"{entry['lostShare']:.1%}",
+        *([] if not priced else ["-" if entry["cost"] is None else f"{entry['cost']:,.2f}"]),
+    ]
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -112,10 +163,7 @@ def _print_fleet(found: dict[str, Any]) -> None:
         [
             each["namespace"],
             f"{each['runs']:,}",
-            f"{each['gpuHours']:,.1f}",
-            f"{each['lostGpuHours']:,.1f}",
-            f"{each['lostShare']:.1%}",
-            *([] if not priced else ["-" if each["cost"] is None else f"{each['cost']:,.2f}"]),
+            *_amounts(each, priced=priced),
         ]
         for each in [*found["namespaces"], total | {"namespace": "total"}]
     ]

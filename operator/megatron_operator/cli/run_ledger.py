@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.ledger_weeks import TICKS
 from megatron_operator.lifecycle.status_reading import read_status
-from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, TICKS, Account, account, by_category, until_of
+from megatron_operator.lifecycle.time_ledger import MAX_LOSSES, Account, account, by_category, until_of
 
 _HOUR = 3600.0
 

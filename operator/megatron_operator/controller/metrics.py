@@ -6,8 +6,9 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RestartsByKind
+from megatron_operator.lifecycle.ledger_weeks import TICKS, WeekSum, monday
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
-from megatron_operator.lifecycle.time_ledger import CATEGORIES, TICKS, account, until_of
+from megatron_operator.lifecycle.time_ledger import CATEGORIES, account, until_of
 
 RECONCILES: Final = Counter("megatron_operator_reconciles", "Reconciles, by outcome", ["outcome"])
 RECONCILE_SECONDS: Final = Histogram(
@@ -84,6 +85,14 @@ ACCELERATOR_TIME: Final = Gauge(
     "The same times the accelerators that the run held",
     [*_RUN, "category"],
 )
+WEEK_TIME: Final = Gauge(
+    "megatron_recipe_week_accelerator_seconds",
+    "Seconds since Monday, 00:00 UTC, times the accelerators that the run held, by use: useful, lost",
+    [*_RUN, "use"],
+)
+PRICE: Final = Gauge(
+    "megatron_recipe_price_per_gpu_hour", "Price of an accelerator and hour, where the platform has one", _RUN
+)
 _LOST: Final = tuple(LostSeconds.model_fields)
 _KINDS: Final = tuple(RestartsByKind.model_fields)
 _WITHOUT_ACCELERATORS: Final = frozenset(
@@ -100,6 +109,8 @@ _OF_RUNS: Final = (
     PEAK_TFLOPS,
     TIME,
     ACCELERATOR_TIME,
+    WEEK_TIME,
+    PRICE,
     PHASE,
 )
 _phase_of: dict[RecipeKey, str] = {}
@@ -129,6 +140,7 @@ def update_run(status: StatusBuilder) -> None:
     expected = plan.expected
     _set_or_remove(PLANNED_STEP_SECONDS, status.key, None if expected is None else expected.step_seconds)
     _set_or_remove(PEAK_TFLOPS, status.key, None if expected is None else expected.peak_tflops)
+    _set_or_remove(PRICE, status.key, plan.price_per_gpu_hour)
     _update_time(status)
 
 
@@ -148,6 +160,9 @@ def _update_time(status: StatusBuilder) -> None:
     for name in CATEGORIES:
         TIME.labels(*status.key, name).set(found.ticks.get(name, 0) / TICKS)
         ACCELERATOR_TIME.labels(*status.key, name).set(found.accelerator_ticks.get(name, 0) / TICKS)
+    week = found.weeks.get(monday(status.now), WeekSum())
+    WEEK_TIME.labels(*status.key, "useful").set((week.ticks - week.lost) / TICKS)
+    WEEK_TIME.labels(*status.key, "lost").set(week.lost / TICKS)
 
 
 def remove_run(key: RecipeKey) -> None:

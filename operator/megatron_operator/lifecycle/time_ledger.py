@@ -15,6 +15,7 @@ from megatron_operator.api.recovery_status import Incident
 from megatron_operator.api.status import LedgerLoss, LedgerMark, TimeLedger
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.incident_history import detected_at, known_duration
+from megatron_operator.lifecycle.ledger_weeks import TICKS, WeekSum, add_span, read_weeks, write_weeks
 from megatron_operator.lifecycle.status_size import cut
 
 CATEGORIES: Final = (
@@ -42,8 +43,6 @@ MAX_UNSETTLED_INCIDENTS: Final = 10
 before it leaves the history."""
 LONGEST_CAUSE: Final = 120
 """Bytes of the cause of a mark or loss."""
-TICKS: Final = 100
-"""Ticks of a second."""
 OTHER_CAUSES: Final = "other causes"
 
 _MARKS_KEPT: Final = 30
@@ -81,9 +80,23 @@ class Account:
     """The same, times the accelerators that the run held."""
     losses: dict[tuple[str, str | None, str | None], int] = field(default_factory=dict)
     """By category, cause and node."""
+    weeks: dict[str, WeekSum] = field(default_factory=dict)
+    """Accelerator time by week."""
 
-    def add(self, ticks: int, state: State) -> None:
-        """Add time, in ticks, that the run spent in a state."""
+    @property
+    def held(self) -> int:
+        """Accelerator time of all categories."""
+        return sum(self.accelerator_ticks.values())
+
+    @property
+    def held_lost(self) -> int:
+        """Accelerator time of the categories that are lost."""
+        return sum(ticks for name, ticks in self.accelerator_ticks.items() if name not in USEFUL)
+
+    def add(self, start: int, end: int, state: State) -> None:
+        """Add the time from `start` to `end`, in ticks, that the run spent in a state."""
+        ticks = end - start
+        add_span(self.weeks, start, end, state.accelerators, lost=state.category not in USEFUL)
         _increase(self.ticks, state.category, ticks)
         if state.accelerators:
             _increase(self.accelerator_ticks, state.category, ticks * state.accelerators)
@@ -183,9 +196,10 @@ def _account(ledger: TimeLedger, incidents: Sequence[Incident], until: int) -> A
         {name: _ticks(value) for name, value in ledger.seconds.items()},
         {name: _ticks(value) for name, value in ledger.accelerator_seconds.items()},
         {(each.category, each.cause, each.node): _ticks(each.seconds) for each in ledger.losses},
+        read_weeks(ledger.weeks),
     )
-    for ticks, state in _segments(ledger, incidents, until):
-        found.add(ticks, state)
+    for start, end, state in _segments(ledger, incidents, until):
+        found.add(start, end, state)
     found.divide_training(ledger.save_seconds, ledger.evaluate_seconds)
     return found
 
@@ -204,12 +218,15 @@ def _settle(ledger: TimeLedger, incidents: Sequence[Incident], until: int) -> Ti
             "seconds": by_category(found.ticks),
             "accelerator_seconds": by_category(found.accelerator_ticks),
             "losses": found.largest_losses(MAX_LOSSES),
+            "weeks": write_weeks(found.weeks),
             "marks": marks,
         }
     )
 
 
-def _segments(ledger: TimeLedger, incidents: Sequence[Incident], until: int) -> Iterator[tuple[int, State]]:
+def _segments(
+    ledger: TimeLedger, incidents: Sequence[Incident], until: int
+) -> Iterator[tuple[int, int, State]]:
     """The time from what is settled to `until`, in pieces with one state each."""
     first, times = _ticks_of(ledger.settled_at), _times(ledger)
     spans = [span for span in _spans(incidents) if span.end > first and span.begin < until]
@@ -220,7 +237,7 @@ def _segments(ledger: TimeLedger, incidents: Sequence[Incident], until: int) -> 
             over = next((span for span in reversed(spans) if span.begin <= start and end <= span.end), None)
             if over is not None:
                 state = State(over.category, over.cause, over.node, state.accelerators)
-        yield end - start, state
+        yield start, end, state
 
 
 def _times(ledger: TimeLedger) -> list[int]:

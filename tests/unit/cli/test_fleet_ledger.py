@@ -12,6 +12,7 @@ from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.cli.fleet_ledger import DELETED, fleet_ledger, left_out
 from megatron_operator.cli.main import cli
 from megatron_operator.cli.run_ledger import run_ledger
+from megatron_operator.cli.weekly_ledger import EARLIER, weekly_ledger
 from megatron_operator.lifecycle.time_ledger import CATEGORIES
 
 from tests.unit.lifecycle.test_ledger_state import PLAN
@@ -80,6 +81,39 @@ def test_of_many_runs_without_a_ledger_the_first_are_named() -> None:
 def test_a_given_price_is_that_of_every_run() -> None:
     total = fleet_ledger(RUNS, NOW, 1.0)["total"]
     assert (total["cost"], total["unpricedGpuHours"]) == (2192.0, 0.0)
+
+
+def test_runs_add_up_by_namespace_and_week() -> None:
+    """Settled time has its weeks in the status; the time since belongs to those in which it passes."""
+    weeks = [
+        {"week": "2025-12-29", "acceleratorSeconds": 3600.0 * 100, "lostAcceleratorSeconds": 3600.0 * 25},
+        {"week": "2026-01-05", "acceleratorSeconds": 3600.0 * 92, "lostAcceleratorSeconds": 3600.0 * 7},
+    ]
+    status = trains(10, lost=2, price=2.0)
+    status["ledger"]["weeks"] = weeks
+    mark = {"time": "2026-01-11T23:00:00Z", "category": "train", "accelerators": 8}
+    running = {"phase": "Training", "ledger": {"settledAt": "2026-01-11T23:00:00Z", "marks": [mark]}}
+    until = seconds("2026-01-12T02:00:00Z") or 0.0
+    fleet = [recipe("vision", "vit", status), recipe("vision", "two", running), recipe("nlp", "x", running)]
+    found = weekly_ledger([*fleet, recipe("nlp", "waits", {"phase": "Pending"})], until, None)
+    rows = [
+        (each["week"], each["namespace"], each["runs"], each["gpuHours"], each["lostGpuHours"], each["cost"])
+        for each in found["weeks"]
+    ]
+    assert rows == [
+        ("2026-01-12", "nlp", 1, 16.0, 0.0, None),
+        ("2026-01-12", "vision", 1, 16.0, 0.0, None),
+        ("2026-01-05", "nlp", 1, 8.0, 0.0, None),
+        ("2026-01-05", "vision", 2, 100.0, 7.0, 184.0),
+        ("2025-12-29", "vision", 1, 100.0, 25.0, 200.0),
+    ]
+    assert found["withoutLedger"] == ["nlp/waits"]
+
+
+def test_time_that_was_settled_without_weeks_is_a_row_of_its_own() -> None:
+    found = weekly_ledger(RUNS, NOW, None)
+    rows = [(each["week"], each["namespace"], each["gpuHours"], each["cost"]) for each in found["weeks"]]
+    assert rows == [(EARLIER, "nlp", 2000.0, 4800.0), (EARLIER, "vision", 192.0, 384.0)]
 
 
 MARKS = st.lists(

@@ -5,7 +5,7 @@ from typing import Any
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
 from megatron_operator.api.status import Expected, Plan
-from megatron_operator.api.times import timestamp
+from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.controller import metrics
 from megatron_operator.lifecycle.status_builder import RecipeKey
 from megatron_operator.lifecycle.time_ledger import State, advance, open_ledger
@@ -55,6 +55,22 @@ def test_the_time_since_the_creation_is_divided(run: Any) -> None:
     assert value("megatron_recipe_accelerator_time_seconds", category="train") == 240
     update(run, Phase.FAILED)
     assert value("megatron_recipe_time_seconds", category="idle") == 0, "a run that is over spends no time"
+
+
+def test_the_time_of_the_current_week_and_its_price_are_exported(run: Any) -> None:
+    """The run was created in the week before, trains since Sunday evening, and is looked at on Monday."""
+    run.now = seconds("2026-11-23T01:00:00Z") or 0.0
+    status = run.status()
+    plan = Plan.model_construct(world_size=8, price_per_gpu_hour=2.5)
+    start, train = State("start", accelerators=8), State("train", accelerators=8)
+    ledger = open_ledger("2026-11-22T20:00:00Z", start)
+    ledger = advance(ledger, train, run.now - 2 * 3600, [], ended=False)
+    ledger = advance(ledger, start, run.now - 600, [], ended=False)
+    status.set(phase=Phase.TRAINING, plan=plan, ledger=ledger)
+    metrics.update_run(status)
+    assert value("megatron_recipe_week_accelerator_seconds", use="useful") == 8 * 3000
+    assert value("megatron_recipe_week_accelerator_seconds", use="lost") == 8 * 600
+    assert value("megatron_recipe_price_per_gpu_hour") == 2.5
 
 
 def test_the_plan_is_exported_as_far_as_it_has_estimates(run: Any) -> None:

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from megatron_operator.api.recovery_status import Incident, LostSeconds
 from megatron_operator.api.status import TimeLedger
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.ledger_weeks import MAX_WEEKS
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.lifecycle.time_ledger import (
     CATEGORIES,
     MAX_LOSSES,
     MAX_MARKS,
+    USEFUL,
     State,
     account,
     advance,
@@ -66,6 +68,24 @@ def test_the_same_state_again_changes_nothing() -> None:
 def test_accelerators_count_only_while_they_are_held() -> None:
     held = account(run((10, SCHEDULE), (40, TRAIN)), [], T0 + 100).accelerator_ticks
     assert held == {"train": 60 * 8 * 100}
+
+
+def test_accelerator_time_is_divided_at_the_beginning_of_a_week() -> None:
+    """1,800,000,000 is a Friday, 08:00 UTC; Monday begins 230,400 s later."""
+    monday = 230_400
+    ledger = run((100, START), (200, TRAIN))
+    ledger = advance(ledger, State("idle", "Succeeded"), T0 + monday + 50, [], ended=True)
+    assert ledger.marks[0].time == timestamp(T0 + monday + 50)
+    weeks = [(each.week, each.accelerator_seconds, each.lost_accelerator_seconds) for each in ledger.weeks]
+    assert weeks == [("2027-01-11", 8 * (monday - 100.0), 800.0), ("2027-01-18", 400.0, 0.0)]
+
+
+def test_the_newest_weeks_are_kept() -> None:
+    ledger = run((0, TRAIN))
+    until = T0 + 70 * 7 * 86_400
+    ledger = advance(ledger, State("idle", "Succeeded"), until, [], ended=True)
+    assert len(ledger.weeks) == MAX_WEEKS
+    assert ledger.weeks[-1].week == "2028-05-15"
 
 
 def test_an_incident_lies_over_the_states_that_the_operator_saw() -> None:
@@ -230,6 +250,9 @@ def test_the_sum_is_the_wall_clock_under_any_sequence_of_states(steps: list[Any]
         assert sum(found.losses.values()) == sum(
             ticks for name, ticks in found.ticks.items() if name not in ("train", "save", "evaluate")
         )
+        assert sum(each.ticks for each in found.weeks.values()) == sum(found.accelerator_ticks.values())
+        lost_in_weeks = sum(each.lost for each in found.weeks.values())
+        assert lost_in_weeks == sum(t for n, t in found.accelerator_ticks.items() if n not in USEFUL)
         assert ledger.settled_at >= before
         assert len(ledger.marks) <= MAX_MARKS
         assert len(ledger.losses) <= MAX_LOSSES
