@@ -2,7 +2,7 @@
 
 The shipped operator, a real API server, scheduler with gangs and training-operator; nodes are KWOK's, and
 trainers are played (`bench.fleet_trainer`). Training, repairs and arrivals are compressed as the days are
-into the minutes; detection, replacement and restarts take what they take. docs/scale.md says what that means.
+into the minutes; detection, replacement and restarts take what they take. see docs/scale.md.
 """
 
 import argparse
@@ -37,7 +37,7 @@ log = logging.getLogger("bench.fleet")
 TICK: Final = 0.2
 """Seconds between two moments in which the world acts."""
 LOOK: Final = 5.0
-"""Seconds between two looks at the recipes."""
+"""Seconds between two lists of the recipes."""
 BATCH: Final = 3840
 """Divisible by the data parallelism of every elastic size of up to 64 nodes that the bench uses."""
 GROW_AFTER: Final = 300.0

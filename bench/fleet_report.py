@@ -39,7 +39,7 @@ class Measured:
 
     @property
     def stuck(self) -> dict[str, str]:
-        """Run -> what its status says, of those that have not ended."""
+        """Run -> phase and condition, of those that have not ended."""
         return {
             name: f"{_status(each).get('phase')}: {_running(each)}"
             for name, each in sorted(self.recipes.items())

@@ -1,4 +1,4 @@
-"""What the bench does to the cluster: it plays trainers, breaks what the plan says, and repairs it again."""
+"""What the bench does to the cluster: it plays trainers, injects the planned faults, and repairs nodes."""
 
 import heapq
 import logging

@@ -58,7 +58,7 @@ def test_the_time_since_the_creation_is_divided(run: Any) -> None:
 
 
 def test_the_time_of_the_current_week_and_its_price_are_exported(run: Any) -> None:
-    """The run was created in the week before, trains since Sunday evening, and is looked at on Monday."""
+    """The run was created in the week before and trains since Sunday evening; now it is Monday."""
     run.now = seconds("2026-11-23T01:00:00Z") or 0.0
     status = run.status()
     plan = Plan.model_construct(world_size=8, price_per_gpu_hour=2.5)
