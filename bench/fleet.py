@@ -2,7 +2,7 @@
 
 The shipped operator, a real API server, scheduler with gangs and training-operator; nodes are KWOK's, and
 trainers are played (`bench.fleet_trainer`). Training, repairs and arrivals are compressed as the days are
-into the minutes; detection, replacement and restarts take what they take. see docs/scale.md.
+into the minutes; detection, replacement and restarts take what they take (docs/scale.md).
 """
 
 import argparse

@@ -85,3 +85,17 @@ def validate(recipe: dict[str, Any], folder: Path) -> list[str]:
     result = CliRunner().invoke(cli, ["validate", "-f", str(file), "--platform", str(platform)])
     assert result.exit_code == 2
     return result.stderr.splitlines()
+
+
+def test_recipes_are_selected_by_phase_and_name_of_the_recipe(world: World) -> None:
+    world.apply("runs")
+    world.apply("refused", parallelism={"tensorModelParallelSize": 2}, recipe="no-such-recipe")
+    world.wait_for("refused", phase="Refused")
+    world.wait_for("runs", pods=2)
+
+    def selected(selector: str) -> set[str]:
+        found = world.api.list("MegatronRecipe", world.namespace, fieldSelector=selector)
+        return {each["metadata"]["name"] for each in found}
+
+    assert selected("status.phase=Refused") == {"refused"}
+    assert selected("spec.recipe=tiny-gpt,status.phase!=Refused") == {"runs"}

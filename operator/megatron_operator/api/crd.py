@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -13,14 +13,22 @@ from megatron_operator.api.schema import Schema, structural
 from megatron_operator.api.status import MegatronRecipeStatus
 
 _COLUMNS = (
-    ("Recipe", "string", ".spec.recipe"),
-    ("Accelerators", "integer", ".spec.accelerator.count"),
-    ("Phase", "string", ".status.phase"),
-    ("Iteration", "string", ".status.progress.display"),
-    ("Loss", "number", ".status.progress.lmLoss"),
-    ("Restarts", "integer", ".status.recovery.restarts"),
-    ("Age", "date", ".metadata.creationTimestamp"),
+    ("Recipe", "string", ".spec.recipe", 0),
+    ("Accelerators", "integer", ".spec.accelerator.count", 0),
+    ("Phase", "string", ".status.phase", 0),
+    ("Iteration", "string", ".status.progress.display", 0),
+    ("Loss", "number", ".status.progress.lmLoss", 0),
+    ("Restarts", "integer", ".status.recovery.restarts", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Checkpoint", "integer", ".status.checkpoint.iteration", 1),
+    ("Goodput", "number", ".status.recovery.goodput", 1),
+    ("Tokens/s", "number", ".status.progress.tokensPerSecond", 1),
+    ("End", "string", ".status.progress.eta", 1),
+    ("Cause", "string", ".status.recovery.lastCause", 1),
 )
+"""Name, type, path and priority: `kubectl get` shows those of priority 0, and all with `-o wide`."""
+SELECTABLE_FIELDS: Final = (".spec.recipe", ".spec.accelerator.type", ".spec.suspend", ".status.phase")
+"""Fields by which the API server selects, from Kubernetes 1.31 on: `kubectl get --field-selector`."""
 
 
 def custom_resource_definition() -> dict[str, Any]:
@@ -47,8 +55,11 @@ def custom_resource_definition() -> dict[str, Any]:
                     "storage": True,
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
+                        {"name": name, "type": kind, "jsonPath": path}
+                        | ({"priority": priority} if priority else {})
+                        for name, kind, path, priority in _COLUMNS
                     ],
+                    "selectableFields": [{"jsonPath": path} for path in SELECTABLE_FIELDS],
                     "schema": {"openAPIV3Schema": _schema()},
                 }
             ],

@@ -91,8 +91,8 @@ def test_megatron_args_accept_values_of_any_type() -> None:
 
 
 def test_kubectl_get_prints_progress() -> None:
-    columns = [(column["name"], column["jsonPath"]) for column in version()["additionalPrinterColumns"]]
-    assert columns == [
+    columns = version()["additionalPrinterColumns"]
+    assert [(each["name"], each["jsonPath"]) for each in columns if "priority" not in each] == [
         ("Recipe", ".spec.recipe"),
         ("Accelerators", ".spec.accelerator.count"),
         ("Phase", ".status.phase"),
@@ -101,8 +101,30 @@ def test_kubectl_get_prints_progress() -> None:
         ("Restarts", ".status.recovery.restarts"),
         ("Age", ".metadata.creationTimestamp"),
     ]
+    wide = {each["name"] for each in columns if each.get("priority") == 1}
+    assert wide == {"Checkpoint", "Goodput", "Tokens/s", "End", "Cause"}
+    assert all(
+        _at(each["jsonPath"])["type"] == _SCHEMA_TYPES[each["type"]] for each in columns[:6] + columns[7:]
+    )
     names = custom_resource_definition()["spec"]["names"]
     assert (names["shortNames"], names["categories"]) == (["mr"], ["all"])
+
+
+def test_selectable_fields_are_scalars_of_the_schema() -> None:
+    """The API server refuses a CRD that selects by anything else, or by more than 8 fields."""
+    paths = [each["jsonPath"] for each in version()["selectableFields"]]
+    assert 0 < len(paths) <= 8
+    assert all(_at(path)["type"] in ("string", "boolean", "integer") for path in paths)
+
+
+_SCHEMA_TYPES = {"string": "string", "integer": "integer", "number": "number"}
+
+
+def _at(path: str) -> Any:
+    found = schema()
+    for name in path.strip(".").split("."):
+        found = found["properties"][name]
+    return found
 
 
 def test_the_recipe_reference_is_up_to_date() -> None:

@@ -3,6 +3,7 @@
 from itertools import islice
 
 import pytest
+
 from bench.fleet_operator import SCALED
 from bench.fleet_plan import GPU_HOURS_BETWEEN, LOAD, MIXES, Injection, PlannedFault, faults, plan_runs
 from bench.fleet_pods import seen

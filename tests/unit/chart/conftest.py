@@ -34,7 +34,9 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
 def render(helm: Any, tmp_path: Path) -> Render:
     """Renders the chart with these values; returns its objects. Raises ValueError if helm refuses them."""
 
-    def objects(values: dict[str, Any] | Path, namespace: str = "megatron-system") -> list[dict[str, Any]]:
+    def objects(
+        values: dict[str, Any] | Path, namespace: str = "megatron-system", kubernetes: str = KUBE_VERSION
+    ) -> list[dict[str, Any]]:
         if isinstance(values, Path):
             path = values
         else:
@@ -42,7 +44,7 @@ def render(helm: Any, tmp_path: Path) -> Render:
             path.write_text(yaml.safe_dump(values))
         done = helm(
             "template", "megatron-operator", str(CHART), "--namespace", namespace,
-            "--kube-version", KUBE_VERSION, "--values", str(path),
+            "--kube-version", kubernetes, "--values", str(path),
         )  # fmt: skip
         if done.returncode:
             raise ValueError(done.stderr)

@@ -144,6 +144,15 @@ def test_two_namespaced_releases_share_no_object_outside_their_namespaces(render
     assert not names("research") & names("teaching")
 
 
+@pytest.mark.parametrize(("kubernetes", "selectable"), [("1.30.4", False), ("1.31.0", True)])
+def test_fields_are_selectable_where_the_api_server_knows_it(
+    kubernetes: str, selectable: bool, render: Any
+) -> None:
+    objects = render({}, kubernetes=kubernetes)
+    crd = of_kind(objects, "CustomResourceDefinition", "megatronrecipes.megatron.training")
+    assert ("selectableFields" in crd["spec"]["versions"][0]) == selectable
+
+
 def test_the_replicas_elect_a_leader_with_a_lease_that_their_role_allows(render: Any) -> None:
     objects = render({})
     deployment = of_kind(objects, "Deployment", "megatron-operator")["spec"]
