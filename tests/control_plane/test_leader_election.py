@@ -1,5 +1,8 @@
 """Two replicas of the operator: one acts, whatever happens to the other."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -181,3 +184,24 @@ def test_a_leader_that_is_terminated_hands_over_at_once(world: World, pair: Pair
     assert leader.process.exit_code == 0
     assert age_at_takeover(released, after) < duration, "it need not wait for the expiry"
     world.train("run", 20, checkpoint=15)
+
+
+def test_helm_test_finds_the_leader_with_the_rights_of_the_operator(
+    pair: Pair, installed: str, tmp_path: Path
+) -> None:
+    """The command of the chart's test pod."""
+    kubeconfig = tmp_path / "helm-test"
+    write_kubeconfig(kubeconfig, pair.world.api.server, installed, pair.world.api.ca_file)
+    command = [
+        sys.executable, "-m", "megatron_operator.controller.leader_check",
+        f"--namespace={OPERATOR_NAMESPACE}", f"--lease={LEASE}",
+    ]  # fmt: skip
+    environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
+    leader, _ = pair.wait_for_leader()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{pair.lease['holderIdentity']} leads, and recipes can be read"
+    assert leader.process.running()
+    command[-1] = "--lease=another"
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert 'leases.coordination.k8s.io "another" is forbidden' in refused.stderr

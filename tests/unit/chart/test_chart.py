@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from megatron_operator.controller import leader_check
 from megatron_operator.controller.config_source import PLATFORM_KEY, parse_platform
 from megatron_operator.controller.handlers import LAST_RECONCILES
 from megatron_operator.controller.main import main as operator_command
@@ -184,6 +185,17 @@ def test_the_operator_accepts_every_argument_of_the_deployment(case: str, render
     deployment = of_kind(render(CASES[case]), "Deployment", "megatron-operator")
     arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     operator_command.make_context("megatron-operator", list(arguments))
+
+
+@pytest.mark.parametrize("case", ["default", "namespaced"])
+def test_helm_test_runs_a_command_that_the_operator_has(case: str, render: Any) -> None:
+    pod = of_kind(render(CASES[case]), "Pod", "megatron-operator-test")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (container,) = pod["spec"]["containers"]
+    assert container["command"] == ["python", "-m", leader_check.__name__]
+    options = leader_check.main.make_context("leader_check", list(container["args"])).params
+    assert options["lease"] == "megatron-operator-leader"
+    assert options["recipes_of"] == (CASES[case].get("watchNamespaces") or [None])[0]
 
 
 def test_the_operator_passes_pod_security_restricted(render: Any) -> None:
