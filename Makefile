@@ -189,6 +189,10 @@ fine-tuning: setup ## Fine-tune on the local cluster: weights in, faults, merged
 soak: setup-trainer ## 200 random faults; SOAK="--faults 20 --seed 7 --minutes 30" for others
 	@$(PY) -m bench.soak $(SOAK)
 
+.PHONY: release
+release: setup ## Build wheels, chart, CRD, bills of materials and checksums into dist/; RELEASE="--dirty"
+	@$(PY) scripts/release.py $(RELEASE)
+
 .PHONY: lock
 lock: setup ## Recompile the pinned requirements
 	@for name in operator dev; do \

@@ -1,0 +1,129 @@
+"""Builds everything that a release has, besides images, into dist/: `make release`.
+
+Wheels of operator, contract and trainer, the chart, the CRD, a bill of materials (CycloneDX) of each image's
+locked packages, and SHA256SUMS of all of it.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+PROJECTS: Final = ("contract", ".", "trainer-image")
+LOCKS: Final = {
+    "megatron-operator": "requirements/operator.txt",
+    "megatron-trainer": "trainer-image/requirements-gpu.txt",
+    "megatron-trainer-bridge": "trainer-image/requirements-bridge-gpu.txt",
+    "megatron-trainer-cpu": "trainer-image/requirements-cpu.txt",
+}
+"""Image -> its lock file. Packages of the base images are in none of them."""
+_PINNED: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)", re.M)
+
+
+class ReleaseError(Exception):
+    """A release cannot be built from this checkout."""
+
+
+def components(lock: str) -> Iterator[dict[str, str]]:
+    """The packages of a lock file, as components of CycloneDX."""
+    for name, version in sorted(set(_PINNED.findall(lock))):
+        normalized = re.sub(r"[-_.]+", "-", name).lower()
+        purl = f"pkg:pypi/{normalized}@{version}"
+        yield {
+            "type": "library",
+            "bom-ref": purl,
+            "name": normalized,
+            "version": version,
+            "purl": purl,
+        }
+
+
+def bill_of_materials(image: str, version: str, lock: str, committed: int) -> dict[str, Any]:
+    """CycloneDX 1.6 of an image's locked packages. `committed` is in seconds since the epoch.
+
+    https://cyclonedx.org/docs/1.6/json/
+    """
+    digest = hashlib.sha256(f"{image} {version} {lock}".encode()).hexdigest()
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.UUID(digest[:32], version=4)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": datetime.fromtimestamp(committed, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "component": {"type": "container", "bom-ref": image, "name": image, "version": version},
+        },
+        "components": list(components(lock)),
+    }
+
+
+def build(target: Path, helm: str, *, dirty: bool) -> list[Path]:
+    """Build all files into an empty `target`; returns them. Raises ReleaseError."""
+    version = (ROOT / "VERSION").read_text().strip()
+    if not dirty and _git("status", "--porcelain"):
+        raise ReleaseError("the checkout has changes that are not committed; commit them, or give --dirty")
+    if _git("tag", "--points-at", "HEAD") not in ("", f"v{version}"):
+        raise ReleaseError(f"VERSION is {version}, the tag {_git('tag', '--points-at', 'HEAD')}")
+    committed = int(_git("log", "-1", "--format=%ct"))
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for project in PROJECTS:
+        _run(sys.executable, "-m", "uv", "build", "--quiet", "--wheel", "--out-dir", str(target), project)
+    _run(helm, "package", "charts/megatron-operator", "--destination", str(target))
+    shutil.copy(ROOT / "crds" / "megatronrecipes.yaml", target)
+    for image, lock in LOCKS.items():
+        bill = bill_of_materials(image, version, (ROOT / lock).read_text(), committed)
+        (target / f"{image}-{version}.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
+    (target / ".gitignore").unlink(missing_ok=True)
+    files = sorted(target.iterdir())
+    sums = [f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}\n" for each in files]
+    (target / "SHA256SUMS").write_text("".join(sums))
+    return [*files, target / "SHA256SUMS"]
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    built = ROOT / ".cluster" / "bin" / "helm"
+    found = shutil.which("helm") or (str(built) if built.exists() else None)
+    parser.add_argument("--target", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
+    parser.add_argument("--helm", default=found, help="default: that of PATH, or of the local cluster")
+    parser.add_argument("--dirty", action="store_true", help="also with changes that are not committed")
+    options = parser.parse_args()
+    if options.helm is None:
+        parser.error(
+            "there is no helm on PATH; install it, or build the local cluster's with make cluster-up"
+        )
+    try:
+        files = build(options.target, options.helm, dirty=options.dirty)
+    except ReleaseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for each in files:
+        print(each)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
