@@ -2,7 +2,7 @@
 
 The shipped operator, a real API server, scheduler with gangs and training-operator; nodes are KWOK's, and
 trainers are played (`bench.fleet_trainer`). Training, repairs and arrivals are compressed as the days are
-into the minutes; detection, replacement and restarts take what they take (docs/scale.md).
+into the minutes; detection, replacement and restarts take what they take (docs/fleet.md).
 """
 
 import argparse
@@ -15,13 +15,13 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from urllib3.exceptions import HTTPError
 
 from bench.fleet_plan import MIXES, RunPlan, plan_runs
 from bench.fleet_pods import PodWatch
-from bench.fleet_report import Measured, table
+from bench.fleet_report import PAGE, Measured, page, table
 from bench.fleet_trainer import SAVE_STEPS, SHRINK_AFTER, Trainer
 from bench.fleet_world import FleetPods, Trace, World
 from bench.interruptions import PER_POD
@@ -233,9 +233,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1.0, help="faults, in multiples of the published rate")
     parser.add_argument("--repair-hours", type=float, default=24.0, help="until a broken node comes back")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help=f"write the tables to docs/{PAGE.name}")
     parser.add_argument("--logs", type=Path, help="directory for logs; default: a temporary one")
     given = vars(parser.parse_args(argv))
-    logs: Any = given.pop("logs")
+    logs, write = given.pop("logs"), given.pop("write")
     given["limit"] = given["limit"] or 2 * given["minutes"] + 5
     options = Options(**given)
     try:
@@ -247,7 +248,11 @@ def main(argv: list[str] | None = None) -> int:
         folder = logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         found = measure(options, folder)
-    print("\n".join(table(found)))
+    lines = table(found)
+    print("\n".join(lines))
+    if write:
+        words = " ".join(sys.argv[1:] if argv is None else argv)
+        PAGE.write_text(page(PAGE.read_text(), lines, f'make bench-fleet BENCH="{words}"'))
     return 1 if found.stuck or found.failed or found.pods_left else 0
 
 

@@ -90,9 +90,13 @@ def _requests(requests: Counter[str], per: float) -> str:
 def section(scale: Scale, found: Found, command: str) -> str:
     """What docs/scale.md has between BEGIN and END."""
     date = f"{datetime.now(UTC):%Y-%m-%d}"
+    return "\n".join([f"{date}, {machine()}: `{command}`", "", *table(scale, found), ""])
+
+
+def machine() -> str:
+    """This machine in a few words."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    machine = f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}"
-    return "\n".join([f"{date}, {machine}: `{command}`", "", *table(scale, found), ""])
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}"
 
 
 def page(text: str, new: str) -> str:
