@@ -77,6 +77,7 @@ class Trainer:
     generation: int = 0
     iteration: float = 0.0
     checkpoint: int = 0
+    saved_at: float | None = None
     resumed_from: int = 0
     since: float | None = None
     """When the phase began; None while pods are missing."""
@@ -130,7 +131,7 @@ class Trainer:
         if self.phase in ("loading", "training") and (not whole or _uids(present) != _uids(self.members)):
             leaving = {each.uid for each in present if each.leaving and each.running}
             if self.phase == "training" and not leaving.union(released).isdisjoint(_uids(self.members)):
-                self.save()
+                self.save(now)
             self.interrupt(now, "pod", "a pod was lost")
         match self.phase:
             case "rendezvous" if not whole:
@@ -164,10 +165,10 @@ class Trainer:
         self.hang, self.since = hang, now
         self.hangs += hang is Injection.RANKS_HANG
 
-    def save(self) -> None:
+    def save(self, now: float) -> None:
         """Save a checkpoint of the last iteration, as on SIGTERM."""
-        if self.hang is None:
-            self.checkpoint = max(self.checkpoint, int(self.iteration))
+        if self.hang is None and int(self.iteration) > self.checkpoint:
+            self.checkpoint, self.saved_at = int(self.iteration), now
 
     def _meet(self, now: float, members: tuple[Member, ...], size: int) -> None:
         self.new_pods += bool(set(_uids(members)) - set(_uids(self.members)))
@@ -217,18 +218,18 @@ class Trainer:
         newest = int(self.iteration) // SAVE_STEPS * SAVE_STEPS
         if newest > self.checkpoint:
             self.saves += (newest - self.checkpoint) // SAVE_STEPS
-            self.checkpoint = newest
+            self.checkpoint, self.saved_at = newest, now
         last = self.incidents[-1] if self.incidents else None
         if last is not None and last["generation"] == self.generation and self.iteration >= last["iteration"]:
             self.incidents[-1] = {"caughtUpAt": now} | last
         if self.iteration >= self.total:
-            self.phase, self.checkpoint, self.ended = "finished", self.total, now
+            self.phase, self.checkpoint, self.saved_at, self.ended = "finished", self.total, now, now
 
     def _steps_per_second(self) -> float:
         """An elastic run on fewer nodes keeps its batch, so that its steps take longer."""
         return self.factor / STEP * self.size / self.plan.nodes
 
-    def report(self, rank: int, now: float) -> dict[str, Any]:
+    def report(self, rank: int) -> dict[str, Any]:
         """The body of /progress of the pod of this rank."""
         return {
             "schema": 1,
@@ -239,7 +240,7 @@ class Trainer:
             "trainIters": self.total,
             "stepSeconds": STEP / self.factor,
             "checkpointIteration": self.checkpoint or None,
-            "checkpointTime": timestamp(now) if self.checkpoint else None,
+            "checkpointTime": None if self.saved_at is None else timestamp(self.saved_at),
             "resumedFrom": self.resumed_from or None,
             "incidents": self.incidents,
             "usefulSeconds": self.trained - self.repeated,

@@ -83,6 +83,8 @@ class World:
         self._broken: dict[str, Injection] = {}
         """Nodes that are out of order, and why."""
         self._repairs: list[tuple[float, str]] = []
+        self._ending: set[str] = set()
+        """uids of pods whose containers end, before the API server has it."""
         self.injecting = True
         """Whether faults happen."""
         self.errors: list[str] = []
@@ -127,7 +129,7 @@ class World:
 
     def _alive(self, member: Member) -> Member:
         lost = self._broken.get(member.node or "") is Injection.NODE_DIES
-        return replace(member, running=member.running and not lost)
+        return replace(member, running=member.running and not lost and member.uid not in self._ending)
 
     def _play(
         self, run: _Run, now: float, elapsed: float, found: list[SeenPod], released: Collection[str]
@@ -143,7 +145,7 @@ class World:
         for each in sick:
             if run.dying.get(each.uid, now) + DYING <= now:
                 run.dying[each.uid] = float("inf")
-                self._submit(self._fail, each, Evidence.DEVICE_LOST, f"GPU of {each.node} is lost")
+                self._end(each, Evidence.DEVICE_LOST, f"GPU of {each.node} is lost")
         trains = trainer.phase == "training" and trainer.hang is None
         if self.injecting and trains and trainer.gpu_hours >= run.next.gpu_hours:
             self._inject(trainer, run.next, now)
@@ -172,11 +174,11 @@ class World:
                 trainer.hold(now, fault.injection)
             case Injection.POD_FAILS:
                 trainer.interrupt(now, "rank", cause, member.rank)
-                self._submit(self._fail, member, None, cause)
+                self._end(member, None, cause)
             case Injection.DEVICE_FAILS:
                 trainer.interrupt(now, "rank", cause, member.rank)
                 self._break(member, fault.injection, now)
-                self._submit(self._fail, member, Evidence.DEVICE_MEMORY, cause)
+                self._end(member, Evidence.DEVICE_MEMORY, cause)
             case Injection.NODE_DIES:
                 trainer.interrupt(now, "pod", cause, member.rank)
                 self._break(member, fault.injection, now)
@@ -201,6 +203,10 @@ class World:
                     log.warning("%s: %s", change.__name__, error)
 
         self._pool.submit(run)
+
+    def _end(self, member: Member, evidence: Evidence | None, cause: str) -> None:
+        self._ending.add(member.uid)
+        self._submit(self._fail, member, evidence, cause)
 
     def _fail(self, member: Member, evidence: Evidence | None, cause: str) -> None:
         code = ExitCode.WORKER_DIED
@@ -249,7 +255,7 @@ class World:
 
 
 def _answer(trainer: Trainer, rank: int) -> Callable[[], dict[str, Any]]:
-    return lambda: trainer.report(rank, time.time())
+    return lambda: trainer.report(rank)
 
 
 def _stamp() -> str:

@@ -74,7 +74,7 @@ def test_an_undisturbed_run_makes_all_iterations_in_its_hours() -> None:
         run.for_seconds(TICK, gang(4), 4)
     assert run.trainer.phase == "finished"
     assert fleet_time(run.trainer, Scale()).useful == pytest.approx(run.trainer.plan.hours, rel=1e-3)
-    report = run.trainer.report(0, run.now)
+    report = run.trainer.report(0)
     assert report["iteration"] == report["checkpointIteration"] == run.trainer.total
 
 
