@@ -42,6 +42,9 @@ BATCH: Final = 3840
 """Divisible by the data parallelism of every elastic size of up to 64 nodes that the bench uses."""
 GROW_AFTER: Final = 300.0
 """Seconds of `recovery.elastic.growAfter` on the fleet's clock."""
+SHORTEST_REPAIR: Final = 90.0
+"""Seconds by the clock until a node is repaired at least: Kubernetes takes 20 to notice that it is lost, and the
+operator 30 more."""
 ENDED: Final = ("Succeeded", "Failed")
 
 
@@ -151,7 +154,7 @@ def measure(options: Options, folder: Path) -> Measured:
         pods, port = FleetPods(), _free_port()
         trace = Trace(
             options.factor,
-            options.repair_hours * 3600 / options.factor,
+            max(SHORTEST_REPAIR, options.repair_hours * 3600 / options.factor),
             options.mix,
             options.rate,
             options.seed,
