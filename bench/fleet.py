@@ -43,8 +43,8 @@ BATCH: Final = 3840
 GROW_AFTER: Final = 300.0
 """Seconds of `recovery.elastic.growAfter` on the fleet's clock."""
 SHORTEST_REPAIR: Final = 90.0
-"""Seconds by the clock until a node is repaired at least: Kubernetes takes 20 to notice that it is lost, and the
-operator 30 more."""
+"""Seconds by the clock until a node is repaired, at least: Kubernetes notices its loss after 20, and the
+operator waits for 30 more."""
 ENDED: Final = ("Succeeded", "Failed")
 
 
