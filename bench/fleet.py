@@ -247,6 +247,8 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"--nodes {options.nodes}: {error}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    # More threads than the pool of connections keeps, which costs nothing but a line.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as temporary:
         folder = logs or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

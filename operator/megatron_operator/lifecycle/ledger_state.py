@@ -38,7 +38,8 @@ def update_ledger(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     if ledger is None:
         if not status.changed():
             return
-        known = bool(status.body.get("status"))
+        # The API server sets a default of observedGeneration when a recipe is created.
+        known = bool((status.body.get("status") or {}).get("phase"))
         created = status.body["metadata"].get("creationTimestamp") or timestamp(status.now)
         ledger = open_ledger(created, State("idle", NOT_RECORDED) if known else State("prepare", PLANNING))
     state, incidents = _state(status, snapshot), status.recovery.history
@@ -95,7 +96,10 @@ def _since(status: StatusBuilder, snapshot: RunSnapshot, state: State) -> float:
     """When the state began, where the cluster has it more exactly than the time of this reconcile."""
     known = None
     if state.category == "start" and snapshot.job is not None:
-        known = snapshot.all_bound_at
+        # Ranks that start again do so in pods that were bound long ago.
+        bound, marks = snapshot.all_bound_at, status.current.ledger.marks if status.current.ledger else []
+        after_last = bound is not None and (not marks or timestamp(bound) > marks[-1].time)
+        known = bound if after_last else None
     elif status.phase == _last_phase(status) and snapshot.job is not None:
         known = seconds((snapshot.job.get("status") or {}).get("completionTime"))
     return status.now if known is None else min(known, status.now)

@@ -7,7 +7,7 @@ from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import Plan, TimeLedger
 from megatron_operator.api.times import timestamp
-from megatron_operator.lifecycle.ledger_state import update_ledger, update_reported_times
+from megatron_operator.lifecycle.ledger_state import PLANNING, update_ledger, update_reported_times
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
 from megatron_operator.lifecycle.time_ledger import account, until_of
@@ -103,6 +103,31 @@ def test_a_run_waits_starts_loads_and_trains(run: Any) -> None:
         ("load", "FirstStart", 16),
         ("train", None, 16),
     ]
+
+
+def test_ranks_that_start_again_keep_the_time_that_they_trained(run: Any) -> None:
+    """The pods were bound before the run trained: the second start did not begin then."""
+    run.pass_time(10)
+    run.report(iteration=1)
+    reconcile(run)
+    trained_since = run.now
+    run.pass_time(50)
+    run.report(phase="rendezvous", iteration=60)
+    reconcile(run)
+    stopped = run.now
+    run.pass_time(5)
+    found = spent(run)
+    assert (found["train"], found["start"]) == (stopped - trained_since, 5)
+
+
+def test_a_new_recipe_with_the_default_status_of_the_api_server_is_planned_at_first(run: Any) -> None:
+    run.body["status"] = {"observedGeneration": -1}
+    run.pass_time(3)
+    for pod in run.pods:
+        pod["status"] = {"phase": "Pending", "conditions": [UNBOUND]}
+        del pod["spec"]
+    reconcile(run)
+    assert ledger(run).marks[0].cause == PLANNING
 
 
 def test_a_suspended_job_is_in_the_queue_and_holds_nothing(run: Any) -> None:
