@@ -78,6 +78,7 @@ def build(target: Path, helm: str, *, dirty: bool) -> list[Path]:
     target.mkdir(parents=True)
     for project in PROJECTS:
         _run(sys.executable, "-m", "uv", "build", "--quiet", "--wheel", "--out-dir", str(target), project)
+        shutil.rmtree(ROOT / project / "build", ignore_errors=True)
     _run(helm, "package", "charts/megatron-operator", "--destination", str(target))
     shutil.copy(ROOT / "crds" / "megatronrecipes.yaml", target)
     for image, lock in LOCKS.items():

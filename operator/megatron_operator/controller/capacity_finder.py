@@ -10,7 +10,7 @@ from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import NODES, PODS, ApiClient
 from megatron_operator.controller.planning import Planning
-from megatron_operator.lifecycle.capacity import ClusterUsage, fitting_pods, places
+from megatron_operator.lifecycle.capacity import ClusterUsage, claimed_by_others, fitting_pods, places
 from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
 from megatron_operator.lifecycle.node_evidence import to_avoid
@@ -62,7 +62,12 @@ class CapacityFinder:
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         template = _template(avoiding(snapshot.existing_job, recovery.nodes_avoided))
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
-        fits = sum((await asyncio.to_thread(fitting_pods, cluster, template, own)).values())
+        fitting = await asyncio.to_thread(fitting_pods, cluster, template, own)
+        fits = sum(fitting.values())
+        if resizable and not waiting and fits > snapshot.size:
+            # To grow, the run gives up all of its nodes, and those who wait would be bound first.
+            claimed = await asyncio.to_thread(claimed_by_others, cluster, fitting, own)
+            fits = max(snapshot.size, fits - claimed)
         elastic = await self._elastic(status, snapshot, limits, fits) if resizable else None
         if not (releasable or bad):
             return Capacity(elastic)
@@ -129,8 +134,8 @@ class CapacityFinder:
                 async for nodes in self._api.pages(NODES, None):
                     for node in nodes:
                         cluster.add_node(node)
-                holding = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-                async for pods in self._api.pages(PODS, None, fields=holding):
+                active = "status.phase!=Succeeded,status.phase!=Failed"
+                async for pods in self._api.pages(PODS, None, fields=active):
                     for pod in pods:
                         cluster.add_pod(pod)
                 self._cluster, self._read_at = cluster, time.monotonic()

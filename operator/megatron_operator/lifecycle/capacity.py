@@ -15,6 +15,8 @@ Amounts = dict[str, Fraction]
 """Resource name -> amount in base units."""
 
 PODS: Final = "pods"
+_OF_SPEC: Final = ("containers", "initContainers", "overhead", "nodeSelector", "affinity", "tolerations")
+"""What decides where a pod fits."""
 _BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -27,6 +29,8 @@ class ClusterUsage:
     """Requests of all pods by node."""
     trainers: dict[str, tuple[str, Amounts]] = field(default_factory=dict)
     """Node and requests of the pods of recipes, by UID."""
+    waiting: dict[tuple[str, str], dict[str, Object]] = field(default_factory=dict)
+    """Specs of the pods of recipes that are not bound, by namespace and recipe, and by UID."""
 
     def add_node(self, node: Object) -> None:
         """Add a node."""
@@ -49,15 +53,21 @@ class ClusterUsage:
         return frozenset(names) - {node["metadata"]["name"] for node in self.nodes}
 
     def add_pod(self, pod: Object) -> None:
-        """Add a pod, if it holds resources."""
-        node_name = node_of(pod)
+        """Add a pod, if it holds resources, or is one of a recipe and waits for them."""
+        node_name, metadata = node_of(pod), pod["metadata"]
         phase = (pod.get("status") or {}).get("phase")
-        if node_name is None or phase in ("Succeeded", "Failed"):
+        recipe = (metadata.get("labels") or {}).get(LABEL_RECIPE)
+        if phase in ("Succeeded", "Failed"):
+            return
+        if node_name is None:
+            if recipe is not None and "deletionTimestamp" not in metadata:
+                gang = self.waiting.setdefault((metadata.get("namespace", ""), recipe), {})
+                gang[metadata["uid"]] = {name: pod["spec"][name] for name in _OF_SPEC if name in pod["spec"]}
             return
         requests = pod_requests(pod["spec"]) | {PODS: Fraction(1)}
         _add(self.used.setdefault(node_name, {}), requests)
-        if LABEL_RECIPE in (pod["metadata"].get("labels") or {}):
-            self.trainers[pod["metadata"]["uid"]] = node_name, requests
+        if recipe is not None:
+            self.trainers[metadata["uid"]] = node_name, requests
 
     def used_by_others(self, uids: Collection[str]) -> dict[str, Amounts]:
         """Requests by node without those of these pods of recipes."""
@@ -89,6 +99,28 @@ def fitting_pods(cluster: ClusterUsage, template: Object, own_uids: Collection[s
             if count > 0:
                 fits[name] = count
     return fits
+
+
+def claimed_by_others(cluster: ClusterUsage, fits: Mapping[str, int], own_uids: Collection[str]) -> int:
+    """How many of the pods in `fits` other runs would take, if this run gave its places up.
+
+    Those are the waiting pods of each run that fit as a whole: a gang that does not is not bound either way.
+
+    Args:
+        cluster: All nodes and pods.
+        fits: Number of pods of this run that fit on each node, with its own counted as free.
+        own_uids: The run's own pods.
+    """
+    claimed = 0
+    for gang in cluster.waiting.values():
+        if not gang.keys().isdisjoint(own_uids):
+            continue
+        spec = next(iter(gang.values()))
+        places = fitting_pods(cluster, {"spec": spec}, own_uids)
+        if sum(places.values()) >= len(gang):
+            shared = sum(min(count, fits.get(node, 0)) for node, count in places.items())
+            claimed += min(len(gang), shared)
+    return claimed
 
 
 def pod_requests(spec: Object) -> Amounts:

@@ -106,7 +106,7 @@ class ApiInMemory:
             return self.batch_pods
         if resource is PODS:
             pods = [self.pod(pod) for pod in self.cluster.pods]
-            return pods if namespace else [p for p in pods if "nodeName" in p["spec"]] + self._others()
+            return pods if namespace else pods + self._others()
         assert resource is EVENTS, resource
         return []
 

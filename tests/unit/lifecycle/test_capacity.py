@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.lifecycle.capacity import ClusterUsage, fitting_pods, pod_requests
+from megatron_operator.lifecycle.capacity import ClusterUsage, claimed_by_others, fitting_pods, pod_requests
 
 GPU = "nvidia.com/gpu"
 
@@ -55,6 +55,41 @@ def test_resources_of_other_pods_are_not_free_and_those_of_the_run_are() -> None
 
 def test_unbound_pods_use_no_resources() -> None:
     assert fitting_pods(cluster([node("a")], [pod("waits", None)]), template(), set()) == {"a": 2}
+
+
+def waiting(run: str, pods: int, **spec: Any) -> list[dict[str, Any]]:
+    gang = [pod(f"{run}-{number}", None, phase="Pending") for number in range(pods)]
+    for each in gang:
+        each["metadata"] |= {"namespace": "research", "labels": {LABEL_RECIPE: run}}
+        each["spec"] |= spec
+    return gang
+
+
+@pytest.mark.parametrize(
+    ("others", "claimed"),
+    [
+        ([], 0),
+        (waiting("two", 2), 2),
+        # All of it fits only once the run has given up its own node.
+        (waiting("three", 3), 3),
+        (waiting("four", 4), 0),
+        (waiting("two", 2) + waiting("one", 1), 3),
+        (waiting("elsewhere", 1, nodeSelector={"gpu": "b200"}), 0),
+    ],
+    ids=["nobody", "a-gang", "needs-the-runs-own", "does-not-fit", "two-gangs", "other-nodes"],
+)
+def test_places_that_a_waiting_gang_would_take_are_claimed(others: list[Any], claimed: int) -> None:
+    seen = cluster([node("a"), node("b"), node("c")], [pod("own", "a"), *others])
+    fits = fitting_pods(seen, template(8), {"own"})
+    assert fits == {"a": 1, "b": 1, "c": 1}
+    assert claimed_by_others(seen, fits, {"own"}) == claimed
+
+
+def test_a_runs_own_waiting_pods_claim_nothing() -> None:
+    gang = waiting("run", 2)
+    seen = cluster([node("a"), node("b")], gang)
+    own = {each["metadata"]["uid"] for each in gang}
+    assert claimed_by_others(seen, fitting_pods(seen, template(8), own), own) == 0
 
 
 @pytest.mark.parametrize(
