@@ -19,6 +19,7 @@ from typing import Final
 
 from urllib3.exceptions import HTTPError
 
+from bench.fleet_operator import SHORTEST
 from bench.fleet_plan import MIXES, RunPlan, plan_runs
 from bench.fleet_pods import PodWatch
 from bench.fleet_report import PAGE, Measured, page, table
@@ -76,8 +77,8 @@ def spec(plan: RunPlan, trainer: Trainer, factor: float) -> Object:
     if plan.least_nodes is not None:
         recovery["elastic"] = {
             "minCount": plan.least_nodes * PER_POD,
-            "shrinkAfter": max(1, round(SHRINK_AFTER / factor)),
-            "growAfter": max(1, round(GROW_AFTER / factor)),
+            "shrinkAfter": round(max(SHORTEST / 2, SHRINK_AFTER / factor)),
+            "growAfter": round(max(SHORTEST, GROW_AFTER / factor)),
         }
     body["spec"] |= {
         "accelerator": {"count": plan.nodes * PER_POD},

@@ -10,21 +10,23 @@ from typing import Final
 from megatron_operator.controller.main import main
 from megatron_operator.lifecycle import node_evidence, node_health, recovery_policy
 
+SHORTEST: Final = 20.0
+"""Seconds that a wait for capacity keeps at least: replacing pods takes as long, whatever the factor."""
 SCALED: Final = (
-    (recovery_policy, "AVOIDED_PATIENCE"),
-    (recovery_policy, "RESIZE_INTERVAL"),
-    (node_evidence, "SAME_FAILURE"),
-    (node_evidence, "REMEMBERED"),
-    (node_health, "HOUR"),
+    (recovery_policy, "AVOIDED_PATIENCE", SHORTEST),
+    (recovery_policy, "RESIZE_INTERVAL", SHORTEST),
+    (node_evidence, "SAME_FAILURE", 0.0),
+    (node_evidence, "REMEMBERED", 0.0),
+    (node_health, "HOUR", 0.0),
 )
 """How long a run waits before it uses avoided nodes, and between two resizes; within which time one failure
-is known from another; and the hour in which a run may begin to avoid so many nodes."""
+is known from another; and the hour in which a run may begin to avoid so many nodes. Each with its least value."""
 
 
 def scale(factor: float) -> None:
     """Divide the durations of this process' operator."""
-    for module, name in SCALED:
-        setattr(module, name, getattr(module, name) / factor)
+    for module, name, least in SCALED:
+        setattr(module, name, max(least, getattr(module, name) / factor))
 
 
 if __name__ == "__main__":

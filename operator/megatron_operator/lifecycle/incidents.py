@@ -29,6 +29,8 @@ class PodReplacement:
     """How it ended; None when that was not observed."""
     ran: bool = True
     """False for a replacement that was itself replaced before a container can have started."""
+    created: str | None = None
+    """When the new pod was created, RFC 3339; None: not known."""
 
 
 def pods_replaced(
@@ -51,7 +53,7 @@ def pods_replaced(
         iteration: The last iteration that the run is known to have completed.
     """
     first, ends = _first_cause(replaced), [each.end for each in replaced]
-    open_ = incident_history.unrecovered(recovery)
+    open_ = incident_history.unrecovered(recovery) or _recovered_meanwhile(recovery, replaced)
     costs = _spends_budget(recovery, replaced)
     if open_ is not None and _same_failure(recovery, open_, replaced, now):
         loss_known = open_.node is not None or _counted(recovery, open_)
@@ -215,6 +217,18 @@ def _same_failure(
     if open_.pod in pods:
         return not any(each.ran for each in replaced)
     return now - (seconds(recovery.last_restart_time) or 0.0) <= SAME_FAILURE
+
+
+def _recovered_meanwhile(recovery: RecoveryStatus, replaced: Sequence[PodReplacement]) -> Incident | None:
+    """The incident from which the run has recovered with these new pods, if none was counted for it yet.
+
+    The pods may train again before the operator sees that they are new.
+    """
+    last = incident_history.newest(recovery)
+    if last is None or last.recovered_at is None or last.kind not in ("pod", "node"):
+        return None
+    took_part = all(each.created is not None and each.created <= last.recovered_at for each in replaced)
+    return last if took_part and not _counted(recovery, last) else None
 
 
 def _counted(recovery: RecoveryStatus, open_: Incident) -> bool:

@@ -134,7 +134,8 @@ def _replacement(pod: Object, pods_as_of: str, snapshot: RunSnapshot) -> PodRepl
     end = snapshot.ends.get(stable_name(pod))
     age = (seconds(pod["metadata"]["creationTimestamp"]) or 0.0) - (seconds(pods_as_of) or 0.0)
     ran = age > LONGEST_UNSTARTED or (end is not None and end.exit_code is not None)
-    return PodReplacement(short_name(pod, snapshot.name), end, ran)
+    created = str(pod["metadata"]["creationTimestamp"])
+    return PodReplacement(short_name(pod, snapshot.name), end, ran, created)
 
 
 def _set_running(status: StatusBuilder, snapshot: RunSnapshot) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 from megatron_contract.hardware import Evidence
+from megatron_contract.incident import ReportedIncident
 from megatron_operator.api.recovery_status import Incident, RecoveryStatus
-from megatron_operator.api.times import seconds
+from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.incident_history import added
 from megatron_operator.lifecycle.incidents import (
     PodReplacement,
@@ -17,6 +18,7 @@ from megatron_operator.lifecycle.incidents import (
     resized,
 )
 from megatron_operator.lifecycle.pod_termination import PodEnd
+from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_reported_incidents
 
 NOW = 1_800_000_000.0
 FRESH = RecoveryStatus()
@@ -257,3 +259,45 @@ def test_added_incidents_are_those_that_were_not_in_the_history() -> None:
     after = gang_restarted(before, "hang", NOW + 300, checkpoint=40, iteration=50)
     assert [each.kind for each in added(before, after)] == ["gang"]
     assert added(after, after) == []
+
+
+LOST = PodEnd("worker-1: Taint manager: deleting", node="node-1", disruption="DeletionByTaintManager")
+
+
+def back_after(recovery: RecoveryStatus, seconds_later: float) -> RecoveryStatus:
+    return recovered(recovery, NOW + seconds_later, resumed_from=40)
+
+
+def new_pod(created_after: float, end: PodEnd | None = LOST) -> PodReplacement:
+    return PodReplacement("worker-1", end, created=timestamp(NOW + created_after))
+
+
+def test_a_lost_node_counts_once_if_the_run_trains_before_the_new_pod_is_seen() -> None:
+    """The operator was busy or restarting meanwhile; otherwise one loss would have the node avoided."""
+    lost = [PodReplacement("worker-1", LOST)]
+    recovery = node_lost(FRESH, lost, "node-1: unreachable", NOW, iteration=50)
+    recovery = replace_pods(back_after(recovery, 8), new_pod(2), after=9)
+    assert counts(recovery) == (1, 1, 1)
+    assert recovery.node_failures == {"node-1": 1}
+    assert (last(recovery).kind, last(recovery).cause) == ("node", "node-1: unreachable")
+    assert last(recovery).recovered_at == timestamp(NOW + 8)
+
+
+def test_a_pod_that_is_lost_after_the_recovery_is_another_incident() -> None:
+    lost = [PodReplacement("worker-1", LOST)]
+    recovery = node_lost(FRESH, lost, "node-1: unreachable", NOW, iteration=50)
+    recovery = replace_pods(back_after(recovery, 8), new_pod(2), after=9)
+    recovery = replace_pods(recovery, new_pod(20), after=21)
+    assert counts(recovery) == (2, 2, 2)
+    assert recovery.node_failures == {"node-1": 2}
+
+
+def test_a_failure_that_the_trainer_reported_and_recovered_from_is_the_one_of_the_new_pod() -> None:
+    report = ReportedIncident(
+        2, NOW, "pod", "lost a peer", node_rank=1, iteration=50, met_at=NOW + 4, first_step_at=NOW + 6
+    )
+    placed = {1: PodPlacement("worker-1", "node-2")}
+    recovery = add_reported_incidents(FRESH, [report], placed, bound_at=NOW + 3, checkpoint=40)
+    assert last(recovery).recovered_at is not None
+    recovery = replace_pods(recovery, new_pod(2, OOM.end), after=9)
+    assert counts(recovery) == (1, 1, 1)
