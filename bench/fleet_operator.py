@@ -20,7 +20,7 @@ SCALED: Final = (
     (node_health, "HOUR", 0.0),
 )
 """How long a run waits before it uses avoided nodes, and between two resizes; within which time one failure
-is known from another; and the hour in which a run may begin to avoid so many nodes. Each with its least value."""
+is known from another; the hour in which a run may begin to avoid so many nodes. Each with its least value."""
 
 
 def scale(factor: float) -> None:
