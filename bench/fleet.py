@@ -240,6 +240,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help=f"write the tables to docs/{PAGE.name}")
     parser.add_argument("--logs", type=Path, help="directory for logs; default: a temporary one")
     given = vars(parser.parse_args(argv))
+    changed = {name: value for name, value in given.items() if value != parser.get_default(name)}
+    words = [
+        f"--{name.replace('_', '-')} {value:g}" if isinstance(value, int | float) else f"--{name} {value}"
+        for name, value in changed.items()
+        if name not in ("logs", "write")
+    ]
     logs, write = given.pop("logs"), given.pop("write")
     given["limit"] = given["limit"] or 2 * given["minutes"] + 5
     options = Options(**given)
@@ -257,8 +263,8 @@ def main(argv: list[str] | None = None) -> int:
     lines = table(found)
     print("\n".join(lines))
     if write:
-        words = " ".join(sys.argv[1:] if argv is None else argv)
-        PAGE.write_text(page(PAGE.read_text(), lines, f'make bench-fleet BENCH="{words}"'))
+        command = f'make bench-fleet BENCH="{" ".join(words)} --write"'
+        PAGE.write_text(page(PAGE.read_text(), lines, command))
     return 1 if found.stuck or found.failed or found.pods_left else 0
 
 
