@@ -68,6 +68,8 @@ class ApiInMemory:
         self.posted: list[Object] = []
         """Events."""
         self._job: Object | None = None
+        self.waiting_pods = 0
+        """Of the gang of another run, which has no node."""
         self.claims: dict[str, Object] = {}
         self.jobsets: dict[str, Object] = {}
         self.batch_jobs: dict[str, Object] = {}
@@ -106,7 +108,7 @@ class ApiInMemory:
             return self.batch_pods
         if resource is PODS:
             pods = [self.pod(pod) for pod in self.cluster.pods]
-            return pods if namespace else pods + self._others()
+            return pods if namespace else pods + self._others() + self._waiting()
         assert resource is EVENTS, resource
         return []
 
@@ -298,6 +300,22 @@ class ApiInMemory:
             }
             for node in self.cluster.nodes.values()
             if node.taken
+        ]
+
+    def _waiting(self) -> list[Object]:
+        """Pods of another run that wait for nodes."""
+        return [
+            {
+                "metadata": {
+                    "name": each,
+                    "namespace": "other",
+                    "uid": each,
+                    "labels": {LABEL_RECIPE: "other"},
+                },
+                "spec": {"containers": [_CONTAINER]},
+                "status": {"phase": "Pending"},
+            }
+            for each in (f"other-worker-{number}" for number in range(self.waiting_pods))
         ]
 
 

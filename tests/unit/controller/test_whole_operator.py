@@ -90,3 +90,21 @@ def test_an_invalid_edit_does_not_stop_a_running_job(run: Run) -> None:
     run.until(lambda: any(each["reason"] == "Refused" for each in run.status["conditions"]))
     run.until(run.trains)
     assert run.cluster.job is before
+
+
+@pytest.mark.parametrize(("waiting", "grows"), [(0, True), (2, False), (3, True)])
+def test_a_run_grows_unless_a_waiting_gang_would_take_its_nodes(run: Run, waiting: int, grows: bool) -> None:
+    """Two nodes are ready, of which the run has one; a gang of three would not be bound to them either."""
+    run.edit(recovery={"elastic": {"minCount": 8, "shrinkAfter": 60, "growAfter": 60}})
+    run.until(lambda: run.status["observedGeneration"] == 2 and run.trains())
+    run.cluster.nodes["node-2"].taken = True
+    run.cluster.node_dies("node-1")
+    run.until(lambda: run.trains(pods=1))
+    run.api.waiting_pods = waiting
+    run.cluster.node_returns("node-1")
+    if not grows:
+        with pytest.raises(AssertionError, match="not reached"):
+            run.until(lambda: "larger" in run.status["recovery"]["elastic"], seconds=500)
+        run.api.waiting_pods = 0
+    run.until(run.trains)
+    assert [each["kind"] for each in run.incidents] == ["node", "resize", "resize"]
