@@ -20,6 +20,10 @@ from megatron_operator.planner.search.pipeline_split import automatic_split
 FILE = Path(__file__).parent / "data" / "published.yaml"
 
 _GPT = {"vocabSize": 131072, "maxPositionEmbeddings": 4096}
+_LONG = 8192
+"""Sequences longer than this number of tokens are part of a run's name."""
+_OF_THE_EXCHANGE = ("flex", "epOverlap", "partialGraphs", "graphs")
+"""Switches of models with experts that are part of a run's name."""
 _OTHERS = {
     "hiddenDropout": 0.0,
     "maxPositionEmbeddings": 8192,
@@ -144,9 +148,12 @@ def _numerics(entry: Mapping[str, Any]) -> Numerics:
 
 
 def name_of(entry: Mapping[str, Any]) -> str:
-    """Model, accelerators, precision and layout in one line."""
+    """Model, accelerators, precision and layout in one line, with what tells runs of one layout apart."""
     sizes = [f"{key.upper()}{entry[key]}" for key in ("tp", "pp", "vp", "cp", "ep") if entry.get(key, 1) > 1]
     words = [entry["model"], f"{entry['count']} x {entry['accelerator']}", entry["precision"], *sizes]
     if "full" in entry:
         words.append("full recomputation")
+    if entry["seq"] > _LONG:
+        words.append(f"{entry['seq']:,} tokens")
+    words += [f"+{name}" for name in entry.get("with", ()) if name in _OF_THE_EXCHANGE]
     return " ".join(words)

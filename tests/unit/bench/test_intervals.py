@@ -33,7 +33,7 @@ def test_nothing_is_more_certain_than_what_was_measured(runs: list[Measurement])
 
 
 def test_a_small_group_is_drawn_to_the_average_of_its_kind(runs: list[Measurement]) -> None:
-    [one] = [each for each in runs if "qwen3-30b-a3b 16 x h100" in each.name]
+    [one] = [each for each in runs if "qwen3-30b-a3b 16 x h100-sxm fp8" in each.name]
     others = [
         each
         for each in runs
