@@ -21,7 +21,7 @@ from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.switches import promising, together
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PACKAGES: list[ImagePackage] = ["deepep", "hybridep", "ncclep"]
+PACKAGES: tuple[ImagePackage, ...] = ("deepep", "hybridep", "ncclep")
 """Of the image, so that functions have their dispatcher, and the graphs that need it."""
 CORPUS: dict[str, Any] = {
     "volume": {"claimName": "corpus"},
@@ -120,13 +120,15 @@ def specs() -> dict[str, dict[str, Any]]:
 @cache
 def case(name: str) -> Case:
     """The recipe of this name, resolved, planned and written out."""
+    if name in without_packages():
+        return build(name, without_packages()[name], packages=())
     return build(name, (specs() | functions() | switched())[name])
 
 
-def build(name: str, spec: dict[str, Any]) -> Case:
-    """The case of a recipe that is none of them."""
+def build(name: str, spec: dict[str, Any], packages: tuple[ImagePackage, ...] = PACKAGES) -> Case:
+    """The case of a recipe that is none of them, on an image with these packages."""
     asked = MegatronRecipeSpec.model_validate(spec)
-    resolved = catalog.resolve(asked, _platform(), catalog.load())
+    resolved = catalog.resolve(asked, _platform(packages), catalog.load())
     planned = plan(resolved)
     return Case(name, resolved, planned, megatron_arguments(resolved, planned, "run"))
 
@@ -184,6 +186,18 @@ def functions() -> dict[str, dict[str, Any]]:
 
 
 @cache
+def without_packages() -> dict[str, dict[str, Any]]:
+    """The functions whose graphs are of whole iterations, on an image that lacks what these need."""
+    found = {}
+    for name, spec in functions().items():
+        bare = build(name, spec, packages=())
+        layout = bare.resolved.layout
+        if layout and any("whole iterations" in each.setting for each in layout.left_out or ()):
+            found[f"{name}, without packages"] = spec
+    return found
+
+
+@cache
 def switched() -> dict[str, dict[str, Any]]:
     """Every setting that `megatron plan` may propose, on models where the layout is open.
 
@@ -219,9 +233,9 @@ def _examples() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @cache
-def _platform() -> PlatformConfig:
+def _platform(packages: tuple[ImagePackage, ...]) -> PlatformConfig:
     without_gpu = {"platform": "cpu", "perNode": 2}
-    gpus: dict[str, Any] = {name: {"imageHas": PACKAGES} for name in hardware.table()}
+    gpus: dict[str, Any] = {name: {"imageHas": list(packages)} for name in hardware.table()}
     return PlatformConfig.model_validate(
         {"accelerators": gpus | {"cpu": without_gpu, "cpu-simulated": without_gpu}, "image": "trainer"}
     )

@@ -6,7 +6,9 @@ from cases import Case
 from stages import Megatron, Started
 
 
-@pytest.fixture(scope="module", params=[*cases.specs(), *cases.functions(), *cases.switched()])
+@pytest.fixture(
+    scope="module", params=[*cases.specs(), *cases.functions(), *cases.without_packages(), *cases.switched()]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     return cases.case(request.param)
 

@@ -94,6 +94,8 @@ class PublishedLayout(ApiModel):
         args = dict(self.megatron_args or {})
         for each in taken:
             args |= each.args or {}
+        if args.get("cuda-graph-impl") == "full_iteration":
+            args.pop("cuda-graph-modules", None)  # those of the graphs that it has without the packages
         remaining = [each for each in self.left_out or () if each not in taken]
         update: dict[str, Any] = {"megatron_args": args, "left_out": remaining or None}
         if BACKEND in args:

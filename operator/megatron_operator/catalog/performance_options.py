@@ -51,6 +51,8 @@ _SWITCHES: Final = {
     "mla-fusion": "mla-down-proj-fusion",
 }
 """Options that are one switch of Megatron."""
+_BEFORE_THE_EXCHANGE: Final = "transformer_engine:moe_router,moe_preprocess"
+"""Graphs that the dispatcher alltoall allows; with those of attention Megatron refuses biases."""
 BARE: Final = frozenset({"tp-overlap", *_LEFT_OUT, *_SWITCHES})
 
 
@@ -93,14 +95,28 @@ def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSe
     if backend:
         _flex(found, backend, options)
     if backend and graphs == "full_iteration":
-        # Megatron's alltoall copies the experts' token counts to the host, which no graph can capture.
-        reason = "which need the dispatcher flex"
+        # Megatron's alltoall copies the experts' token counts to the host, which no graph can capture: graphs
+        # of the parts before that, as in Bridge's functions with alltoall. Megatron refuses them with padding.
+        padded = "router-padding" in bare
+        reason = "which need the dispatcher flex" + ("" if padded else ", so that graphs are of parts of a layer")
         found.leave_out("CUDA graphs of whole iterations", reason, backend, _graphs(graphs))
+        args |= {} if padded else _graphs(_BEFORE_THE_EXCHANGE)
     elif graphs:
         args |= _graphs(graphs)
     if recompute := options.pop("recompute", None):
         found.parallelism |= _recomputation(recompute)
     return found
+
+
+def drop_other_graphs(args: dict[str, Any], origins: dict[str, str]) -> None:
+    """Remove the catalog's graph modules where the recipe chooses graphs that have none.
+
+    `origins` is where each value came from, by its path.
+    """
+    path = "megatronArgs.cuda-graph-modules"
+    if args.get("cuda-graph-impl") in ("none", "full_iteration") and origins.get(path) != "recipe":
+        args.pop("cuda-graph-modules", None)
+        origins.pop(path, None)
 
 
 def _gathered(found: FastSettings, number: str | None, precision: str) -> None:

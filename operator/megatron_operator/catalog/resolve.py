@@ -27,6 +27,7 @@ from megatron_operator.catalog import (
     cpu,
     data,
     fine_tuning,
+    performance_options,
     schedule,
 )
 from megatron_operator.catalog.accelerator import (
@@ -97,6 +98,7 @@ def resolve_for_planning(
     if entry is not None:
         published = _catalog_layers(entry, spec, catalog, profile, accelerator, found)
     merged, found.origins = merge_layers([*published.layers, ("recipe", spec.wire())])
+    performance_options.drop_other_graphs(merged["megatronArgs"], found.origins)
     _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
         if entry.fine_tunes:

@@ -162,7 +162,7 @@ def _of_flex(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Wo
         flex = {"model.moeTokenDispatcherType": "flex"} | named
         yield Switch(flex, caveat, ready=backend is not None), replace(w, execution=once)
     # Graphs need buffers of a fixed size; these need the fuser, whose kernels are for MXFP8 on Blackwell.
-    if run.graphs == "none" and w.numerics.fp8 and resolved.training.fp8_recipe == "mxfp8":
+    if run.graphs != "full" and w.numerics.fp8 and resolved.training.fp8_recipe == "mxfp8":
         ready = "hybridep" in has
         needs = "" if ready else f"needs HybridEP, {_LACKS}; "
         captured = replace(once, graphs="full", fused_experts=True)

@@ -89,11 +89,30 @@ def test_flex_and_the_graphs_that_need_it_are_left_out_with_what_that_costs() ->
     found = run(*QWEN)
     assert "flex" not in found.arguments
     assert "--moe-flex-dispatcher-backend" not in found.arguments
-    assert "--cuda-graph-impl" not in found.arguments
     notes = [note for note in found.plan.notes if "left out of" in note]
     for words in ("hybridep", "whole iterations", "buffers of a fixed size"):
         assert any(words in note for note in notes)
     assert any("longer" in note and "%" in note for note in notes)
+
+
+def test_without_flex_there_are_graphs_of_what_comes_before_the_exchange() -> None:
+    words = " ".join(run(*QWEN).arguments)
+    assert "--cuda-graph-impl transformer_engine" in words
+    assert "--cuda-graph-modules moe_router moe_preprocess" in words
+    whole = " ".join(run(*QWEN, has=("hybridep",)).arguments)
+    assert "--cuda-graph-modules" not in whole, "Megatron refuses modules with graphs of the iteration"
+
+
+def test_a_recipe_may_choose_graphs_without_modules() -> None:
+    for impl in ("none", "full_iteration"):
+        found = run(*QWEN, megatronArgs={"cuda-graph-impl": impl})
+        assert "--cuda-graph-modules" not in found.arguments
+
+
+def test_router_padding_excludes_these_graphs() -> None:
+    """`TransformerConfig` refuses moe_preprocess with it where the dispatcher is alltoall."""
+    padded = run("qwen3_235b_a22b_pretrain_128gpu_gb200_fp8mx_paged_stash_dev_config", "gb200", 128)
+    assert "--cuda-graph-modules" not in padded.arguments
 
 
 def test_an_image_with_the_package_runs_the_function_as_published() -> None:

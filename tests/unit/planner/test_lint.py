@@ -31,6 +31,10 @@ MOE: dict[str, Any] = {
             },
             "only supports whole-iteration graphs; set full_iteration",
         ),
+        (
+            {"megatronArgs": {"cuda-graph-impl": "full_iteration", "cuda-graph-modules": ["attn"]}},
+            "cuda-graph-modules: with cuda-graph-impl full_iteration, which captures everything; leave it out",
+        ),
         ({"megatronArgs": {"optimizer-cpu-offload": True}}, "set training.usePrecisionAwareOptimizer: true"),
         ({"parallelism": {"cpCommType": "a2a+p2p"}}, "set megatronArgs.hierarchical-context-parallel-sizes"),
         ({"megatronArgs": {"overlap-moe-expert-parallel-comm": True}}, "the model has no experts"),

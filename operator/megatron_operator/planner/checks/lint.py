@@ -40,6 +40,14 @@ def lint_errors(resolved: ResolvedRecipe) -> list[FieldError]:
                 "set full_iteration, or recomputeGranularity selective",
             )
         )
+    if graphs == "full_iteration" and "cuda-graph-modules" in args:
+        errors.append(
+            FieldError(
+                _ARGS + "cuda-graph-modules",
+                "with cuda-graph-impl full_iteration, which captures everything",
+                "leave it out, or set cuda-graph-impl transformer_engine",
+            )
+        )
     hierarchical = "hierarchical-context-parallel-sizes"
     if resolved.parallelism.cp_comm_type == "a2a+p2p" and hierarchical not in args:
         errors.append(
