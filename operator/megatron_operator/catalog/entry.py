@@ -36,6 +36,10 @@ class Correction(ApiModel):
     """Why the value differs."""
 
 
+PublishedSizes = tuple[int, int, int, int]
+"""TP, PP, CP and EP of a layout."""
+
+
 class LeftOut(ApiModel):
     """A setting of a function that this operator cannot use."""
 
@@ -210,6 +214,24 @@ class Entry(ApiModel):
             return (precise != requested, layout.precision == "nvfp4", bool(layout.benchmark))
 
         return min(matching, key=order, default=None)
+
+    def published_sizes(self, hardware: str) -> list[PublishedSizes]:
+        """Sizes of the layouts that are published for this hardware, whatever their count.
+
+        Not of functions that fit only with what this operator leaves out.
+        """
+        found: dict[PublishedSizes, None] = {}
+        for layout in (*self.usable_layouts, *self.functions):
+            sizes = layout.parallelism
+            whole = not any(each.less_memory for each in layout.left_out or ())
+            if whole and hardware in layout.accelerators and sizes.tensor_model_parallel_size:
+                found[
+                    sizes.tensor_model_parallel_size,
+                    sizes.pipeline_model_parallel_size or 1,
+                    sizes.context_parallel_size or 1,
+                    sizes.expert_model_parallel_size or 1,
+                ] = None
+        return list(found)
 
     def function(self, name: str) -> PublishedLayout | None:
         """Settings of the function of this name, if the entry has it."""

@@ -95,10 +95,12 @@ def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSe
     if backend:
         _flex(found, backend, options)
     if backend and graphs == "full_iteration":
-        # Megatron's alltoall copies the experts' token counts to the host, which no graph can capture: graphs
-        # of the parts before that, as in Bridge's functions with alltoall. Megatron refuses them with padding.
+        # Megatron's alltoall copies the experts' token counts to the host, which no graph can capture.
+        # Bridge's functions with alltoall have graphs of what comes before; padding excludes them.
         padded = "router-padding" in bare
-        reason = "which need the dispatcher flex" + ("" if padded else ", so that graphs are of parts of a layer")
+        reason = "which need the dispatcher flex" + (
+            "" if padded else ", so that graphs are of parts of a layer"
+        )
         found.leave_out("CUDA graphs of whole iterations", reason, backend, _graphs(graphs))
         args |= {} if padded else _graphs(_BEFORE_THE_EXCHANGE)
     elif graphs:

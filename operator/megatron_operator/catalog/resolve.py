@@ -125,6 +125,7 @@ def resolve_for_planning(
         "mode": entry.modes[0] if entry else "pretrain",
         "function": published.function,
         "layout": published.layout,
+        "published": entry.published_sizes(profile.known_as(accelerator)) if entry else [],
         "acceleratorType": accelerator,
         **_pods(spec, entry, profile, platform),
         "init": spec.init or InitSpec(),

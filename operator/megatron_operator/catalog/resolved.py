@@ -10,7 +10,7 @@ from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, ProfileSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
-from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout
+from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout, PublishedSizes
 
 
 class ResolvedRecipe(ApiModel):
@@ -28,6 +28,8 @@ class ResolvedRecipe(ApiModel):
     """Settings of the Megatron-Bridge function that the recipe names, or that starts it (engine `bridge`)."""
     layout: PublishedLayout | None = None
     """The published layout in use; none unless one is for exactly these accelerators."""
+    published: list[PublishedSizes] = Field(default_factory=list)
+    """Sizes of the entry's published layouts for these accelerators, whatever their count."""
     model: ModelSpec
     training: TrainingSpec
     parallelism: ParallelismSpec

@@ -39,7 +39,7 @@ def alternatives_to(plan: Plan, ranking: Ranking, most: int, *, published: bool)
     for candidate in ranking.candidates:
         if len(found) < most and _sizes(candidate.dims) not in seen:
             seen.add(_sizes(candidate.dims))
-            found.append(_alternative(candidate, _comparison(plan, candidate, published)))
+            found.append(_alternative(candidate, _comparison(plan, candidate, ranking.error, published)))
     simpler = [c for c in ranking.too_large if c.dims.pp <= plan.pipeline_model_parallel_size]
     too_large = [c for c in simpler if _sizes(c.dims) not in seen]
     if too_large:
@@ -54,7 +54,8 @@ def _sizes(dims: ParallelDims) -> ParallelDims:
     return replace(dims, dp=1, etp=1, vp=1)
 
 
-def _comparison(plan: Plan, candidate: Candidate, published: bool) -> str:
+def _comparison(plan: Plan, candidate: Candidate, error: float, published: bool) -> str:
+    """Why a candidate was not chosen; `error` is the share below which a gain means nothing."""
     if plan.expected is None or candidate.expected is None:
         return "less simple"
     # Tokens per second, as in the table beside it: a step of twice the time is 50% slower, not 100%.
@@ -66,6 +67,8 @@ def _comparison(plan: Plan, candidate: Candidate, published: bool) -> str:
         return f"{speed}, but not the published layout"
     if not candidate.is_comfortable and candidate.memory.capacity:
         return f"{speed}, but fills {candidate.memory.total / candidate.memory.capacity:.0%} of the memory"
+    if gain > 0.005:
+        return f"{speed}, less than its error of {error:.0%}"
     return f"{speed}, but less simple"
 
 

@@ -3,7 +3,7 @@
 from megatron_operator.api.status import MemoryPerGpu
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
-from megatron_operator.planner.search.rank import EQUAL_SPEED, Ranking
+from megatron_operator.planner.search.rank import Ranking
 
 
 def planning_notes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> list[str]:
@@ -34,15 +34,16 @@ def _sizes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> lis
     planned = f"{chosen.dims.describe()} ({', '.join(free)} planned)"
     if problem.accelerator is None:
         return [f"{planned}: the simplest of {ranking.valid} layouts; their speed and memory are unknown"]
-    reason = f"the fastest of {ranking.valid} valid layouts, as estimated"
-    others = [c for c in ranking.candidates[1:] if c.dims.tp != chosen.dims.tp or c.dims.pp != chosen.dims.pp]
+    valid = f"of {ranking.valid} valid layouts, as estimated"
+    others = [c for c in ranking.candidates[1:] if c.sizes != chosen.sizes]
     if not others or others[0].expected is None or chosen.expected is None:
-        return [f"{planned}: {reason}"]
+        return [f"{planned}: the fastest {valid}"]
     next_best = others[0].dims.describe()
     share = chosen.expected.step_seconds / others[0].expected.step_seconds
-    if share * (1 + EQUAL_SPEED) > 1:
-        return [f"{planned}: {reason}; simpler than {next_best}, which is as fast"]
-    return [f"{planned}: {reason}; {next_best} would be {1 - share:.0%} slower"]
+    if share * (1 + ranking.error) <= 1:
+        return [f"{planned}: the fastest {valid}; {next_best} would be {1 - share:.0%} slower"]
+    why = "published for another count" if chosen.sizes in problem.resolved.published else "simpler"
+    return [f"{planned}: within {ranking.error:.0%}, the estimate's error, of the fastest {valid}; {why}"]
 
 
 def _experts(problem: PlanningProblem, chosen: Candidate) -> list[str]:

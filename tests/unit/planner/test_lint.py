@@ -33,7 +33,7 @@ MOE: dict[str, Any] = {
         ),
         (
             {"megatronArgs": {"cuda-graph-impl": "full_iteration", "cuda-graph-modules": ["attn"]}},
-            "cuda-graph-modules: with cuda-graph-impl full_iteration, which captures everything; leave it out",
+            "cuda-graph-modules: with cuda-graph-impl full_iteration, which captures everything",
         ),
         ({"megatronArgs": {"optimizer-cpu-offload": True}}, "set training.usePrecisionAwareOptimizer: true"),
         ({"parallelism": {"cpCommType": "a2a+p2p"}}, "set megatronArgs.hierarchical-context-parallel-sizes"),

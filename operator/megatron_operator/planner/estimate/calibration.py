@@ -25,8 +25,8 @@ class Calibration:
     edge: float = 218.0
     """Elements added to each dimension of a matrix product for partly filled tiles and waves."""
     attention: float = 0.594
-    """Share of the BF16 peak that fused attention reaches, on any chip; fitted with the other constants kept, to
-    the calibration part with its runs of 32,768 and 131,072 tokens (arXiv:2407.08608 has 648 TFLOP/s forward and
+    """Share of the BF16 peak that fused attention reaches, on any chip. Fitted alone, after the others, when
+    the calibration part got runs of 32,768 and 131,072 tokens (arXiv:2407.08608 has 648 TFLOP/s forward and
     561 backward on H100: 0.59)."""
     memory: float = 0.8
     """Share of the memory bandwidth that element-wise kernels reach; set."""

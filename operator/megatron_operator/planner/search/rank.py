@@ -1,4 +1,4 @@
-"""Ranks layouts: of those that fit comfortably the fastest, and of equally fast ones the simplest."""
+"""Ranks layouts: of those that fit comfortably the fastest, of equals a published or simple one."""
 
 import math
 from collections.abc import Iterator
@@ -8,11 +8,13 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import SPEC_FIELDS
 from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.catalog.entry import PublishedSizes
 from megatron_operator.planner.checks.lint import EXPERT_OVERLAP, overlaps_experts
 from megatron_operator.planner.checks.precision import cheap_modules
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.memory import memory_per_gpu
 from megatron_operator.planner.estimate.step_time import expected
+from megatron_operator.planner.estimate.uncertainty import mean_error, spread
 from megatron_operator.planner.estimate.workload import Recomputation, Workload
 from megatron_operator.planner.search.constraints import Layout, Recompute
 from megatron_operator.planner.search.enumerate import (
@@ -26,7 +28,7 @@ from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.smaller_states import with_which_it_fits
 
 EQUAL_SPEED = 0.02
-"""Steps that are longer by at most this share count as equally fast: the estimate is not more precise."""
+"""Steps that are longer by at most this share count as equally fast, however precise the estimate is."""
 NOT_COMPETITIVE = 1.25
 """Interleaved layouts are not timed where even without a bubble the step takes more than this times the
 best."""
@@ -47,6 +49,8 @@ class Ranking:
     too_large: list[Candidate] = field(default_factory=list)
     valid: int = 0
     """Number of layouts that satisfy all constraints."""
+    error: float = EQUAL_SPEED
+    """Share of a step by which the estimate of such runs is off on average: shorter steps count as equal."""
 
     @property
     def best(self) -> Candidate | None:
@@ -74,15 +78,37 @@ def rank(problem: PlanningProblem, found: Diagnostics) -> Ranking:
         ranking.candidates.sort(key=lambda candidate: candidate.simplicity)
         return ranking
     timed = _timed_all(problem, ranking.candidates)
-    fastest = min(c.seconds for c in [c for c in timed if c.is_comfortable] or timed)
-
-    def order(c: Candidate) -> tuple[bool, float, tuple[bool, int, int, int, int, int], float]:
-        equally_fast = c.seconds <= fastest * (1 + EQUAL_SPEED)
-        return not c.is_comfortable, 0.0 if equally_fast else c.seconds, c.simplicity, c.seconds
-
-    timed.sort(key=order)
+    ranking.error = _preferred_first(problem, timed)
     ranking.candidates = timed
     return ranking
+
+
+def _preferred_first(problem: PlanningProblem, timed: list[Candidate]) -> float:
+    """Sorts candidates, the first the one to run; returns the error up to which sizes count as equally fast.
+
+    The estimate is not more precise than the mean error of such runs: sizes within it of the fastest are
+    equal. Those without full recomputation come first, then those of a published layout, then the simplest.
+    Candidates of the same sizes share the error, because they differ in bubble, micro batch and recomputation
+    only: among these it is `EQUAL_SPEED`.
+    """
+    assert problem.accelerator is not None, "without one nothing is timed"
+    comfortable = [c for c in timed if c.is_comfortable] or timed
+    fastest: dict[PublishedSizes, float] = {}
+    for c in comfortable:
+        fastest[c.sizes] = min(c.seconds, fastest.get(c.sizes, math.inf))
+    error = max(EQUAL_SPEED, mean_error(spread(timed[0].workload, problem.accelerator)))
+    longest = min(fastest.values()) * (1 + error)
+    published = set(problem.resolved.published)
+
+    def order(c: Candidate) -> tuple[bool, float, bool, bool, tuple[int, ...], float]:
+        least = fastest.get(c.sizes, math.inf)
+        full, unpublished = c.recompute == "full", c.sizes not in published
+        if not c.is_comfortable or least > longest or c.seconds > least * (1 + EQUAL_SPEED):
+            return not c.is_comfortable, c.seconds, full, unpublished, c.simplicity, c.seconds
+        return False, 0.0, full, unpublished, c.simplicity, c.seconds
+
+    timed.sort(key=order)
+    return error
 
 
 def _supported(problem: PlanningProblem, candidates: list[Candidate], found: Diagnostics) -> list[Candidate]:
