@@ -10,6 +10,7 @@ from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.inputs import (
     CATALOG_DIRECTORY,
     Count,
+    ModeChoice,
     complete_accelerator,
     complete_recipe,
     single_option,
@@ -20,7 +21,7 @@ from megatron_operator.cli.inputs import (
 @click.argument("model", required=False, shell_complete=complete_recipe)
 @single_option("--gpus", type=Count(1, 1_000_000), metavar="N", help="Number of accelerators.")
 @single_option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
-@single_option("--mode", type=click.Choice(["pretrain", "sft", "lora"]), help="Purpose.")
+@single_option("--mode", type=ModeChoice(), help="Purpose.")
 @single_option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
 @single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
 @single_option(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -53,6 +53,21 @@ class Count(click.IntRange):
         if self.max is not None and number > self.max:
             self.fail(f"{number} is above {self.max}; set at most {self.max:.0f}", param, ctx)
         return number
+
+
+class ModeChoice(click.Choice[str]):
+    """A mode of recipes, also by the names that Megatron-Bridge and other trainers have for it."""
+
+    OTHERS: ClassVar = {"peft": "lora", "finetune": "sft", "fine-tune": "sft", "pretraining": "pretrain"}
+
+    def __init__(self) -> None:
+        super().__init__(["pretrain", "sft", "lora"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The mode; says on standard error that another name was understood. Raises BadParameter."""
+        if mode := self.OTHERS.get(str(value).lower()):
+            click.echo(f"--mode {value}: called {mode} here", err=True)
+        return super().convert(mode or value, param, ctx)
 
 
 class Price(click.FloatRange):

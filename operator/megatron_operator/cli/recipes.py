@@ -11,6 +11,7 @@ from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import (
     CATALOG_DIRECTORY,
     Count,
+    ModeChoice,
     complete_accelerator,
     complete_recipe,
     single_option,
@@ -39,7 +40,7 @@ def command(ctx: click.Context) -> None:
 
 @command.command("list")
 @single_option("--family", metavar="NAME", help="Only recipes of this family.")
-@single_option("--mode", type=click.Choice(["pretrain", "sft", "lora"]), help="Only recipes of this purpose.")
+@single_option("--mode", type=ModeChoice(), help="Only recipes of this purpose.")
 @single_option("--engine", type=click.Choice(["megatron", "bridge"]), help="Only recipes of this engine.")
 @single_option("--gpus", type=Count(min=1), metavar="N", help="Only those published for N accelerators.")
 @single_option(

@@ -10,6 +10,7 @@ from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import (
     CATALOG_DIRECTORY,
     Count,
+    ModeChoice,
     complete_accelerator,
     complete_recipe,
     single_option,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 @single_option("--accelerator", metavar="TYPE", shell_complete=complete_accelerator, help="Accelerator type.")
 @click.option(
     "--mode",
-    type=click.Choice(["pretrain", "sft", "lora"]),
+    type=ModeChoice(),
     default="pretrain",
     show_default=True,
     help="Purpose.",
@@ -57,7 +58,8 @@ def command(
 ) -> None:
     """Find the recipe for a model, a mode and a number of GPUs, with reasons and runners-up.
 
-    Exits with 2 where the recipe does not fit, after printing what would.
+    Exits with 2 where the recipe does not fit, or the operator starts none of a size or
+    kind, after printing what fits.
 
     \b
     megatron recommend --model llama3 --gpus 64 --accelerator h100-sxm
@@ -67,15 +69,19 @@ def command(
     """
     from megatron_operator.cli.limits import planning_limits
     from megatron_operator.cli.planning import load_catalog, load_platform
+    from megatron_operator.planner.instead import names_one_model, what_fits
     from megatron_operator.planner.recommend import Query, recommend
 
     query = Query(model, gpus, accelerator, mode, seq_length)
-    found = recommend(query, load_platform(platform), load_catalog(catalog), planning_limits)
+    on, library = load_platform(platform), load_catalog(catalog)
+    found = recommend(query, on, library, planning_limits)
+    none_starts = model is not None and not names_one_model(model) and not found[0].runnable
     if output != "table":
         printing.print_data([_document(recommendation, query) for recommendation in found], output)
     else:
-        _print(found, query)
-    if found[0].plan is None:
+        fits = what_fits(query, found, on, library, planning_limits) if none_starts else None
+        _print(found, query, fits)
+    if found[0].plan is None or none_starts:
         raise click.exceptions.Exit(printing.EXIT_INVALID)
 
 
@@ -88,8 +94,15 @@ _COLUMNS = (
 )
 
 
-def _print(found: "list[Recommendation]", query: "Query") -> None:
+def _print(found: "list[Recommendation]", query: "Query", fits: list[str] | None) -> None:
+    """The best and the others; `fits`, unless None, is what the operator starts, as it starts none of them."""
     best, *others = found
+    if fits is not None:
+        gpus = f"{query.gpus} GPU{'s' if query.gpus > 1 else ''}"
+        start = f"The operator starts no {query.mode} recipe for {query.model} on {gpus}"
+        instead = f"; it starts {', or '.join(fits)}" if fits else ""
+        print_item("", f"{start}{instead}. Nearest:")
+        click.echo()
     if best.plan is None:
         click.secho(
             f"{best.entry.name} does not fit on {query.gpus} GPU{'s' if query.gpus > 1 else ''}", bold=True

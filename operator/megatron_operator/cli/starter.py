@@ -4,7 +4,6 @@ A line that begins with `#name:` is a setting that can be switched on by removin
 """
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from megatron_operator.cli.planning import refusals
 from megatron_operator.cli.timeline import format_duration
 from megatron_operator.planner import PlannedRun, admit
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
+from megatron_operator.planner.instead import names_one_model, what_fits
 from megatron_operator.planner.recommend import Query, recommend
 
 KEEP = 3
@@ -33,8 +33,6 @@ _BYTES_PER_PARAMETER = 14
 """Of a checkpoint: BF16 weights, FP32 master weights, and Adam's two moments in FP32."""
 _SAVE_SECONDS = 1800.0
 """Time between two checkpoints."""
-_ANY_MODEL = re.compile(r"[\d.]+[bmt]|moe|dense|vlm|vision|audio|diffusion")
-"""What `recommend` takes for a size or a kind: many models are meant."""
 _LAYOUT = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -77,7 +75,23 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
             raise InvalidRecipeError(refused)
         remark = _unusual(entry, platform.accelerators[accelerator].known_as(accelerator), count)
         return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned, remark))
+    if request.gpus is not None and (instead := _instead(request, entry, request.gpus, platform, catalog)):
+        failed = [*failed, instead]
     raise InvalidRecipeError(failed)
+
+
+def _instead(
+    request: Request, entry: Entry, gpus: int, platform: PlatformConfig, catalog: Catalog
+) -> FieldError | None:
+    """What fits where a recipe that was named does not."""
+    mode = request.mode or entry.modes[0]
+    query = Query(entry.name, gpus, request.accelerator, mode, None)
+    try:
+        found = recommend(query, platform, catalog, planning_limits)
+    except InvalidRecipeError:
+        return None
+    fits = what_fits(query, found, platform, catalog, planning_limits)
+    return FieldError(entry.name, f"does not fit on {gpus}", f"take {', or '.join(fits)}") if fits else None
 
 
 def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tuple[str, Entry]:
@@ -106,14 +120,16 @@ def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tup
             [replace(e, field="MODEL" if e.field == "--model" else e.field) for e in nothing.errors]
         ) from None
     best = found[0]
-    if request.model is None or _ANY_MODEL.fullmatch(request.model.lower()):
+    if not names_one_model(request.model):
         # No model is named: take the first that the operator can start.
         best = next((each for each in found if each.runnable), best)
         if not best.runnable:
             message = f"no recipe that the operator can start fits on {request.gpus} GPUs"
-            would = [] if best.plan else best.reasons[1:]
-            fix = "; ".join((f"nearest: {best.entry.name}", *would)) if would else "give more GPUs"
-            raise CommandError(request.model or "--gpus", message, f"{fix}; see megatron recommend")
+            fits = what_fits(query, found, platform, catalog, planning_limits)
+            starts = any(each.entry.starts for each in found)
+            more = "give more GPUs" if starts else f"{best.entry.name} is run by Megatron-Bridge alone"
+            fix = f"take {', or '.join(fits)}" if fits else f"{more}; see megatron recommend"
+            raise CommandError(request.model or "--gpus", message, fix)
     if best.plan is None:
         raise CommandError(
             request.model or "megatron init",

@@ -156,6 +156,8 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
             not is_language_model(entry) and (found.by != "kind" or query.model is None),
             found.factor,
             stretched,
+            # Many models are of a kind: those that the operator can start come first.
+            found.by == "kind" and query.model is not None and not entry.starts,
             not suits,
             # A name decides by itself; otherwise prefer what this operator can start.
             found.by != "name" and not entry.starts,
@@ -273,6 +275,12 @@ def _reasons(
         yield f"its layout is planned; one for {layout.title} is published"
     else:
         yield "its layout is planned"
+    if split := _splitting_function(entry, query.seq_length):
+        yield (
+            f"{split.function} is published for these sequences, with CP "
+            f"{split.parallelism.context_parallel_size} on {split.title}; the operator does not start it,"
+            " as it splits samples over ranks"
+        )
     if found.context_parallel_size > 1:
         yield f"context parallelism {found.context_parallel_size} splits the long sequence"
     if found.expert_model_parallel_size > 1:
@@ -287,13 +295,40 @@ def _reasons(
         yield "run by Megatron-Bridge, whose loop this operator does not start yet"
 
 
+def _splitting_function(entry: Entry, seq_length: int | None) -> PublishedLayout | None:
+    """A function for sequences of this length that the operator does not start because of its CP."""
+    for each in entry.layouts if entry.starts and seq_length else ():
+        cp = each.parallelism.context_parallel_size or 1
+        if cp > 1 and each.training.seq_length == seq_length and not entry.can_start(each):
+            return each
+    return None
+
+
 def _what_would(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> Iterator[str]:
-    """What fits where the entry does not: a count that is published for it, another mode."""
+    """What fits where the entry does not: a count or hardware that is published for it, another mode."""
     counts = sorted({each.count for each in entry.usable_layouts if hardware in each.accelerators})
     if more := [count for count in counts if count > query.gpus]:
         yield f"{more[0]} x {hardware} fits: that layout is published"
-    if hint := _other_mode(query, hardware, catalog):
+    elsewhere = {each.accelerators[0]: None for each in entry.usable_layouts if each.count == query.gpus}
+    if others := [name for name in elsewhere if name != hardware]:
+        yield f"{query.gpus} x {' or '.join(others)} fits: that layout is published"
+    if hint := _other_mode(query, hardware, catalog) or _published_in_another_mode(
+        query, entry, hardware, catalog
+    ):
         yield hint
+
+
+def _published_in_another_mode(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> str | None:
+    """Another mode of the entry, and the count for which it is published; None if it is not larger."""
+    for mode in {"pretrain": ("sft", "lora"), "sft": ("lora",)}.get(query.mode, ()):
+        name = f"{entry.name.removesuffix('-sft')}-{mode}"
+        if name in catalog.names():
+            counts = [
+                each.count for each in catalog.get(name).usable_layouts if hardware in each.accelerators
+            ]
+            if counts:
+                return f"--mode {mode} is published for {min(counts)} x {hardware}: {name}"
+    return None
 
 
 def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:

@@ -158,3 +158,31 @@ def test_an_api_server_that_does_not_answer_is_no_matter_of_the_recipe(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(CommandError, match="choose the cluster with --context or --kubeconfig"):
         kubectl.Kubectl(None, None, None).recipe("mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"), [("peft", "lora"), ("PEFT", "lora"), ("finetune", "sft"), ("pretraining", "pretrain")]
+)
+def test_other_names_of_a_mode_are_understood(words: str, mode: str) -> None:
+    done = megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "--mode", words, "-o", "json")
+    assert done.exit_code == 0
+    assert done.stderr == f"--mode {words}: called {mode} here\n"
+    same = megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "--mode", mode, "-o", "json")
+    assert done.stdout == same.stdout
+
+
+def test_a_kind_of_which_the_operator_starts_nothing_is_an_error_with_the_nearest() -> None:
+    done = megatron("recommend", "--model", "diffusion", "--gpus", "8")
+    assert done.exit_code == 2
+    assert done.stdout.startswith("The operator starts no pretrain recipe for diffusion on 8 GPUs. Nearest:")
+    assert "Next: megatron args --recipe wan2.1-1.3b --gpus 8" in done.stdout
+    named = megatron("recommend", "--model", "wan2.1-1.3b", "--gpus", "8")
+    assert (named.exit_code, "Nearest" in named.stdout) == (0, False)
+
+
+@pytest.mark.parametrize("model", ["70b", "llama3-70b"])
+def test_init_names_what_fits_instead(model: str) -> None:
+    done = megatron("init", model, "--gpus", "8")
+    assert (done.exit_code, done.stdout) == (2, "")
+    take = "take llama3-70b on 16, or llama3-70b-lora on 8 (--mode lora), or llama3-8b on 8"
+    assert done.stderr.splitlines()[-1].endswith(take)

@@ -346,3 +346,23 @@ def test_a_long_sequence_is_split_by_context_parallelism() -> None:
 def test_an_unknown_model_is_rejected_with_valid_queries() -> None:
     with pytest.raises(InvalidRecipeError, match=r"no pretrain recipe like 'gemini'.*a size such as 8b"):
         choices("gemini", 8)
+
+
+def test_of_a_kind_what_the_operator_starts_comes_first() -> None:
+    runnable = [each.runnable for each in choices("moe", 64)]
+    assert runnable == sorted(runnable, reverse=True)
+    assert runnable[0]
+
+
+def test_a_function_for_the_sequences_that_is_not_started_is_named_with_the_reason() -> None:
+    best = choices("qwen3-0.6b", 8, mode="sft", seq=131072)[0]
+    assert best.plan is not None
+    [named] = [each for each in best.reasons if "qwen3_600m_sft_8gpu_h100_bf16_128k_config" in each]
+    assert "CP 8 on 8 x h100-sxm/h200; the operator does not start it" in named
+    assert not any("contextParallelSize 2, 4 or 8" in note for note in best.plan.notes)
+
+
+def test_other_hardware_and_modes_that_are_published_are_named() -> None:
+    reasons = choices("qwen3-vl-235b", 64)[0].reasons
+    assert "64 x b200 or gb200 or gb300 fits: that layout is published" in reasons
+    assert reasons[-1] == "--mode sft is published for 32 x h100-sxm: qwen3-vl-235b-a22b-sft"

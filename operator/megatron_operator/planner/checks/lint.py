@@ -135,10 +135,13 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
     memory, length = plan.memory_per_gpu, resolved.training.seq_length or 0
     if memory and plan.context_parallel_size == 1 and length > 2 * TOKENS_PER_CP_RANK:
         share = memory.activations / memory.total
-        notes.append(
-            f"sequences of {length} on CP 1: activations are {share:.0%} of the memory; contextParallelSize "
-            "2, 4 or 8 splits them"
-        )
+        # Functions of Megatron-Bridge that the operator starts do not split samples over ranks.
+        remedy = "contextParallelSize 2, 4 or 8 splits them"
+        if resolved.engine == "bridge":
+            remedy = (
+                "tensorModelParallelSize splits them, contextParallelSize is not passed to Megatron-Bridge"
+            )
+        notes.append(f"sequences of {length} on CP 1: activations are {share:.0%} of the memory; {remedy}")
     generation = hardware.generation(resolved.accelerator_type, resolved.profile)
     overlaps = model.num_experts and resolved.megatron_args.get(EXPERT_OVERLAP)
     if overlaps and generation is hardware.Generation.HOPPER:
