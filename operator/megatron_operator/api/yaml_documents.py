@@ -171,4 +171,6 @@ def _check(text: str) -> None:
 
 def _translated(problem: yaml.YAMLError) -> YamlError:
     text = getattr(problem, "problem", None) or " ".join(str(problem).split())
+    if "cannot start any token" in text:
+        text = "no value begins with this character; indent with spaces, and quote ` and @"
     return YamlError(text, getattr(problem, "problem_mark", None))

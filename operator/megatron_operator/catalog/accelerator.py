@@ -23,9 +23,9 @@ def select_accelerator(
     """
     profiles = platform.accelerators
     available = ", ".join(sorted(profiles)) or "none"
-    name = (
-        asked.type or platform.default_accelerator or (next(iter(profiles)) if len(profiles) == 1 else None)
-    )
+    name = asked.type
+    if name is None:
+        name = platform.default_accelerator or (next(iter(profiles)) if len(profiles) == 1 else None)
     if name is None:
         return FieldError(
             "spec.accelerator.type",
@@ -47,7 +47,7 @@ def select_accelerator(
     if name not in profiles:
         if asked.type and (reason := without_cuda(name)):
             return FieldError("spec.accelerator.type", f"{shown(name)} {reason}", f"use one of: {available}")
-        source = "" if asked.type else " (the platform's default)"
+        source = "" if asked.type is not None else " (the platform's default)"
         return FieldError(
             "spec.accelerator.type",
             f"the platform has no accelerator {shown(name)}{source}",

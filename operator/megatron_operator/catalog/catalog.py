@@ -179,7 +179,7 @@ class Catalog:
         known = [*self.names(), *self._aliases, *self._functions]
         trained_by = hugging_face.entry_of(name)
         of_that_model = [trained_by] if trained_by in known else []
-        near = of_that_model or difflib.get_close_matches(name[:100], known, n=3, cutoff=0.5)
+        near = of_that_model or difflib.get_close_matches(name[:100].lower(), known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         broken = "".join(f"; {problem}" for problem in self.problems)
         return FieldError(

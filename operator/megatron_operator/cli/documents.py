@@ -8,6 +8,9 @@ from megatron_operator.api import yaml_documents
 from megatron_operator.api.labels import KIND
 from megatron_operator.cli.errors import CommandError
 
+_WORDS = {str: "text", list: "a list", int: "a number", float: "a number", bool: "a truth value"}
+"""What a document that is no object is called."""
+
 
 def parse_value(text: str) -> Any:
     """One YAML value of `--set PATH=VALUE`. Raises CommandError."""
@@ -35,24 +38,44 @@ def read_recipes(path: Path) -> list[dict[str, Any]]:
         raise _invalid(path, problem) from None
     found = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if found:
+        _check_names(path, found)
         return found
     kinds = ", ".join(_kind(document) for document in documents[:8])
-    raise CommandError(str(path), f"has no {KIND} (found: {kinds or 'nothing'})", "give a recipe file")
+    raise CommandError(_label(path), f"has no {KIND} (found: {kinds or 'nothing'})", "give a recipe file")
+
+
+def _check_names(path: Path, recipes: list[dict[str, Any]]) -> None:
+    """Raise CommandError where two recipes are one object: the later one would replace the other."""
+    seen = set()
+    for recipe in recipes:
+        metadata = recipe.get("metadata")
+        if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
+            key = str(metadata.get("namespace")), metadata["name"]
+            if key in seen:
+                which = f"has two recipes {metadata['name']!r:.80} in one namespace"
+                raise CommandError(_label(path), f"{which}, of which kubectl keeps the last", "rename one")
+            seen.add(key)
 
 
 def _kind(document: object) -> str:
     if not isinstance(document, dict):
-        return type(document).__name__
+        return _WORDS.get(type(document), "a value")
     return f"{document['kind']!s:.40}" if document.get("kind") else "an object without kind"
 
 
 def _read(path: Path) -> str:
+    if str(path) == "-" and sys.stdin is None:
+        raise CommandError("standard input", "is closed", "give the recipe on it, or -f FILE")
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else "not a text file"
-        raise CommandError(str(path), reason.lower(), "give a readable file") from None
+        raise CommandError(_label(path), reason.lower(), "give a readable file") from None
 
 
 def _invalid(path: Path, problem: yaml_documents.YamlError) -> CommandError:
-    return CommandError(str(path), str(problem), "correct the file")
+    return CommandError(_label(path), str(problem), "correct the file")
+
+
+def _label(path: Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)

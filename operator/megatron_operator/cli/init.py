@@ -74,6 +74,8 @@ def _write(file: Path, text: str, force: bool) -> None:
         with file.open("w" if force else "x") as opened:
             opened.write(text)
     except FileExistsError:
+        if file.is_dir():
+            raise CommandError(f"--output {file}", "is a directory", "name a file in it") from None
         raise CommandError(
             f"--output {file}", "exists already", "choose another name, or replace it with --force"
         ) from None

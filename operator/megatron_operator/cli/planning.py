@@ -62,6 +62,8 @@ def refusals(planned: PlannedRun) -> list[FieldError]:
 def load_catalog(directory: Path | None) -> catalog.Catalog:
     """The catalog with the recipes of a directory; what cannot be read there goes to standard error."""
     library = catalog.load(directory)
+    if directory and directory.is_dir() and not any(directory.glob("*.y*ml")):
+        click.echo(f"warning: {directory}: has no YAML files; name the directory of the catalog's", err=True)
     for problem in library.problems:
         click.echo(f"warning: {problem}", err=True)
     return library

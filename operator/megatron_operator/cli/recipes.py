@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.cli import printing
 from megatron_operator.cli.inputs import (
     CATALOG_DIRECTORY,
@@ -124,7 +126,11 @@ def show(name: str, catalog: Path | None, output: str) -> None:
     """
     from megatron_operator.cli.planning import load_catalog
 
-    entry = load_catalog(catalog).get(name)
+    try:
+        entry = load_catalog(catalog).get(name)
+    except InvalidRecipeError as unknown:
+        fixes = [replace(each, fix=each.fix.partition("; or set model")[0]) for each in unknown.errors]
+        raise InvalidRecipeError([replace(each, field="NAME") for each in fixes]) from None
     shown = entry.wire()
     if output == "json":
         printing.print_data(shown, "json")

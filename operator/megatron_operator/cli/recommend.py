@@ -95,7 +95,7 @@ _COLUMNS = (
 
 
 def _print(found: "list[Recommendation]", query: "Query", fits: list[str] | None) -> None:
-    """The best and the others; `fits`, unless None, is what the operator starts, as it starts none of them."""
+    """The best and the others; `fits` is None, or what the operator starts where it starts none of them."""
     best, *others = found
     if fits is not None:
         gpus = f"{query.gpus} GPU{'s' if query.gpus > 1 else ''}"

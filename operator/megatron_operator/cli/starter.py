@@ -107,7 +107,9 @@ def _recipe(request: Request, platform: PlatformConfig, catalog: Catalog) -> tup
                 return (request.model if catalog.function(request.model) else entry.name), entry
     if request.gpus is None:
         if unknown is not None:
-            raise unknown
+            [problem] = unknown.errors
+            fix = problem.fix.partition("; or set model")[0]
+            raise InvalidRecipeError([replace(problem, field="MODEL", fix=fix)])
         what = "no MODEL is named" if request.model is None else f"{request.model} is not for {request.mode}"
         raise CommandError(
             "--gpus", f"is not given, and {what}", "give --gpus N to have a recipe recommended"

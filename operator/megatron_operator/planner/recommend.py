@@ -305,7 +305,12 @@ def _splitting_function(entry: Entry, seq_length: int | None) -> PublishedLayout
 
 
 def _what_would(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> Iterator[str]:
-    """What fits where the entry does not: a count or hardware that is published for it, another mode."""
+    """What fits where the entry does not: a count or hardware that is published for it, another mode.
+
+    Nothing for sequences of another length than its own, for which nothing is published.
+    """
+    if query.seq_length not in (None, entry.training.seq_length):
+        return
     counts = sorted({each.count for each in entry.usable_layouts if hardware in each.accelerators})
     if more := [count for count in counts if count > query.gpus]:
         yield f"{more[0]} x {hardware} fits: that layout is published"

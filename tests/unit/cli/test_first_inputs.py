@@ -7,6 +7,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from megatron_operator.cli import kubectl
+from megatron_operator.cli.documents import read_recipes
 from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.main import cli
 
@@ -186,3 +187,67 @@ def test_init_names_what_fits_instead(model: str) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     take = "take llama3-70b on 16, or llama3-70b-lora on 8 (--mode lora), or llama3-8b on 8"
     assert done.stderr.splitlines()[-1].endswith(take)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("- a list", "has no MegatronRecipe (found: a list); give a recipe file"),
+        ("only text", "has no MegatronRecipe (found: text); give a recipe file"),
+        (
+            "spec:\n\trecipe: x",
+            "invalid YAML in line 2: no value begins with this character; indent with spaces",
+        ),
+        (f"{yaml.safe_dump(RECIPE)}---\n{yaml.safe_dump(RECIPE)}", "has two recipes 'mine' in one namespace"),
+    ],
+)
+def test_files_that_are_no_recipes_are_refused_in_words(folder: Path, text: str, answer: str) -> None:
+    (folder / "odd.yaml").write_text(text)
+    done = megatron("validate", "-f", "odd.yaml")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"odd.yaml: {answer}")
+
+
+def test_recipes_of_the_same_name_in_other_namespaces_are_two_objects(folder: Path) -> None:
+    other = RECIPE | {"metadata": {"name": "mine", "namespace": "research"}}
+    (folder / "two.yaml").write_text(f"{yaml.safe_dump(RECIPE)}---\n{yaml.safe_dump(other)}")
+    assert megatron("validate", "-f", "two.yaml").exit_code == 0
+
+
+def test_standard_input_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = CliRunner().invoke(cli, ["validate", "-f", "-"], input="", catch_exceptions=False)
+    assert done.stderr == "standard input: has no MegatronRecipe (found: nothing); give a recipe file\n"
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(CommandError, match="is closed"):
+        read_recipes(Path("-"))
+
+
+def test_a_name_in_capital_letters_gets_a_suggestion() -> None:
+    for words in (("recipes", "show"), ("init",)):
+        done = megatron(*words, "LLAMA3-8B")
+        assert done.exit_code == 2
+        assert "the catalog has no recipe 'LLAMA3-8B'; did you mean llama3-8b" in done.stderr
+        assert "set model and training" not in done.stderr
+
+
+def test_an_empty_accelerator_is_not_the_default_one() -> None:
+    done = megatron("plan", "--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "")
+    assert done.exit_code == 2
+    assert "spec.accelerator.type: the platform has no accelerator ''; use one of" in done.stderr
+
+
+def test_init_into_a_directory_asks_for_a_file(folder: Path) -> None:
+    done = megatron("init", "llama3-8b", "-o", str(folder))
+    assert (done.exit_code, done.stderr) == (2, f"--output {folder}: is a directory; name a file in it\n")
+
+
+def test_a_catalog_directory_without_files_causes_a_warning(folder: Path) -> None:
+    done = megatron("plan", *LLAMA, "--catalog", str(folder))
+    assert done.exit_code == 0
+    assert "has no YAML files" in done.stderr
+
+
+def test_what_is_published_for_shorter_sequences_is_no_hint_for_longer_ones() -> None:
+    done = megatron("recommend", "--model", "llama3-8b", "--gpus", "8", "--seq-length", "100000000")
+    assert done.exit_code == 2
+    assert "published" not in done.stdout.partition("RUNNERS-UP")[0]
