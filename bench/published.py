@@ -148,7 +148,7 @@ def _numerics(entry: Mapping[str, Any]) -> Numerics:
 
 
 def name_of(entry: Mapping[str, Any]) -> str:
-    """Model, accelerators, precision and layout in one line, with what tells runs of one layout apart."""
+    """Model, accelerators, precision and layout in one line, with what distinguishes runs of one layout."""
     sizes = [f"{key.upper()}{entry[key]}" for key in ("tp", "pp", "vp", "cp", "ep") if entry.get(key, 1) > 1]
     words = [entry["model"], f"{entry['count']} x {entry['accelerator']}", entry["precision"], *sizes]
     if "full" in entry:

@@ -64,7 +64,7 @@ class ModeChoice(click.Choice[str]):
         super().__init__(["pretrain", "sft", "lora"])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The mode; says on standard error that another name was understood. Raises BadParameter."""
+        """The mode; another name that is understood is reported on standard error. Raises BadParameter."""
         if mode := self.OTHERS.get(str(value).lower()):
             click.echo(f"--mode {value}: called {mode} here", err=True)
         return super().convert(mode or value, param, ctx)

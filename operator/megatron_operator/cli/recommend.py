@@ -75,7 +75,8 @@ def command(
     query = Query(model, gpus, accelerator, mode, seq_length)
     on, library = load_platform(platform), load_catalog(catalog)
     found = recommend(query, on, library, planning_limits)
-    none_starts = model is not None and not names_one_model(model) and not found[0].runnable
+    asks_for_many = model is not None and not names_one_model(model)
+    none_starts = asks_for_many and found[0].plan is not None and not found[0].runnable
     if output != "table":
         printing.print_data([_document(recommendation, query) for recommendation in found], output)
     else:
