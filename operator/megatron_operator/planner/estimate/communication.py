@@ -2,6 +2,7 @@
 
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.workload import Workload
 
 
@@ -24,18 +25,18 @@ class CommunicationModel:
         """Seconds to move `moved` bytes within a group that spans `span` ranks."""
         return moved / (self._link if span <= self._domain else self._network)
 
-    def tensor(self, *, moe: bool) -> float:
+    def tensor(self, kind: LayerKind) -> float:
         """Tensor-parallel communication of one layer, forward and backward, for one micro batch.
 
         With sequence parallelism an all-gather and a reduce-scatter each around attention and the
         feed-forward network, in both directions: 8 x (t - 1)/t x 2 s b h bytes, where t is TP
         (arXiv:2205.05198, section 4.2.2). Without it, four all-reduces of the same volume. Experts replace
-        the second pair with their own exchange.
+        the second pair with their own exchange, and a layer of a hybrid model has one of the two.
         """
         w = self._w
         if w.dims.tp == 1:
             return 0.0
-        pairs = 4 if moe and not w.shape.shared_ffn else 8
+        pairs = 4 * (kind.parts - (kind.is_moe and not w.shape.shared_ffn))
         seconds = self._seconds(
             pairs * (w.dims.tp - 1) / w.dims.tp * 2 * w.tokens * w.shape.hidden, w.dims.tp
         )
@@ -76,7 +77,7 @@ class CommunicationModel:
             * 2
             * w.tokens
             / w.dims.tp
-            * shape.hidden
+            * shape.expert_hidden
             * shape.topk
             * w.dims.etp
             * (w.dims.ep - 1)

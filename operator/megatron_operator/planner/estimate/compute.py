@@ -1,11 +1,20 @@
 """Seconds of computation of one rank: matrix products, attention, memory-bound kernels."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.layers import LayerKind
+from megatron_operator.planner.estimate.products import (
+    MatMul,
+    adapter_products,
+    layer_products,
+    mixed_width,
+    recomputed_products,
+    scan_bytes,
+)
 from megatron_operator.planner.estimate.workload import Workload
 
 _BIAS_BYTES = 68
@@ -37,29 +46,6 @@ class ComputeTime:
         return self.matmul + self.attention + self.elementwise
 
 
-_NOTHING = ComputeTime(0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class MatMul:
-    """A matrix product of `rows` x `inner` by `inner` x `columns`, `count` of them in one launch."""
-
-    rows: float
-    inner: float
-    columns: float
-    count: float = 1
-
-    def work(self, edge: float) -> float:
-        """FLOPs including partly filled tiles: each dimension costs `edge` elements more than it has."""
-        return 2 * (self.rows + edge) * (self.inner + edge) * (self.columns + edge) * self.count
-
-    @property
-    def operands(self) -> tuple[float, float, float]:
-        """Elements of the input, the weight and the result, of all `count` products."""
-        rows, inner, columns = self.count * self.rows, self.inner, self.columns
-        return rows * inner, self.count * inner * columns, rows * columns
-
-
 class ComputeModel:
     """Computation of one workload on one accelerator. All methods return seconds of one rank."""
 
@@ -68,21 +54,15 @@ class ComputeModel:
         reached = constants.reached(on.architecture)
         self._bf16, self._fp8 = on.bf16 * reached, (on.fp8 or on.bf16) * reached
         self._sequence_split = w.dims.tp if w.split_sequence else 1
+        self._computed: dict[LayerKind, ComputeTime] = {}
 
-    def layers(self, stage: int) -> tuple[int, int]:
-        """Numbers of layers of a stage without and with experts.
-
-        Multi-token-prediction layers count in the last stage.
-        """
+    def layers(self, stage: int) -> Mapping[LayerKind, int]:
+        """How many layers of each kind a stage computes, with multi-token predictions in the last stage."""
         w = self._w
-        moe = w.moe_of_stage[stage]
-        dense = w.stage_layers[stage] - moe
-        if stage == w.dims.pp - 1 and w.shape.mtp_layers:
-            if w.shape.moe_layers[-1]:
-                moe += w.shape.mtp_layers
-            else:
-                dense += w.shape.mtp_layers
-        return dense, moe
+        layers = Counter(w.kinds_of_stage[stage])
+        if stage == w.dims.pp - 1:
+            layers.update(w.shape.mtp_layers * w.shape.mtp_kinds)
+        return layers
 
     def _output(self, stage: int) -> float:
         """Output layer and loss of the last stage, again for each multi-token prediction; always BF16.
@@ -102,12 +82,11 @@ class ComputeModel:
 
         The output layer counts as a matrix product.
         """
-        dense, moe = self.layers(stage)
-        plain, mixed = self._dense if dense else _NOTHING, self._moe if moe else _NOTHING
+        layers = [(self._of_kind(kind), count) for kind, count in self.layers(stage).items()]
         return ComputeTime(
-            matmul=dense * plain.matmul + moe * mixed.matmul + self._output(stage),
-            attention=dense * plain.attention + moe * mixed.attention,
-            elementwise=dense * plain.elementwise + moe * mixed.elementwise,
+            matmul=sum(count * each.matmul for each, count in layers) + self._output(stage),
+            attention=sum(count * each.attention for each, count in layers),
+            elementwise=sum(count * each.elementwise for each, count in layers),
         )
 
     def optimizer(self, held: tuple[float, float, float]) -> float:
@@ -123,29 +102,35 @@ class ComputeModel:
         moved = part * (2 * n.optimizer + 2 * n.gradient + n.weight) + sum(held) * n.gradient
         return moved / (self._on.memory_bandwidth * self._c.memory)
 
-    @cached_property
-    def _dense(self) -> ComputeTime:
-        """One micro batch in a dense layer."""
-        return self._layer(moe=False)
+    def _of_kind(self, kind: LayerKind) -> ComputeTime:
+        """One micro batch in a layer of this kind."""
+        if kind not in self._computed:
+            self._computed[kind] = self._layer(kind)
+        return self._computed[kind]
 
-    @cached_property
-    def _moe(self) -> ComputeTime:
-        """One micro batch in a layer with experts."""
-        return self._layer(moe=True)
-
-    def _layer(self, *, moe: bool) -> ComputeTime:
+    def _layer(self, kind: LayerKind) -> ComputeTime:
         w = self._w
-        products = [*_attention_products(w), *(_expert_products(w) if moe else _dense_products(w))]
-        added = _adapter_products(w)
+        added = adapter_products(w) if kind.mixer == "attention" else []
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
-        again = _recomputed_products(w, moe=moe)
+        mixing = self._scan(kind) if kind.mixer in ("mamba", "delta") else 0.0
         return ComputeTime(
-            matmul=sum(self._product(product, passes=factor) for product in products)
+            matmul=sum(self._product(product, passes=factor) for product in layer_products(w, kind))
             + sum(self._product(product, passes=factor, frozen=False) for product in added)
-            + sum(self._product(product, passes=1) for product in again),
-            attention=self._attention(),
-            elementwise=self._elementwise(moe=moe) * factor / _FORWARD_AND_BACKWARD,
+            + sum(self._product(product, passes=1) for product in recomputed_products(w, kind)),
+            attention=self._attention() if kind.mixer == "attention" else 0.0,
+            elementwise=(self._elementwise(kind) + mixing) * factor / _FORWARD_AND_BACKWARD,
         )
+
+    def _scan(self, kind: LayerKind) -> float:
+        """Seconds of the kernels of a Mamba-2 layer or a gated delta net between its projections, forward and
+        backward.
+
+        Own derivation: they are Triton kernels bound by memory, whose bytes are counted and move at the share
+        `scan` of the bandwidth.
+        """
+        w = self._w
+        moved = scan_bytes(w, kind) * w.tokens / w.dims.tp
+        return moved / (self._on.memory_bandwidth * self._c.scan)
 
     def waiting(self, stage: int, working: float) -> float:
         """Seconds that a micro batch, `working` seconds long, waits for the host to launch its kernels.
@@ -155,10 +140,13 @@ class ComputeModel:
         none.
         """
         c, again = self._c, self._recomputed_share if self._w.recompute.granularity == "full" else 0.0
-        dense, moe = self.layers(stage)
         left = {"none": 1.0, "partial": c.graph, "full": 0.0}[self._w.execution.graphs]
         launches = left * (c.fp8_launches if self._w.numerics.fp8 else 1) * (1 + again / 3)
+        layers = self.layers(stage)
+        moe = sum(count for kind, count in layers.items() if kind.is_moe)
         experts = moe * c.expert_layer_seconds * launches
+        # A layer with one part has half of the kernels.
+        dense = sum(count * kind.parts / 2 for kind, count in layers.items() if not kind.is_moe)
         host = dense * c.layer_seconds * launches + experts
         return max(0.0, host - working) + c.expert_wait * min(experts, working)
 
@@ -228,30 +216,35 @@ class ComputeModel:
             return frozenset()
         return recompute.modules or frozenset({"core_attn"})
 
-    def _elementwise(self, *, moe: bool) -> float:
+    def _elementwise(self, kind: LayerKind) -> float:
         """Seconds of norms, residuals with dropout, rotation, activation, casts and permutation.
 
-        Own derivation. Bytes moved per token in the forward pass, where h is the hidden size: two norms 4 h
-        each, two residuals 6 h each, rotation 4 per query and key element, activation 6 (gated) or 4 per
-        element. A cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns.
+        Own derivation. Bytes moved per token in the forward pass, where h is the hidden size: for each part of
+        the layer a norm, 4 h, and a residual, 6 h; rotation 4 per query and key element, activation 6 (gated)
+        or 4 per element, and without a fused kernel 4 more; the gate of the attention 6 per element. A cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns.
         A token is permuted in both directions for each of its experts, 8 h; the bias of their output is added
         unfused. The backward pass moves twice as much.
         """
         w, shape = self._w, self._w.shape
-        rotated = shape.heads * shape.head_dim + shape.groups * shape.head_dim
-        moved = 20.0 * shape.hidden + 4 * rotated
-        inputs = 2 * shape.hidden + shape.heads * shape.head_dim
-        activation = 6 if shape.gated else 4
-        if moe:
+        moved = (10.0 + 4 * (shape.norms - 1)) * kind.parts * shape.hidden
+        inputs = shape.hidden * kind.parts
+        if kind.mixer == "attention":
+            heads = shape.heads * shape.head_dim
+            moved += 4 * (heads + shape.groups * shape.head_dim) + (6 * heads if shape.gate else 0)
+            inputs += heads
+        elif kind.mixer is not None:
+            inputs += mixed_width(shape, kind)
+        activation = (6 if shape.gated else 4) + (4 if shape.gelu_gate else 0)
+        if kind.is_moe:
             width = shape.topk * shape.expert_ffn + shape.shared_ffn
-            moved += 8 * shape.topk * shape.hidden + activation * width
-            inputs += shape.topk * shape.hidden + width
-        else:
+            moved += 8 * shape.topk * shape.expert_hidden + activation * width
+            inputs += shape.topk * shape.expert_hidden + width
+        elif kind.feed_forward is not None:
             moved += activation * shape.ffn
             inputs += shape.ffn
         if w.numerics.fp8:
             moved += (8 if w.numerics.block_scaled else 4) * inputs
-        eager = self._eager_bytes() if moe else 0.0
+        eager = self._eager_bytes() if kind.is_moe else 0.0
         moved = _FORWARD_AND_BACKWARD * moved / self._c.memory + eager / self._c.eager
         return moved * w.tokens / self._sequence_split / self._on.memory_bandwidth
 
@@ -276,83 +269,3 @@ def _keys(w: Workload) -> float:
     if w.shape.window is None:
         return every
     return w.shape.windowed * min(every, w.shape.window + 128) + (1 - w.shape.windowed) * every
-
-
-def _attention_products(w: Workload) -> list[MatMul]:
-    """Linear layers of attention on one tensor-parallel rank, with the shapes of Megatron's `SelfAttention`
-    or, for latent attention, `MLASelfAttention`."""
-    shape, rows = w.shape, w.tokens
-    if shape.latent is None:
-        width = shape.heads * shape.head_dim
-        return [
-            MatMul(rows, shape.hidden, (width + 2 * shape.groups * shape.head_dim) / w.dims.tp),
-            MatMul(rows, width / w.dims.tp, shape.hidden),
-        ]
-    m = shape.latent
-    split = w.dims.tp if w.split_sequence else 1
-    query, value = shape.heads * (m.qk_dim + m.rope_dim), shape.heads * m.v_dim
-    products = [
-        MatMul(rows / split, shape.hidden, m.kv_rank + m.rope_dim),
-        MatMul(rows, m.kv_rank, shape.heads * (m.qk_dim + m.v_dim) / w.dims.tp),
-        MatMul(rows, value / w.dims.tp, shape.hidden),
-    ]
-    if m.q_rank is None:
-        return [*products, MatMul(rows, shape.hidden, query / w.dims.tp)]
-    return [
-        *products,
-        MatMul(rows / split, shape.hidden, m.q_rank),
-        MatMul(rows, m.q_rank, query / w.dims.tp),
-    ]
-
-
-def _feed_forward(shape: ModelShape, rows: float, width: float) -> list[MatMul]:
-    return [MatMul(rows, shape.hidden, (2 if shape.gated else 1) * width), MatMul(rows, width, shape.hidden)]
-
-
-def _dense_products(w: Workload) -> list[MatMul]:
-    return _feed_forward(w.shape, w.tokens, w.shape.ffn / w.dims.tp)
-
-
-def _expert_products(w: Workload) -> list[MatMul]:
-    """The experts of a rank, with tokens routed evenly, and its share of the shared experts.
-
-    Own derivation: a rank computes s b k e / t rows for all of its experts, where s b are the tokens of a
-    micro batch on one context-parallel rank, k the experts per token, e is ETP and t is TP.
-    """
-    shape = w.shape
-    local = shape.experts / w.dims.ep
-    rows = w.tokens * shape.topk * w.dims.etp / w.dims.tp / local
-    width = shape.expert_ffn / w.dims.etp
-    products = [
-        MatMul(rows, shape.hidden, (2 if shape.gated else 1) * width, count=local),
-        MatMul(rows, width, shape.hidden, count=local),
-    ]
-    return products + (
-        _feed_forward(shape, w.tokens, shape.shared_ffn / w.dims.tp) if shape.shared_ffn else []
-    )
-
-
-def _adapter_products(w: Workload) -> list[MatMul]:
-    """The two products of each adapter of a dense layer."""
-    if w.adapters is None:
-        return []
-    rows, dim = w.tokens, w.adapters.dim
-    products = []
-    for inputs, outputs in w.adapters.widths(w.shape):
-        products += [MatMul(rows, inputs, dim / w.dims.tp), MatMul(rows, dim, outputs / w.dims.tp)]
-    return products
-
-
-def _recomputed_products(w: Workload, *, moe: bool) -> list[MatMul]:
-    """Products that selective recomputation repeats."""
-    modules = w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
-    again: list[MatMul] = []
-    if "mla_up_proj" in modules and w.shape.latent is not None:
-        again += [
-            p for p in _attention_products(w) if p.inner in (w.shape.latent.q_rank, w.shape.latent.kv_rank)
-        ]
-    if "mlp" in modules and not moe:
-        again += _dense_products(w)
-    if "moe" in modules and moe:
-        again += _expert_products(w)
-    return again

@@ -2,8 +2,8 @@
 
 States follow `megatron/training/theoretical_memory_usage.py` of megatron-core 0.19.2, and so do activations
 of a GPT. What that file does not cover (query groups, gated products, experts, latent attention, context
-parallelism, FP8, full recomputation, uneven stages, the stages after the first) follows the tensors that
-Megatron keeps.
+parallelism, FP8, full recomputation, uneven stages, the stages after the first, layers of hybrid models)
+follows the tensors that Megatron keeps.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,15 @@ from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import GIB
+from megatron_operator.planner.estimate.kept import layer_bytes
+from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
-from megatron_operator.planner.estimate.parameters import LayerParameters, layer_parameters, mtp_parameters
+from megatron_operator.planner.estimate.parameters import (
+    LayerParameters,
+    layer_parameters,
+    mtp_copies,
+    mtp_parameters,
+)
 from megatron_operator.planner.estimate.workload import Workload
 
 CONTEXT_BYTES = 2 * GIB
@@ -71,9 +78,9 @@ def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
 
 
 @lru_cache(maxsize=64)
-def _layers(shape: ModelShape) -> tuple[LayerParameters, LayerParameters, LayerParameters]:
-    """Parameters of a dense layer, of a layer with experts and of a multi-token-prediction layer."""
-    return layer_parameters(shape, moe=False), layer_parameters(shape, moe=True), mtp_parameters(shape)
+def _layers(shape: ModelShape) -> tuple[dict[LayerKind, LayerParameters], LayerParameters]:
+    """Parameters of a layer of each kind, and of a multi-token prediction."""
+    return {kind: layer_parameters(shape, kind) for kind in set(shape.kinds)}, mtp_parameters(shape)
 
 
 def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
@@ -84,14 +91,13 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     of the embedding.
     """
     shape = w.shape
-    dense, moe, mtp = _layers(shape)
-    moe_count = w.moe_of_stage[stage]
-    dense_count, last = w.stage_layers[stage] - moe_count, stage == w.dims.pp - 1
-    mtp_count = shape.mtp_layers if last else 0
-    tensor = dense_count * dense.tensor + moe_count * moe.tensor + mtp_count * mtp.tensor
-    replicated = dense_count * dense.replicated + moe_count * moe.replicated + mtp_count * mtp.replicated
-    layers = tensor / w.dims.tp + replicated
-    experts = (moe_count * moe.experts + mtp_count * mtp.experts) / (w.dims.etp * w.dims.ep)
+    of_kind, mtp = _layers(shape)
+    last = stage == w.dims.pp - 1
+    parts = [(of_kind[kind], count) for kind, count in w.kinds_of_stage[stage].items()]
+    parts.append((mtp, mtp_copies(shape) if last else 0))
+    tensor = sum(count * each.tensor for each, count in parts)
+    layers = tensor / w.dims.tp + sum(count * each.replicated for each, count in parts)
+    experts = sum(count * each.experts for each, count in parts) / (w.dims.etp * w.dims.ep)
     table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
     if stage == 0:
@@ -158,24 +164,20 @@ def activations(w: Workload, stage: int) -> float:
     stage adds the embedding's input, 8 bytes a token, and its dropout mask; the last one the output layer.
     """
     shape, tokens, kept = w.shape, w.tokens, micro_batches_kept(w, stage)
-    moe = w.moe_of_stage[stage]
-    dense = w.stage_layers[stage] - moe
-    each = (layer_bytes(w, moe=False) if dense else 0.0, layer_bytes(w, moe=True) if moe else 0.0)
-    if w.adapters is not None:
-        beside = w.adapters.kept_of_layer(shape, tokens, w.dims.tp)
-        each = (each[0] + beside if dense else 0.0, each[1] + beside if moe else 0.0)
+    layers = w.kinds_of_stage[stage]
+    beside = w.adapters.kept_of_layer(shape, tokens, w.dims.tp) if w.adapters else 0.0
+    each = {kind: layer_bytes(w, kind) + beside for kind in layers}
     last = stage == w.dims.pp - 1
+    whole = sum(count * each[kind] for kind, count in layers.items())
     if w.recompute.granularity == "full":
-        total = _recomputed(
-            w, dense + moe, max(each), sum(n * b for n, b in zip((dense, moe), each, strict=True)), kept
-        )
+        total = _recomputed(w, sum(layers.values()), max(each.values(), default=0.0), whole, kept)
     else:
-        total = (dense * each[0] + moe * each[1]) * kept
+        total = whole * kept
     if stage == 0:
         embedding = tokens * (8 + (shape.hidden if shape.dropout else 0)) * kept
         total += embedding / w.dims.tp if w.split_sequence else embedding
     if last:
-        total += shape.mtp_layers * layer_bytes(w, moe=bool(shape.moe_layers[-1]))
+        total += shape.mtp_layers * sum(layer_bytes(w, kind) for kind in shape.mtp_kinds)
         total += _output_bytes(w) * (1 + shape.mtp_layers)
     return total if w.split_sequence else total * _WITHOUT_SP
 
@@ -210,81 +212,6 @@ def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: fl
     return boundary * -(-layers // unit) * kept + largest * min(unit, layers)
 
 
-def layer_bytes(w: Workload, *, moe: bool) -> float:
-    """Bytes that one layer keeps of one micro batch on one rank.
-
-    The tensors that Megatron's layers with Transformer Engine save for the backward pass, of 2 bytes an
-    element, per token: input and output of both norms, 8 h, where h is the hidden size; queries, keys, values
-    and attention's output, of the width of all heads or of all groups; the inputs of norms of queries and
-    keys; the masks of two dropouts, 2 h. Then what the feed-forward part keeps: the first product, of twice
-    the width if gated, and the activation. For a GPT with as many groups as heads this is (18 h + 4 f) / t,
-    as `theoretical_memory_usage.py` counts for every model. Latent attention has its own tensors. FP8 keeps
-    inputs of linear layers in one byte, and the attention's output twice.
-
-    With sequence parallelism all of it is split over t tensor-parallel ranks, without only what is not 8 h
-    and masks.
-    """
-    shape, modules, fp8 = w.shape, _modules(w), w.numerics.fp8
-    norms = (6.0 if fp8 else 8.0) * shape.hidden
-    if "layernorm" in modules:
-        norms -= (2 if fp8 else 4) * shape.hidden
-    whole = norms + (2 * shape.hidden if shape.dropout else 0)
-    split = _attention_width(w, modules)
-    if w.execution.unfused_attention and w.recompute.granularity is None:
-        split += 5 * shape.heads * w.seq_length / w.dims.cp
-    split += _expert_width(w, modules) if moe else _dense_width(w, modules)
-    return w.tokens * (split / w.dims.tp + whole / (w.dims.tp if w.split_sequence else 1))
-
-
-def _attention_width(w: Workload, modules: frozenset[str]) -> float:
-    """Bytes per token of queries, keys, values, the inputs of their norms and the attention's output."""
-    shape, fp8 = w.shape, w.numerics.fp8
-    if shape.latent is not None:
-        output = shape.heads * shape.latent.v_dim
-        return _latent_width(shape, "mla_up_proj" in modules) + (output if fp8 else 0)
-    heads, groups = shape.heads * shape.head_dim, shape.groups * shape.head_dim
-    normalized = 2.0 * (heads + groups) if shape.qk_norm else 0.0
-    return 2.0 * (heads + 2 * groups) + normalized + (3 if fp8 else 2) * heads
-
-
-def _dense_width(w: Workload, modules: frozenset[str]) -> float:
-    """Bytes per token of the first product of a dense feed-forward part and of its activation."""
-    if "mlp" in modules:
-        return 0.0
-    product = 4 if w.shape.gated else 2
-    return (product + (1 if w.numerics.fp8 else 2)) * w.shape.ffn
-
-
-def _modules(w: Workload) -> frozenset[str]:
-    return w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
-
-
-def _latent_width(shape: ModelShape, recomputed: bool) -> float:
-    """Bytes per token of the tensors of latent attention: compressed, normalized, up-projected, output."""
-    m = shape.latent
-    assert m is not None, "only for latent attention"
-    query, key, value = (
-        shape.heads * width for width in (m.qk_dim + m.rope_dim, m.qk_dim + m.rope_dim, m.v_dim)
-    )
-    compressed = 2 * (m.q_rank or 0) + 2 * m.kv_rank + m.rope_dim
-    projected = 0 if recomputed else query + key + value
-    return 2.0 * (compressed + projected + value)
-
-
-def _expert_width(w: Workload, modules: frozenset[str]) -> float:
-    """Bytes per token of router, experts and shared experts."""
-    shape, fp8 = w.shape, w.numerics.fp8
-    product = 4 if shape.gated else 2
-    result = 1 if fp8 else 2
-    router = 8.0 * shape.experts
-    shared = 0.0 if modules & {"shared_experts", "moe"} else (product + result) * shape.shared_ffn
-    if "moe" in modules:
-        return router
-    activated = 0 if "moe_act" in modules else result * shape.expert_ffn
-    routed = shape.topk * (result * shape.hidden * w.dims.etp + product * shape.expert_ffn + activated)
-    return router + shared + routed
-
-
 def _runtime(w: Workload) -> int:
     """Bytes that are neither states nor activations: runtime, communicators, communication buffers."""
     return int(outside_allocator(w) + _buffers(w))
@@ -309,7 +236,7 @@ def _buffers(w: Workload) -> float:
     shape, tokens = w.shape, w.tokens
     gathered = 2 * tokens * shape.hidden if w.dims.tp > 1 else 0
     dispatched = (
-        4 * tokens * shape.topk * shape.hidden * w.dims.etp / w.dims.tp
+        4 * tokens * shape.topk * shape.expert_hidden * w.dims.etp / w.dims.tp
         if shape.is_moe and w.dims.ep > 1
         else 0
     )

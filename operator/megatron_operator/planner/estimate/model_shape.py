@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
+from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
+from megatron_operator.planner.estimate.layers import (
+    DENSE,
+    EXPERTS,
+    DeltaNet,
+    LayerKind,
+    Mamba,
+    hybrid_layers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +74,27 @@ class ModelShape:
     """Whether a gate weights the shared experts."""
     topk: int
     """Routed experts of one token."""
-    moe_layers: tuple[bool, ...]
-    """For each layer, whether its feed-forward part is a mixture of experts."""
+    kinds: tuple[LayerKind, ...]
+    """What each layer consists of."""
     mtp_layers: int
+    """Multi-token predictions."""
     latent: LatentAttention | None
+    mtp_kinds: tuple[LayerKind, ...] = (DENSE,)
+    """Layers of one multi-token prediction."""
+    mtp_repeated: bool = False
+    """Whether all multi-token predictions use the same weights."""
+    hybrid: bool = False
+    """Whether the layers follow `--hybrid-layer-pattern`, each with one part."""
+    mamba: Mamba | None = None
+    delta: DeltaNet | None = None
+    moe_latent: int | None = None
+    """Width of the tokens that are sent to the experts, where it is not the hidden size."""
+    gate: bool = False
+    """Whether a gate of the same width multiplies the attention's output."""
+    gelu_gate: bool = False
+    """Gated by GELU: only Megatron-Bridge's FLOP count considers the third product."""
+    post_norms: bool = False
+    """Whether each part has a norm behind it too."""
     dropout: bool = True
     """Whether attention, feed-forward part and embedding are followed by a dropout (Megatron's default)."""
     sinks: bool = False
@@ -81,7 +107,17 @@ class ModelShape:
     @property
     def is_moe(self) -> bool:
         """Whether any layer is a mixture of experts."""
-        return any(self.moe_layers)
+        return any(kind.is_moe for kind in self.kinds)
+
+    @property
+    def expert_hidden(self) -> int:
+        """Width of the tokens that are sent to the experts."""
+        return self.moe_latent or self.hidden
+
+    @property
+    def norms(self) -> int:
+        """Norms of one part of a layer."""
+        return 2 if self.post_norms else 1
 
     def padded_vocab(self, tp: int) -> int:
         """Entries of the vocabulary as Megatron pads it, to a multiple of `makeVocabSizeDivisibleBy` x TP."""
@@ -99,6 +135,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
     2/3 of it, rounded down to a multiple of 64.
     """
     before = len(found.errors)
+    more = model if isinstance(model, Architecture) else Architecture()
     _check_sizes(model, found)
     layers, hidden, heads, vocab = (
         model.num_layers or 1,
@@ -106,9 +143,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         model.num_attention_heads or 1,
         model.vocab_size or 1,
     )
-    pattern: tuple[bool, ...] = (False,) * layers
     if model.num_experts is not None:
-        pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
         topk = model.moe_router_topk or 2
         if topk > model.num_experts:
             found.error(
@@ -116,6 +151,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
                 f"{topk} is above numExperts {model.num_experts}",
                 f"set at most {model.num_experts}",
             )
+    kinds, prediction, predictions = _kinds(model, more, layers, found)
     latent = _latent(model, found)
     window, windowed = _window(model, layers, found)
     if len(found.errors) > before:
@@ -133,7 +169,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         vocab=vocab,
         vocab_multiple=model.make_vocab_size_divisible_by or 128,
         max_positions=model.max_position_embeddings or 1,
-        gated=bool(model.swiglu or model.quick_geglu),
+        gated=bool(model.swiglu or model.quick_geglu or more.geglu),
         quick_geglu=bool(model.quick_geglu),
         bias=bias,
         qkv_bias=bias or bool(model.add_qkv_bias),
@@ -146,14 +182,59 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         shared_ffn=model.moe_shared_expert_intermediate_size or 0,
         shared_gate=bool(model.moe_shared_expert_gate),
         topk=model.moe_router_topk or 2,
-        moe_layers=pattern,
-        mtp_layers=model.mtp_num_layers or 0,
+        kinds=kinds,
+        mtp_layers=predictions,
         latent=latent,
+        mtp_kinds=prediction,
+        mtp_repeated=bool(more.mtp_use_repeated_layer),
+        hybrid=more.hybrid_layer_pattern is not None,
+        mamba=_mamba(more),
+        delta=_delta(more),
+        moe_latent=more.moe_latent_size,
+        gate=bool(more.attention_output_gate),
+        gelu_gate=bool(more.geglu),
+        post_norms=bool(more.post_layernorm),
         dropout=model.hidden_dropout is None or model.hidden_dropout > 0,
         sinks=model.softmax_type == "learnable",
         window=window,
         windowed=windowed,
     )
+
+
+def _kinds(
+    model: ModelSpec, more: Architecture, layers: int, found: Diagnostics
+) -> tuple[tuple[LayerKind, ...], tuple[LayerKind, ...], int]:
+    """The layers, those of a multi-token prediction, and the number of predictions."""
+    if more.hybrid_layer_pattern is not None:
+        return hybrid_layers(more.hybrid_layer_pattern)
+    kinds = [DENSE] * layers
+    if model.num_experts is not None:
+        pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
+        kinds = [EXPERTS if is_moe else DENSE for is_moe in pattern]
+    # The layer of a prediction is one with softmax attention, like the last one of a model with delta nets.
+    prediction = kinds[-1]
+    if more.linear_attention_freq is not None:
+        linear = window_pattern(more.linear_attention_freq, layers)
+        kinds = [
+            LayerKind("delta" if is_linear else kind.mixer, kind.feed_forward)
+            for kind, is_linear in zip(kinds, linear, strict=True)
+        ]
+    return tuple(kinds), (prediction,), model.mtp_num_layers or 0
+
+
+def _mamba(more: Architecture) -> Mamba | None:
+    sizes = (more.mamba_num_heads, more.mamba_head_dim, more.mamba_state_dim, more.mamba_num_groups)
+    return Mamba(*map(int, sizes)) if all(sizes) else None  # type: ignore[arg-type]
+
+
+def _delta(more: Architecture) -> DeltaNet | None:
+    sizes = (
+        more.linear_num_key_heads,
+        more.linear_key_head_dim,
+        more.linear_num_value_heads,
+        more.linear_value_head_dim,
+    )
+    return DeltaNet(*map(int, sizes)) if all(sizes) else None  # type: ignore[arg-type]
 
 
 def _check_sizes(model: ModelSpec, found: Diagnostics) -> None:

@@ -1,12 +1,14 @@
-"""Exact parameter counts and FLOPs per token of Megatron's GPTModel.
+"""Exact parameter counts and FLOPs per token of Megatron's GPTModel and HybridModel.
 
-Parameter counts follow the modules that `megatron.core.models.gpt` builds; FLOPs follow
+Parameter counts follow the modules that `megatron.core.models.gpt` and `.hybrid` build; FLOPs follow
 `megatron.training.training.num_floating_point_operations`. Both of megatron-core 0.19.2.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
+from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
 
 
@@ -40,7 +42,8 @@ def _attention(shape: ModelShape) -> tuple[int, int]:
     proj_bias = h if shape.bias else 0
     if shape.latent is None:
         d, g = shape.head_dim, shape.groups
-        tensor = h * (n + 2 * g) * d + n * d * h + ((n + 2 * g) * d if shape.qkv_bias else 0)
+        projected = (n * (2 if shape.gate else 1) + 2 * g) * d
+        tensor = h * projected + n * d * h + (projected if shape.qkv_bias else 0)
         tensor += n if shape.sinks else 0
         return tensor, proj_bias + (2 * d * shape.norm_size if shape.qk_norm else 0)
     m = shape.latent
@@ -56,18 +59,39 @@ def _attention(shape: ModelShape) -> tuple[int, int]:
     return tensor, replicated
 
 
-def _mlp(shape: ModelShape, width: int) -> tuple[int, int]:
-    """Feed-forward parameters: (split over TP, replicated)."""
-    fc1 = 2 if shape.gated else 1
-    weights = shape.hidden * width * (fc1 + 1)
-    return weights + (fc1 * width if shape.bias else 0), shape.hidden if shape.bias else 0
+def _mlp(shape: ModelShape, width: int, hidden: int | None = None) -> tuple[int, int]:
+    """Feed-forward parameters: (split over TP, replicated); `hidden` is the model's unless given."""
+    fc1, h = 2 if shape.gated else 1, hidden or shape.hidden
+    return h * width * (fc1 + 1) + (fc1 * width if shape.bias else 0), h if shape.bias else 0
 
 
-def layer_parameters(shape: ModelShape, *, moe: bool) -> LayerParameters:
-    """Numbers of parameters of one transformer layer with its two norms, with experts if `moe`."""
-    tensor, replicated = _attention(shape)
-    replicated += 2 * shape.hidden * shape.norm_size
-    if not moe:
+def _mamba(shape: ModelShape) -> tuple[int, int]:
+    """Parameters of a Mamba-2 mixer, all split over TP: projections, convolution, three numbers per head
+    (time step, decay, skip) and the gated norm."""
+    m = shape.mamba
+    assert m is not None, "only for models with Mamba-2 layers"
+    projections = shape.hidden * (m.projected + m.inner)
+    return projections + (CONVOLUTION + 1) * m.convolved + 3 * m.heads + m.inner, 0
+
+
+def _delta(shape: ModelShape) -> tuple[int, int]:
+    """Parameters of a gated delta net: (split over TP, replicated); the convolution has no bias."""
+    d = shape.delta
+    assert d is not None, "only for models with gated delta nets"
+    projections = shape.hidden * (d.projected + d.values)
+    return projections + CONVOLUTION * d.convolved + 2 * d.value_heads, d.value_dim
+
+
+_MIXERS = {"attention": _attention, "mamba": _mamba, "delta": _delta}
+
+
+def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
+    """Numbers of parameters of one layer with its norms."""
+    tensor, replicated = _MIXERS[kind.mixer](shape) if kind.mixer else (0, 0)
+    replicated += kind.parts * shape.norms * shape.hidden * shape.norm_size
+    if kind.feed_forward is None:
+        return LayerParameters(tensor, replicated)
+    if kind.feed_forward == "dense":
         dense, dense_bias = _mlp(shape, shape.ffn)
         return LayerParameters(tensor + dense, replicated + dense_bias)
     replicated += shape.hidden * shape.experts + (shape.experts if shape.bias else 0)
@@ -77,17 +101,26 @@ def layer_parameters(shape: ModelShape, *, moe: bool) -> LayerParameters:
             tensor + shared,
             replicated + shared_bias + (shape.hidden if shape.shared_gate else 0),
         )
-    expert = sum(_mlp(shape, shape.expert_ffn))
+    expert = sum(_mlp(shape, shape.expert_ffn, shape.expert_hidden))
+    replicated += 2 * shape.hidden * shape.moe_latent if shape.moe_latent else 0
     return LayerParameters(tensor, replicated, shape.experts * expert, shape.topk * expert)
 
 
 def mtp_parameters(shape: ModelShape) -> LayerParameters:
-    """One multi-token-prediction layer: a transformer layer, its projection and three norms."""
-    layer = layer_parameters(shape, moe=shape.moe_layers[-1])
+    """One multi-token prediction: its layers, its projection and three norms."""
+    layers = [layer_parameters(shape, kind) for kind in shape.mtp_kinds]
     projection, norms = 2 * shape.hidden * shape.hidden, 3 * shape.hidden * shape.norm_size
     return LayerParameters(
-        layer.tensor + projection, layer.replicated + norms, layer.experts, layer.active_experts
+        sum(layer.tensor for layer in layers) + projection,
+        sum(layer.replicated for layer in layers) + norms,
+        sum(layer.experts for layer in layers),
+        sum(layer.active_experts for layer in layers),
     )
+
+
+def mtp_copies(shape: ModelShape) -> int:
+    """How many multi-token predictions have weights of their own."""
+    return min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
 
 
 def embedding_parameters(shape: ModelShape, vocab: int) -> int:
@@ -101,10 +134,10 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
     `vocab` is the unpadded vocabulary for the count of a model card, the padded one for what is allocated.
     `active` counts only the experts of one token.
     """
-    dense, moe = layer_parameters(shape, moe=False), layer_parameters(shape, moe=True)
-    layers = sum(
-        (moe.active if active else moe.total) if is_moe else dense.total for is_moe in shape.moe_layers
-    )
+    layers = 0
+    for kind, count in Counter(shape.kinds).items():
+        each = layer_parameters(shape, kind)
+        layers += count * (each.active if active else each.total)
     output = 0 if shape.tied else vocab * shape.hidden
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
@@ -115,7 +148,7 @@ def allocated_parameters(shape: ModelShape, padded_vocab: int) -> int:
     `padded_vocab` is in entries, as `ModelShape.padded_vocab` returns it. Other than `parameters` it includes
     multi-token-prediction layers, which share embedding and output.
     """
-    return parameters(shape, padded_vocab) + shape.mtp_layers * mtp_parameters(shape).total
+    return parameters(shape, padded_vocab) + mtp_copies(shape) * mtp_parameters(shape).total
 
 
 @lru_cache(maxsize=64)
@@ -123,30 +156,53 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
     """Floating-point operations of one token, forward and backward, without the masked half of attention.
 
     `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
-    what a run logs: attention windows are not deducted, and quick GEGLU counts two of its three products.
+    what a run logs: attention windows are not deducted, quick GEGLU counts two of its three products, and a
+    Mamba-2 layer is taken to be twice as wide as the model, whatever its heads.
     """
-    h, n, mtp = shape.hidden, shape.heads, shape.mtp_layers
-    last_is_moe = shape.moe_layers[-1]
-    moe_layers = sum(shape.moe_layers) + (mtp if last_is_moe else 0)
-    dense_layers = shape.layers - sum(shape.moe_layers) + (0 if last_is_moe else mtp)
-    expansion = 3 if shape.gated and not shape.quick_geglu else 2
-    mlp = (
-        h
-        * expansion
-        * (shape.ffn * dense_layers + (shape.expert_ffn * shape.topk + shape.shared_ffn) * moe_layers)
+    h, mtp = shape.hidden, shape.mtp_layers
+    layers = sum(
+        count * (_mixer_flops(shape, kind, seq_length) + _feed_forward_flops(shape, kind))
+        for kind, count in Counter((*shape.kinds, *(mtp * shape.mtp_kinds))).items()
     )
+    projections = 0 if shape.hybrid else mtp * (3 * h + 2 * h * h)
+    return layers + 6 * (projections + h * padded_vocab * (1 + mtp))
+
+
+def _feed_forward_flops(shape: ModelShape, kind: LayerKind) -> int:
+    """Operations of a token in the feed-forward part of a layer, forward and backward."""
+    expansion = 3 if shape.gated and not shape.quick_geglu else 2
+    if kind.feed_forward is None:
+        return 0
+    if kind.feed_forward == "dense":
+        return 6 * shape.hidden * expansion * shape.ffn
+    routed = shape.expert_hidden * expansion * shape.expert_ffn * shape.topk
+    latent = 2 * shape.hidden * shape.moe_latent if shape.moe_latent else 0
+    return 6 * (routed + latent + shape.hidden * expansion * shape.shared_ffn)
+
+
+def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
+    """Operations of a token in the part of a layer that mixes tokens, forward and backward."""
+    h, n = shape.hidden, shape.heads
+    if kind.mixer is None:
+        return 0
+    if kind.mixer == "mamba":
+        m = shape.mamba
+        assert m is not None, "only for models with Mamba-2 layers"
+        inner = 2 * h
+        projections = h * (2 * inner + 2 * m.groups * m.state + m.heads) + inner * h
+        return 6 * projections + 3 * 7 * inner * m.state
+    if kind.mixer == "delta":
+        d = shape.delta
+        assert d is not None, "only for models with gated delta nets"
+        rule = d.value_heads * d.value_dim**2 * 4
+        return 6 * (h * (d.projected + d.values) + CONVOLUTION * d.convolved + rule)
     if shape.latent is None:
         width = n * shape.head_dim
-        attention = h * (width + 2 * shape.groups * shape.head_dim) + width * h
-        core_halves = 2 * width
-    else:
-        m = shape.latent
-        query_width = n * (m.qk_dim + m.rope_dim)
-        query = h * query_width if m.q_rank is None else m.q_rank * (h + query_width + 1)
-        key_value = m.kv_rank * (h + n * (m.qk_dim + m.v_dim) + 1) + h * m.rope_dim
-        attention = query + key_value + n * m.v_dim * h
-        core_halves = query_width + n * m.v_dim
-    layers = shape.layers + mtp
-    logits = h * padded_vocab * (1 + mtp)
-    linear = mlp + attention * layers + mtp * (3 * h + 2 * h * h) + logits
-    return 6 * linear + 3 * seq_length * core_halves * layers
+        projected = width * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
+        return 6 * (h * projected + width * h) + 3 * seq_length * 2 * width
+    m = shape.latent
+    query_width = n * (m.qk_dim + m.rope_dim)
+    query = h * query_width if m.q_rank is None else m.q_rank * (h + query_width + 1)
+    key_value = m.kv_rank * (h + n * (m.qk_dim + m.v_dim) + 1) + h * m.rope_dim
+    linear = query + key_value + n * m.v_dim * h
+    return 6 * linear + 3 * seq_length * (query_width + n * m.v_dim)

@@ -98,9 +98,11 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     dims, longest = w.dims, w.stage_layers.index(max(w.stage_layers))
     stages = {stage: compute.stage(stage) for stage in {0, dims.pp - 1, longest}}
     slowest, kernels = max(stages.items(), key=lambda item: item[1].total)
-    dense, moe = compute.layers(slowest)
-    tensor = dense * communication.tensor(moe=False) + moe * communication.tensor(moe=True)
-    context = (dense + moe) * communication.context(kernels.attention / (dense + moe)) if dense + moe else 0.0
+    layers = compute.layers(slowest)
+    moe = sum(count for kind, count in layers.items() if kind.is_moe)
+    attended = sum(count for kind, count in layers.items() if kind.mixer == "attention")
+    tensor = sum(count * communication.tensor(kind) for kind, count in layers.items())
+    context = attended * communication.context(kernels.attention / attended) if attended else 0.0
     expert, pipeline = moe * communication.expert(), communication.pipeline()
     working = kernels.total + tensor + context + expert + pipeline
     waiting = compute.waiting(slowest, working)

@@ -1,5 +1,6 @@
 """A model on a layout: everything that memory and step time depend on."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -12,6 +13,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.adapters import Adapters
+from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 
 MegatronArgs = Mapping[str, Any]
@@ -113,9 +115,9 @@ class Workload:
         return self.dims.dp * self.dims.cp, self.dims.expert_dp if self.shape.is_moe else 1
 
     @cached_property
-    def moe_of_stage(self) -> tuple[int, ...]:
-        """Mixture-of-experts layers of each pipeline stage."""
-        return moe_of_stages(self.shape.moe_layers, self.stage_layers, self.dims.vp)
+    def kinds_of_stage(self) -> tuple[Mapping[LayerKind, int], ...]:
+        """How many layers of each kind each pipeline stage has, without multi-token predictions."""
+        return kinds_of_stages(self.shape.kinds, self.stage_layers, self.dims.vp)
 
     @classmethod
     def of(cls, resolved: ResolvedRecipe, plan: Plan) -> "Workload":
@@ -238,10 +240,12 @@ def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
 
 
 @lru_cache(maxsize=4096)
-def moe_of_stages(moe: tuple[bool, ...], stages: tuple[int, ...], virtual: int) -> tuple[int, ...]:
-    """Mixture-of-experts layers of each stage.
+def kinds_of_stages(
+    kinds: tuple[LayerKind, ...], stages: tuple[int, ...], virtual: int
+) -> tuple[Mapping[LayerKind, int], ...]:
+    """How many layers of each kind each stage has.
 
-    `moe` has one value per layer, `stages` the layers of each stage, and `virtual` is the number of virtual
+    `kinds` has one value per layer, `stages` the layers of each stage, and `virtual` is the number of virtual
     stages of a stage. Interleaved stages take every `pp`-th chunk, where `pp` is the number of stages; where
     chunks are uneven, consecutive layers are assumed to be in one stage.
     """
@@ -249,11 +253,13 @@ def moe_of_stages(moe: tuple[bool, ...], stages: tuple[int, ...], virtual: int) 
     if virtual > 1 and len(set(stages)) == 1 and stages[0] % virtual == 0:
         size = stages[0] // virtual
         return tuple(
-            sum(sum(moe[(v * pp + i) * size : (v * pp + i + 1) * size]) for v in range(virtual))
+            Counter(
+                kind for v in range(virtual) for kind in kinds[(v * pp + i) * size : (v * pp + i + 1) * size]
+            )
             for i in range(pp)
         )
     counts, start = [], 0
     for layers in stages:
-        counts.append(sum(moe[start : start + layers]))
+        counts.append(Counter(kinds[start : start + layers]))
         start += layers
     return tuple(counts)

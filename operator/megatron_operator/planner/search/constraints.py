@@ -126,8 +126,12 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
         found.error(field, f"{tp} does not divide numAttentionHeads {shape.heads}", fix)
     if shape.latent is None and shape.groups % tp and tp % shape.groups:
         found.error(field, f"{tp} is neither a divisor nor a multiple of numQueryGroups {shape.groups}", fix)
-    widths = {"ffnHiddenSize": shape.ffn if not all(shape.moe_layers) else 0}
+    widths = {"ffnHiddenSize": shape.ffn if any(k.feed_forward == "dense" for k in shape.kinds) else 0}
     widths["moeSharedExpertIntermediateSize"] = shape.shared_ffn
+    if shape.mamba is not None:
+        widths |= {"mambaNumGroups": shape.mamba.groups, "mambaNumHeads": shape.mamba.heads}
+    if shape.delta is not None:
+        widths |= {"linearNumKeyHeads": shape.delta.key_heads}
     for name, width in widths.items():
         if width % tp:
             found.error(field, f"{tp} does not divide {name} {width}", f"set a divisor of {width}")

@@ -1,0 +1,58 @@
+"""Sizes of models that only Megatron-Bridge builds: in the catalog, and in no recipe.
+
+`spec.model` of a recipe is Megatron's command line; these are for the planner's estimates. Names are those of
+Megatron's `TransformerConfig` where it has the setting.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from megatron_operator.api.bounds import Layers, Text, Width
+from megatron_operator.api.model import ModelSpec
+
+HYBRID_PATTERN = r"^[M*E-]+(/[M*E-]+)*$"
+
+
+class Architecture(ModelSpec):
+    """Architecture of an entry, including what Megatron Core's own loop does not build."""
+
+    hybrid_layer_pattern: Annotated[str, Field(pattern=HYBRID_PATTERN, max_length=512)] | None = None
+    """Layers in order, each with one part: `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts. Each
+    `/` is followed by the layers of one multi-token prediction."""
+    mtp_use_repeated_layer: bool | None = None
+    """Whether all multi-token predictions use the same weights."""
+    mamba_num_heads: Width | None = None
+    """Heads of a Mamba-2 layer."""
+    mamba_head_dim: Width | None = None
+    """Width of one of them."""
+    mamba_state_dim: Width | None = None
+    """Size of the state of a channel."""
+    mamba_num_groups: Width | None = None
+    """Groups of heads that share the input and output matrices of the state."""
+    moe_latent_size: Width | None = None
+    """Width to which tokens are projected before they are sent to the experts."""
+    linear_attention_freq: Text | None = None
+    """Layers with a gated delta net: a number n (all but every n-th) or a list such as `[1,1,1,0]*12`."""
+    linear_num_key_heads: Width | None = None
+    """Heads of queries and keys of a gated delta net."""
+    linear_num_value_heads: Width | None = None
+    """Heads of values."""
+    linear_key_head_dim: Width | None = None
+    """Width of a head of queries and keys."""
+    linear_value_head_dim: Width | None = None
+    """Width of a head of values."""
+    attention_output_gate: bool | None = None
+    """Whether the attention's output is multiplied by a gate of the same width, projected from its input."""
+    geglu: bool | None = None
+    """Feed-forward layers gated by GELU."""
+    post_layernorm: bool | None = None
+    """A norm behind attention and feed-forward part, beside that in front of them (Gemma)."""
+    not_estimated: Text | None = None
+    """Why the planner has no model of it; follows `memory and speed are not estimated: `."""
+
+    @property
+    def beyond_megatron(self) -> list[str]:
+        """Settings of these that Megatron Core's own loop would not get, by their names in the catalog."""
+        own = Architecture.model_fields.keys() - ModelSpec.model_fields.keys()
+        return sorted(str(Architecture.model_fields[name].alias) for name in own & self.model_fields_set)

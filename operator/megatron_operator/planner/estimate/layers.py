@@ -1,0 +1,116 @@
+"""What the layers of a model consist of, and the sizes of mixers that are no softmax attention."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Mixer = Literal["attention", "mamba", "delta"]
+FeedForward = Literal["dense", "experts"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """The parts of one layer: a transformer layer has both, a layer of a hybrid model has one."""
+
+    mixer: Mixer | None
+    """Softmax attention (also latent), Mamba-2, a gated delta net, or nothing that mixes tokens."""
+    feed_forward: FeedForward | None
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the feed-forward part is a mixture of experts."""
+        return self.feed_forward == "experts"
+
+    @property
+    def parts(self) -> int:
+        """Number of parts, each with a norm in front of it and a residual around it."""
+        return (self.mixer is not None) + (self.feed_forward is not None)
+
+
+DENSE: Final = LayerKind("attention", "dense")
+EXPERTS: Final = LayerKind("attention", "experts")
+
+_SYMBOLS: Final = {
+    "M": LayerKind("mamba", None),
+    "*": LayerKind("attention", None),
+    "-": LayerKind(None, "dense"),
+    "E": LayerKind(None, "experts"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """Sizes of a Mamba-2 layer in elements (`megatron/core/ssm/mamba_mixer.py`)."""
+
+    heads: int
+    head_dim: int
+    state: int
+    """Size of the state of a channel."""
+    groups: int
+    """Groups of heads that share the matrices between channels and states."""
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: heads and both matrices of the state."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Width of the input projection: gate, channels of the convolution, and a time step per head."""
+        return self.inner + self.convolved + self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Sizes of a gated delta net in elements (`megatron/core/ssm/gated_delta_net`)."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def projected(self) -> int:
+        """Width of the input projection: these, the gate, and two numbers per head of values."""
+        return self.convolved + self.values + 2 * self.value_heads
+
+
+CONVOLUTION: Final = 4
+"""Tokens that the convolution of both mixers covers (`d_conv`, `linear_conv_kernel_dim`)."""
+CHUNK: Final = 128
+"""Tokens of a chunk of Megatron's Mamba-2 kernel (`chunk_size`): products within chunks, states between."""
+DELTA_CHUNK: Final = 64
+"""Tokens of a chunk of the kernel of a gated delta net (`chunk_gated_delta_rule` of flash-linear-attention)."""
+
+
+def hybrid_layers(pattern: str) -> tuple[tuple[LayerKind, ...], tuple[LayerKind, ...], int]:
+    """Layers of `--hybrid-layer-pattern`, those of one multi-token prediction, and the number of these.
+
+    Raises ValueError where the predictions differ, or for another symbol.
+    """
+    main, *predictions = pattern.split("/")
+    if len(set(predictions)) > 1:
+        raise ValueError("its multi-token predictions differ")
+    if foreign := sorted(set(pattern) - _SYMBOLS.keys() - {"/"}):
+        raise ValueError(f"{foreign[0]} is not one of {', '.join(_SYMBOLS)}")
+    layers, prediction = (tuple(_SYMBOLS[symbol] for symbol in text) for text in (main, "".join(predictions[:1])))
+    return layers, prediction, len(predictions)
