@@ -58,12 +58,21 @@ def mean_and_worst(of: Iterable[Measurement]) -> tuple[float, Measurement]:
     return sum(abs(error(measurement)) for measurement in chosen) / len(chosen), worst
 
 
+KINDS = ("dense", "with experts", "hybrid")
+
+
+def kind_of(measurement: Measurement) -> str:
+    """One of KINDS: hybrid models have layers of attention, Mamba-2 and experts."""
+    shape = measurement.workload.shape
+    return "hybrid" if shape.hybrid else "with experts" if shape.is_moe else "dense"
+
+
 def summary(of: list[Measurement]) -> list[str]:
     """One line per part and kind of model."""
     lines = []
     for part in sorted({measurement.part for measurement in of}):
-        for kind, moe in (("dense", False), ("with experts", True)):
-            if chosen := [f for f in of if f.part == part and f.workload.shape.is_moe is moe]:
+        for kind in KINDS:
+            if chosen := [f for f in of if f.part == part and kind_of(f) == kind]:
                 mean, worst = mean_and_worst(chosen)
                 lines.append(
                     f"{part}, {kind}: {len(chosen)} measurements, mean error {mean:.1%}, "

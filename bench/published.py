@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
@@ -68,7 +68,7 @@ def shape_of(name: str, sizes: Mapping[str, Any]) -> ModelShape:
     """The model of a name with its sizes. Raises ValueError for inconsistent sizes."""
     family = _GPT if name.startswith("gpt-") and "numExperts" not in sizes else _OTHERS
     found = Diagnostics()
-    built = model_shape(ModelSpec.model_validate({**family, **sizes}), found)
+    built = model_shape(Architecture.model_validate({**family, **sizes}), found)
     if built is None:
         raise ValueError(f"{FILE}: model {name}: {'; '.join(map(str, found.errors))}")
     return built
@@ -144,6 +144,8 @@ def _numerics(entry: Mapping[str, Any]) -> Numerics:
     if entry["precision"] == "bf16":
         return Numerics(gradient=gradient)
     scaled = entry["precision"] == "mxfp8"
+    if entry["precision"] == "nvfp4":
+        return Numerics(gradient=gradient, fp8=True, fp4=True, fp8_copies=2)
     return Numerics(gradient=gradient, fp8=True, block_scaled=scaled, gathered_weight=1)
 
 

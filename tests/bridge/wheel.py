@@ -141,7 +141,7 @@ def fast_settings(config: Any) -> list[str]:
         words += [f"flex={model.moe_flex_dispatcher_backend}", *_flex(model)]
     words += [word for word, field in SWITCHES.items() if getattr(model, field, False)]
     if getattr(model, "use_transformer_engine_op_fuser", False):
-        words.append(f"fuser={model.moe_mlp_glu_interleave_size}")
+        words.append(f"fuser={model.moe_mlp_glu_interleave_size or 0}")
     words += ["fp8-attention"] if precision.get("fp8_dot_product_attention") else []
     if comm.get("overlap_moe_expert_parallel_comm"):
         words += ["ep-overlap", *(["delay-wgrad"] if comm.get("delay_wgrad_compute") else [])]
@@ -183,7 +183,7 @@ def _parts(config: Any, name: str) -> dict[str, Any]:
 
 def _graphs(model: Any) -> list[str]:
     names = [getattr(model, field, None) or [] for field in ("cuda_graph_scope", "cuda_graph_modules")]
-    lists = [[each] if isinstance(each, str) else [str(x) for x in each] for each in names]
+    lists = [[each] if isinstance(each, str) else [str(x).rsplit(".")[-1] for x in each] for each in names]
     scopes = [[x for x in each if x != "full"] for each in lists]
     modules, impl = scopes[0] or scopes[1], getattr(model, "cuda_graph_impl", "none")
     if impl == "full_iteration" or (impl == "local" and "full_iteration" in modules):

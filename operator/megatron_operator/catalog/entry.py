@@ -13,6 +13,7 @@ from megatron_operator.api.platform import ImagePackage
 from megatron_operator.api.recipe import DataSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
+from megatron_operator.catalog.architecture import Architecture
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 FunctionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -140,7 +141,7 @@ class Entry(ApiModel):
     """`megatron`: Megatron Core's own training loop; `bridge`: requires Megatron-Bridge."""
     modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = ("pretrain",)
     description: Text
-    model: ModelSpec = ModelSpec()
+    model: Architecture = Architecture()
     training: TrainingSpec = TrainingSpec()
     parallelism: ParallelismSpec = ParallelismSpec()
     """Settings of every layout."""
@@ -194,6 +195,12 @@ class Entry(ApiModel):
                 if (accelerator, layout.count) in seen:
                     raise ValueError(f"two layouts for {layout.count} x {accelerator}; keep one")
                 seen.add((accelerator, layout.count))
+        return self
+
+    @model_validator(mode="after")
+    def _built_by_its_engine(self) -> "Entry":
+        if self.engine == "megatron" and (beyond := self.model.beyond_megatron):
+            raise ValueError(f"model.{beyond[0]} needs engine bridge; leave it out")
         return self
 
     @property

@@ -98,7 +98,10 @@ def select_layout(
     if asked in (None, "flex"):
         layout = layout.with_image(packages)
     for what in layout.left_out or ():
-        found.note(f"left out of {layout.function}: {what.setting}, {what.reason}")
+        if entry.engine == "megatron":
+            found.note(f"left out of {layout.function}: {what.setting}, {what.reason}")
+        else:
+            found.note(f"not considered in the estimate of {layout.function}: {what.setting}")
     return layout
 
 

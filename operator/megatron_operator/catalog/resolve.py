@@ -3,14 +3,14 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.fine_tuning import InitSpec
-from megatron_operator.api.platform import AcceleratorProfile, PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, ImagePackage, PlatformConfig
 from megatron_operator.api.platform_validation import beyond_baseline
 from megatron_operator.api.recipe import (
     CheckpointSpec,
@@ -44,6 +44,9 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import with_formats
 
 _DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
+_EVERY_PACKAGE: Final = get_args(ImagePackage)
+"""Megatron-Bridge's own image has them, in which the command of a recipe that the operator does not start
+runs."""
 _SAVE_INTERVAL: Final = 500
 _SYNCHRONOUS_UP_TO: Final = 64
 """GPUs up to which a run waits for its checkpoints unless asyncSave is set."""
@@ -242,7 +245,8 @@ def _catalog_layers(
     if entry.engine == "bridge":
         function = bridge_functions.select_function(entry, named, hardware, spec)
         found.extend(bridge_functions.unsupported_setting_errors(spec, function, started=entry.starts))
-    layout = select_layout(entry, hardware, spec, found, named, () if spec.image else profile.image_has)
+    packages = _EVERY_PACKAGE if entry.engine == "bridge" else () if spec.image else profile.image_has
+    layout = select_layout(entry, hardware, spec, found, named, packages)
     if function is not None:
         settings = bridge_functions.function_settings(function, entry, found)
         if layout is None and entry.engine == "megatron" and function.precision == "nvfp4":

@@ -4,12 +4,12 @@ from pydantic import Field
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
-from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.platform import AcceleratorProfile, GangScheduling, JobBackendName, NetworkPolicies
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, ProfileSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout, PublishedSizes
 
 
@@ -30,7 +30,7 @@ class ResolvedRecipe(ApiModel):
     """The published layout in use; none unless one is for exactly these accelerators."""
     published: list[PublishedSizes] = Field(default_factory=list)
     """Sizes of the entry's published layouts for these accelerators, whatever their count."""
-    model: ModelSpec
+    model: Architecture
     training: TrainingSpec
     parallelism: ParallelismSpec
     """Settings of the user or of the published layout; the rest is planned."""

@@ -63,5 +63,7 @@ class Adapters:
 
 
 def is_known(shape: ModelShape) -> bool:
-    """Whether the linear layers of a model are those above: neither latent attention nor extra heads."""
-    return shape.latent is None and not shape.mtp_layers
+    """Whether the linear layers of a model are those above: attention and feed-forward parts only, neither
+    latent attention nor extra heads."""
+    plain = shape.latent is None and not shape.mtp_layers and not shape.gate
+    return plain and all(kind.mixer == "attention" and kind.feed_forward for kind in shape.kinds)

@@ -33,7 +33,8 @@ class Calibration:
     eager: float = 0.278
     """Share of the memory bandwidth of operations that PyTorch runs one by one on parts of tensors."""
     scan: float = 0.3
-    """Share of the memory bandwidth of the kernels of Mamba-2 layers and gated delta nets."""
+    """Share of the memory bandwidth of the kernels of Mamba-2 layers and gated delta nets; set, before the
+    errors of such runs were seen."""
     link: float = 0.8
     """Share of the link's bandwidth that collectives reach inside a domain; set."""
     network: float = 0.8

@@ -10,6 +10,7 @@ from importlib import resources
 import yaml
 
 from megatron_operator.planner.estimate.hardware import Accelerator
+from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Numerics, Workload
 
 NINE_OF_TEN = 1.645
@@ -22,7 +23,7 @@ _GENERATIONS = {"blackwell-ultra": "blackwell"}
 
 @cache
 def table() -> dict[str, dict[str, float]]:
-    """Factor, at least 1, for each kind of model (`dense`, `moe`), precision and generation of chips."""
+    """Factor, at least 1, for each kind of model (`dense`, `moe`, `hybrid`), precision and generation of chips."""
     text = resources.files("megatron_operator.planner").joinpath("data/uncertainty.yaml").read_text()
     loaded: dict[str, dict[str, float]] = yaml.load(
         text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -47,9 +48,25 @@ def mean_error(factor: float) -> float:
 
 
 def group_of(w: Workload, on: Accelerator) -> tuple[str, str]:
-    """Kind of the model, and precision and generation of the chips: `moe`, `mxfp8 on blackwell`."""
-    kind = "moe" if w.shape.is_moe else "dense"
+    """Kind of the model, and precision and generation of the chips: `moe`, `mxfp8 on blackwell`.
+
+    The group of a model with parts that no measured run has is that of what was not measured.
+    """
+    kind = "hybrid" if w.shape.hybrid else "moe" if w.shape.is_moe else "dense"
+    if not _is_measured(w.shape):
+        return kind, UNMEASURED
     return kind, f"{_precision(w.numerics)} on {_GENERATIONS.get(on.architecture, on.architecture)}"
+
+
+def _is_measured(shape: ModelShape) -> bool:
+    """Whether runs of models of such parts are in `bench/data/published.yaml`.
+
+    No run has a gated delta net, a gate on its attention, a GELU gate, norms behind its parts, a vision
+    tower, or layers of Mamba-2 without experts.
+    """
+    if shape.hybrid and not shape.is_moe:
+        return False
+    return not (shape.delta or shape.gate or shape.gelu_gate or shape.post_norms)
 
 
 def _precision(n: Numerics) -> str:

@@ -119,6 +119,8 @@ def stage_split(problem: PlanningProblem, pp: int, found: Diagnostics) -> StageS
 def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | None:
     """A split of the planner's choice, with the virtual stages that are requested."""
     split = automatic_split(shape.layers, pp)
+    if shape.hybrid and split is not None and not (split.even or split.last):
+        return None  # Megatron splits a hybrid pattern evenly, or by the layers of the first and last stage.
     if split is None or virtual is None:
         return split
     split = replace(split, virtual=virtual)
@@ -137,6 +139,8 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         return []
     if not problem.refine or problem.on_cpu or any(m % pp for m in micro_batches):
         return []
+    if problem.shape.hybrid:
+        return []  # Virtual stages need separators in the hybrid pattern.
     chunked = [
         trial
         for virtual in divisors(math.gcd(*split.counted))[1:]
