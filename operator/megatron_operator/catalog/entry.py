@@ -15,6 +15,13 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.architecture import Architecture
 
+AdaptedModule = (
+    TargetModule
+    | Literal["in_proj", "out_proj"]
+    | Literal["linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"]
+    | Literal["linear_kv_down_proj", "linear_kv_up_proj"]
+)
+"""Linear layers that functions adapt; a recipe may set those of `TargetModule`."""
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 FunctionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Text = Annotated[str, Field(min_length=1)]
@@ -88,7 +95,7 @@ class PublishedLayout(ApiModel):
     """Rank of the adapters that the function adds."""
     lora_alpha: Width | None = None
     """Adapters are scaled by alpha / rank."""
-    lora_targets: list[TargetModule] | None = None
+    lora_targets: list[AdaptedModule] | None = None
     """Linear layers that get an adapter, where not all do."""
 
     def with_image(self, packages: Collection[ImagePackage]) -> "PublishedLayout":

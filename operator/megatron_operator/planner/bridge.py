@@ -19,9 +19,11 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
+from megatron_operator.planner.estimate import memory, step_time
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
+from megatron_operator.planner.search.pipeline_split import automatic_split, requested_split
 
 SCRIPT: Final = "scripts/training/run_recipe.py"
 
@@ -53,7 +55,7 @@ def is_modelled(resolved: ResolvedRecipe) -> bool:
     shape = model_shape(resolved.model, Diagnostics())
     if shape is None:
         return False
-    return resolved.mode != "lora" or Adapters.of(resolved.peft, shape) is not None
+    return resolved.mode != "lora" or Adapters.of(resolved) is not None
 
 
 def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
@@ -125,10 +127,10 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
     shape = model_shape(resolved.model, Diagnostics())
     if shape is None:
         notes = [*notes, "parameters, memory and speed of this model are not estimated"]
-    elif resolved.mode == "lora":
-        notes = [*notes, "memory and speed with LoRA are not estimated"]
+    elif not is_modelled(resolved):
+        notes = [*notes, "memory and speed with these adapters are not estimated"]
     padded = shape.padded_vocab(dims.tp) if shape else 0
-    return Plan(
+    published_plan = Plan(
         world_size=world,
         nodes=-(-world // pod),
         per_node=pod,
@@ -149,6 +151,7 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         recompute_granularity=p.recompute_granularity,
         recompute_method=p.recompute_method,
         recompute_num_layers=p.recompute_num_layers,
+        recompute_modules=p.recompute_modules,
         stage_layers=[],
         use_distributed_optimizer=True,
         overlap_grad_reduce=p.overlap_grad_reduce is not False,
@@ -163,6 +166,24 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         active_parameters=parameters(shape, shape.vocab, active=True) if shape else None,
         flops_per_token=flops_per_token(shape, t.seq_length or 1, padded) if shape else None,
         notes=notes,
+    )
+    return _estimated(published_plan, resolved) if is_modelled(resolved) else published_plan
+
+
+def _estimated(plan: Plan, resolved: ResolvedRecipe) -> Plan:
+    """The plan with memory and speed of its layout, fitting or not; as it is where the layers cannot fill the
+    stages, and for runs that the operator starts, whose recomputation only the function knows."""
+    found, layers = Diagnostics(), resolved.model.num_layers or 1
+    pp, mtp = plan.pipeline_model_parallel_size, resolved.model.mtp_num_layers or 0
+    split = requested_split(layers, mtp, pp, resolved.parallelism, found) or automatic_split(layers, pp)
+    if resolved.starts or split is None:
+        return plan
+    estimated = plan.model_copy(update={"stage_layers": list(split.layers)})
+    return estimated.model_copy(
+        update={
+            "memory_per_gpu": memory.estimate(resolved, estimated),
+            "expected": step_time.estimate(resolved, estimated),
+        }
     )
 
 
@@ -194,20 +215,20 @@ def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     """The plan with notes about Megatron-Bridge, which runs it or would."""
     if resolved.starts:
         note = f"run by Megatron-Bridge ({_name(resolved)}); not seen on GPUs yet"
-        return plan.model_copy(update={"notes": [*plan.notes, *_adapter_notes(resolved), note]})
+        return plan.model_copy(update={"notes": [*plan.notes, *_adapter_notes(resolved, plan), note]})
     note = (
         f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
         " not start its loop yet, and the command is untested on hardware"
     )
-    return plan.model_copy(update={"notes": [*plan.notes, note]})
+    return plan.model_copy(update={"notes": [*plan.notes, *_adapter_notes(resolved, plan), note]})
 
 
-def _adapter_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+def _adapter_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
     shape = model_shape(resolved.model, Diagnostics())
-    adapters = Adapters.of(resolved.peft, shape) if shape else None
+    adapters = Adapters.of(resolved)
     if shape is None or adapters is None:
         return
-    trained = shape.layers * adapters.parameters_of_layer(shape)
+    trained = adapters.parameters(shape, plan.expert_model_parallel_size)
     kind = "DoRA" if adapters.magnitudes else "LoRA"
     yield (
         f"{kind} of rank {adapters.dim} trains {trained:,} parameters; frozen weights have no gradients and"

@@ -22,10 +22,10 @@ def checkpoint_bytes(resolved: ResolvedRecipe, plan: Plan) -> int | None:
     if plan.parameters_padded is None:
         return None
     shape = model_shape(resolved.model, Diagnostics())
-    adapters = Adapters.of(resolved.peft, shape) if shape else None
+    adapters = Adapters.of(resolved)
     saved = plan.parameters_padded
     if shape is not None and adapters is not None:
-        saved = shape.layers * adapters.parameters_of_layer(shape)
+        saved = adapters.parameters(shape, plan.expert_model_parallel_size)
     return saved * bytes_per_parameter(
         resolved.training, resolved.megatron_args, sharded=plan.use_distributed_optimizer
     )

@@ -110,12 +110,11 @@ class ComputeModel:
 
     def _layer(self, kind: LayerKind) -> ComputeTime:
         w = self._w
-        added = adapter_products(w) if kind.mixer == "attention" else []
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
         mixing = self._scan(kind) if kind.mixer in ("mamba", "delta") else 0.0
         return ComputeTime(
             matmul=sum(self._product(product, passes=factor) for product in layer_products(w, kind))
-            + sum(self._product(product, passes=factor, frozen=False) for product in added)
+            + sum(self._product(product, passes=factor, frozen=False) for product in adapter_products(w, kind))
             + sum(self._product(product, passes=1) for product in recomputed_products(w, kind)),
             attention=self._attention() if kind.mixer == "attention" else 0.0,
             elementwise=(self._elementwise(kind) + mixing) * factor / _FORWARD_AND_BACKWARD,

@@ -6,6 +6,7 @@ parallelism, FP8, full recomputation, uneven stages, the stages after the first,
 follows the tensors that Megatron keeps.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -113,7 +114,14 @@ def trained_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     """Numbers of parameters of one rank that are trained, as `held_parameters` groups them."""
     if w.adapters is None:
         return held_parameters(w, stage)
-    return w.stage_layers[stage] * w.adapters.parameters_of_layer(w.shape) / w.dims.tp, 0.0, 0.0
+    layers = Counter(w.kinds_of_stage[stage])
+    if stage == w.dims.pp - 1:
+        layers.update(mtp_copies(w.shape) * w.shape.mtp_kinds)
+    beside = of_experts = 0.0
+    for kind, count in layers.items():
+        each = w.adapters.parameters_of_layer(w.shape, kind)
+        beside, of_experts = beside + count * each[0], of_experts + count * each[1]
+    return beside / w.dims.tp, of_experts / w.dims.etp, 0.0
 
 
 def states(w: Workload, stage: int) -> States:
@@ -165,8 +173,12 @@ def activations(w: Workload, stage: int) -> float:
     """
     shape, tokens, kept = w.shape, w.tokens, micro_batches_kept(w, stage)
     layers = w.kinds_of_stage[stage]
-    beside = w.adapters.kept_of_layer(shape, tokens, w.dims.tp) if w.adapters else 0.0
-    each = {kind: layer_bytes(w, kind) + beside for kind in layers}
+    each = {kind: layer_bytes(w, kind) for kind in layers}
+    if w.adapters is not None:
+        each = {
+            kind: kept_bytes + w.adapters.kept_of_layer(shape, kind, tokens, w.dims.tp)
+            for kind, kept_bytes in each.items()
+        }
     last = stage == w.dims.pp - 1
     whole = sum(count * each[kind] for kind, count in layers.items())
     if w.recompute.granularity == "full":

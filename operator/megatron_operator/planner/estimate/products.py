@@ -86,14 +86,16 @@ def _expert_products(w: Workload) -> list[MatMul]:
     )
 
 
-def adapter_products(w: Workload) -> list[MatMul]:
-    """The two products of each adapter of a dense layer."""
+def adapter_products(w: Workload, kind: LayerKind) -> list[MatMul]:
+    """The two products of each adapter of one layer; that of the experts reads all tokens routed to them."""
     if w.adapters is None:
         return []
-    rows, dim = w.tokens, w.adapters.dim
-    products = []
-    for inputs, outputs in w.adapters.widths(w.shape):
-        products += [MatMul(rows, inputs, dim / w.dims.tp), MatMul(rows, dim, outputs / w.dims.tp)]
+    dim, products = w.adapters.dim, []
+    for each in w.adapters.layers(w.shape, kind):
+        rows, split = w.tokens, w.dims.tp
+        if each.of_experts:
+            rows, split = rows * w.shape.topk * w.dims.etp / w.dims.tp, w.dims.etp
+        products += [MatMul(rows, each.inputs, dim / split), MatMul(rows, dim, each.outputs / split)]
     return products
 
 

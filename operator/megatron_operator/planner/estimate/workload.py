@@ -153,7 +153,7 @@ class Workload:
                 gradient_overlap=plan.overlap_grad_reduce,
                 parameter_overlap=plan.overlap_param_gather,
             ),
-            adapters=Adapters.of(resolved.peft, shape),
+            adapters=Adapters.of(resolved),
         )
 
 

@@ -48,7 +48,7 @@ class PlanningProblem:
     @property
     def adapters(self) -> Adapters | None:
         """All that is trained, with LoRA."""
-        return Adapters.of(self.resolved.peft, self.shape)
+        return Adapters.of(self.resolved)
 
     @property
     def capacity(self) -> int | None:
