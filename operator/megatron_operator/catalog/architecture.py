@@ -8,10 +8,28 @@ from typing import Annotated
 
 from pydantic import Field
 
+from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import Layers, Text, Width
 from megatron_operator.api.model import ModelSpec
 
 HYBRID_PATTERN = r"^[M*E-]+(/[M*E-]+)*$"
+
+
+class TowerSpec(ApiModel):
+    """An encoder of images or sound in front of the language model."""
+
+    layers: Layers
+    hidden_size: Width
+    ffn_hidden_size: Width
+    num_attention_heads: Width
+    gated: bool = False
+    """Whether its feed-forward layers are gated."""
+    parameters: Annotated[int, Field(ge=1)]
+    """Of the encoder and its projector to the language model, as transformers builds them."""
+    patches_per_token: Layers
+    """Patches (or frames) that become one token of the language model."""
+    tensor_parallel: bool = False
+    """Whether its weights are split over the tensor-parallel group; else each rank has all."""
 
 
 class Architecture(ModelSpec):
@@ -48,6 +66,8 @@ class Architecture(ModelSpec):
     """Feed-forward layers gated by GELU."""
     post_layernorm: bool | None = None
     """A norm behind attention and feed-forward part, beside that in front of them (Gemma)."""
+    tower: TowerSpec | None = None
+    """What encodes images or sound; on the first pipeline stage."""
     not_estimated: Text | None = None
     """Why the planner has no model of it; follows `memory and speed are not estimated: `."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
-from megatron_operator.planner.estimate.layers import LayerKind
+from megatron_operator.planner.estimate.layers import IMAGE_TOKENS, LayerKind, Tower
 from megatron_operator.planner.estimate.products import (
     MatMul,
     adapter_products,
@@ -14,6 +14,8 @@ from megatron_operator.planner.estimate.products import (
     mixed_width,
     recomputed_products,
     scan_bytes,
+    tower_patches,
+    tower_products,
 )
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -83,10 +85,31 @@ class ComputeModel:
         The output layer counts as a matrix product.
         """
         layers = [(self._of_kind(kind), count) for kind, count in self.layers(stage).items()]
+        if stage == 0 and self._w.shape.tower is not None:
+            layers.append((self._tower(self._w.shape.tower), 1))
         return ComputeTime(
             matmul=sum(count * each.matmul for each, count in layers) + self._output(stage),
             attention=sum(count * each.attention for each, count in layers),
             elementwise=sum(count * each.elementwise for each, count in layers),
+        )
+
+    def _tower(self, tower: Tower) -> ComputeTime:
+        """One micro batch in the tower, in BF16; only forward where it is frozen.
+
+        Own derivation: as a dense layer, with attention between the patches of one image and no mask.
+        """
+        w, on, c = self._w, self._on, self._c
+        passes = 1 if w.adapters is not None else 3
+        split = w.dims.tp if tower.split else 1
+        patches = tower_patches(w)
+        attended = 4 * patches * IMAGE_TOKENS * tower.patches_per_token * tower.hidden / split
+        # Heads of 64 to 80 elements; the backward pass of attention is 2.5 times the forward pass.
+        attention = attended * (1 if passes == 1 else 3.5) / (on.bf16 * c.attention * 0.75)
+        moved = passes * patches * (20 * tower.hidden + 6 * tower.ffn) / split
+        return ComputeTime(
+            matmul=tower.layers * sum(self._product(p, fp8=False, passes=passes) for p in tower_products(w)),
+            attention=tower.layers * attention,
+            elementwise=tower.layers * moved / (on.memory_bandwidth * c.memory),
         )
 
     def optimizer(self, held: tuple[float, float, float]) -> float:

@@ -2,6 +2,7 @@
 
 from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.products import tower_patches
 from megatron_operator.planner.estimate.workload import Workload
 
 
@@ -31,6 +32,19 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
     if kind.feed_forward is not None:
         split += _expert_width(w, modules) if kind.is_moe else _dense_width(w, modules)
     return w.tokens * (split / w.dims.tp + whole / (w.dims.tp if w.split_sequence else 1))
+
+
+def tower_bytes(w: Workload) -> float:
+    """Bytes that the tower keeps of one micro batch on one rank of the first stage; 0 without one.
+
+    Own derivation, with 2 bytes an element: inputs and outputs of two norms, queries, keys, values and the
+    attention's output, the first product and the activation. Nothing where it is frozen.
+    """
+    tower = w.shape.tower
+    if tower is None or w.adapters is not None:
+        return 0.0
+    width = 16 * tower.hidden + (6 if tower.gated else 4) * tower.ffn
+    return tower_patches(w) * tower.layers * width / (w.dims.tp if tower.split else 1)
 
 
 def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float:

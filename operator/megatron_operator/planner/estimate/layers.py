@@ -94,6 +94,27 @@ class DeltaNet:
         return self.convolved + self.values + 2 * self.value_heads
 
 
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """An encoder of images or sound on the first pipeline stage; sizes in elements."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    gated: bool
+    parameters: int
+    """Of encoder and projector."""
+    patches_per_token: int
+    """Patches that become one token of the language model."""
+    split: bool
+    """Whether the tensor-parallel group splits it; else each rank has, and computes, all of it."""
+
+
+ENCODED: Final = 0.5
+"""Share of the tokens that are taken to come from a tower: how many do depends on the data."""
+IMAGE_TOKENS: Final = 256
+"""Tokens that are taken to come from one image, whose patches attend to each other."""
 CONVOLUTION: Final = 4
 """Tokens that the convolution of both mixers covers (`d_conv`, `linear_conv_kernel_dim`)."""
 CHUNK: Final = 128

@@ -14,7 +14,7 @@ from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.estimate.kept import layer_bytes
+from megatron_operator.planner.estimate.kept import layer_bytes, tower_bytes
 from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.parameters import (
@@ -99,6 +99,8 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     tensor = sum(count * each.tensor for each, count in parts)
     layers = tensor / w.dims.tp + sum(count * each.replicated for each, count in parts)
     experts = sum(count * each.experts for each, count in parts) / (w.dims.etp * w.dims.ep)
+    if shape.tower is not None and stage == 0:
+        layers += shape.tower.parameters / (w.dims.tp if shape.tower.split else 1)
     table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
     if stage == 0:
@@ -169,7 +171,8 @@ def activations(w: Workload, stage: int) -> float:
     """Bytes that forward passes keep for backward passes on one rank of a stage.
 
     Those of each layer (`layer_bytes`) for all micro batches in flight (`micro_batches_kept`). The first
-    stage adds the embedding's input, 8 bytes a token, and its dropout mask; the last one the output layer.
+    stage adds the embedding's input, 8 bytes a token, its dropout mask and a tower; the last one the output
+    layer.
     """
     shape, tokens, kept = w.shape, w.tokens, micro_batches_kept(w, stage)
     layers = w.kinds_of_stage[stage]
@@ -188,6 +191,7 @@ def activations(w: Workload, stage: int) -> float:
     if stage == 0:
         embedding = tokens * (8 + (shape.hidden if shape.dropout else 0)) * kept
         total += embedding / w.dims.tp if w.split_sequence else embedding
+        total += tower_bytes(w) * kept
     if last:
         total += shape.mtp_layers * sum(layer_bytes(w, kind) for kind in shape.mtp_kinds)
         total += _output_bytes(w) * (1 + shape.mtp_layers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.catalog.architecture import Architecture, TowerSpec
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
 from megatron_operator.planner.estimate.layers import (
     DENSE,
@@ -14,6 +14,7 @@ from megatron_operator.planner.estimate.layers import (
     DeltaNet,
     LayerKind,
     Mamba,
+    Tower,
     hybrid_layers,
 )
 
@@ -93,6 +94,7 @@ class ModelShape:
     """Whether a gate of the same width multiplies the attention's output."""
     gelu_gate: bool = False
     """Gated by GELU: only Megatron-Bridge's FLOP count considers the third product."""
+    tower: Tower | None = None
     post_norms: bool = False
     """Whether each part has a norm behind it too."""
     dropout: bool = True
@@ -193,6 +195,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         moe_latent=more.moe_latent_size,
         gate=bool(more.attention_output_gate),
         gelu_gate=bool(more.geglu),
+        tower=_tower(more.tower),
         post_norms=bool(more.post_layernorm),
         dropout=model.hidden_dropout is None or model.hidden_dropout > 0,
         sinks=model.softmax_type == "learnable",
@@ -235,6 +238,21 @@ def _delta(more: Architecture) -> DeltaNet | None:
         more.linear_value_head_dim,
     )
     return DeltaNet(*map(int, sizes)) if all(sizes) else None  # type: ignore[arg-type]
+
+
+def _tower(tower: TowerSpec | None) -> Tower | None:
+    if tower is None:
+        return None
+    return Tower(
+        layers=tower.layers,
+        hidden=tower.hidden_size,
+        ffn=tower.ffn_hidden_size,
+        heads=tower.num_attention_heads,
+        gated=tower.gated,
+        parameters=tower.parameters,
+        patches_per_token=tower.patches_per_token,
+        split=tower.tensor_parallel,
+    )
 
 
 def _check_sizes(model: ModelSpec, found: Diagnostics) -> None:

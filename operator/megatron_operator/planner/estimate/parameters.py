@@ -129,7 +129,8 @@ def embedding_parameters(shape: ModelShape, vocab: int) -> int:
 
 
 def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
-    """Number of parameters of the model without multi-token-prediction layers, as model cards count.
+    """Number of parameters of the model without multi-token-prediction layers, as model cards count; with
+    the tower that encodes images or sound.
 
     `vocab` is the unpadded vocabulary for the count of a model card, the padded one for what is allocated.
     `active` counts only the experts of one token.
@@ -139,6 +140,7 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
         each = layer_parameters(shape, kind)
         layers += count * (each.active if active else each.total)
     output = 0 if shape.tied else vocab * shape.hidden
+    layers += shape.tower.parameters if shape.tower else 0
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
 
@@ -156,7 +158,7 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
     """Floating-point operations of one token, forward and backward, without the masked half of attention.
 
     `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
-    what a run logs: attention windows are not deducted, quick GEGLU counts two of its three products, and a
+    what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its three products, and a
     Mamba-2 layer is taken to be twice as wide as the model, whatever its heads.
     """
     h, mtp = shape.hidden, shape.mtp_layers

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, LayerKind
+from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -129,6 +129,26 @@ def _projections(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
 def mixed_width(shape: ModelShape, kind: LayerKind) -> int:
     """Width of what the output projection of a Mamba-2 layer or a gated delta net reads."""
     return _projections(shape, kind)[1]
+
+
+def tower_patches(w: Workload) -> float:
+    """Patches that the tower encodes for one micro batch; every context-parallel rank encodes all of them."""
+    tower = w.shape.tower
+    return w.tokens * w.dims.cp * ENCODED * tower.patches_per_token if tower else 0.0
+
+
+def tower_products(w: Workload) -> list[MatMul]:
+    """Matrix products of one layer of the tower on one rank."""
+    tower, rows = w.shape.tower, tower_patches(w)
+    if tower is None:
+        return []
+    tp, h = w.dims.tp if tower.split else 1, tower.hidden
+    return [
+        MatMul(rows, h, 3 * h / tp),
+        MatMul(rows, h / tp, h),
+        MatMul(rows, h, (2 if tower.gated else 1) * tower.ffn / tp),
+        MatMul(rows, tower.ffn / tp, h),
+    ]
 
 
 _SCANS: Final = 4

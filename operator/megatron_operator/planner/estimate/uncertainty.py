@@ -50,10 +50,11 @@ def mean_error(factor: float) -> float:
 def group_of(w: Workload, on: Accelerator) -> tuple[str, str]:
     """Kind of the model, and precision and generation of the chips: `moe`, `mxfp8 on blackwell`.
 
-    The group of a model with parts that no measured run has is that of what was not measured.
+    The group of a model with parts that no measured run has, and of adapters, is that of what was not
+    measured.
     """
     kind = "hybrid" if w.shape.hybrid else "moe" if w.shape.is_moe else "dense"
-    if not _is_measured(w.shape):
+    if w.adapters is not None or not _is_measured(w.shape):
         return kind, UNMEASURED
     return kind, f"{_precision(w.numerics)} on {_GENERATIONS.get(on.architecture, on.architecture)}"
 
@@ -66,7 +67,7 @@ def _is_measured(shape: ModelShape) -> bool:
     """
     if shape.hybrid and not shape.is_moe:
         return False
-    return not (shape.delta or shape.gate or shape.gelu_gate or shape.post_norms)
+    return not (shape.delta or shape.gate or shape.gelu_gate or shape.post_norms or shape.tower)
 
 
 def _precision(n: Numerics) -> str:
