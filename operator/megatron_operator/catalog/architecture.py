@@ -69,7 +69,7 @@ class Architecture(ModelSpec):
     tower: TowerSpec | None = None
     """What encodes images or sound; on the first pipeline stage."""
     not_estimated: Text | None = None
-    """Why the planner has no model of it; follows `memory and speed are not estimated: `."""
+    """Why the planner has no model of it; follows `parameters, memory and speed are not estimated: `."""
 
     @property
     def beyond_megatron(self) -> list[str]:

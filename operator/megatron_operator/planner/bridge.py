@@ -21,6 +21,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.estimate import memory, step_time
 from megatron_operator.planner.estimate.adapters import Adapters
+from megatron_operator.planner.estimate.layers import ENCODED
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.search.pipeline_split import automatic_split, requested_split
@@ -126,7 +127,8 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         notes = [*notes, f"{published}: its sizes are used, with DP {dims.dp}"]
     shape = model_shape(resolved.model, Diagnostics())
     if shape is None:
-        notes = [*notes, "parameters, memory and speed of this model are not estimated"]
+        why = f": {resolved.model.not_estimated}" if resolved.model.not_estimated else ""
+        notes = [*notes, f"parameters, memory and speed of this model are not estimated{why}"]
     elif not is_modelled(resolved):
         notes = [*notes, "memory and speed with these adapters are not estimated"]
     padded = shape.padded_vocab(dims.tp) if shape else 0
@@ -215,12 +217,24 @@ def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     """The plan with notes about Megatron-Bridge, which runs it or would."""
     if resolved.starts:
         note = f"run by Megatron-Bridge ({_name(resolved)}); not seen on GPUs yet"
-        return plan.model_copy(update={"notes": [*plan.notes, *_adapter_notes(resolved, plan), note]})
+        return plan.model_copy(
+            update={"notes": [*plan.notes, *_tower_notes(resolved), *_adapter_notes(resolved, plan), note]}
+        )
     note = (
         f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
         " not start its loop yet, and the command is untested on hardware"
     )
-    return plan.model_copy(update={"notes": [*plan.notes, *_adapter_notes(resolved, plan), note]})
+    return plan.model_copy(
+        update={"notes": [*plan.notes, *_tower_notes(resolved), *_adapter_notes(resolved, plan), note]}
+    )
+
+
+def _tower_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+    if resolved.model.tower is not None:
+        yield (
+            f"memory and speed are estimated for data of which {ENCODED:.0%} of the tokens are images, video or"
+            " sound; FLOPs are those of the language model"
+        )
 
 
 def _adapter_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:

@@ -157,7 +157,13 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         )
     if model.num_experts and not model.moe_grouped_gemm and resolved.profile.platform == "gpu":
         notes.append("moeGroupedGemm is off: experts are computed one after the other")
-    if model.num_experts and not model.moe_aux_loss_coeff and not model.moe_router_enable_expert_bias:
+    own_loop = resolved.engine == "megatron"
+    if (
+        own_loop
+        and model.num_experts
+        and not model.moe_aux_loss_coeff
+        and not model.moe_router_enable_expert_bias
+    ):
         notes.append(
             "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
         )

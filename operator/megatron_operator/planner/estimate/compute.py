@@ -137,7 +137,9 @@ class ComputeModel:
         mixing = self._scan(kind) if kind.mixer in ("mamba", "delta") else 0.0
         return ComputeTime(
             matmul=sum(self._product(product, passes=factor) for product in layer_products(w, kind))
-            + sum(self._product(product, passes=factor, frozen=False) for product in adapter_products(w, kind))
+            + sum(
+                self._product(product, passes=factor, frozen=False) for product in adapter_products(w, kind)
+            )
             + sum(self._product(product, passes=1) for product in recomputed_products(w, kind)),
             attention=self._attention() if kind.mixer == "attention" else 0.0,
             elementwise=(self._elementwise(kind) + mixing) * factor / _FORWARD_AND_BACKWARD,

@@ -133,5 +133,7 @@ def hybrid_layers(pattern: str) -> tuple[tuple[LayerKind, ...], tuple[LayerKind,
         raise ValueError("its multi-token predictions differ")
     if foreign := sorted(set(pattern) - _SYMBOLS.keys() - {"/"}):
         raise ValueError(f"{foreign[0]} is not one of {', '.join(_SYMBOLS)}")
-    layers, prediction = (tuple(_SYMBOLS[symbol] for symbol in text) for text in (main, "".join(predictions[:1])))
+    layers, prediction = (
+        tuple(_SYMBOLS[symbol] for symbol in text) for text in (main, "".join(predictions[:1]))
+    )
     return layers, prediction, len(predictions)
