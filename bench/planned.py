@@ -30,7 +30,7 @@ IMAGES: dict[str, tuple[ImagePackage, ...]] = {
     "the project's image": (),
 }
 """Packages of the images for which errors are printed."""
-_PRECISIONS = {"bf16": "bf16", "fp8": "fp8cs", "mxfp8": "fp8mx"}
+_PRECISIONS = {"bf16": "bf16", "fp8": "fp8cs", "mxfp8": "fp8mx", "nvfp4": "nvfp4"}
 """Precision of a measurement -> that of Megatron-Bridge's function."""
 
 

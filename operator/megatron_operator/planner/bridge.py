@@ -63,15 +63,23 @@ def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
     """The recipe with what the functions that the operator starts have in common.
 
     None of them splits sequences over ranks, and none that fine-tunes overlaps communication of gradients and
-    parameters; no CPU does.
+    parameters; no CPU does. Functions that it does not start keep their own sequence parallelism.
     """
     if not resolved.starts:
-        return resolved
+        return _split_as_function(resolved)
     fixed: dict[str, bool | int] = {"context_parallel_size": 1}
     if resolved.mode != "pretrain" or resolved.profile.platform == "cpu":
         fixed |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     parallelism = resolved.parallelism.model_copy(update=fixed)
     return resolved.model_copy(update={"parallelism": parallelism})
+
+
+def _split_as_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
+    function = resolved.function
+    if function is None or resolved.parallelism.sequence_parallel is not None:
+        return resolved
+    own = {"sequence_parallel": bool(function.parallelism.sequence_parallel)}
+    return resolved.model_copy(update={"parallelism": resolved.parallelism.model_copy(update=own)})
 
 
 def without_published_layout(resolved: ResolvedRecipe) -> ResolvedRecipe:

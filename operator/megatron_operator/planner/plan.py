@@ -294,6 +294,11 @@ def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
 _TP_OVERLAP = "parallelism.tpCommOverlap"
 
 
+def _sets(problem: PlanningProblem, leaf: str) -> bool:
+    """Whether the recipe itself sets this of `spec.parallelism`."""
+    return problem.resolved.origins.get(f"parallelism.{leaf}") == "recipe"
+
+
 def _check_sequence_parallel(problem: PlanningProblem, chosen: Candidate, found: Diagnostics) -> None:
     asked, tp = problem.asked.sequence_parallel, chosen.dims.tp
     if tp > 1 and problem.on_cpu:
@@ -301,7 +306,8 @@ def _check_sequence_parallel(problem: PlanningProblem, chosen: Candidate, found:
     elif tp > 1 and asked is None:
         found.note(f"sequenceParallel on: TP is {tp}, and it has no cost")
     elif tp > 1 and asked is False:
-        found.note(f"sequenceParallel off as requested; on would keep 1/{tp} of the norms' activations")
+        by = "as requested" if _sets(problem, "sequenceParallel") else "as in the function"
+        found.note(f"sequenceParallel off {by}; on would keep 1/{tp} of the norms' activations")
     elif tp == 1 and asked and problem.resolved.is_set_by_user("parallelism.sequenceParallel"):
         found.error(
             "spec.parallelism.sequenceParallel",

@@ -30,12 +30,13 @@ def layout(p: Plan) -> tuple[int, ...]:
 
 
 def test_a_model_without_estimates_keeps_its_functions_layout() -> None:
-    p = plan(resolved("qwen35_vl_35b_a3b_sft_16gpu_h100_bf16_config", 16))
-    assert layout(p) == (2, 1, 1, 16, 8)
-    assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (4, 32, 1)
+    p = plan(resolved("gemma4_vl_26b_sft_8gpu_h100_bf16_config", 8))
+    assert layout(p) == (4, 1, 1, 8, 2)
+    assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (1, 32, 16)
     assert p.parameters is p.memory_per_gpu is p.expected is p.flops_per_token is None
     assert NOT_STARTED in p.notes[-1]
-    assert "parameters, memory and speed of this model are not estimated" in p.notes
+    reason = "layers of Gemma 4 differ in their heads, and some have embeddings of their own or share keys"
+    assert f"parameters, memory and speed of this model are not estimated: {reason}" in p.notes
 
 
 def test_additional_accelerators_are_data_parallel() -> None:
@@ -62,7 +63,7 @@ def test_a_published_layout_that_the_planner_rejects_is_kept_with_a_note() -> No
 @pytest.mark.parametrize(
     ("recipe", "count", "field", "message"),
     [
-        ("qwen3.5-vl-122b-a10b-sft", 40, "spec.accelerator.count", "is not a multiple of"),
+        ("glm5.2", 40, "spec.accelerator.count", "is not a multiple of"),
         ("wan2.1-14b", 12, "spec.accelerator.count", "is not a multiple of the 8 accelerators of a node"),
         ("wan2.1-14b", 24, "spec.training.globalBatchSize", "is not a multiple of microBatchSize 1 x DP"),
     ],
@@ -76,10 +77,10 @@ def test_sizes_that_do_not_suit_the_count_are_rejected(
 
 
 def test_the_command_omits_what_the_function_sets() -> None:
-    r = resolved("qwen3_vl_8b_sft_2gpu_h100_bf16_config", 2)
+    r = resolved("qwen3_vl_8b_peft_1gpu_h100_bf16_config", 1)
     assert megatron_arguments(r, plan(r), "run") == [
-        *("torchrun", "--nnodes", "1", "--nproc-per-node", "2", "scripts/training/run_recipe.py"),
-        *("--recipe", "qwen3_vl_8b_sft_2gpu_h100_bf16_config", "--mode", "sft"),
+        *("torchrun", "--nnodes", "1", "--nproc-per-node", "1", "scripts/training/run_recipe.py"),
+        *("--recipe", "qwen3_vl_8b_peft_1gpu_h100_bf16_config", "--mode", "lora"),
         *("--save_dir", "/checkpoints/run", "--load_dir", "/checkpoints/run"),
     ]
 

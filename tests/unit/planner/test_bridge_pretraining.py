@@ -119,9 +119,10 @@ def test_the_layout_of_a_model_with_estimates_is_planned() -> None:
     assert found["train.micro_batch_size"] == run.plan.micro_batch_size
 
 
-def test_recomputation_and_overlap_stay_the_functions_unless_the_recipe_sets_them() -> None:
+def test_overlap_stays_the_functions_and_recomputation_is_the_plans() -> None:
     found = overrides("gemma2-2b")
-    assert not {path for path in found if "recompute" in path or "overlap" in path}
+    assert not {path for path in found if "overlap" in path}
+    assert found["model.recompute_granularity"] is None
     sizes = {"recomputeGranularity": "full", "recomputeMethod": "block", "recomputeNumLayers": 2}
     assert overrides("gemma2-2b", parallelism=sizes)["model.recompute_num_layers"] == 2
 

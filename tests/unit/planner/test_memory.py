@@ -12,12 +12,14 @@ from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import memory
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.memory import activations, memory_per_gpu, states
+from megatron_operator.planner.estimate.kept import layer_bytes
+from megatron_operator.planner.estimate.layers import DENSE, EXPERTS
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.workload import (
     Numerics,
     Recomputation,
     Workload,
-    moe_of_stages,
+    kinds_of_stages,
     numerics,
 )
 
@@ -120,7 +122,7 @@ def test_a_middle_stage_may_need_most_memory() -> None:
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     w = workload(recompute=Recomputation("full"), stage_layers=(80,), dp=8)
     inputs = 80 * 2 * 4096 * 8192 / 4
-    one_layer = memory.layer_bytes(w, moe=False)
+    one_layer = layer_bytes(w, DENSE)
     rest = activations(w, 0) - inputs - one_layer
     assert 0 < rest < 1.2 * (4 * 4096 * (8192 + 128256) / 4)
 
@@ -174,11 +176,15 @@ def test_bytes_a_parameter_follow_optimizer_and_precision(
 
 
 def test_interleaved_stages_alternate_in_the_moe_layers() -> None:
-    pattern = (False,) * 2 + (True,) * 6
-    assert moe_of_stages(pattern, (4, 4), 1) == (2, 4)
-    assert moe_of_stages(pattern, (4, 4), 2) == (2, 4)
-    assert moe_of_stages(pattern, (4, 4), 4) == (3, 3)
-    assert sum(moe_of_stages(pattern, (5, 3), 2)) == 6
+    kinds = (DENSE,) * 2 + (EXPERTS,) * 6
+
+    def experts(stages: tuple[int, ...], virtual: int) -> list[int]:
+        return [stage.get(EXPERTS, 0) for stage in kinds_of_stages(kinds, stages, virtual)]
+
+    assert experts((4, 4), 1) == [2, 4]
+    assert experts((4, 4), 2) == [2, 4]
+    assert experts((4, 4), 4) == [3, 3]
+    assert sum(experts((5, 3), 2)) == 6
 
 
 def test_without_a_known_capacity_there_is_no_runtime_memory(resolve: Any) -> None:

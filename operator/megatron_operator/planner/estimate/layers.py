@@ -120,7 +120,7 @@ CONVOLUTION: Final = 4
 CHUNK: Final = 128
 """Tokens of a chunk of Megatron's Mamba-2 kernel (`chunk_size`): products within chunks, states between."""
 DELTA_CHUNK: Final = 64
-"""Tokens of a chunk of the kernel of a gated delta net (`chunk_gated_delta_rule` of flash-linear-attention)."""
+"""Tokens of a chunk of the kernel of a gated delta net (flash-linear-attention, `chunk_gated_delta_rule`)."""
 
 
 def hybrid_layers(pattern: str) -> tuple[tuple[LayerKind, ...], tuple[LayerKind, ...], int]:

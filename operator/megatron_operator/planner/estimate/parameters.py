@@ -158,8 +158,8 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
     """Floating-point operations of one token, forward and backward, without the masked half of attention.
 
     `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
-    what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its three products, and a
-    Mamba-2 layer is taken to be twice as wide as the model, whatever its heads.
+    what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its
+    three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads.
     """
     h, mtp = shape.hidden, shape.mtp_layers
     layers = sum(

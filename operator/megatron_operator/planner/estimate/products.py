@@ -160,8 +160,8 @@ def scan_bytes(w: Workload, kind: LayerKind) -> float:
     backward.
 
     Own derivation from the kernels of mamba_ssm (`_mamba_chunk_scan_combined_fwd`) and of
-    flash-linear-attention (`chunk_gated_delta_rule_fwd`), with 2 bytes an element, 4 of states and of matrices
-    within a chunk: the convolution reads and writes its channels, each kernel its inputs and results, and the
+    flash-linear-attention (`chunk_gated_delta_rule_fwd`), with 2 bytes an element, 4 of states and of
+    matrices within a chunk: the convolution reads and writes its channels, each kernel its inputs and results, and the
     states are written, passed on and read once for each chunk.
     """
     if kind.mixer == "mamba":

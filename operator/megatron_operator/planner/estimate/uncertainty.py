@@ -23,7 +23,7 @@ _GENERATIONS = {"blackwell-ultra": "blackwell"}
 
 @cache
 def table() -> dict[str, dict[str, float]]:
-    """Factor, at least 1, for each kind of model (`dense`, `moe`, `hybrid`), precision and generation of chips."""
+    """Factor, at least 1, for each kind of model (dense, moe, hybrid), precision and generation of chips."""
     text = resources.files("megatron_operator.planner").joinpath("data/uncertainty.yaml").read_text()
     loaded: dict[str, dict[str, float]] = yaml.load(
         text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
