@@ -157,13 +157,8 @@ def lint_warnings(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
         )
     if model.num_experts and not model.moe_grouped_gemm and resolved.profile.platform == "gpu":
         notes.append("moeGroupedGemm is off: experts are computed one after the other")
-    own_loop = resolved.engine == "megatron"
-    if (
-        own_loop
-        and model.num_experts
-        and not model.moe_aux_loss_coeff
-        and not model.moe_router_enable_expert_bias
-    ):
+    balanced = model.moe_aux_loss_coeff or model.moe_router_enable_expert_bias
+    if model.num_experts and not balanced and resolved.engine == "megatron":
         notes.append(
             "nothing keeps the experts equally busy: moeAuxLossCoeff is 0 and there is no expert bias"
         )
