@@ -1,0 +1,240 @@
+"""Models that Megatron-Bridge imports have as many parameters in the catalog as transformers gives them.
+
+Bridge copies weights between the two without adding any; a vision or audio tower it takes over as it is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from megatron_operator import catalog
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
+from megatron_operator.planner.estimate.parameters import parameters
+
+CATALOG = catalog.load()
+
+
+def architecture(name: str) -> Architecture:
+    return CATALOG.get(name).model
+
+
+def shape_of(model: Architecture) -> ModelShape:
+    shape = model_shape(model, Diagnostics())
+    assert shape is not None
+    return shape
+
+
+def counted(model: Architecture) -> int:
+    shape = shape_of(model)
+    return parameters(shape, shape.vocab)
+
+
+def text(model: Architecture, **further: Any) -> dict[str, Any]:
+    """Sizes of the language model by transformers' names."""
+    return {
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_query_groups,
+        "head_dim": model.kv_channels,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
+        **further,
+    }
+
+
+def experts(model: Architecture) -> dict[str, Any]:
+    return {
+        "num_experts": model.num_experts,
+        "num_experts_per_tok": model.moe_router_topk,
+        "moe_intermediate_size": model.moe_ffn_hidden_size,
+    }
+
+
+def built(make: Callable[[], torch.nn.Module]) -> int:
+    """Number of parameters of a model that is made without memory; tied ones count once."""
+    with torch.device("meta"):
+        model = make()
+    tie = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def of(kind: str, config: Any) -> int:
+    return built(lambda: getattr(transformers, kind)._from_config(config))
+
+
+@pytest.mark.parametrize("name", ["gemma2-2b", "gemma2-9b", "gemma2-27b"])
+def test_gemma_2(name: str) -> None:
+    model = architecture(name)
+    assert counted(model) == of("Gemma2ForCausalLM", transformers.Gemma2Config(**text(model)))
+
+
+def test_gemma_3() -> None:
+    model = architecture("gemma3-1b")
+    assert counted(model) == of("Gemma3ForCausalLM", transformers.Gemma3TextConfig(**text(model)))
+
+
+@pytest.mark.parametrize("name", ["gemma3-vl-4b", "gemma3-vl-12b", "gemma3-vl-27b"])
+def test_gemma_3_with_vision(name: str) -> None:
+    """SigLIP of 896 x 896 pixels in patches of 14."""
+    model = architecture(name)
+    tower = model.tower
+    assert tower is not None
+    vision = {
+        "num_hidden_layers": tower.layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.ffn_hidden_size,
+        "num_attention_heads": tower.num_attention_heads,
+        "image_size": 896,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    config = transformers.Gemma3Config(text_config=text(model), vision_config=vision)
+    assert counted(model) == of("Gemma3ForConditionalGeneration", config)
+
+
+@pytest.mark.parametrize("name", ["ministral3-3b", "ministral3-8b", "ministral3-14b"])
+def test_ministral_3(name: str) -> None:
+    model = architecture(name)
+    config = transformers.Mistral3Config(
+        text_config=transformers.MistralConfig(**text(model)),
+        tie_word_embeddings=not model.untie_embeddings_and_output_weights,
+    )
+    assert counted(model) == of("Mistral3ForConditionalGeneration", config)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-3b", "qwen2.5-vl-7b", "qwen2.5-vl-32b", "qwen2.5-vl-72b"])
+def test_qwen_2_5_with_vision(name: str) -> None:
+    model = architecture(name)
+    tower = model.tower
+    assert tower is not None
+    vision = {
+        "depth": tower.layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.ffn_hidden_size,
+        "num_heads": tower.num_attention_heads,
+        "out_hidden_size": model.hidden_size,
+    }
+    tied = not model.untie_embeddings_and_output_weights
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text(model), vision_config=vision, tie_word_embeddings=tied
+    )
+    assert counted(model) == of("Qwen2_5_VLForConditionalGeneration", config)
+
+
+def qwen_vision(model: Architecture) -> dict[str, Any]:
+    tower = model.tower
+    assert tower is not None
+    return {
+        "depth": tower.layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.ffn_hidden_size,
+        "num_heads": tower.num_attention_heads,
+        "out_hidden_size": model.hidden_size,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("qwen3-vl-8b", "Qwen3VL"),
+        ("qwen3-vl-30b-a3b", "Qwen3VLMoe"),
+        ("qwen3-vl-235b-a22b", "Qwen3VLMoe"),
+    ],
+)
+def test_qwen_3_with_vision(name: str, kind: str) -> None:
+    model = architecture(name)
+    vision = qwen_vision(model) | {"deepstack_visual_indexes": [8, 16, 24]}
+    sizes = text(model, **(experts(model) if model.num_experts else {}))
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=sizes,
+        vision_config=vision,
+        tie_word_embeddings=not model.untie_embeddings_and_output_weights,
+    )
+    assert counted(model) == of(f"{kind}ForConditionalGeneration", config)
+
+
+def linear(model: Architecture) -> dict[str, Any]:
+    """Sizes of gated delta nets."""
+    return {
+        "linear_num_key_heads": model.linear_num_key_heads,
+        "linear_num_value_heads": model.linear_num_value_heads,
+        "linear_key_head_dim": model.linear_key_head_dim,
+        "linear_value_head_dim": model.linear_value_head_dim,
+    }
+
+
+QWEN_3_5 = [name for name in CATALOG.names() if name.startswith("qwen3.5-vl") and name.endswith("-sft")]
+
+
+@pytest.mark.parametrize("name", QWEN_3_5)
+def test_qwen_3_5_with_vision(name: str) -> None:
+    model = architecture(name)
+    kind, sizes = "Qwen3_5", text(model, **linear(model))
+    if model.num_experts:
+        kind = "Qwen3_5Moe"
+        sizes |= experts(model)
+        sizes["shared_expert_intermediate_size"] = model.moe_shared_expert_intermediate_size
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=sizes,
+        vision_config=qwen_vision(model),
+        tie_word_embeddings=not model.untie_embeddings_and_output_weights,
+    )
+    assert counted(model) == of(f"{kind}ForConditionalGeneration", config)
+
+
+def test_qwen_3_next() -> None:
+    model = architecture("qwen3-next-80b-a3b")
+    sizes = text(model, **linear(model), **experts(model))
+    sizes["shared_expert_intermediate_size"] = model.moe_shared_expert_intermediate_size
+    assert counted(model) == of("Qwen3NextForCausalLM", transformers.Qwen3NextConfig(**sizes))
+
+
+def test_qwen_2_with_sound() -> None:
+    model = architecture("qwen2-audio-7b")
+    config = transformers.Qwen2AudioConfig(text_config=text(model) | {"model_type": "qwen2"})
+    assert counted(model) == of("Qwen2AudioForConditionalGeneration", config)
+
+
+def test_exaone_4() -> None:
+    model = architecture("exaone4-1.2b")
+    assert counted(model) == of("Exaone4ForCausalLM", transformers.Exaone4Config(**text(model)))
+
+
+def test_k_exaone() -> None:
+    model = architecture("k-exaone-236b-a23b")
+    sparse = ["sparse"] * (model.num_layers or 0)
+    layers = {"first_k_dense_replace": 1, "mlp_layer_types": ["dense", *sparse[1:]]}
+    sizes = text(model, **experts(model), num_shared_experts=1)
+    config = transformers.ExaoneMoeConfig(**sizes, **layers)
+    assert counted(model) == of("ExaoneMoeForCausalLM", config)
+
+
+def test_glm_4_5_with_vision() -> None:
+    model = architecture("glm4.5v-106b")
+    sizes = text(model, n_routed_experts=model.num_experts, **experts(model))
+    config = transformers.Glm4vMoeConfig(
+        text_config=sizes | {"attention_bias": True}, tie_word_embeddings=False
+    )
+    assert counted(model) == of("Glm4vMoeForConditionalGeneration", config)
+
+
+def test_minimax_m3() -> None:
+    """With the first layers that the checkpoint has; transformers makes all of them sparse by default."""
+    model = architecture("minimax-m3")
+    dense = sum(not kind.is_moe for kind in shape_of(model).kinds)
+    config = transformers.MiniMaxM3VLConfig()
+    config.text_config.mlp_layer_types = ["dense"] * dense + ["sparse"] * (60 - dense)
+    assert (config.text_config.num_hidden_layers, config.text_config.hidden_size) == (
+        model.num_layers,
+        model.hidden_size,
+    )
+    whole = built(lambda: transformers.AutoModelForImageTextToText.from_config(config))
+    assert counted(model) == whole
