@@ -62,7 +62,7 @@ def test_parameters_of_a_hybrid_model_match_the_real_one(megatron: Megatron, nam
 
 @pytest.mark.parametrize("name", DELTA)
 def test_parameters_of_a_model_with_delta_nets_match_the_real_one(megatron: Megatron, name: str) -> None:
-    """Four layers: three with a gated delta net, one with gated attention, each before its feed-forward part."""
+    """Four layers: three with a gated delta net, one with gated attention."""
     model = with_few_experts(ENTRIES[name]).model_copy(update={"num_layers": 4, "mtp_num_layers": None})
     start(megatron)
     shape = shape_of(model.model_copy(update={"tower": None}))

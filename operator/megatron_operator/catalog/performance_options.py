@@ -7,7 +7,7 @@
     sms=N[,M]               multiprocessors of that dispatcher, and of its preprocessing
     budget=F, stash=C,H     buffers of a fixed size for the experts: tokens of a rank relative to even
                             routing, and sizes of the stash of their activations on the GPU and the host
-    fuser=N                 Transformer Engine's operation fuser, for which gates are in blocks of N (0: no gates)
+    fuser=N                 Transformer Engine's operation fuser, with gates in blocks of N (0: no gates)
     ep-overlap, delay-wgrad, a2a-stream, tp-overlap, nccl-ub, router-padding, fp8-output, mla-fusion
     graphs=IMPL[:MODULES]   CUDA graphs
     recompute=MODULES       selective; full:METHOD:LAYERS for whole layers

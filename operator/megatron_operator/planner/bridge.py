@@ -240,8 +240,8 @@ def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
 def _tower_notes(resolved: ResolvedRecipe) -> Iterator[str]:
     if resolved.model.tower is not None:
         yield (
-            f"memory and speed are estimated for data of which {ENCODED:.0%} of the tokens are images, video or"
-            " sound; FLOPs are those of the language model"
+            f"memory and speed are estimated for data of which {ENCODED:.0%} of the tokens are images, video"
+            " or sound; FLOPs are those of the language model"
         )
 
 

@@ -11,9 +11,9 @@ from megatron_operator.api.training import TrainingSpec
 from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import memory
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.estimate.memory import activations, memory_per_gpu, states
 from megatron_operator.planner.estimate.kept import layer_bytes
 from megatron_operator.planner.estimate.layers import DENSE, EXPERTS
+from megatron_operator.planner.estimate.memory import activations, memory_per_gpu, states
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.workload import (
     Numerics,

@@ -3,6 +3,7 @@
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import LayerKind
+from megatron_operator.planner.estimate.products import projections
 from megatron_operator.planner.estimate.workload import Workload
 
 
@@ -58,6 +59,20 @@ class CommunicationModel:
         block = 2 * w.tokens * max(width / w.dims.tp, 2 * shape.head_dim)
         seconds = self._seconds(3 * (w.dims.cp - 1) * block, w.dims.tp * w.dims.cp)
         return max(seconds - self._c.hidden * attention, seconds * (1 - self._c.hidden))
+
+    def heads(self, kind: LayerKind) -> float:
+        """All-to-all of a Mamba-2 layer or a gated delta net, forward and backward, which gives each
+        context-parallel rank some of the heads of all tokens (`mamba_context_parallel.py`).
+
+        2 x 2 (c - 1)/c bytes per token and element of the input projection's result and the output
+        projection's input, where c is CP.
+        """
+        w = self._w
+        if w.dims.cp == 1 or kind.mixer in ("attention", None):
+            return 0.0
+        width = sum(projections(w.shape, kind)) / w.dims.tp
+        moved = 4 * w.tokens * width * (w.dims.cp - 1) / w.dims.cp
+        return self._seconds(moved, w.dims.tp * w.dims.cp)
 
     def expert(self) -> float:
         """All-to-all of tokens to their experts and back, forward and backward, for one layer.

@@ -243,10 +243,11 @@ class ComputeModel:
     def _elementwise(self, kind: LayerKind) -> float:
         """Seconds of norms, residuals with dropout, rotation, activation, casts and permutation.
 
-        Own derivation. Bytes moved per token in the forward pass, where h is the hidden size: for each part of
-        the layer a norm, 4 h, and a residual, 6 h; rotation 4 per query and key element, activation 6 (gated)
-        or 4 per element, and without a fused kernel 4 more; the gate of the attention 6 per element. A cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns.
-        A token is permuted in both directions for each of its experts, 8 h; the bias of their output is added
+        Own derivation. Bytes moved per token in the forward pass, where h is the hidden size: for each part
+        of the layer a norm, 4 h, and a residual, 6 h; rotation 4 per query and key element, activation 6
+        (gated) or 4 per element, and without a fused kernel 4 more; the gate of the attention 6 per element.
+        A cast to FP8 reads 2 and writes 2; with block scales it is done for rows and for columns. A token is
+        permuted in both directions for each of its experts, 8 of its width; the bias of their output is added
         unfused. The backward pass moves twice as much.
         """
         w, shape = self._w, self._w.shape

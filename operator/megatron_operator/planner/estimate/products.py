@@ -106,7 +106,7 @@ def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     if kind.mixer == "attention":
         products += _attention_products(w)
     elif kind.mixer is not None:
-        projected, inner = _projections(w.shape, kind)
+        projected, inner = projections(w.shape, kind)
         products += [
             MatMul(w.tokens, w.shape.hidden, projected / w.dims.tp),
             MatMul(w.tokens, inner / w.dims.tp, w.shape.hidden),
@@ -116,7 +116,7 @@ def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     return products
 
 
-def _projections(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
+def projections(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
     """Width of the input projection of a Mamba-2 layer or a gated delta net, and of what its output
     projection reads."""
     if kind.mixer == "mamba":
@@ -128,7 +128,7 @@ def _projections(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
 
 def mixed_width(shape: ModelShape, kind: LayerKind) -> int:
     """Width of what the output projection of a Mamba-2 layer or a gated delta net reads."""
-    return _projections(shape, kind)[1]
+    return projections(shape, kind)[1]
 
 
 def tower_patches(w: Workload) -> float:
@@ -161,8 +161,8 @@ def scan_bytes(w: Workload, kind: LayerKind) -> float:
 
     Own derivation from the kernels of mamba_ssm (`_mamba_chunk_scan_combined_fwd`) and of
     flash-linear-attention (`chunk_gated_delta_rule_fwd`), with 2 bytes an element, 4 of states and of
-    matrices within a chunk: the convolution reads and writes its channels, each kernel its inputs and results, and the
-    states are written, passed on and read once for each chunk.
+    matrices within a chunk: the convolution reads and writes its channels, each kernel its inputs and
+    results, and the states are written, passed on and read once for each chunk.
     """
     if kind.mixer == "mamba":
         m = w.shape.mamba

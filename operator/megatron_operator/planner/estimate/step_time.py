@@ -103,6 +103,7 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     attended = sum(count for kind, count in layers.items() if kind.mixer == "attention")
     tensor = sum(count * communication.tensor(kind) for kind, count in layers.items())
     context = attended * communication.context(kernels.attention / attended) if attended else 0.0
+    context += sum(count * communication.heads(kind) for kind, count in layers.items())
     expert, pipeline = moe * communication.expert(), communication.pipeline()
     working = kernels.total + tensor + context + expert + pipeline
     waiting = compute.waiting(slowest, working)

@@ -177,6 +177,11 @@ def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagno
             f"seqLength {seq} is not divisible by 2 x CP {cp} = {2 * cp}",
             f"set a CP of which twice divides {seq}",
         )
+    heads = {"mambaNumHeads": shape.mamba.heads} if shape.mamba else {}
+    heads |= {"linearNumKeyHeads": shape.delta.key_heads} if shape.delta else {}
+    for name, count in heads.items():
+        if count % (tp * cp):
+            found.error(field, f"TP {tp} x CP {cp} does not divide {name} {count}", "set a smaller CP")
     if (shape.sinks or shape.window) and comm != "a2a":
         what = "attention sinks" if shape.sinks else "windowed attention"
         found.error(
