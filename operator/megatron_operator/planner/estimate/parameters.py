@@ -202,9 +202,9 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
         width = n * shape.head_dim
         projected = width * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
         return 6 * (h * projected + width * h) + 3 * seq_length * 2 * width
-    m = shape.latent
-    query_width = n * (m.qk_dim + m.rope_dim)
-    query = h * query_width if m.q_rank is None else m.q_rank * (h + query_width + 1)
-    key_value = m.kv_rank * (h + n * (m.qk_dim + m.v_dim) + 1) + h * m.rope_dim
-    linear = query + key_value + n * m.v_dim * h
-    return 6 * linear + 3 * seq_length * (query_width + n * m.v_dim)
+    latent = shape.latent
+    query_width = n * (latent.qk_dim + latent.rope_dim)
+    query = h * query_width if latent.q_rank is None else latent.q_rank * (h + query_width + 1)
+    key_value = latent.kv_rank * (h + n * (latent.qk_dim + latent.v_dim) + 1) + h * latent.rope_dim
+    linear = query + key_value + n * latent.v_dim * h
+    return 6 * linear + 3 * seq_length * (query_width + n * latent.v_dim)
