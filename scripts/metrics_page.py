@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from megatron_contract.progress import ProgressReport
+from megatron_contract.progress import ProgressReport, ReportedStraggler
 from megatron_operator.controller import metrics
 from megatron_trainer.telemetry.server import collect_metrics
 from prometheus_client.metrics import MetricWrapperBase
@@ -34,6 +34,7 @@ TRAINER_REPORT: Final = ProgressReport(
     useful_seconds=1.0,
     validation_loss=1.0,
     best_validation_loss=1.0,
+    stragglers=(ReportedStraggler(0, 0, 1, 2.0, 2.0, 1.0),),
 )
 """A report in which everything that a metric shows is known."""
 _HEAD: Final = "| series | type | labels | meaning |\n|---|---|---|---|\n"

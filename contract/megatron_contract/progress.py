@@ -6,6 +6,7 @@ from typing import Annotated, Final, Self
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import (
     MAX_INCIDENTS,
+    MAX_STRAGGLERS,
     MAX_WARNINGS,
     Bytes,
     Count,
@@ -44,6 +45,26 @@ class ReportedWarning(Message):
     reason: Annotated[str, Identifier("Warning")] = "Warning"
     """CamelCase identifier, for example `CheckpointVolumeLow`."""
     message: LongText = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedStraggler(Message):
+    """A rank whose own work takes longer than that of its peers, so that all others wait for it.
+
+    Own work is a step without the waits in collectives; peers are the other ranks of its pipeline stage.
+    """
+
+    rank: Count
+    """Global rank."""
+    node_rank: Count
+    iteration: Count
+    """Since which iteration."""
+    slowdown: Rate
+    """Its own time over that of its peers, the median over the last measured steps."""
+    own_seconds: Seconds
+    """Own time of a step."""
+    peer_seconds: Seconds
+    """Median of the peers' own time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +117,8 @@ class ProgressReport(Message):
     incidents: Annotated[tuple[ReportedIncident, ...], Items(MAX_INCIDENTS, newest=True)] = ()
     """The newest incidents, oldest first."""
     warnings: Annotated[tuple[ReportedWarning, ...], Items(MAX_WARNINGS)] = ()
+    stragglers: Annotated[tuple[ReportedStraggler, ...], Items(MAX_STRAGGLERS)] = ()
+    """The ranks that are slow now, slowest first."""
     preparation: PreparationProgress | None = None
     """Only of a pod that prepares data, whose phase is `preparing`."""
     useful_seconds: Seconds | None = None

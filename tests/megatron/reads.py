@@ -17,7 +17,7 @@ CONVERTER = TRAINER / "weights"
 """Compares settings of models, and trains nothing."""
 ARGUMENTS = PACKAGE / "training" / "arguments.py"
 
-PROGRAMS = {"rl": "rl", "sft": "sft", "straggler": "straggler"}
+PROGRAMS = {"rl": "rl", "sft": "sft"}
 """Group of arguments -> kind of those that take effect only in a program that the trainer has not."""
 
 

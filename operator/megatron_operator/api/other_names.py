@@ -69,7 +69,7 @@ _TODAY: Final = {
 }
 """Today's setting below `spec` -> its other names."""
 _NOT_NEEDED: Final = {
-    "leave it out: a rank that hangs is found by recovery.hangTimeout": (
+    "leave it out: status.stragglers names slow ranks; megatronArgs.log-straggler logs more": (
         "enableStragglerDetection logStraggler stragglerDetection"
     ),
     "leave it out: BF16 runs sum gradients in FP32, unless megatronArgs.grad-reduce-in-bf16": (

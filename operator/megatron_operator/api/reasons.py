@@ -274,6 +274,14 @@ class Reason(StrEnum):
         "next pods avoid it.",
         "Check the node; `status.recovery.nodeEvidence` has the evidence.",
     )
+    SLOW_RANK = (
+        "SlowRank",
+        "Event",
+        "The own work of ranks takes at least 1.5 times as long as that of the other ranks of their pipeline "
+        "stage, and all others wait for them; `status.stragglers` has pod and node.",
+        "Compare clocks, temperature and errors of that node's devices, and its CPU load, with those of "
+        "another node.",
+    )
     NODE_RELEASED = "NodeReleased", "Event", "The run uses an avoided node again."
 
     EVENTS_DROPPED = (

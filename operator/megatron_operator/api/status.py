@@ -251,6 +251,28 @@ class RunWarning(ApiModel):
     message: str
 
 
+class Straggler(ApiModel):
+    """A rank whose own work takes longer than that of its peers, so that all others wait for it."""
+
+    rank: int
+    """Global rank."""
+    pod: str | None = None
+    """Its pod, without the job's name: `worker-3`."""
+    node: str | None = None
+    iteration: int
+    """Since which iteration."""
+    slowdown: float
+    """Its own time over that of the other ranks of its pipeline stage, when it was named."""
+    own_seconds: float
+    """Time of an iteration without its waits for other ranks."""
+    peer_seconds: float
+    """The same of its peers."""
+    since: str
+    """When it was named, RFC 3339."""
+    until: str | None = None
+    """When it was no longer slow, or no longer ran; none while it is slow."""
+
+
 class RecipeCondition(ApiModel):
     """A standard Kubernetes condition."""
 
@@ -289,6 +311,8 @@ class MegatronRecipeStatus(ApiModel):
     """Where the time of the run went."""
     warnings: list[RunWarning] = Field(default_factory=list)
     """Current warnings of the pods, such as a checkpoint volume that fills up."""
+    stragglers: list[Straggler] = Field(default_factory=list)
+    """Slow ranks, newest last, at most 20; those with `until` are no longer slow."""
     omitted: list[str] | None = None
     """Parts of this status that were left out or cut, because it would be too large."""
     conditions: list[RecipeCondition] = Field(default_factory=list)

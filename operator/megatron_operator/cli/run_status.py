@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.status import Straggler
 from megatron_operator.api.times import seconds
 from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost
+from megatron_operator.lifecycle.stragglers import describe
 
 Object = dict[str, Any]
 INTERVAL = 2.0
@@ -168,6 +170,14 @@ def _incident(status: Object, now: float) -> Iterator[tuple[str, str]]:
         yield "resized", f"{elastic['count']} accelerators: {elastic['reason']}"
 
 
+def _slow_ranks(status: Object) -> Iterator[tuple[str, str]]:
+    slow = [
+        Straggler.model_validate(each) for each in status.get("stragglers") or [] if not each.get("until")
+    ]
+    for pod in dict.fromkeys(each.pod for each in slow):
+        yield "slow", describe([each for each in slow if each.pod == pod])
+
+
 def _attention(status: Object) -> Iterator[tuple[str, str]]:
     """Conditions that are not those of a run without trouble, and warnings of the pods."""
     over = status.get("phase") in (Phase.SUCCEEDED, Phase.SUSPENDED)
@@ -183,5 +193,6 @@ def _attention(status: Object) -> Iterator[tuple[str, str]]:
         reason = condition.get("reason") or ""
         head = name if reason in ("", kind) else f"{name} ({reason})"
         yield "condition", f"{head}: {condition.get('message') or ''}".rstrip(": ")
+    yield from _slow_ranks(status)
     for warning in status.get("warnings") or []:
         yield "warning", f"{warning['reason']}: {warning['message']}"

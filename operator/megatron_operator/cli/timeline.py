@@ -5,8 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from megatron_operator.api.conditions import Condition
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import LostSeconds
+from megatron_operator.api.status import Straggler
 from megatron_operator.api.times import seconds
+from megatron_operator.lifecycle.stragglers import describe
 
 Object = dict[str, Any]
 SAME_INCIDENT = 120.0
@@ -29,7 +32,7 @@ class TimelineEntry:
 
     time: str
     source: str
-    """`incident`, `event`, `condition` or `recipe`."""
+    """`incident`, `straggler`, `event`, `condition` or `recipe`."""
     reason: str
     message: str
     warning: bool = False
@@ -46,11 +49,17 @@ def timeline(recipe: Object, events: Sequence[Object]) -> list[TimelineEntry]:
     """All entries, oldest first. An Event or condition that only repeats an incident is left out."""
     status = recipe.get("status") or {}
     incidents = [_incident(each) for each in (status.get("recovery") or {}).get("history") or []]
+    slow = [_straggler(each) for each in status.get("stragglers") or []]
     reported = [event for event in map(_event, events) if not _repeats(event, incidents)]
+    if slow:
+        # Each is in the status, which outlives its Event.
+        reported = [event for event in reported if event.reason != Reason.SLOW_RANK]
     texts = {(event.reason, event.message) for event in reported}
     changes = [change for change in _conditions(status, texts) if not _repeats(change, incidents)]
     created = TimelineEntry(recipe["metadata"]["creationTimestamp"], "recipe", "Created", "")
-    return sorted([created, *incidents, *reported, *changes], key=lambda entry: seconds(entry.time) or 0.0)
+    return sorted(
+        [created, *incidents, *slow, *reported, *changes], key=lambda entry: seconds(entry.time) or 0.0
+    )
 
 
 def _incident(incident: Object) -> TimelineEntry:
@@ -63,6 +72,13 @@ def _incident(incident: Object) -> TimelineEntry:
         warning=True,
         incident=incident,
     )
+
+
+def _straggler(straggler: Object) -> TimelineEntry:
+    until = straggler.get("until")
+    end = f"; until {until[:19].replace('T', ' ')}" if until else "; still slow"
+    text = describe([Straggler.model_validate(straggler)]) + end
+    return TimelineEntry(straggler["since"], "straggler", Reason.SLOW_RANK, text, warning=True)
 
 
 def _event(event: Object) -> TimelineEntry:

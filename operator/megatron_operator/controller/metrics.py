@@ -8,6 +8,7 @@ from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RestartsByKind
 from megatron_operator.lifecycle.ledger_weeks import TICKS, WeekSum, monday
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+from megatron_operator.lifecycle.stragglers import current_stragglers
 from megatron_operator.lifecycle.time_ledger import CATEGORIES, account, until_of
 
 RECONCILES: Final = Counter("megatron_operator_reconciles", "Reconciles, by outcome", ["outcome"])
@@ -61,6 +62,9 @@ GOODPUT: Final = Gauge(
     "megatron_recipe_goodput", "Step time of kept iterations over wall time since the first start", _RUN
 )
 NODES_AVOIDED: Final = Gauge("megatron_recipe_nodes_avoided", "Nodes that the run avoids", _RUN)
+STRAGGLERS: Final = Gauge(
+    "megatron_recipe_stragglers", "Ranks that are slow now; the others wait for them", _RUN
+)
 ACCELERATORS: Final = Gauge(
     "megatron_recipe_accelerators",
     "Accelerators that the run holds or waits for; 0 once it is over or suspended",
@@ -104,6 +108,7 @@ _OF_RUNS: Final = (
     LOST_ITERATIONS,
     GOODPUT,
     NODES_AVOIDED,
+    STRAGGLERS,
     ACCELERATORS,
     PLANNED_STEP_SECONDS,
     PEAK_TFLOPS,
@@ -133,6 +138,7 @@ def update_run(status: StatusBuilder) -> None:
         LOST_SECONDS.labels(*status.key, name).set(getattr(recovery.lost_seconds, name) or 0.0)
     LOST_ITERATIONS.labels(*status.key).set(recovery.lost_iterations)
     NODES_AVOIDED.labels(*status.key).set(len(recovery.nodes_avoided))
+    STRAGGLERS.labels(*status.key).set(len(current_stragglers(status)))
     holds_none = status.phase in _WITHOUT_ACCELERATORS
     ACCELERATORS.labels(*status.key).set(0 if holds_none else plan.world_size)
     if recovery.goodput is not None:

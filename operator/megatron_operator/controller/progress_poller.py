@@ -83,7 +83,8 @@ def _motion(report: ProgressReport) -> tuple[Any, ...]:
 
 def _notable(report: ProgressReport) -> tuple[Any, ...]:
     """What a recipe is reconciled for."""
-    return *_motion(report), report.checkpoint_iteration, report.incidents, report.warnings
+    slow = {each.rank for each in report.stragglers}
+    return *_motion(report), report.checkpoint_iteration, report.incidents, report.warnings, slow
 
 
 class ProgressPoller:

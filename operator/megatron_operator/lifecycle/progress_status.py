@@ -16,6 +16,8 @@ from megatron_operator.lifecycle.reported_incidents import PodPlacement, add_rep
 from megatron_operator.lifecycle.snapshot import RunSnapshot, bound_since
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_size import LONGEST_WARNING, MAX_WARNINGS, cut
+from megatron_operator.lifecycle.stragglers import end_stragglers, update_stragglers
+from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.job_backends import node_rank
 
 TRAINING_PHASES: Final = frozenset({"training", "saving", "evaluating"})
@@ -25,8 +27,14 @@ _NUMBERS: Final = re.compile(r"[0-9.]+")
 def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     """Copy what pods last reported into the status; the same report again changes nothing."""
     if snapshot.reading is None or not snapshot.pods:
+        if not snapshot.pods:
+            end_stragglers(status)
         return
     report = snapshot.reading.report
+    if snapshot.job_phase is JobPhase.ACTIVE:
+        update_stragglers(status, report, _placement(snapshot))
+    else:
+        end_stragglers(status)
     if report.checkpoint_iteration is not None:
         _update_checkpoint(status, report, report.checkpoint_iteration)
         set_best_checkpoint(status, report, certain=report.phase in TRAINING_PHASES)
@@ -132,20 +140,23 @@ def _update_iteration(status: StatusBuilder, reading: ProgressReading) -> None:
 def _add_incidents(status: StatusBuilder, snapshot: RunSnapshot, report: ProgressReport) -> None:
     if not report.incidents:
         return
-    placement = {
+    recovery = add_reported_incidents(
+        status.recovery,
+        report.incidents,
+        _placement(snapshot),
+        bound_at=snapshot.all_bound_at,
+        checkpoint=status.checkpoint.iteration,
+    )
+    status.set(recovery=recovery)
+
+
+def _placement(snapshot: RunSnapshot) -> dict[int, PodPlacement]:
+    return {
         node_rank(pod): PodPlacement(
             short_name(pod, snapshot.name), node_of(pod), since=bound_since(pod) or 0.0
         )
         for pod in snapshot.pods
     }
-    recovery = add_reported_incidents(
-        status.recovery,
-        report.incidents,
-        placement,
-        bound_at=snapshot.all_bound_at,
-        checkpoint=status.checkpoint.iteration,
-    )
-    status.set(recovery=recovery)
 
 
 def _update_validation(status: StatusBuilder, report: ProgressReport) -> None:

@@ -125,6 +125,7 @@ def _everything_cut(value: Any) -> Any:
 _REDUCTIONS: Final[tuple[tuple[str, Callable[[Status], Status]], ...]] = (
     ("plan.notes", _changed("plan", "notes", to=lambda notes: notes[:0])),
     ("warnings", _changed("warnings", to=lambda warnings: warnings[:2])),
+    ("stragglers", _changed("stragglers", to=lambda stragglers: stragglers[-5:])),
     ("ledger.losses", _changed("ledger", "losses", to=lambda losses: losses[:8])),
     ("ledger.weeks", _changed("ledger", "weeks", to=lambda weeks: weeks[-8:])),
     ("recovery.history", _changed("recovery", "history", to=lambda history: history[-5:])),

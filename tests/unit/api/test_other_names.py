@@ -35,7 +35,7 @@ def errors(section: str, name: str, value: Any) -> list[str]:
         (
             "training",
             "enableStragglerDetection",
-            "leave it out: a rank that hangs is found by recovery.hangTimeout",
+            "leave it out: status.stragglers names slow ranks; megatronArgs.log-straggler logs more",
         ),
         (
             "training",

@@ -254,3 +254,14 @@ def test_the_best_checkpoint_and_its_export_are_shown_with_iteration_and_validat
     shown = lines({"phase": "Succeeded", "exportedBest": done, "checkpoint": checkpoint})
     assert "best        /data/out/best, iteration 1,200 with validation loss 2.125" in shown
     assert "checkpoint  iteration 2,000; best is 1,200, validation loss 2.125" in shown
+
+
+def test_ranks_that_are_slow_now_are_shown_by_pod() -> None:
+    slow = {"pod": "worker-1", "node": "gpu-7", "iteration": 40, "since": "2026-01-01T11:00:00Z"}
+    figures = {"slowdown": 1.84, "ownSeconds": 0.92, "peerSeconds": 0.5}
+    past = slow | figures | {"rank": 3, "until": "2026-01-01T11:20:00Z"}
+    shown = lines(TRAINING | {"stragglers": [past, *(slow | figures | {"rank": rank} for rank in (8, 9))]})
+    assert [line for line in shown if "times as long" in line] == [
+        "slow        ranks 8, 9 (worker-1 on gpu-7): 1.84 times as long as the peers for the own work, "
+        "0.92 s of an iteration against 0.5 s; all others wait"
+    ]

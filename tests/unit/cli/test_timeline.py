@@ -134,3 +134,18 @@ def test_elapsed_time_has_a_unit_of_its_size(time: str, text: str) -> None:
 def test_lost_time_is_a_sum_and_its_phases() -> None:
     assert format_lost_time({"detect": 1.0, "load": 60.0, "redo": None}) == "1m01s (detect 1.0 s, load 1m00s)"
     assert format_lost_time({}) == "none"
+
+
+def test_a_slow_rank_is_an_entry_and_its_event_is_left_out() -> None:
+    slow = {
+        "rank": 9, "pod": "worker-1", "node": "gpu-7", "iteration": 40, "slowdown": 1.84,
+        "ownSeconds": 0.92, "peerSeconds": 0.5, "since": "2026-01-01T11:00:00Z",
+    }  # fmt: skip
+    found = recipe()
+    found["status"]["stragglers"] = [slow, slow | {"until": "2026-01-01T11:30:00Z"}]
+    entries = timeline(found, [event("2026-01-01T11:00:01Z", "SlowRank", "rank 9", type="Warning")])
+    assert reasons(entries) == ["Created", "SlowRank", "SlowRank"]
+    text = "rank 9 (worker-1 on gpu-7): 1.84 times as long as the peers for the own work"
+    assert all(entry.message.startswith(text) for entry in entries[1:])
+    ends = [entry.message.rpartition("; ")[2] for entry in entries[1:]]
+    assert ends == ["still slow", "until 2026-01-01 11:30:00"]

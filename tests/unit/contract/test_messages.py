@@ -52,6 +52,16 @@ PROGRESS: dict[str, Any] = {
     "message": "rank 3 was killed by SIGKILL (restart 1 of 3 without a new checkpoint)",
     "incidents": [INCIDENT],
     "warnings": [{"reason": "CheckpointVolumeLow", "message": "1.0 GiB free"}],
+    "stragglers": [
+        {
+            "rank": 9,
+            "nodeRank": 1,
+            "iteration": 40,
+            "slowdown": 1.75,
+            "ownSeconds": 0.875,
+            "peerSeconds": 0.5,
+        }
+    ],
     "preparation": {
         "documents": 7,
         "bytesDone": 50,

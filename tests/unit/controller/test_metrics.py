@@ -4,7 +4,7 @@ from typing import Any
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
-from megatron_operator.api.status import Expected, Plan
+from megatron_operator.api.status import Expected, Plan, Straggler
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.controller import metrics
 from megatron_operator.lifecycle.status_builder import RecipeKey
@@ -29,6 +29,8 @@ def update(run: Any, phase: Phase) -> None:
         nodes_avoided=["node-1"],
     )
     status.set(phase=phase, recovery=recovery, plan=Plan.model_construct(world_size=8))
+    slow = Straggler(rank=9, iteration=4, slowdown=2.0, own_seconds=1.0, peer_seconds=0.5, since="")
+    status.set(stragglers=[slow, slow.model_copy(update={"until": timestamp(run.now)})])
     ledger = open_ledger(timestamp(run.now - 100), State("prepare"))
     ended = status.ended
     last = State("idle", phase) if ended else State("train", accelerators=8)
@@ -44,6 +46,7 @@ def test_the_metrics_follow_the_status(run: Any) -> None:
     assert value("megatron_recipe_lost_iterations") == 12
     assert value("megatron_recipe_goodput") == 0.97
     assert value("megatron_recipe_nodes_avoided") == 1
+    assert value("megatron_recipe_stragglers") == 1
     assert value("megatron_recipe_accelerators") == 8
 
 

@@ -47,6 +47,7 @@ class BridgeHooks(MegatronHooks):
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt_step)
         self._wrap("to_yaml", self._write_last, type(self._config))
+        self._phases.install()
         if self._scalars is not None:
             timers.SummaryWriter = ScalarWriter
             self._wrap("training_log", self._write_scalars, train)

@@ -30,6 +30,7 @@ from megatron_trainer.telemetry.reporter import SOCKET_ENV, STACKS_ENV
 from megatron_trainer.telemetry.run_journal import RunJournal
 from megatron_trainer.telemetry.server import ProgressServer
 from megatron_trainer.telemetry.status import Status
+from megatron_trainer.telemetry.step_times import StepTimes
 from megatron_trainer.termination import Ending
 from megatron_trainer.tracking.processes import TrackingProcesses
 from megatron_trainer.volume_paths import left_volume
@@ -48,6 +49,7 @@ class Pod:
         self._log = log
         self._flags = engine.read(flags)
         self._status = Status(settings.node_rank, self._flags.train_iters)
+        self._step_times = StepTimes(settings.node_rank)
         self._watchdog = Watchdog(settings.hang_timeout)
         self._incarnation = uuid.uuid4().hex
         self._gang_token = settings.read_gang_token()
@@ -98,6 +100,7 @@ class Pod:
     def _apply_event(self, event: dict[str, Any]) -> None:
         self._status.apply(event)
         self._watchdog.apply(event)
+        self._step_times.apply(event)
 
     def _serve_progress(self) -> None:
         port = self._settings.progress_port
@@ -231,7 +234,7 @@ class Pod:
         from megatron_trainer.rendezvous.telemetry_sync import TelemetrySync
 
         settings, gang = self._settings, self._new_rendezvous()
-        self._telemetry_sync = TelemetrySync(gang, self._status, self._journal)
+        self._telemetry_sync = TelemetrySync(gang, self._status, self._journal, self._step_times)
         spec = WorkerSpec(
             role="rank",
             local_world_size=settings.ranks_per_node,

@@ -183,6 +183,9 @@ def install() -> None:
     cuda.memory_stats = lambda *_a: {}
     cuda.mem_get_info = lambda *_a: (_HOST_MEMORY_BYTES, _HOST_MEMORY_BYTES)
 
+    for name in ("temperature", "power_draw", "utilization", "clock_rate"):
+        setattr(cuda, name, lambda *_a: 0)
+
     cuda.default_generators = _Generators()
     cuda.get_rng_state = cuda.random.get_rng_state = _device_state
     cuda.set_rng_state = cuda.random.set_rng_state = _set_device_state

@@ -1,28 +1,45 @@
 """Exchanges telemetry between the pods through the gang's store, so that every /progress describes the run.
 
-The pod with the rank that knows the loss shares the iterations; node 0 shares the
-summary of its run journal and the newest checkpoint, which it alone checks.
+The pod with the rank that knows the loss shares the iterations, every pod the measured steps of its ranks.
+Node 0 shares the summary of its run journal, the slow ranks and the newest checkpoint, which it alone checks.
 """
 
 import json
 import time
 from dataclasses import replace
 
+from megatron_contract.progress import ReportedStraggler
+
 from megatron_trainer.rendezvous.handler import GangRendezvous
+from megatron_trainer.telemetry import step_times
 from megatron_trainer.telemetry.iteration import IterationRecord
 from megatron_trainer.telemetry.run_journal import RunJournal, RunSummary
 from megatron_trainer.telemetry.status import Status
+from megatron_trainer.telemetry.stragglers import StragglerDetector
 
 _SYNC_SECONDS = 0.5
+_STEP_TIMES_SECONDS = 3.0
 
 
 class TelemetrySync:
     """This pod's side of the exchange. `journal` is set on node 0 only."""
 
-    def __init__(self, gang: GangRendezvous, status: Status, journal: RunJournal | None) -> None:
+    def __init__(
+        self,
+        gang: GangRendezvous,
+        status: Status,
+        journal: RunJournal | None,
+        steps: step_times.StepTimes,
+    ) -> None:
         self._gang = gang
         self._status = status
         self._journal = journal
+        self._steps = steps
+        self._shared_steps = ""
+        self._steps_at = 0.0
+        self._detector = StragglerDetector()
+        self._stragglers: tuple[ReportedStraggler, ...] = ()
+        self._generation = 0
         self._synced_at = 0.0
         self._shared_summary = ""
         self.latest: IterationRecord | None = None
@@ -38,6 +55,7 @@ class TelemetrySync:
             self._share_iteration()
         else:
             self._receive_iteration()
+        self._sync_steps(now)
         if self._journal is not None:
             self._share_summary(self._journal)
         elif text := self._gang.store.get("run"):
@@ -58,6 +76,23 @@ class TelemetrySync:
             self.latest = record
             self._status.set_iteration(record)
 
+    def _sync_steps(self, now: float) -> None:
+        """Share the measured steps of this pod's ranks; on node 0, find the slow ranks of the gang."""
+        if self._gang.generation != self._generation:
+            self._generation = self._gang.generation
+            self._stragglers = ()
+            self._detector.reset()
+        if now - self._steps_at < _STEP_TIMES_SECONDS:
+            return
+        self._steps_at = now
+        text = self._steps.dump()
+        if text != self._shared_steps:
+            self._gang.share(f"steps/{self._gang.node_rank}", text)
+            self._shared_steps = text
+        if self._gang.node_rank == 0:
+            pods = self._gang.store.children("steps").values()
+            self._stragglers = self._detector.update(step_times.load(pods, self._generation))
+
     def _share_summary(self, journal: RunJournal) -> None:
         loaded_at = self._status.loaded_at
         if loaded_at is not None:
@@ -67,6 +102,7 @@ class TelemetrySync:
         summary = replace(
             journal.summary(),
             warnings=report.warnings,
+            stragglers=self._stragglers,
             checkpoint_iteration=report.checkpoint_iteration,
             checkpoint_time=report.checkpoint_time,
             best_checkpoint_iteration=report.best_checkpoint_iteration,

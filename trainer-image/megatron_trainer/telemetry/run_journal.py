@@ -15,7 +15,7 @@ from typing import Any
 from megatron_contract.environment import PROGRESS_FILE, VALIDATION_FILE
 from megatron_contract.incident import ReportedIncident
 from megatron_contract.limits import MAX_INCIDENTS
-from megatron_contract.progress import ReportedWarning
+from megatron_contract.progress import ReportedStraggler, ReportedWarning
 from megatron_contract.wire import Message, load_json
 
 from megatron_trainer.telemetry.incidents import FailureReport, new_incident
@@ -50,6 +50,7 @@ class RunSummary(Message):
     best_checkpoint_iteration: int | None = None
     """As for checkpoint_iteration."""
     best_checkpoint_loss: float | None = None
+    stragglers: tuple[ReportedStraggler, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

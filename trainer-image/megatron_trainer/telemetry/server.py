@@ -54,6 +54,16 @@ def collect_metrics(report: ProgressReport) -> Iterable[Metric]:
         gauge = GaugeMetricFamily(f"megatron_{name}", text, labels=list(labels))
         gauge.add_metric(list(labels.values()), float(value))
         yield gauge
+    slow = [each for each in report.stragglers if each.node_rank == report.node_rank]
+    if slow:
+        gauge = GaugeMetricFamily(
+            "megatron_rank_slowdown",
+            "Own time of a rank that is slow over that of its peers",
+            labels=[*labels, "rank"],
+        )
+        for each in slow:
+            gauge.add_metric([*labels.values(), str(each.rank)], each.slowdown)
+        yield gauge
     if report.checkpoint_time:
         gauge = GaugeMetricFamily(
             "megatron_checkpoint_timestamp_seconds",

@@ -17,7 +17,12 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.multi_token_prediction import get_mtp_ranks, mtp_on_this_rank
-from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank, get_batch_on_this_tp_rank
+from megatron.core.utils import (
+    StragglerDetector,
+    get_attr_wrapped_model,
+    get_batch_on_this_cp_rank,
+    get_batch_on_this_tp_rank,
+)
 from megatron.training import get_args, get_timers
 from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args
 from megatron.training.arguments import core_transformer_config_from_args
@@ -29,6 +34,8 @@ BATCH_KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _PACKED_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size", "hybrid_cp_group")
 # A loss is a spike above this multiple of the largest seen (Megatron's --check-for-spiky-loss).
 SPIKY_LOSS_FACTOR = 10
+STRAGGLER_TIMER = StragglerDetector()
+"""The detector of --log-straggler: Megatron has one in a process. Without the flag it does nothing."""
 
 
 def model_config(args: Any) -> Any:
@@ -145,11 +152,13 @@ def forward_step(
     """
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
-    batch = next_batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
+    with STRAGGLER_TIMER(bdata=True):
+        batch = next_batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
     timers("batch-generator").stop()
     inputs = (batch["tokens"], batch["position_ids"], batch["attention_mask"])
     forward = model.build_schedule_plan if return_schedule_plan else model
-    output = forward(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"])
+    with STRAGGLER_TIMER:
+        output = forward(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"])
     return output, partial(compute_loss, batch["loss_mask"])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import timers
+from megatron.core import mpu, timers
 from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size
@@ -29,6 +29,7 @@ from megatron_trainer.settings import read_profile_window, read_tracking
 from megatron_trainer.telemetry.reporter import LEASE_ENV, ProgressFile, Reporter
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker import gpt
+from megatron_trainer.worker.step_phases import StepPhases
 from megatron_trainer.worker.step_profiler import StepProfiler
 
 # Minimum interval between reports of an evaluation's batches.
@@ -67,6 +68,7 @@ class MegatronHooks:
         self._resume_from = resume_from
         self._spikes = spikes
         self._profiler = StepProfiler(read_profile_window(), reporter.rank)
+        self._phases = StepPhases()
         self._owner = os.environ.get(LEASE_ENV, "")
         self._saving = False
         self._evaluating = False
@@ -100,6 +102,7 @@ class MegatronHooks:
         self._wrap("save_config", self._guard, serialization)
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt)
+        self._phases.install()
         if self._scalars is not None:
             # Megatron's timers write only to a writer of this class.
             timers.SummaryWriter = ScalarWriter
@@ -249,9 +252,11 @@ class MegatronHooks:
     def _begin_step(self, iteration: int) -> None:
         self.stepping = iteration
         self._profiler.begin(iteration)
+        self._phases.begin(iteration)
 
     def _report_step(self, losses: dict[str, Any], seconds: float, optimizer: Any) -> None:
         """Report the iteration that is done. Raises BadLossError."""
+        waited = self._phases.end()
         loss = losses.get("lm loss")
         value = None if loss is None else float(loss.reshape(-1)[0].item())
         record = self._record(value, seconds, optimizer)
@@ -260,7 +265,13 @@ class MegatronHooks:
         if self._scalars is not None:
             curves = {name: record[key] for name, key in _CURVES.items()}
             self._scalars.add(self.iteration, curves)
-        self._reporter.send("iteration", **record, settled=self._steps > _warm_up_steps())
+        self._reporter.send(
+            "iteration",
+            **record,
+            settled=self._steps > _warm_up_steps(),
+            waitSeconds=waited,
+            stage=mpu.get_pipeline_model_parallel_rank(),
+        )
         if value is not None:
             self._check_loss(value)
         if self._profiler.ends(self.iteration):

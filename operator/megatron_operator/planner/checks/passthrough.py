@@ -82,10 +82,6 @@ _UNREAD = {
         "is read by Megatron's pretrain_gpt.py alone, which the trainer replaces",
         "leave it out; recipes of mode sft (megatron recipes list) fine-tune",
     ),
-    "straggler": (
-        "measures what Megatron's pretrain_gpt.py marks; the trainer replaces it and marks nothing",
-        "leave it out; status.progress has each pod's progress",
-    ),
 }
 """Message and fix for each kind of `data/unread_flags.txt`."""
 

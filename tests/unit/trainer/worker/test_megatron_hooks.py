@@ -23,7 +23,8 @@ class Rank:
         from megatron.core.dist_checkpointing import serialization
         from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
         from megatron.training import checkpointing, training
-        from megatron_trainer.worker import gpt, megatron_hooks
+        from megatron_trainer.worker import gpt, megatron_hooks, step_phases
+        from torch.distributed import ProcessGroup, Work
 
         self.save, self.checkpointing, self.serialization = save, checkpointing, serialization
         self.training = training
@@ -40,6 +41,9 @@ class Rank:
             for name in HOOKED:
                 if hasattr(module, name):
                     remember(module, name)
+        for name in step_phases.COLLECTIVES:
+            remember(ProcessGroup, name)
+        remember(Work, "wait")
         spikes: Any = None
         self.hooks = megatron_hooks.MegatronHooks(Reporter(), None, spikes)
 

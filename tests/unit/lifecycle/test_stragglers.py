@@ -1,0 +1,83 @@
+"""Slow ranks that pods report, in the status: named once, with pod and node, and kept when they are over."""
+
+from typing import Any
+
+from megatron_operator.api.status import Straggler
+from megatron_operator.api.times import timestamp
+
+from tests.unit.lifecycle.reconciling import reconcile
+
+SLOW = {"rank": 9, "nodeRank": 1, "iteration": 40, "slowdown": 1.84, "ownSeconds": 0.92, "peerSeconds": 0.5}
+
+
+def place(run: Any) -> None:
+    for index, pod in enumerate(run.pods):
+        pod["spec"] = {"nodeName": f"gpu-{index}"}
+
+
+def stragglers(run: Any) -> list[Straggler]:
+    return reconcile(run).current.stragglers
+
+
+def test_a_slow_rank_is_named_with_pod_and_node_in_one_event(run: Any) -> None:
+    place(run)
+    run.report(iteration=50, stragglers=[SLOW])
+    status = reconcile(run)
+    [found] = status.current.stragglers
+    assert (found.rank, found.pod, found.node, found.iteration) == (9, "worker-0", "gpu-1", 40)
+    assert (found.since, found.until) == (timestamp(run.now), None)
+    [event] = status.events
+    assert (event.reason, event.warning) == ("SlowRank", True)
+    assert event.message == (
+        "rank 9 (worker-0 on gpu-1): 1.84 times as long as the peers for the own work, "
+        "0.92 s of an iteration against 0.5 s; all others wait"
+    )
+
+
+def test_other_figures_of_a_slow_rank_change_nothing(run: Any) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    reconcile(run)
+    run.report(iteration=50, stragglers=[SLOW | {"slowdown": 1.9}])
+    assert not reconcile(run).changed()
+
+
+def test_the_slow_ranks_of_a_node_share_an_event(run: Any) -> None:
+    ranks = [SLOW | {"rank": rank} for rank in (11, 8, 9)]
+    run.report(iteration=50, stragglers=[*ranks, SLOW | {"rank": 1, "nodeRank": 0}])
+    assert [event.message.partition(" (")[0] for event in reconcile(run).events] == [
+        "ranks 8, 9, 11",
+        "rank 1",
+    ]
+
+
+def test_a_rank_that_is_fast_again_stays_in_the_history_and_is_named_again(run: Any) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    reconcile(run)
+    run.report(iteration=80)
+    over = run.now
+    assert [each.until for each in stragglers(run)] == [timestamp(over)]
+    run.report(iteration=90, stragglers=[SLOW | {"iteration": 85}])
+    status = reconcile(run)
+    assert [each.until for each in status.current.stragglers] == [timestamp(over), None]
+    assert len(status.events) == 1
+
+
+def test_no_rank_is_slow_once_no_pod_runs(run: Any) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    reconcile(run)
+    run.pods = []
+    assert [each.until for each in stragglers(run)] == [timestamp(run.now)]
+
+
+def test_no_rank_is_slow_once_the_job_is_done(run: Any) -> None:
+    run.report(iteration=200, stragglers=[SLOW])
+    reconcile(run)
+    run.job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
+    assert [each.until for each in stragglers(run)] == [timestamp(run.now)]
+
+
+def test_the_status_keeps_the_last_twenty(run: Any) -> None:
+    for rank in range(30):
+        run.report(iteration=50 + rank, stragglers=[SLOW | {"rank": rank}])
+        reconcile(run)
+    assert [each.rank for each in stragglers(run)] == list(range(10, 30))

@@ -1,0 +1,67 @@
+"""The measured steps of this pod's ranks, and their form in the gang's store."""
+
+import json
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from megatron_trainer.telemetry.stragglers import WINDOW, RankSteps
+
+
+class StepTimes:
+    """The last measured steps of each local rank in the newest generation. Safe in several threads."""
+
+    def __init__(self, node_rank: int) -> None:
+        self._node_rank = node_rank
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._stages: dict[int, int] = {}
+        self._steps: dict[int, dict[int, tuple[float, float]]] = {}
+
+    def apply(self, event: dict[str, Any]) -> None:
+        """Record the step of an `iteration` event that has `waitSeconds`. The warm-up steps do not count."""
+        if event["event"] != "iteration" or event.get("waitSeconds") is None or not event["settled"]:
+            return
+        rank, seconds = int(event["rank"]), float(event["stepSeconds"])
+        own = max(0.0, seconds - float(event["waitSeconds"]))
+        with self._lock:
+            if event["generation"] > self._generation:
+                self._generation = event["generation"]
+                self._steps.clear()
+            if event["generation"] < self._generation:
+                return
+            self._stages[rank] = int(event["stage"])
+            steps = self._steps.setdefault(rank, {})
+            steps[int(event["iteration"])] = own, seconds
+            while len(steps) > WINDOW:
+                del steps[next(iter(steps))]
+
+    def dump(self) -> str:
+        """Return the steps as one value of the store; the same text again while no step was added."""
+        with self._lock:
+            ranks = [
+                {
+                    "rank": rank,
+                    "stage": self._stages[rank],
+                    "steps": [[i, *each] for i, each in steps.items()],
+                }
+                for rank, steps in self._steps.items()
+            ]
+            return json.dumps({"node": self._node_rank, "generation": self._generation, "ranks": ranks})
+
+
+def load(texts: Iterable[str], generation: int) -> list[RankSteps]:
+    """Return the steps of all pods from their values in the store, without those of other generations."""
+    found = []
+    for pod in map(json.loads, texts):
+        if pod["generation"] == generation:
+            found += [
+                RankSteps(
+                    each["rank"],
+                    pod["node"],
+                    each["stage"],
+                    {iteration: (own, seconds) for iteration, own, seconds in each["steps"]},
+                )
+                for each in pod["ranks"]
+            ]
+    return found

@@ -1,0 +1,81 @@
+"""Finds slow ranks: those whose own work takes longer than that of ranks with the same work.
+
+A rank's own time is that of a step without its waits for others. Ranks of one pipeline stage have the same
+work; stages have not, so a rank that is alone in its stage has no peers and is never named.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_contract.limits import MAX_STRAGGLERS
+from megatron_contract.progress import ReportedStraggler
+
+WINDOW = 16
+"""Measured steps on which a verdict is based."""
+SLOW_FROM = 1.5
+"""Own time over that of the peers from which a rank is slow ..."""
+SLOW_UNTIL = 1.2
+"""... and down to which it stays slow. Three in four of the steps must be above it for a rank to be named."""
+_STEADY_SHARE = 0.75
+_COST_FROM = 0.1
+"""Fraction of a step that the gang must lose to a rank for it to be named; below half of it it is cleared."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The last measured steps of a rank. `steps`: iteration -> (its own seconds, seconds of the step)."""
+
+    rank: int
+    node_rank: int
+    stage: int
+    """Pipeline stage."""
+    steps: Mapping[int, tuple[float, float]]
+
+
+class StragglerDetector:
+    """Names slow ranks from the measured steps of all ranks, with hysteresis."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, int] = {}
+
+    def reset(self) -> None:
+        """Forget who was slow: the ranks have been restarted."""
+        self._since.clear()
+
+    def update(self, ranks: Iterable[RankSteps]) -> tuple[ReportedStraggler, ...]:
+        """Return the slow ranks, slowest first, at most MAX_STRAGGLERS."""
+        stages: dict[int, list[RankSteps]] = {}
+        for each in ranks:
+            stages.setdefault(each.stage, []).append(each)
+        found = [each for peers in stages.values() for each in self._slow_in(peers)]
+        self._since = {each.rank: each.iteration for each in found}
+        return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_STRAGGLERS])
+
+    def _slow_in(self, stage: Sequence[RankSteps]) -> Iterable[ReportedStraggler]:
+        window = sorted(set.intersection(*(set(each.steps) for each in stage)))[-WINDOW:]
+        if len(stage) < 2 or len(window) < WINDOW:
+            return
+        for each in stage:
+            others = [
+                statistics.median_low(peer.steps[step][0] for peer in stage if peer is not each)
+                for step in window
+            ]
+            own = [each.steps[step][0] for step in window]
+            ratios = [mine / max(theirs, 1e-9) for mine, theirs in zip(own, others, strict=True)]
+            slowdown = statistics.median(ratios)
+            own_seconds, peer_seconds = statistics.median(own), statistics.median(others)
+            cost = (own_seconds - peer_seconds) / statistics.median(each.steps[step][1] for step in window)
+            steady = sum(ratio > SLOW_UNTIL for ratio in ratios) >= _STEADY_SHARE * WINDOW
+            known = self._since.get(each.rank)
+            new = slowdown >= SLOW_FROM and steady and cost >= _COST_FROM
+            still = known is not None and slowdown > SLOW_UNTIL and cost > _COST_FROM / 2
+            if new or still:
+                yield ReportedStraggler(
+                    rank=each.rank,
+                    node_rank=each.node_rank,
+                    iteration=window[0] if known is None else known,
+                    slowdown=slowdown,
+                    own_seconds=own_seconds,
+                    peer_seconds=peer_seconds,
+                )
