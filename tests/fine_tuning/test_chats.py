@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 import yaml
+from localcluster.faults import Container
 
 from testkit.kubectl import ROOT, Kubectl
 from testkit.training_run import TrainingRun
 from testkit.waiting import LONG_DEADLINE, wait_until
-from tests.fine_tuning.cluster import finished, interruptions, kill_a_rank
+from tests.fine_tuning.cluster import (
+    finished,
+    interruptions,
+    kill_a_rank,
+    stop_while_it_writes_a_shard,
+)
 from tests.fine_tuning.pods import output_of
 
 SAVE_INTERVAL = 10
@@ -49,17 +55,24 @@ def second_recipe(folder: Path, name: str, chats: str) -> Path:
 
 
 def kill_a_pod_that_prepares(kubectl: Kubectl, run: TrainingRun) -> None:
-    """Force-delete the pod of index 1 once chats have been read, and wait for its replacement."""
+    """Force-delete the pod of index 1 in the middle of a shard, and wait for its replacement.
+
+    It is stopped before: an index whose pod has ended is complete, and the Job replaces no pod of it.
+    """
     selector = f"batch.kubernetes.io/job-name={run.name}-prepare,batch.kubernetes.io/job-completion-index=1"
 
-    def at_work() -> dict[str, Any] | None:
-        status = (kubectl.get("megatronrecipe", run.name) or {}).get("status", {})
-        if not (status.get("preparation") or {}).get("bytesDone"):
-            return None
-        pods = kubectl.select("pods", selector)
-        return next((pod for pod in pods if pod["status"].get("phase") == "Running"), None)
+    def stopped_at_work() -> dict[str, Any] | None:
+        for pod in kubectl.select("pods", selector):
+            ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+            assert not ended, f"{pod['metadata']['name']} ended before it could be stopped"
+            for status in pod["status"].get("containerStatuses", ()):
+                if "running" in status["state"] and stop_while_it_writes_a_shard(
+                    Container(status["containerID"]).processes()
+                ):
+                    return pod
+        return None
 
-    pod = wait_until("a pod that prepares chats", at_work, LONG_DEADLINE)
+    pod = wait_until("a pod that writes a shard", stopped_at_work, LONG_DEADLINE)
     run.kill_pod(pod["metadata"]["name"])
 
     def replaced() -> bool:

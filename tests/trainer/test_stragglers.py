@@ -1,42 +1,18 @@
 """A slow rank of a real gang is named with its node; a gang whose machine is busy names nobody."""
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
+from localcluster.faults import Process, slowed
+from localcluster.processes import start_time
 
 from tests.trainer.gang import SAVE_INTERVAL, Gang, until
 
-# With four processes for each core, a rank that is stopped three quarters of the time is some four times as
-# slow as the others, and the noise of the others below 1.3.
-STOPPED_SECONDS, RUNNING_SECONDS = 0.06, 0.02
 LONG = ("--train-iters", "100000", "--save-interval", "100000")
-
-
-class Throttle:
-    """Stops a process most of the time, as a device does that is throttled."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self._process = process
-        self._released = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._released.is_set() and self._process.is_running():
-            os.kill(self._process.pid, signal.SIGSTOP)
-            self._released.wait(STOPPED_SECONDS)
-            os.kill(self._process.pid, signal.SIGCONT)
-            self._released.wait(RUNNING_SECONDS)
-
-    def release(self) -> None:
-        self._released.set()
-        self._thread.join()
 
 
 def stragglers(gang: Gang, node: int) -> list[dict[str, Any]]:
@@ -47,12 +23,10 @@ def stragglers(gang: Gang, node: int) -> list[dict[str, Any]]:
 def test_a_slow_rank_is_named_with_its_node_until_it_is_as_fast_as_the_others(gang: Gang) -> None:
     gang.start(extra=LONG)
     gang.await_iteration(SAVE_INTERVAL)
-    throttle = Throttle(gang.ranks(1)[0])
-    try:
+    victim = gang.ranks(1)[0].pid
+    with slowed(Process(victim, start_time(victim) or 0)):
         [slow] = until("a rank to be named", lambda: stragglers(gang, 0) or None)
         until("the other pod to report it", lambda: stragglers(gang, 1) or None)
-    finally:
-        throttle.release()
     # The launcher forks its ranks in order.
     assert (slow["rank"], slow["nodeRank"]) == (2, 1)
     assert slow["slowdown"] >= 1.5

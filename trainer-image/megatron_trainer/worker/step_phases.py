@@ -55,7 +55,7 @@ class StepPhases:
         """Wrap the collectives of torch's process groups, which Megatron imports under several names."""
         for name in COLLECTIVES:
             setattr(ProcessGroup, name, self._measured(getattr(ProcessGroup, name)))
-        Work.wait = self._measured(Work.wait)  # type: ignore[method-assign]
+        Work.wait = self._measured(Work.wait)
 
     def _measured(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
