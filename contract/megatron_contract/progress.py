@@ -27,6 +27,7 @@ PROGRESS_SCHEMA: Final = 1
 
 PHASES: Final = (
     "preparing",
+    "converting",
     "starting",
     "rendezvous",
     "loading",
@@ -81,6 +82,19 @@ class PreparationProgress(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ConversionProgress(Message):
+    """How far a conversion of weights is in its step."""
+
+    step: Annotated[str, OneOf(("convert", "audit"), "convert")]
+    """`convert`: tensors are written; `audit`: source and result are read again and compared."""
+    tensors_done: Count
+    tensors_total: Count
+    """An audit reads each tensor two or three times, and counts each time."""
+    bytes_done: Bytes
+    bytes_total: Bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressReport(Message):
     """The state of a run as one pod knows it. Unknown values are None; durations are seconds."""
 
@@ -121,6 +135,8 @@ class ProgressReport(Message):
     """The ranks that are slow now, slowest first."""
     preparation: PreparationProgress | None = None
     """Only of a pod that prepares data, whose phase is `preparing`."""
+    conversion: ConversionProgress | None = None
+    """Only of a pod that imports or exports weights, whose phase is `converting`."""
     useful_seconds: Seconds | None = None
     """Wall time of the iterations that were kept."""
     first_started_at: UnixTime | None = None

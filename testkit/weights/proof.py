@@ -1,6 +1,7 @@
 """One proof: a small model in, the same logits, out again bit for bit."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,34 @@ class Proof:
     """Cosine of the angle between both models' logits; 1 for equal ones."""
     identical_files: bool
     """Whether export after import gave every tensor of the source, bit for bit, and no other."""
+    progress: list[tuple[str, int, int, int, int]]
+    """Of each step of import and export when it ended: its name, tensors and bytes, done and total."""
 
 
 def prove(family: Family, folder: Path, dtype: str = "float32") -> Proof:
     """Run the proof in `folder`. Raises ConversionError or AuditError if the family does not convert."""
     import torch
     from megatron_trainer.weights import checkpoint, conversion, cpu_model, huggingface_folder
+    from megatron_trainer.weights.meter import Meter
     from megatron_trainer.weights.tensors import records
 
     source, imported, exported = folder / "source", folder / "imported", folder / "exported"
     model = write_model(family, source, dtype)
-    audit = conversion.import_weights(source, imported)
+    steps: list[tuple[str, int, int, int, int]] = []
+
+    class RecordedMeter(Meter):
+        def begin(self, step: str, *passes: Mapping[str, int]) -> None:
+            self.end()
+            super().begin(step, *passes)
+
+        def end(self) -> None:
+            if (last := self.report().conversion) is not None:
+                bytes_of = last.bytes_done, last.bytes_total
+                steps.append((last.step, last.tensors_done, last.tensors_total, *bytes_of))
+
+    meters = RecordedMeter(), RecordedMeter()
+    audit = conversion.import_weights(source, imported, meters[0])
+    meters[0].end()
     read = huggingface_folder.read(source, "--from", weights=True)
     ids = (torch.arange(32) * 7 % 250)[None]
     with cpu_model.one_process(), torch.no_grad():
@@ -46,7 +64,8 @@ def prove(family: Family, folder: Path, dtype: str = "float32") -> Proof:
         checkpoint.load(checkpoint.find(imported, "--from"), megatron)
         found = megatron(ids, torch.arange(32)[None], None).double()
         expected = model(ids).logits.double()
-    conversion.export_weights(imported, exported, None)
+    conversion.export_weights(imported, exported, None, meters[1])
+    meters[1].end()
     result = huggingface_folder.read(exported, "--to", weights=True)
     return Proof(
         len(audit.tensors),
@@ -54,6 +73,7 @@ def prove(family: Family, folder: Path, dtype: str = "float32") -> Proof:
         float(expected.abs().max()),
         float(torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0)),
         records(read.tensors()) == records(result.tensors()),
+        steps,
     )
 
 

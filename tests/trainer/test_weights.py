@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from megatron_trainer.weights import huggingface_folder
@@ -29,7 +30,16 @@ def proven(converter: WarmConverter, tmp_path_factory: pytest.TempPathFactory) -
     proof = converter.prove("Llama, tied embedding", "float32", folder)
     assert proof.get("largest_difference", 1.0) < CLOSE, proof
     assert proof["identical_files"]
+    assert_complete(proof["progress"])
     return folder
+
+
+def assert_complete(progress: list[list[Any]]) -> None:
+    """Each step of import and export has counted all tensors and bytes, and no more, when it ends."""
+    assert [step for step, *_ in progress] == ["convert", "audit"] * 2
+    for _, tensors, all_tensors, size, all_bytes in progress:
+        assert (tensors, size) == (all_tensors, all_bytes)
+        assert tensors > 1
 
 
 def test_experts_convert_with_the_same_logits_and_back_bit_for_bit(
@@ -38,6 +48,7 @@ def test_experts_convert_with_the_same_logits_and_back_bit_for_bit(
     proof = converter.prove("Qwen3-MoE", "float32", tmp_path)
     assert proof.get("largest_difference", 1.0) < CLOSE, proof
     assert proof["identical_files"]
+    assert_complete(proof["progress"])
 
 
 def test_weights_in_bfloat16_stay_in_bfloat16(converter: WarmConverter, tmp_path: Path) -> None:
@@ -91,7 +102,7 @@ def test_a_destination_that_exists_with_another_model_is_refused(
     words = ["import", "--from", tmp_path / "model", "--to", proven / "imported", "--reuse"]
     ended = converter.convert(*words, log=tmp_path / "log")
     assert ended.code == 2
-    assert "exists and is another model" in ended.output
+    assert "holds other weights than" in ended.output
     assert name in ended.output
 
 

@@ -59,7 +59,7 @@ TRAINER_MAY_IMPORT = {
     "checkpoints": TRAINER_SHARED | {"telemetry", "rendezvous", "health"},
     "worker": TRAINER_SHARED | {"telemetry", "tracking", "health", "checkpoints"},
     "bridge": TRAINER_SHARED | {"telemetry", "tracking", "worker"},
-    "weights": TRAINER_SHARED | {"platform", "checkpoints", "bridge"},
+    "weights": TRAINER_SHARED | {"platform", "telemetry", "checkpoints", "bridge"},
     "data": TRAINER_SHARED | {"platform", "telemetry", "worker", "bridge", "weights"},
     "launcher": TRAINER_SHARED
     | {"platform", "telemetry", "rendezvous", "tracking", "health", "checkpoints", "worker", "bridge"},

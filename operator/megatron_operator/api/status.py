@@ -45,6 +45,8 @@ class Expected(ApiModel):
 class Plan(ApiModel):
     """How the run is mapped to its accelerators. World = TP x PP x CP x DP; EP is a part of TP x CP x DP."""
 
+    engine: str | None = None
+    """`megatron`, Megatron Core's own loop, or `bridge`; not set in statuses of version 0.2 and before."""
     world_size: int
     nodes: int
     """Number of pods; each has a node to itself."""
@@ -140,6 +142,18 @@ class PreparationStatus(ApiModel):
     bytes_per_second: float | None = None
     eta: str | None = None
     """Expected end, RFC 3339."""
+
+
+class ConversionProgressStatus(ApiModel):
+    """Progress of an import or export of weights."""
+
+    step: str
+    """`convert`: tensors are written; `audit`: source and result are read again and compared."""
+    tensors_done: int
+    tensors_total: int
+    """Of this step. An audit reads each tensor two or three times, and counts each time."""
+    bytes_done: int
+    bytes_total: int
 
 
 class ConversionStatus(ApiModel):
@@ -299,6 +313,8 @@ class MegatronRecipeStatus(ApiModel):
     validation: ValidationStatus | None = None
     preparation: PreparationStatus | None = None
     """Only while `data.sources` are prepared."""
+    conversion: ConversionProgressStatus | None = None
+    """Only while weights are imported or exported."""
     imported: ConversionStatus | None = None
     """The complete import of `init.from.huggingFace`."""
     exported: ConversionStatus | None = None

@@ -26,6 +26,8 @@ _COLORS = {
 }
 _EXPECTED = {Condition.PLANNED: "True", Condition.PREPARED: "True", Condition.RUNNING: "True"}
 """Conditions of a run without trouble; the others are reported while they are True."""
+_CONVERTING = {Phase.IMPORTING: "import", Phase.EXPORTING: "export"}
+"""Phase -> label of its progress."""
 _SUMMARIES = (Condition.READY, Condition.STALLED)
 """They repeat other conditions."""
 
@@ -72,6 +74,8 @@ def _progress(status: Object, now: float) -> Iterator[tuple[str, str]]:
     iteration, total = progress.get("iteration"), progress.get("trainIters")
     if (preparation := status.get("preparation")) and status.get("phase") == Phase.PREPARING:
         yield from _preparation(preparation, now)
+    if (conversion := status.get("conversion")) and status.get("phase") in _CONVERTING:
+        yield _CONVERTING[status["phase"]], _conversion(conversion)
     if iteration is not None:
         yield "progress", _bar(iteration, total)
     if progress.get("lmLoss") is not None:
@@ -122,6 +126,13 @@ def _preparation(preparation: Object, now: float) -> Iterator[tuple[str, str]]:
         end = seconds(preparation.get("eta"))
         left = f", done in {format_duration(max(0.0, end - now))}" if end is not None else ""
         yield "speed", f"{rate / (1 << 20):,.1f} MiB/s{left}"
+
+
+def _conversion(conversion: Object) -> str:
+    done, total = (conversion[name] / (1 << 30) for name in ("bytesDone", "bytesTotal"))
+    tensors = f"{conversion['tensorsDone']:,} of {conversion['tensorsTotal']:,} tensors"
+    step = " of the audit" if conversion["step"] == "audit" else ""
+    return f"{_share(done / total if total else 0.0)}, {done:,.1f} of {total:,.1f} GiB, {tensors}{step}"
 
 
 def _share(share: float) -> str:

@@ -13,8 +13,8 @@ from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.lifecycle.actions import LATER, SOON, Requeue, Result
 from megatron_operator.lifecycle.children import (
     batch_job_obstacle,
-    preparation_targets,
-    set_preparation_progress,
+    set_stage_progress,
+    stage_targets,
 )
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import expire_job
@@ -131,6 +131,8 @@ class Stages:
             blocked, pods = await self._run(status, stage, body, edited=edited)
             if blocked is not None:
                 return blocked
+            # The answer of this Job's pod is not one of the next stage's.
+            self._poller.forget(status.key)
             set_converted(status, stage, wanted, pods)
         if stages:
             set_all_converted(status, stages)
@@ -172,9 +174,8 @@ class Stages:
         # The Job creates no other pod before this one has ended.
         nodes = await self._nodes.of(pods, status.now)
         await force_delete(self._api, abandoned_pods(pods, nodes, status.now))
-        if stage.reports:
-            self._poller.watch(status.key, preparation_targets(pods))
-            set_preparation_progress(status, self._poller.reading(status.key))
+        self._poller.watch(status.key, stage_targets(pods))
+        set_stage_progress(status, self._poller.reading(status.key))
         obstacle = diagnose(pods, [], name)
         status.set(phase=stage.phase)
         if obstacle is None:

@@ -1,6 +1,7 @@
 """Supervises the job of a run: follows its pods, and decides on recovery."""
 
 import logging
+from dataclasses import replace
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import InvalidRecipeError
@@ -46,14 +47,20 @@ class Supervisor:
         """
         if is_deleting(snapshot.existing_job):
             return wait(SOON, "the job is being deleted")
-        # First, so that the pods are polled whatever else fails.
-        self._poller.watch(status.key, snapshot.progress_targets)
+        exporting = status.phase == Phase.EXPORTING
+        if exporting:
+            # What is polled then are the pods of the export.
+            snapshot = replace(snapshot, reading=None, silence=None)
+        else:
+            # First, so that the pods are polled whatever else fails.
+            self._poller.watch(status.key, snapshot.progress_targets)
         adopt_job(status, snapshot.existing_job)
         update_status(status, snapshot)
         if snapshot.cached and is_notable(status):
             return DISCARDED
         if status.ended or status.phase == Phase.EXPORTING:
-            self._poller.forget(status.key)
+            if not exporting:
+                self._poller.forget(status.key)
             return expire_job(status, snapshot)
         if (unfinished := unfinished_actions(status, snapshot)) is not None:
             return unfinished

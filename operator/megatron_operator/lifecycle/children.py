@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from megatron_operator.api.labels import KIND, LABEL_RECIPE
 from megatron_operator.api.reasons import Reason
-from megatron_operator.api.status import PreparationStatus
+from megatron_operator.api.status import ConversionProgressStatus, PreparationStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.lifecycle.actions import LATER, SOON
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
@@ -85,8 +85,8 @@ def policy_changes(existing: Object, wanted: Object) -> Object | None:
     return {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
 
 
-def preparation_targets(pods: Iterable[Object]) -> tuple[ProgressTarget, ...]:
-    """Pods that serve the progress of the preparation; each knows that of all."""
+def stage_targets(pods: Iterable[Object]) -> tuple[ProgressTarget, ...]:
+    """Pods that serve the progress of a stage's Job; each knows that of all."""
     running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
     return tuple(
         ProgressTarget(pod["metadata"]["name"], pod["status"]["podIP"], number)
@@ -95,10 +95,22 @@ def preparation_targets(pods: Iterable[Object]) -> tuple[ProgressTarget, ...]:
     )
 
 
-def set_preparation_progress(status: StatusBuilder, reading: ProgressReading | None) -> None:
-    """Report how far the preparation is, as its pods last answered."""
-    progress = None if reading is None else reading.report.preparation
-    if reading is None or progress is None:
+def set_stage_progress(status: StatusBuilder, reading: ProgressReading | None) -> None:
+    """Report how far the preparation or conversion is, as its pods last answered."""
+    if reading is None:
+        return
+    if (conversion := reading.report.conversion) is not None:
+        status.set(
+            conversion=ConversionProgressStatus(
+                step=conversion.step,
+                tensors_done=min(conversion.tensors_done, conversion.tensors_total),
+                tensors_total=conversion.tensors_total,
+                bytes_done=min(conversion.bytes_done, conversion.bytes_total),
+                bytes_total=conversion.bytes_total,
+            )
+        )
+    progress = reading.report.preparation
+    if progress is None:
         return
     left = progress.seconds_left
     # Rounded, so that the time does not change with every answer.

@@ -42,8 +42,8 @@ class Stage:
     running: Reason
     complete: Reason
     failed: Reason
-    reports: bool = False
-    """Whether its pods serve their progress."""
+    hint: str = ""
+    """What is added to the cause of a failure: the field of what the container calls otherwise."""
 
 
 PREPARATION: Final = Stage(
@@ -56,7 +56,6 @@ PREPARATION: Final = Stage(
     Reason.PREPARING,
     Reason.PREPARED,
     Reason.PREPARE_FAILED,
-    reports=True,
 )
 IMPORT: Final = Stage(
     ROLE_IMPORT,
@@ -79,6 +78,7 @@ EXPORT: Final = Stage(
     Reason.EXPORTING,
     Reason.EXPORTED,
     Reason.EXPORT_FAILED,
+    "; --to is spec.export.huggingFace.path, where export.when has both with /best or /end",
 )
 EXPORT_BEST: Final = replace(EXPORT, role=ROLE_EXPORT_BEST, noun="export of the best checkpoint")
 CONVERSIONS: Final = {IMPORT: "imported", EXPORT: "exported", EXPORT_BEST: "exported_best"}
@@ -122,7 +122,8 @@ def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Ite
     ends.sort(key=lambda end: (end.exit_code in stage.final, end.exit_code is not None))
     failed = next(c for c in job["status"]["conditions"] if (c["type"], c["status"]) == ("Failed", "True"))
     cause = f"{stage.noun} failed: {ends[-1].cause if ends else failed.get('message', 'no reason given')}"
-    status.set(preparation=None)
+    cause += stage.hint
+    status.set(preparation=None, conversion=None)
     status.set_condition(stage.condition, False, stage.failed, cause)
     status.fail(stage.failed, cause)
 
@@ -183,7 +184,7 @@ def set_converted(
             "validation_loss": None if loss is None else float(f"{loss:.5g}"),
         }
         wanted = wanted.model_copy(update=known)
-    status.set(**{CONVERSIONS[stage]: wanted})
+    status.set(**{CONVERSIONS[stage]: wanted}, conversion=None)
     status.add_event(stage.complete, _converted_text(status, stage))
 
 

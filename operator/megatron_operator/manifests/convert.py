@@ -9,6 +9,7 @@ from megatron_contract.environment import (
     DATA_DIR,
     DEFAULT_TERMINATION_LOG,
     ENV_TERMINATION_LOG,
+    PROGRESS_PORT,
 )
 
 from megatron_operator.api import quantity
@@ -159,7 +160,7 @@ def _job(
         role=role,
         container=CONTAINER,
         command="megatron-convert",
-        arguments=[literal(word) for word in words],
+        arguments=[literal(word) for word in _with_port(words)],
         resources=request(resolved),
         final=[REFUSED],
         claims=claims,
@@ -171,6 +172,12 @@ def _job(
         },
     )
     return cpu_job.job(owner, resolved, work)
+
+
+def _with_port(words: list[str]) -> list[str]:
+    """Have the converter serve its progress; the arguments of the model come last."""
+    command, *rest = words
+    return [command, "--progress-port", str(PROGRESS_PORT), *rest]
 
 
 def _claims(storage: Storage, *folders: str) -> dict[str, str]:

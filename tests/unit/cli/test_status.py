@@ -265,3 +265,18 @@ def test_ranks_that_are_slow_now_are_shown_by_pod() -> None:
         "slow        ranks 8, 9 (worker-1 on gpu-7): 1.84 times as long as the peers for the own work, "
         "0.92 s of an iteration against 0.5 s; all others wait"
     ]
+
+
+@pytest.mark.parametrize(("phase", "label"), [("Importing", "import"), ("Exporting", "export")])
+def test_the_progress_of_a_conversion_is_shown_in_its_phase(phase: str, label: str) -> None:
+    conversion = {
+        "step": "audit", "tensorsDone": 145, "tensorsTotal": 582, "bytesDone": 8 << 30, "bytesTotal": 32 << 30
+    }  # fmt: skip
+    shown = lines({"phase": phase, "conversion": conversion})
+    text = f"{'█' * 6}{'░' * 18} 25.0%, 8.0 of 32.0 GiB, 145 of 582 tensors of the audit"
+    assert f"{label:<12}{text}" in shown
+    conversion["step"] = "convert"
+    assert f"{label:<12}{text.removesuffix(' of the audit')}" in lines(
+        {"phase": phase, "conversion": conversion}
+    )
+    assert not [line for line in lines({"phase": "Training", "conversion": conversion}) if "tensors" in line]

@@ -69,6 +69,13 @@ PROGRESS: dict[str, Any] = {
         "bytesPerSecond": 2.5,
         "secondsLeft": 60.0,
     },
+    "conversion": {
+        "step": "audit",
+        "tensorsDone": 3,
+        "tensorsTotal": 9,
+        "bytesDone": 60,
+        "bytesTotal": 240,
+    },
     "usefulSeconds": 2.5,
     "firstStartedAt": 1767225600.0,
     "saveSeconds": 12.5,

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from megatron_contract.progress import ProgressReport
 from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.lifecycle.progress_reading import ProgressReading
 
 from tests.unit.controller.api_in_memory import NAME, NAMESPACE
 from tests.unit.controller.simulated_cluster import TOTAL
@@ -13,6 +15,13 @@ from tests.unit.controller.simulated_run import CLAIM, Run
 
 IMPORT, EXPORT = f"{NAME}-import", f"{NAME}-export"
 RESULT = {"reason": "Completed", "message": "audit passed", "exitCode": 0, "tensors": 21, "bytes": 42_000}
+CONVERTING = {
+    "step": "convert",
+    "tensorsDone": 2,
+    "tensorsTotal": 21,
+    "bytesDone": 4000,
+    "bytesTotal": 42_000,
+}
 REFUSED = {"message": "--from /data/llama has no config.json", "exitCode": 2}
 SPEC: dict[str, Any] = {
     "recipe": "llama3.1-8b-lora",
@@ -269,6 +278,7 @@ def test_a_failed_export_is_retried_without_training_again(run: Run) -> None:
     reconcile(run)
     assert run.status["phase"] == "Failed"
     assert run.condition("Failed")["reason"] == "ExportFailed"
+    assert "; --to is spec.export.huggingFace.path" in run.condition("Failed")["message"]
     run.edit(export={"huggingFace": {"path": "/data/elsewhere"}, "merge": True})
     reconcile(run)
     assert run.status["phase"] == "Exporting"
@@ -388,3 +398,46 @@ def test_a_run_that_has_saved_does_not_import_again(continued: Run) -> None:
     reconcile(run, 5)
     run.until(run.trains)
     assert IMPORT not in run.api.batch_jobs
+
+
+def answer(run: Run, phase: str, **body: Any) -> None:
+    """What the pods of the conversion answered last."""
+    poller: Any = run.operator._progress
+    report = {"schema": 1, "phase": phase, "conversion": CONVERTING | body}
+    # The stand-in would answer for the pods of the training.
+    poller.poll = lambda: None
+    poller._reading = ProgressReading(ProgressReport.parse(report), 0.0)
+
+
+def test_the_status_has_the_progress_while_weights_are_converted(run: Run) -> None:
+    reconcile(run)
+    assert "conversion" not in run.status
+    answer(run, "converting", tensorsDone=7)
+    reconcile(run, 1)
+    assert run.status["conversion"] == CONVERTING | {"tensorsDone": 7}
+    end(run, IMPORT, message=RESULT)
+    reconcile(run, 1)
+    assert "conversion" not in run.status
+    poller: Any = run.operator._progress
+    assert poller._reading is None, "the answer of a pod that converted is forgotten"
+    del poller.poll
+    train_to_the_end(run, "Exporting")
+    answer(run, "converting", step="audit", bytesDone=40)
+    reconcile(run)
+    assert run.status["phase"] == "Exporting"
+    assert run.status["conversion"] == CONVERTING | {"step": "audit", "bytesDone": 40}
+    assert run.status["progress"]["iteration"] == TOTAL, "of the training"
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.status["phase"] == "Succeeded"
+    assert "conversion" not in run.status
+
+
+def test_a_conversion_that_failed_has_no_progress(run: Run) -> None:
+    reconcile(run)
+    answer(run, "converting")
+    reconcile(run, 1)
+    end(run, IMPORT, message=REFUSED)
+    reconcile(run)
+    assert run.status["phase"] == "Failed"
+    assert "conversion" not in run.status

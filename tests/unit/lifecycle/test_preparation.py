@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from megatron_contract.progress import ProgressReport
 from megatron_operator.api.conditions import Condition
-from megatron_operator.lifecycle.children import preparation_targets, set_preparation_progress
+from megatron_operator.lifecycle.children import set_stage_progress, stage_targets
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.stages import PREPARATION, set_stage_failed
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -50,7 +50,7 @@ def running(name: str, ip: str | None = "10.0.0.1", phase: str = "Running") -> d
 
 def test_only_pods_that_run_are_asked_for_the_progress() -> None:
     pods = [running("a", phase="Succeeded"), running("b", ip=None), running("c"), {"metadata": {"name": "d"}}]
-    assert [target.pod for target in preparation_targets(pods)] == ["c"]
+    assert [target.pod for target in stage_targets(pods)] == ["c"]
 
 
 def builder() -> StatusBuilder:
@@ -66,7 +66,7 @@ def reading(**preparation: Any) -> ProgressReading:
 def test_the_status_has_what_is_done_of_how_much_and_until_when() -> None:
     status = builder()
     known = {"documents": 7, "bytesDone": 50, "bytesTotal": 200, "bytesPerSecond": 2.0, "secondsLeft": 7200.0}
-    set_preparation_progress(status, reading(**known))
+    set_stage_progress(status, reading(**known))
     assert status.current.wire()["preparation"] == {
         "documents": 7,
         "bytesDone": 50,
@@ -75,14 +75,14 @@ def test_the_status_has_what_is_done_of_how_much_and_until_when() -> None:
         "eta": "2001-09-09T03:47:00Z",
     }
     before = status.current
-    set_preparation_progress(status, None)
+    set_stage_progress(status, None)
     assert status.current == before
 
 
 @pytest.mark.parametrize("left", [1e300, None, 0.0])
 def test_what_a_hostile_pod_reports_stays_within_the_types(left: float | None) -> None:
     status = builder()
-    set_preparation_progress(status, reading(documents=-1, bytesDone=2**70, bytesTotal=9, secondsLeft=left))
+    set_stage_progress(status, reading(documents=-1, bytesDone=2**70, bytesTotal=9, secondsLeft=left))
     found = status.current.preparation
     assert found is not None
     assert (found.documents, found.bytes_done, found.bytes_total) == (0, 9, 9)

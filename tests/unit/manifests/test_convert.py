@@ -9,6 +9,7 @@ from megatron_operator.manifests import convert
 
 RECIPE = "llama3.1-8b-lora-converted"
 OWN_LOOP = "qwen3-8b-continued"
+SERVED = ("--progress-port", "8432")
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def test_the_run_starts_from_what_the_import_writes(run: Any) -> None:
     assert container["command"] == ["megatron-convert"]
     assert words == [
         "import",
+        *SERVED,
         "--from",
         "/data/llama-3.1-8b",
         "--to",
@@ -46,6 +48,7 @@ def test_the_export_reads_the_run_and_the_weights_that_its_adapters_belong_to(ru
     words = pod_of(run(RECIPE).build().export_job)["containers"][0]["args"]
     expected = [
         "export",
+        *SERVED,
         "--from",
         "/checkpoints/answers",
         "--to",
@@ -65,7 +68,7 @@ def test_the_best_checkpoint_is_exported_by_a_job_of_its_own_and_kept_by_the_tra
     built = run(RECIPE, ask)
     jobs = built.build()
     end, best = (pod_of(job)["containers"][0]["args"] for job in (jobs.export_job, jobs.export_best_job))
-    common = ["export", "--from", "/checkpoints/answers", "--to"]
+    common = ["export", *SERVED, "--from", "/checkpoints/answers", "--to"]
     last = ["--base", "/data/llama-3.1-8b"]
     assert end == [*common, "/data/out/answers/end", "--reuse", "--parents", *last]
     chosen = ["--iteration", "best", "--link", "/data/out/answers/end"]
@@ -139,7 +142,15 @@ def test_megatrons_own_loop_starts_from_what_the_import_writes(run: Any) -> None
     built = run(OWN_LOOP).build()
     words = words_of(built.import_job)
     own, model = words[: words.index("--")], words[words.index("--") + 1 :]
-    assert own == ["import", "--from", "/data/qwen3-8b", "--to", "/data/qwen3-8b-megatron", "--reuse"]
+    assert own == [
+        "import",
+        *SERVED,
+        "--from",
+        "/data/qwen3-8b",
+        "--to",
+        "/data/qwen3-8b-megatron",
+        "--reuse",
+    ]
     assert model[model.index("--rotary-base") + 1] == "1000000"
     arguments = built.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0][
         "args"
@@ -166,7 +177,7 @@ def test_an_export_of_the_own_loop_reads_the_given_base_and_compares_it_too(run:
     assert built.import_job is None
     words = words_of(built.export_job)
     assert words[words.index("--base") + 1] == "/data/base"
-    assert words[words.index("--") + 1 :] == words_of(run(OWN_LOOP).build().import_job)[7:]
+    assert words[words.index("--") + 1 :] == words_of(run(OWN_LOOP).build().import_job)[9:]
 
 
 def test_conversions_of_the_own_loop_run_in_the_image_with_bridge(run: Any) -> None:

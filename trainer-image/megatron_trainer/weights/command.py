@@ -34,6 +34,7 @@ from megatron_trainer.weights.conversion_error import AuditError, ConversionErro
 if TYPE_CHECKING:
     from megatron_trainer.weights.audit import Audit
     from megatron_trainer.weights.exported_checkpoint import ExportedCheckpoint
+    from megatron_trainer.weights.meter import Meter
 
 SEPARATOR = "--"
 FAILED, REFUSED = 1, 2
@@ -113,23 +114,48 @@ def _run(arguments: argparse.Namespace) -> "Audit":
 
         if arguments.model:
             _check_model(arguments)
+        meter = _meter(arguments)
         try:
             if arguments.command == "import":
-                return conversion.import_weights(arguments.source, arguments.to)
+                return conversion.import_weights(arguments.source, arguments.to, meter)
             if arguments.command == "export":
-                return conversion.export_weights(arguments.source, arguments.to, arguments.base)
+                return conversion.export_weights(arguments.source, arguments.to, arguments.base, meter)
         except DestinationExistsError:
             # Also where another process finished the same conversion first.
             if not arguments.reuse:
                 raise
+            _require_a_model(arguments)
         base = arguments.base if arguments.command != "import" else None
-        audit = conversion.audit(arguments.source, arguments.to, base)
+        audit = conversion.audit(arguments.source, arguments.to, base, meter)
         if arguments.command != "audit" and not audit.passed:
             raise ConversionError(
-                f"--to {arguments.to} exists and is another model: {audit.summary()}; remove it or choose "
-                "another folder"
+                f"--to {arguments.to} exists and holds other weights than {arguments.source}: "
+                f"{audit.summary()}; name a folder that does not exist, or remove this one"
             )
         return audit
+
+
+def _require_a_model(arguments: argparse.Namespace) -> None:
+    """Refuse a destination that exists and is no result of such a conversion."""
+    from megatron_trainer.weights import huggingface_folder
+
+    target: Path = arguments.to
+    names = sorted(each.name for each in target.iterdir())[:3] if target.is_dir() else []
+    if arguments.command == "export" and names and not huggingface_folder.is_folder(target):
+        raise ConversionError(
+            f"--to {target} exists and is no Hugging Face model: it has {', '.join(names)} and no "
+            f"{huggingface_folder.CONFIG}; name a folder that does not exist"
+        )
+
+
+def _meter(arguments: argparse.Namespace) -> "Meter":
+    """The meter of the conversion, served where a port is given."""
+    from megatron_trainer.weights.meter import Meter
+
+    meter = Meter()
+    if arguments.progress_port is not None and (problem := meter.serve(arguments.progress_port)):
+        print(f"megatron-convert: {problem}", file=sys.stderr, flush=True)
+    return meter
 
 
 def _check_model(arguments: argparse.Namespace) -> None:
@@ -206,6 +232,7 @@ def make_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         command.add_argument("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=source)
         command.add_argument("--to", type=Path, required=True, metavar="FOLDER", help=target)
+        command.add_argument("--progress-port", type=int, metavar="PORT", help="serve /progress there")
         if name != "audit":
             command.add_argument(
                 "--reuse",

@@ -13,21 +13,25 @@ from megatron_trainer.weights import adapters, checkpoint, cpu_model, destinatio
 from megatron_trainer.weights.audit import Audit, Tie, check_tie, compare, imported_headers
 from megatron_trainer.weights.conversion_error import AuditError, ConversionError
 from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
+from megatron_trainer.weights.meter import Meter, sizes
 from megatron_trainer.weights.tensors import TensorRecord, TensorSource, records
 
 OUTPUT_LAYER = "lm_head.weight"
 
 
-def import_weights(source: Path, target: Path) -> Audit:
+def import_weights(source: Path, target: Path, meter: Meter | None = None) -> Audit:
     """Convert a Hugging Face folder to a checkpoint. Raises ConversionError, AuditError with nothing left."""
     destination.check(target)
     folder = huggingface_folder.read(source, "--from", weights=True)
     bridge = cpu_model.make_bridge(folder)
     with destination.building(target) as part, cpu_model.one_process():
         model = cpu_model.make_model(bridge, folder.dtype)
-        checkpoint.save(model, weights_of(bridge, model, folder), bridge, folder.dtype, part)
+        meter = meter or Meter()
+        meter.begin("convert", _sizes(model))
+        weights = meter.counted(weights_of(bridge, model, folder))
+        checkpoint.save(model, weights, bridge, folder.dtype, part)
         checkpoint.write_source(source, part)
-        return finish(audit_import(folder, bridge, part), part)
+        return finish(audit_import(folder, bridge, part, meter), part)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class _Exportable:
     details: dict[str, Any]
 
 
-def export_weights(source: Path, target: Path, base: Path | None) -> Audit:
+def export_weights(source: Path, target: Path, base: Path | None, meter: Meter | None = None) -> Audit:
     """Convert a checkpoint to a Hugging Face folder. Raises ConversionError, AuditError with nothing left.
 
     `base` has the configuration and the tokenizer; without it those that the import kept are taken. It must
@@ -56,8 +60,11 @@ def export_weights(source: Path, target: Path, base: Path | None) -> Audit:
         read = _open(directory, folder)
         huggingface_folder.copy_small_files(folder.path, part)
         huggingface_folder.set_dtype(part, read.dtype)
-        huggingface_folder.write_weights(part, exported(read.bridge, read.model, read.weights, folder))
-        return finish(_audit_export(read, part), part)
+        meter = meter or Meter()
+        meter.begin("convert", _sizes(read.model))
+        weights = meter.counted(read.weights)
+        huggingface_folder.write_weights(part, exported(read.bridge, read.model, weights, folder))
+        return finish(_audit_export(read, part, meter), part)
 
 
 def _open(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
@@ -76,11 +83,12 @@ def _open(directory: Path, folder: HuggingFaceFolder) -> _Exportable:
     return _Exportable(model, weights, bridge, folder, folder.dtype, "merge", details)
 
 
-def audit(source: Path, target: Path, base: Path | None) -> Audit:
+def audit(source: Path, target: Path, base: Path | None, meter: Meter | None = None) -> Audit:
     """Compare what a conversion read with what it wrote; neither is changed.
 
     Raises ConversionError.
     """
+    meter = meter or Meter()
     kinds = [huggingface_folder.is_folder(folder) for folder in (source, target)]
     if kinds == [False, False]:
         raise ConversionError(f"neither {source} nor {target} is a Hugging Face folder with config.json")
@@ -91,9 +99,9 @@ def audit(source: Path, target: Path, base: Path | None) -> Audit:
     with cpu_model.one_process():
         if kinds == [True, False]:
             folder = huggingface_folder.read(source, "--from", weights=True)
-            return audit_import(folder, cpu_model.make_bridge(folder), target)
+            return audit_import(folder, cpu_model.make_bridge(folder), target, meter)
         read = _open(checkpoint.find(source, "--from"), _base(source, base))
-        return _audit_export(read, target)
+        return _audit_export(read, target, meter)
 
 
 def finish(audit: Audit, part: Path) -> Audit:
@@ -141,12 +149,13 @@ def exported(
             yield name, tensor
 
 
-def audit_import(folder: HuggingFaceFolder, bridge: Any, target: Path) -> Audit:
+def audit_import(folder: HuggingFaceFolder, bridge: Any, target: Path, meter: Meter) -> Audit:
     """Read the written checkpoint by another model and compare its export with the source, bit for bit."""
     model = cpu_model.make_model(bridge, folder.dtype)
-    weights = checkpoint.source(checkpoint.find(target, "--to"), model)
+    meter.begin("audit", _sizes(model), sizes(folder.headers))
+    weights = meter.counted(checkpoint.source(checkpoint.find(target, "--to"), model))
     found = records(exported(bridge, model, weights, folder))
-    expected = records(folder.tensors())
+    expected = records(meter.watched(folder.tensors()))
     tie = Tie(folder.tied, bool(model.share_embeddings_and_output_weights))
     problems = [*compare(_without_tied_copy(expected, found, tie), found), *check_tie(tie)]
     return Audit("import", "huggingFace", expected, problems, tie)
@@ -166,18 +175,24 @@ def _without_tied_copy(
     return {name: record for name, record in expected.items() if name not in copies}
 
 
-def _audit_export(read: _Exportable, target: Path) -> Audit:
+def _audit_export(read: _Exportable, target: Path, meter: Meter) -> Audit:
     """Convert the written folder to Megatron's layout and compare it with what was exported, bit for bit."""
     folder = huggingface_folder.read(target, "--to", weights=True)
     bridge = cpu_model.make_bridge(folder)
     model = cpu_model.make_model(bridge, read.dtype)
-    expected = _records_of(read.model, read.weights)
-    found = _records_of(model, weights_of(bridge, model, folder))
+    meter.begin("audit", _sizes(read.model), _sizes(model), sizes(folder.headers))
+    expected = _records_of(read.model, meter.counted(read.weights))
+    found = _records_of(model, meter.counted(weights_of(bridge, model, folder)))
     tie = Tie(folder.tied, OUTPUT_LAYER not in folder.headers)
     problems = [*compare(expected, found), *_compare_with_base(folder, read.base), *check_tie(tie)]
-    written = records(folder.tensors())
+    written = records(meter.watched(folder.tensors()))
     result = {name: record.to_json() for name, record in sorted(written.items())}
     return Audit(read.conversion, "megatron", expected, problems, tie, {**read.details, "result": result})
+
+
+def _sizes(model: Any) -> dict[str, int]:
+    """Return the bytes of the tensors of a model, by name."""
+    return {name: tensor.nbytes for name, tensor in checkpoint.tensors(model)}
 
 
 def _records_of(model: Any, weights: TensorSource) -> dict[str, TensorRecord]:

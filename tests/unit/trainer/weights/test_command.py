@@ -164,7 +164,8 @@ def test_an_existing_destination_is_kept_only_if_it_is_the_same_model(
     words = ("import", "--from", model, "--to", target, "--reuse")
     assert _convert(monkeypatch, *words, equal=equal) == expected
     if not equal:
-        assert f"--to {target} exists and is another model: audit failed" in capsys.readouterr().err
+        text = f"--to {target} exists and holds other weights than {model}: audit failed"
+        assert text in capsys.readouterr().err
 
 
 def test_a_destination_that_is_not_there_is_converted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,3 +240,16 @@ def test_the_best_checkpoint_becomes_a_link_only_where_the_newest_has_been_expor
     assert target.is_symlink() == (best == 30)
     if best == 30:
         assert target.readlink() == Path("end"), "the folders may be moved together"
+
+
+def test_an_export_into_the_folder_of_two_others_names_them(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = model.parent / "out"
+    for name in ("best", "end"):
+        (target / name).mkdir(parents=True)
+    words = ("export", "--from", model, "--to", target, "--base", model, "--reuse")
+    assert _convert(monkeypatch, *words, equal=True) == ["2"]
+    error = capsys.readouterr().err
+    assert f"--to {target} exists and is no Hugging Face model: it has best, end and no config.json" in error
+    assert "name a folder that does not exist" in error
