@@ -24,8 +24,10 @@ def set_planned(status: StatusBuilder, desired: DesiredState) -> None:
     """Report the plan: how the run is mapped to its accelerators."""
     plan = desired.plan
     notes = [cut(note, LONGEST_CAUSE) for note in plan.notes[:MAX_NOTES]]
-    price = desired.run.resolved.profile.price_per_gpu_hour
-    status.set(plan=plan.model_copy(update={"notes": notes, "price_per_gpu_hour": price}))
+    resolved = desired.run.resolved
+    price = resolved.profile.price_per_gpu_hour
+    update = {"notes": notes, "price_per_gpu_hour": price, "engine": resolved.engine}
+    status.set(plan=plan.model_copy(update=update))
     if plan.world_size == desired.requested and status.recovery.elastic is not None:
         status.set_recovery(elastic=None)
     sizes = (
@@ -135,7 +137,7 @@ def set_suspended(status: StatusBuilder, pods: str) -> None:
     reset_job_status(status)
     status.set_recovery(elastic=None)
     status.remove_conditions(Condition.FAILED)
-    status.set(phase=Phase.SUSPENDED)
+    status.set(phase=Phase.SUSPENDED, preparation=None, conversion=None)
     status.set_condition(Condition.RUNNING, False, Reason.SUSPENDED, pods)
 
 

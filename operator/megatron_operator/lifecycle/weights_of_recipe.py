@@ -44,10 +44,9 @@ def _problem(desired: DesiredState, other: Mapping[str, Any]) -> str | None:
             f"keeps its checkpoints on claim {_claim(other)}; set spec.checkpoint.volume.claimName to it, "
             f"not to {desired.manifests.checkpoint_claim}"
         )
-    if _is_bridge(spec, status) != (desired.run.resolved.engine == "bridge"):
-        return (
-            "is run by the other engine, whose checkpoints this one does not load; name a recipe of its own"
-        )
+    engine, own = _engine(spec, status), desired.run.resolved.engine
+    if engine != own:
+        return f"is run by engine {engine}, whose checkpoints engine {own} does not load; name one of its own"
     contract = (status.get("checkpoint") or {}).get("contract")
     if (status.get("checkpoint") or {}).get("iteration") is None or contract is None:
         return "reports no checkpoint; name one that has saved"
@@ -72,8 +71,15 @@ def _claim(recipe: Mapping[str, Any]) -> str:
     return volume.get("claimName") or f"{object_name(recipe['metadata']['name'])}-checkpoints"
 
 
-def _is_bridge(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Engine bridge needs the folder of a model in every run; an import for the own loop names its model."""
+def _engine(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """The engine of a recipe.
+
+    Where its status is too old to have it: bridge then needed the folder of a model in most runs, and an
+    import for the own loop names its model.
+    """
+    if known := (status.get("plan") or {}).get("engine"):
+        return str(known)
     init = spec.get("init") or {}
     imports = (init.get("from") or {}).get("huggingFace")
-    return bool(init.get("modelFolder") or (imports and not (status.get("imported") or {}).get("model")))
+    by_bridge = init.get("modelFolder") or (imports and not (status.get("imported") or {}).get("model"))
+    return "bridge" if by_bridge else "megatron"

@@ -69,8 +69,12 @@ def test_the_run_starts_once_the_other_recipe_has_succeeded(run: Run, contract: 
             {"spec": {"checkpoint": {}}},
             "keeps its checkpoints on claim first-half-checkpoints; set spec.checkpoint",
         ),
-        ({"spec": {"init": {"modelFolder": "/data/model"}}}, "is run by the other engine"),
-        ({"spec": {"init": {"from": HUGGING_FACE}}}, "is run by the other engine"),
+        (
+            {"status": {"plan": {"engine": "bridge"}}},
+            "is run by engine bridge, whose checkpoints engine megatron",
+        ),
+        ({"spec": {"init": {"modelFolder": "/data/model"}}}, "is run by engine bridge"),
+        ({"spec": {"init": {"from": HUGGING_FACE}}}, "is run by engine bridge"),
         ({"status": {"checkpoint": {}}}, "reports no checkpoint"),
         ({"contract": {"peft.dim": "8"}}, "has saved adapters only"),
         ({"contract": {"model.hiddenSize": "96"}}, "spec.model.hiddenSize 96, and this recipe has"),
@@ -85,6 +89,14 @@ def test_weights_that_cannot_be_loaded_are_named(
     other["status"]["checkpoint"].get("contract", {}).update(change.get("contract", {}))
     run.api.other_recipes[FIRST] = other
     assert message in why_it_waits(run)
+
+
+def test_the_engine_is_that_of_the_plan_and_not_guessed(run: Run, contract: dict[str, str]) -> None:
+    other = succeeded(contract, init={"modelFolder": "/data/model"})
+    other["status"]["plan"] = {"engine": "megatron"}
+    run.api.other_recipes[FIRST] = other
+    run.until(run.trains)
+    assert run.status["plan"]["engine"] == "megatron"
 
 
 def test_another_layout_is_no_obstacle(run: Run, contract: dict[str, str]) -> None:
