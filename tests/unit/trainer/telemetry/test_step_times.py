@@ -1,0 +1,39 @@
+"""The measured steps of a pod's ranks, through the gang's store."""
+
+from typing import Any
+
+from megatron_trainer.telemetry import step_times
+from megatron_trainer.telemetry.step_times import StepTimes
+from megatron_trainer.telemetry.stragglers import WINDOW
+
+
+def step(iteration: int, rank: int = 4, generation: int = 1, **fields: Any) -> dict[str, Any]:
+    event = {"event": "iteration", "rank": rank, "generation": generation, "iteration": iteration}
+    return event | {"stepSeconds": 1.0, "waitSeconds": 0.25, "stage": 1, "settled": True} | fields
+
+
+def test_the_own_time_of_a_step_is_what_its_waits_leave() -> None:
+    times = StepTimes(node_rank=2)
+    times.apply(step(8))
+    times.apply(step(8, rank=5, waitSeconds=2.0))
+    [first, second] = step_times.load([times.dump()], generation=1)
+    assert (first.rank, first.node_rank, first.stage, first.steps) == (4, 2, 1, {8: (0.75, 1.0)})
+    assert second.steps == {8: (0.0, 1.0)}, "clocks of device and host differ"
+
+
+def test_steps_that_were_not_measured_and_those_of_a_process_that_warms_up_do_not_count() -> None:
+    times = StepTimes(node_rank=0)
+    for event in (step(1, waitSeconds=None), step(4, settled=False), {"event": "phase", "phase": "saving"}):
+        times.apply(event)
+    assert step_times.load([times.dump()], generation=0) == []
+
+
+def test_the_newest_steps_of_the_newest_generation_are_kept() -> None:
+    times = StepTimes(node_rank=0)
+    times.apply(step(400))
+    for iteration in range(100):
+        times.apply(step(iteration, generation=2))
+    times.apply(step(404))
+    [rank] = step_times.load([times.dump()], generation=2)
+    assert list(rank.steps) == list(range(100 - WINDOW, 100))
+    assert step_times.load([times.dump()], generation=1) == [], "the ranks have been restarted"
