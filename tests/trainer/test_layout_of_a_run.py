@@ -45,3 +45,28 @@ def test_the_layout_changes_after_one_checkpoint_of_an_elastic_run(runs: tuple[G
     for iteration, (loss,) in expected.items():
         # In float32, sums in another order.
         assert losses[iteration] == [pytest.approx(loss, rel=1e-4)], iteration
+
+
+def test_ranks_of_one_replica_rewrite_a_checkpoint_for_any_layout_without_a_step(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, warm: WarmProcess
+) -> None:
+    """TP 2 x DP 2 -> two ranks of TP 2 that load and save -> PP 2, with the losses of the first layout."""
+    first, last = SAVE_INTERVAL, SAVE_INTERVAL + 4
+    original, converter = (
+        Gang(tmp_path_factory.mktemp("run"), corpus, nodes=1, warm=warm, ranks=ranks) for ranks in (4, 2)
+    )
+    for gang in (original, converter):
+        gang.flags += MODEL.split()
+    assert until_iteration(original, first) == 0, original.log()[-3000:]
+
+    # At the last iteration Megatron only saves, unless it is one at which the run has saved already.
+    at = ("--load", str(original.save), "--ckpt-step", str(first), "--save-interval", "1000")
+    assert until_iteration(converter, first, *at, RESHARDABLE) == 0, converter.log()[-3000:]
+    assert converter.losses() == {}, "no step was done"
+    assert until_iteration(converter, last, *PIPELINE, RESHARDABLE) == 0, converter.log()[-3000:]
+
+    assert until_iteration(original, last) == 0, original.log()[-3000:]
+    expected = {iteration: losses for iteration, losses in original.losses().items() if iteration > first}
+    assert sorted(converter.losses()) == sorted(expected) == list(range(first + 1, last + 1))
+    for iteration, (loss,) in expected.items():
+        assert converter.losses()[iteration] == [pytest.approx(loss, rel=1e-4)], iteration
