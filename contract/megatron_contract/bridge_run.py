@@ -11,6 +11,8 @@ MOCK_DATA: Final = "dataset.mock"
 """true: Bridge's random tokens instead of the function's dataset."""
 CHATS: Final = "dataset.chats"
 """true: the lines of `dataset.dataset_root` are chats; false: questions (`input`) and answers (`output`)."""
+IMAGE_TEXT: Final = "dataset.image_text"
+"""true: `dataset.dataset_root` has prepared samples of images and text."""
 MODEL_FOLDER: Final = "hub.path"
 """Folder with config.json and tokenizer of the model, read wherever the function names a model of the hub."""
 NULL_TOKENIZER: Final = "NullTokenizer"
@@ -23,7 +25,7 @@ PEFT_SCHEME: Final = "peft.scheme"
 class BridgeRun:
     """`function` is a recipe function's name; `overrides` are values by path in Bridge's ConfigContainer.
 
-    CHATS, MOCK_DATA, MODEL_FOLDER and PEFT_SCHEME are not in a ConfigContainer; the trainer reads them.
+    CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER and PEFT_SCHEME are not in a ConfigContainer; the trainer reads them.
     """
 
     function: str

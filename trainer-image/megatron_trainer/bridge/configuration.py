@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron_contract.bridge_run import (
     CHATS,
+    IMAGE_TEXT,
     MOCK_DATA,
     MODEL_FOLDER,
     NULL_TOKENIZER,
@@ -28,7 +29,7 @@ from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
-_OURS = (CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME)
+_OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME)
 _TRAINING_FILE = "training.jsonl"
 
 ON_CPU: dict[str, Value] = {
@@ -113,6 +114,8 @@ def make(run: BridgeRun) -> Any:
             _set(config, path, value)
     if run.overrides.get(MOCK_DATA):
         config.dataset = _mock_data()
+    elif run.overrides.get(IMAGE_TEXT):
+        config.dataset = _image_text(run)
     config.dataset.seq_length = config.model.seq_length
     if PLATFORM == "cpu" and hasattr(config.dataset, "skip_getting_attention_mask_from_dataset"):
         # Megatron's local attention makes a mask on a GPU where the data have none.
@@ -211,6 +214,13 @@ def _mock_data() -> Any:
         dataloader_type="single",
         num_workers=0,
     )
+
+
+def _image_text(run: BridgeRun) -> Any:
+    from megatron_trainer.bridge.image_text import ImageTextDatasetConfig
+
+    folder = run.overrides.get("tokenizer.tokenizer_model") or run.overrides.get(MODEL_FOLDER)
+    return ImageTextDatasetConfig(processor_path=str(folder))
 
 
 def _set(config: Any, path: str, value: Value) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from megatron.bridge.training import checkpointing, gpt_step, pretrain, train
+from megatron.bridge.training import checkpointing, gpt_step, pretrain, train, vlm_step
 from megatron.bridge.training import eval as evaluation
 from megatron.bridge.training.state import GlobalState
 from megatron.bridge.training.utils import flop_utils
@@ -45,7 +45,8 @@ class BridgeHooks(MegatronHooks):
         self._wrap("get_save_function_and_args", self._guard, FileSystemWriterAsync)
         self._wrap("save_config", self._guard, serialization)
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
-        self._wrap("forward_step", self._forward, gpt_step)
+        for module in (gpt_step, vlm_step):
+            self._wrap("forward_step", self._forward, module)
         self._wrap("to_yaml", self._write_last, type(self._config))
         self._phases.install()
         if self._scalars is not None:

@@ -70,12 +70,14 @@ def _configure(argv: Sequence[str], resume_from: int | None) -> Any:
 
 
 def _enter(config: Any) -> None:
-    from megatron.bridge.training import gpt_step
+    from megatron.bridge.training import gpt_step, vlm_step
     from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.pretrain import pretrain
 
     start = pretrain if config.checkpoint.pretrained_checkpoint is None else finetune
-    start(config, gpt_step.forward_step)
+    # Only the latter passes images on to the model.
+    step = vlm_step if hasattr(config.dataset, "processor_path") else gpt_step
+    start(config, step.forward_step)
 
 
 def _refused(error: Exception) -> RankError:

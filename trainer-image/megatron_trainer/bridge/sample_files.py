@@ -24,6 +24,9 @@ def check(config: Any) -> None:
 
     dataset = config.dataset
     root = getattr(dataset, "dataset_root", None)
+    if hasattr(dataset, "processor_path"):
+        _check_images(dataset)
+        return
     if root is None or not isinstance(dataset.preprocessing, ChatSFTPreprocessingConfig):
         return
     from transformers import AutoTokenizer
@@ -46,6 +49,25 @@ def _check_line(path: Path, tokenizer: Any) -> None:
         tokenize(json.loads(line), tokenizer)
     except (AnswerError, ValueError) as error:
         raise RankError(ExitCode.BAD_DATA, f"{path}:1: {error}") from error
+
+
+def _check_images(dataset: Any) -> None:
+    """Check the first sample of each file: the model's processor and collator take it, within its length."""
+    from megatron_trainer.bridge import image_text
+
+    try:
+        processor = image_text.load_processor(dataset.processor_path)
+    except (OSError, ValueError, ImportError) as error:
+        text = f"init.modelFolder: {dataset.processor_path} has no processor of images: {error}"
+        raise RankError(ExitCode.BAD_DATA, f"{text}; copy preprocessor_config.json there") from error
+    for name in image_text.FILES[: 2 if dataset.do_validation else 1]:
+        path = Path(dataset.dataset_root) / name
+        try:
+            image_text.count_tokens(image_text.sample(path, 0), processor)
+        except SampleLineError as error:
+            raise RankError(ExitCode.BAD_DATA, str(error)) from error
+        except Exception as error:  # whatever a processor raises
+            raise RankError(ExitCode.BAD_DATA, f"{path}:1: {' '.join(str(error).split())}") from error
 
 
 def name_lines() -> None:

@@ -43,6 +43,7 @@ CONVERTS: tuple[str, ...] = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "GptOssForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
 

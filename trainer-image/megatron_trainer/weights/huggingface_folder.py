@@ -44,7 +44,8 @@ class HuggingFaceFolder:
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(self.path)
-        return bool(config.get_text_config().tie_word_embeddings)
+        # The text's part of a model that also reads images leaves it to the whole.
+        return bool(getattr(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
 
     @property
     def dtype(self) -> str:

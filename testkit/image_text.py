@@ -1,0 +1,124 @@
+"""A small random Qwen2.5-VL with its processor, and a WebDataset of pictures whose text names their colour."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+COLOURS = {
+    "red": (200, 30, 30),
+    "green": (30, 200, 30),
+    "blue": (30, 30, 200),
+    "black": (10, 10, 10),
+    "white": (240, 240, 240),
+}
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCABULARY = 288
+"""Entries of the model's vocabulary; the tokenizer has 256 bytes and the special tokens."""
+
+
+def write_tokenizer(folder: Path) -> Any:
+    """Write a tokenizer of bytes with Qwen's special tokens; return it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=[word for word in SPECIAL if word not in ("<|im_end|>", "<|endoftext|>")],
+    )
+    fast.chat_template = CHATML
+    fast.save_pretrained(folder)
+    return fast
+
+
+def write_model(folder: Path, dtype: str = "bfloat16") -> Any:
+    """Write a random model of two layers of text and two of vision, and its processor; return the model."""
+    import torch
+    import transformers
+
+    tokenizer = write_tokenizer(folder)
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in SPECIAL}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={
+            # Bridge has the sections of heads of 128 elements, whatever config.json has.
+            **{"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2},
+            **{"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
+            **{"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": ids["<|im_end|>"]},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        vision_config={
+            **{"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
+            **{"out_hidden_size": 256, "fullatt_block_indexes": [1]},
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen2_5_VLForConditionalGeneration._from_config(config)
+    model = model.to(getattr(torch, dtype)).eval()
+    model.save_pretrained(folder)
+    processor = transformers.Qwen2_5_VLProcessor(
+        transformers.Qwen2VLImageProcessor(),
+        tokenizer,
+        transformers.Qwen2VLVideoProcessor(),
+        chat_template=CHATML,
+    )
+    processor.save_pretrained(folder)
+    return model
+
+
+def write_shards(folder: Path, shards: int, samples: int) -> None:
+    """Write `shards` files of `samples` pictures each, in both forms of a conversation."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(COLOURS)
+    for shard in range(shards):
+        with tarfile.open(folder / f"{shard:05}.tar", "w") as tar:
+            for number in range(shard * samples, (shard + 1) * samples):
+                colour = names[number % len(names)]
+                picture = io.BytesIO()
+                Image.new("RGB", (56 + number, 84), COLOURS[colour]).save(picture, "PNG")
+                question = f"<image>what colour has picture {number}?"
+                record = (
+                    {"messages": _openai(question, colour)}
+                    if number % 2
+                    else {"conversations": _sharegpt(question, colour)}
+                )
+                for name, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
+                    member = tarfile.TarInfo(f"{number:06}.{name}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+
+
+def _openai(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _sharegpt(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]

@@ -1,0 +1,142 @@
+"""Images and text for Megatron-Bridge's vision-language models: prepared samples of a WebDataset.
+
+The model's own collator in Bridge makes tokens, labels and pixels of a sample.
+"""
+
+import io
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
+
+from megatron_trainer.bridge.lines import Lines
+from megatron_trainer.bridge.sample_files import SampleLineError
+from megatron_trainer.data.image_text import with_images
+
+FILES = ("training.jsonl", "validation.jsonl")
+
+
+@dataclass(kw_only=True)
+class ImageTextDatasetConfig(DatasetProvider):
+    """What a run reads: files of samples below `dataset_root`, of `seq_length` tokens each.
+
+    `processor_path` is the model's folder. Each epoch has all samples of the training file once, shuffled by
+    `seed` and the number of the epoch.
+    """
+
+    seq_length: int = 1
+    dataset_root: str | None = None
+    processor_path: str | None = None
+    seed: int = 1234
+    do_validation: bool = True
+    do_test: bool = False
+    dataloader_type: str | None = "single"  # type: ignore[assignment]  # Bridge's own is a Literal
+    skip_getting_attention_mask_from_dataset: bool = True
+    pin_memory: bool = False
+    persistent_workers: bool = False
+
+    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any, Any, None]:
+        """Return the datasets for training and validation, of the lengths that the run asks for."""
+        root, processor = Path(str(self.dataset_root)), load_processor(str(self.processor_path))
+        train = _Samples(root / FILES[0], context.train_samples, self, processor, shuffled=True)
+        if not (self.do_validation and context.valid_samples):
+            return train, None, None
+        return train, _Samples(root / FILES[1], context.valid_samples, self, processor, shuffled=False), None
+
+
+class _Samples(torch.utils.data.Dataset[dict[str, Any]]):
+    """Samples of a file, `length` in all: as many epochs as it takes."""
+
+    def __init__(
+        self, path: Path, length: int, config: ImageTextDatasetConfig, processor: Any, *, shuffled: bool
+    ) -> None:
+        self._path, self._lines, self._length = path, Lines(path), length
+        self._seed = config.seed if shuffled else None
+        self._epoch, self._order = -1, np.arange(len(self._lines))
+        self.collate_fn = partial(
+            collate,
+            processor=processor,
+            sequence_length=config.seq_length,
+            with_mask=not config.skip_getting_attention_mask_from_dataset,
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        epoch, place = divmod(index, len(self._lines))
+        if self._seed is not None and epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(len(self._lines))
+        number = int(self._order[place])
+        return _read(self._lines[number], f"{self._path}:{number + 1}")
+
+
+def sample(path: Path, number: int) -> dict[str, Any]:
+    """Return the conversation of a line of a file, counted from 0, with its images. Raises SampleLineError."""
+    return _read(Lines(path)[number], f"{path}:{number + 1}")
+
+
+def _read(line: bytes, place: str) -> dict[str, Any]:
+    """Return what Bridge's collators take."""
+    try:
+        record = json.loads(line)
+        with Path(record["tar"]).open("rb") as tar:
+            images = [picture(tar, offset, size) for offset, size in record["images"]]
+    except (OSError, ValueError, KeyError) as error:
+        raise SampleLineError(f"{place}: {error}") from error
+    return {"conversation": with_images(record["messages"], images)}
+
+
+def picture(tar: Any, offset: int, size: int) -> Any:
+    """Return an image of `size` bytes of an open file, as PIL has it. Raises OSError if it is none."""
+    from PIL import Image
+
+    tar.seek(offset)
+    with Image.open(io.BytesIO(tar.read(size))) as image:
+        return image.convert("RGB")
+
+
+def load_processor(folder: str) -> Any:
+    """Return the processor of a model's folder: its tokenizer and what makes pixels of images."""
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(folder, local_files_only=True)
+
+
+def collate(
+    examples: list[dict[str, Any]], processor: Any, sequence_length: int | None, *, with_mask: bool = False
+) -> dict[str, Any]:
+    """Return the batch of the model's own collator, padded to `sequence_length`; None pads to the longest.
+
+    `with_mask`: with a causal mask [1, 1, length, length], True where attention is not paid.
+    """
+    from megatron.bridge.data.collators.registry import resolve_model_collate
+
+    batch = resolve_model_collate(type(processor).__name__)(
+        examples, processor, sequence_length=sequence_length, pad_to_max_length=sequence_length is not None
+    )
+    length = batch["input_ids"].shape[1]
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
+    batch["attention_mask"] = mask if with_mask else None
+    return batch
+
+
+class Tokens(NamedTuple):
+    """Numbers of a sample: its tokens, those that the loss counts, and the largest id."""
+
+    all: int
+    counted: int
+    largest: int
+
+
+def count_tokens(example: dict[str, Any], processor: Any) -> Tokens:
+    """Count the tokens of a sample, those of its images included. Raises what the processor raises."""
+    batch = collate([example], processor, None)
+    ids = batch["input_ids"]
+    return Tokens(ids.shape[1], int((batch["loss_mask"] > 0).sum()), int(ids.max()))
