@@ -96,9 +96,9 @@ class SourceSpec(ApiModel):
 
     path: Annotated[Text, Field(min_length=1)]
     """File or pattern (`**` crosses folders), for `hf` the folder, as the pod sees it; or `s3://bucket/pattern`."""
-    format: Literal["jsonl", "chat", "text", "parquet", "hf"] | None = None
+    format: Literal["jsonl", "chat", "text", "parquet", "hf", "webdataset"] | None = None
     """`jsonl`, `chat` and `text` may be compressed: `.gz`, `.zst`. Default by the suffix of `path`:
-    `.parquet`; `.txt` (`text`); `.jsonl` with `key`, or to fine-tune (`chat`)."""
+    `.parquet`; `.txt` (`text`); `.tar` (`webdataset`); `.jsonl` with `key`, or to fine-tune (`chat`)."""
     key: Annotated[Name, Field(min_length=1)] | None = None
     """`jsonl`: name of the text in each object; default `text`."""
     column: Annotated[Name, Field(min_length=1)] | None = None
@@ -155,7 +155,7 @@ class DataSpec(ApiModel):
     blend: Annotated[list[BlendPart], Field(max_length=1024)] | None = None
     """Datasets and their weights."""
     sources: Annotated[list[SourceSpec], Field(min_length=1, max_length=256)] | None = None
-    """Raw documents and their weights, which are prepared first; to fine-tune, chats."""
+    """Raw documents and their weights, which are prepared first; to fine-tune, chats, or images and text."""
     dataset_root: RelativePath | None = None
     """Folder with `training.jsonl` and `validation.jsonl`, relative to the data volume; to fine-tune."""
     examples: Literal["questionAndAnswer", "chat"] | None = None

@@ -27,7 +27,7 @@ _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"llama", "LlamaForCausalLM", ""),
     (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"qwen25_vl", "Qwen2_5_VLForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen25_vl", "Qwen2_5_VLForConditionalGeneration", ""),
     (r"qwen2", "Qwen2ForCausalLM", ""),
     (r"qwen3_next", "Qwen3NextForCausalLM", "gated delta net is not among Megatron's local layers"),
     (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _MORE_THAN_TEXT),
@@ -104,6 +104,15 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
 
 STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason)
 """Architectures that the operator fine-tunes: their weights convert, and a small one of each was trained."""
+
+
+READ_IMAGES: Final = frozenset({"Qwen2_5_VLForConditionalGeneration"})
+"""Those of them that are trained on images and text."""
+
+
+def reads_images(function: str) -> bool:
+    """Whether a function that the operator starts is trained on images and text."""
+    return architecture(function) in READ_IMAGES
 
 
 def architecture(function: str) -> str:

@@ -1,4 +1,4 @@
-"""`data.sources` of a recipe that fine-tunes: chats, prepared as the folder that Megatron-Bridge reads."""
+"""`data.sources` of a recipe that fine-tunes: chats, or images and text, prepared as the folder that it reads."""
 
 import hashlib
 import json
@@ -13,21 +13,22 @@ from megatron_operator.catalog import data, sources
 _LEAVE: Final = "leave it out"
 
 
-def chat_errors(asked: Mapping[str, Any], tokenizer: str | None) -> Iterator[FieldError]:
-    """Errors of `data` with sources; `tokenizer` is its folder, of the recipe or of the model."""
+def chat_errors(asked: Mapping[str, Any], tokenizer: str | None, *, images: bool) -> Iterator[FieldError]:
+    """Errors of `data` with sources; `tokenizer` is its folder, of the recipe or of the model.
+
+    `images`: the recipe reads images and text instead of chats.
+    """
+    what = "sample" if images else "chat"
     prepare = asked.get("prepare") or {}
     for number, source in enumerate(asked["sources"]):
         at = f"spec.data.sources[{number}]"
-        if source["format"] != "chat":
-            message = f"{source['format']} has no answers to fine-tune on: chat is read"
-            fix = "convert it to chats (messages, or conversations), or set data.datasetRoot"
-            yield FieldError(f"{at}.format", message, fix)
-        yield from sources.source_errors(source, at)
+        yield from _image_errors(source, at) if images else _format_errors(source, at)
+        yield from sources.source_errors(source, at, images=images)
         if source.get("weight", 1.0) != 1.0:
-            message = "has no effect: an epoch has every chat of every source once"
+            message = f"has no effect: an epoch has every {what} of every source once"
             yield FieldError(f"{at}.weight", message, "leave it out; documents takes fewer of a source")
     yield from sources.repeated_sources(sources.blend(asked["sources"], prepare, {}), "spec.data.sources")
-    yield from _prepare_errors(prepare)
+    yield from _prepare_errors(prepare, f"{what}s")
     yield from data.workers_errors(asked)
     yield from sources.storage_errors(asked)
     shares = [float(share) for share in asked.get("split", data.DEFAULT_SPLIT).split(",")]
@@ -38,27 +39,48 @@ def chat_errors(asked: Mapping[str, Any], tokenizer: str | None) -> Iterator[Fie
         )
     if tokenizer is not None and not tokenizer.startswith(f"{DATA_DIR}/"):
         field = "data.tokenizer.tokenizerModel" if asked.get("tokenizer") else "init.modelFolder"
-        message = f"{shown(tokenizer)} is not on the data volume, the only one of the pods that prepare chats"
+        message = (
+            f"{shown(tokenizer)} is not on the data volume, the only one of the pods that prepare {what}s"
+        )
         fix = (
             f"copy the tokenizer there, and name its folder below {DATA_DIR} in data.tokenizer.tokenizerModel"
         )
         yield FieldError(f"spec.{field}", message, fix)
 
 
-def _prepare_errors(prepare: Mapping[str, Any]) -> Iterator[FieldError]:
+def _format_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:
+    if source["format"] not in ("chat", "webdataset"):
+        message = f"{source['format']} has no answers to fine-tune on: chat is read"
+        fix = "convert it to chats (messages, or conversations), or set data.datasetRoot"
+        yield FieldError(f"{at}.format", message, fix)
+
+
+def _image_errors(source: Mapping[str, Any], at: str) -> Iterator[FieldError]:
+    if source["format"] != "webdataset":
+        message = f"{source['format']} is not read by a vision-language model: webdataset is"
+        fix = "write tar files with a .json and the images of each sample (docs/fine-tuning.md)"
+        yield FieldError(f"{at}.format", message, fix)
+    if sources.in_object_storage(source):
+        message = f"{shown(source['path'])} is in object storage, and the run itself reads the images"
+        yield FieldError(f"{at}.path", message, "copy the tar files to the data volume")
+
+
+def _prepare_errors(prepare: Mapping[str, Any], what: str) -> Iterator[FieldError]:
     for leaf in sorted({"include", "tokenizerVocabSize"} & prepare.keys()):
-        yield FieldError(f"spec.data.prepare.{leaf}", "has no effect on chats", _LEAVE)
+        yield FieldError(f"spec.data.prepare.{leaf}", f"has no effect on {what}", _LEAVE)
     if prepare.get("appendEod") is False:
-        message = "false has no effect on chats: the chat template ends an answer"
+        message = f"false has no effect on {what}: the chat template ends an answer"
         yield FieldError("spec.data.prepare.appendEod", message, _LEAVE)
 
 
-def chat_root(asked: Mapping[str, Any], tokenizer: str | None, seq_length: int | None) -> str:
-    """The folder of the prepared chats, relative to the data volume. Its name is of what they depend on."""
+def chat_root(
+    asked: Mapping[str, Any], tokenizer: str | None, seq_length: int | None, *, images: bool
+) -> str:
+    """The folder of what is prepared, relative to the data volume. Its name is of what it depends on."""
     prepare = asked.get("prepare") or {}
     depends = [[each["path"], each.get("documents")] for each in asked["sources"]]
     endpoint = (prepare.get("objectStorage") or {}).get("endpointUrl")
     if endpoint and any(map(sources.in_object_storage, asked["sources"])):
         depends.append([endpoint])
     digest = hashlib.sha256(json.dumps([depends, tokenizer, seq_length, asked["split"]]).encode()).hexdigest()
-    return f"{sources.FOLDER}/{prepare.get('name', 'corpus')}-{digest[:12]}_chats"
+    return f"{sources.FOLDER}/{prepare.get('name', 'corpus')}-{digest[:12]}_{'images' if images else 'chats'}"

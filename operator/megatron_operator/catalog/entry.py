@@ -182,6 +182,12 @@ class Entry(ApiModel):
         return self.engine == "bridge" and self.modes[0] != "pretrain"
 
     @property
+    def reads_images(self) -> bool:
+        """Whether it is trained on images and text."""
+        function = next((x.function for x in self.layouts if x.function), "")
+        return self.fine_tunes and bridge_support.reads_images(function)
+
+    @property
     def converts(self) -> bool:
         """Whether a recipe may import weights before it and export its result."""
         return self.starts and (self.engine == "megatron" or self.fine_tunes)

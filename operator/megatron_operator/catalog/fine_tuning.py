@@ -23,6 +23,7 @@ DEFAULT_DROPOUT: Final = 0.0
 """Share of an adapter's inputs that dropout sets to zero."""
 _DATA: Final = frozenset({"volume", "mockData", "datasetRoot", "examples", "numWorkers", "tokenizer"})
 _DATA_OF_SOURCES: Final = _DATA | {"sources", "prepare", "split", "maxEpochs"}
+_DATA_OF_IMAGES: Final = _DATA_OF_SOURCES - {"datasetRoot", "examples"}
 _ONLY_BRIDGE: Final = "only recipes of engine bridge take it"
 _LEAVE: Final = "leave it out"
 
@@ -38,7 +39,7 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
             if entry.modes[0] == "pretrain":
                 yield from bridge_pretraining.refused_settings(spec, entry)
             else:
-                yield from _data_errors(spec)
+                yield from _data_errors(spec, images=entry.reads_images)
             if entry.modes[0] == "lora" and spec.init and spec.init.source and spec.init.source.recipe:
                 message = (
                     f"{shown(spec.init.source.recipe)} may train on, and adapters belong to fixed weights"
@@ -74,14 +75,16 @@ def _expert_adapters(peft: PeftSpec, entry: Entry) -> Iterator[FieldError]:
             yield FieldError("spec.peft.targetModules", message, fix)
 
 
-def _data_errors(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
+def _data_errors(spec: MegatronRecipeSpec, *, images: bool) -> Iterator[FieldError]:
     data: dict[str, Any] = spec.data.wire() if spec.data else {}
     has_sources = bool(data.get("sources"))
-    for leaf in sorted(data.keys() - (_DATA_OF_SOURCES if has_sources else _DATA)):
-        fix = "set data.sources with format: chat, data.datasetRoot, or data.mockData: true"
+    taken = _DATA_OF_IMAGES if images else _DATA_OF_SOURCES if has_sources else _DATA
+    fix = "set data.sources with format: chat, data.datasetRoot, or data.mockData: true"
+    for leaf in sorted(data.keys() - taken):
+        fix = "set data.sources with format: webdataset, or data.mockData: true" if images else fix
         yield FieldError(f"spec.data.{leaf}", "is not passed to Megatron-Bridge", fix)
     if has_sources:
-        yield from chats.chat_errors(data, _tokenizer_folder(spec))
+        yield from chats.chat_errors(data, _tokenizer_folder(spec), images=images)
 
 
 def _not_taken_by_bridge(spec: MegatronRecipeSpec) -> Iterator[FieldError]:
@@ -116,10 +119,12 @@ def _tokenizer_errors(tokenizer: dict[str, Any]) -> Iterator[FieldError]:
         yield FieldError(f"spec.data.tokenizer.{leaf}", "is not passed to Megatron-Bridge", _LEAVE)
 
 
-def complete_data(merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec, found: Diagnostics) -> None:
-    """Complete `data`: the model's tokenizer unless the recipe names another, the folder of prepared chats.
+def complete_data(
+    merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec, found: Diagnostics, *, images: bool
+) -> None:
+    """Complete `data`: the model's tokenizer unless the recipe names another, the folder of what is prepared.
 
-    What is not read is removed.
+    What is not read is removed. `images`: the recipe reads images and text instead of chats.
     """
     data = merged["data"]
     has_sources = bool(data.get("sources"))
@@ -135,9 +140,12 @@ def complete_data(merged: Mapping[str, dict[str, Any]], spec: MegatronRecipeSpec
     if "split" not in data:
         data["split"] = DEFAULT_SPLIT
         found.origins["data.split"] = "default"
-    data["datasetRoot"] = chats.chat_root(data, folder, merged["training"].get("seqLength"))
-    data["examples"] = "chat"
-    found.origins["data.datasetRoot"] = found.origins["data.examples"] = "data.sources"
+    length = merged["training"].get("seqLength")
+    data["datasetRoot"] = chats.chat_root(data, folder, length, images=images)
+    found.origins["data.datasetRoot"] = "data.sources"
+    if not images:
+        data["examples"] = "chat"
+        found.origins["data.examples"] = "data.sources"
 
 
 def _tokenizer_folder(spec: MegatronRecipeSpec) -> str | None:

@@ -105,7 +105,7 @@ def resolve_for_planning(
     _complete(merged, entry, published, profile, found)
     if entry is not None and entry.engine == "bridge" and entry.starts:
         if entry.fine_tunes:
-            fine_tuning.complete_data(merged, spec, found)
+            fine_tuning.complete_data(merged, spec, found, images=entry.reads_images)
         else:
             bridge_pretraining.complete_data(merged, spec, found)
     if entry is None or entry.converts:

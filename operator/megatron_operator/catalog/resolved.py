@@ -9,6 +9,7 @@ from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
 from megatron_operator.api.recipe import CheckpointSpec, DataSpec, ProfileSpec, RecoverySpec, SchedulingSpec
 from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout, PublishedSizes
 
@@ -70,6 +71,12 @@ class ResolvedRecipe(ApiModel):
     origins: dict[str, str] = Field(default_factory=dict)
     """Path of a value -> where it came from (`recipe`, `catalog llama3-8b`, `platform`)."""
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether it is trained on images and text."""
+        fine_tunes = self.engine == "bridge" and self.mode != "pretrain" and self.function is not None
+        return fine_tunes and bridge_support.reads_images(str(self.function and self.function.function))
 
     def is_set_by_user(self, path: str) -> bool:
         """Whether the recipe itself sets a value; a path without a recorded origin counts as set."""

@@ -37,7 +37,7 @@ def with_formats(
         kind = source.format or _format_of(source, fine_tunes=fine_tunes)
         if kind is None:
             message = f"is not set, and the suffix of {shown(source.path)} leaves it open"
-            fix = "set jsonl, chat, text, parquet or hf"
+            fix = "set jsonl, chat, text, parquet, hf or webdataset"
             errors.append(FieldError(f"spec.data.sources[{number}].format", message, fix))
         completed.append(source.model_copy(update={"format": kind}))
     data = spec.data.model_copy(update={"sources": completed})
@@ -51,6 +51,8 @@ def _format_of(source: SourceSpec, *, fine_tunes: bool) -> str | None:
     suffix = PurePosixPath(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
     if suffix == ".txt":
         return "text"
+    if suffix == ".tar":
+        return "webdataset"
     # A line of .jsonl has text under a key, or is a conversation.
     if suffix == ".jsonl" and source.key is not None:
         return "jsonl"
@@ -84,10 +86,14 @@ def blend(
     return parts
 
 
-def source_errors(source: Mapping[str, Any], at: str) -> list[FieldError]:
-    """Errors of one source: a path that no pod has, a field without effect."""
+def source_errors(source: Mapping[str, Any], at: str, *, images: bool = False) -> list[FieldError]:
+    """Errors of one source: a path that no pod has, a field without effect, images that nothing reads."""
     found: list[FieldError] = []
     path, kind = source["path"], source["format"]
+    if kind == "webdataset" and not images:
+        message = "webdataset has images, which only recipes of vision-language models read"
+        fix = "choose a recipe that fine-tunes such a model, or name files of text"
+        found.append(FieldError(f"{at}.format", message, fix))
     if "://" in path:
         found += _object_errors(path, kind, at)
     elif not path.startswith("/"):

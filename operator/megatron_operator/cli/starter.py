@@ -232,7 +232,7 @@ def _lines(
         yield "  init:"
         yield "    # A folder of the claim below with config.json and tokenizer. No weights are read."
         yield f"    modelFolder: {_MODEL}"
-    yield from _samples() if _fine_tunes(entry) else _data(entry)
+    yield from _samples(entry) if _fine_tunes(entry) else _data(entry)
     yield from _checkpoint(planned)
     yield from _overrides(planned)
 
@@ -246,14 +246,19 @@ def _init(entry: Entry) -> Iterator[str]:
     yield f"  #export: {{huggingFace: {{path: {_MODEL}-tuned}}{merge}}}"
 
 
-def _samples() -> Iterator[str]:
+def _samples(entry: Entry) -> Iterator[str]:
     yield "  data:"
     yield "    # An existing claim, mounted at /data, with both folders:"
     yield f"    volume: {{claimName: {_CLAIM}}}"
-    yield "    # Random tokens, for a first trial. For your data remove this line and switch on the others."
+    what = "images" if entry.reads_images else "tokens"
+    yield f"    # Random {what}, for a first trial. For your data remove this line and switch on the others."
     yield "    mockData: true"
-    yield "    # Chats in it (OpenAI's or ShareGPT's form); shares of both files; epochs at most:"
-    yield '    #sources: [{path: "/data/raw/*.jsonl", format: chat}]'
+    if entry.reads_images:
+        yield "    # Tar files with conversations and images in it; shares of both files; epochs at most:"
+        yield '    #sources: [{path: "/data/images/*.tar", format: webdataset}]'
+    else:
+        yield "    # Chats in it (OpenAI's or ShareGPT's form); shares of both files; epochs at most:"
+        yield '    #sources: [{path: "/data/raw/*.jsonl", format: chat}]'
     yield "    #split: 98,2,0"
     yield "    #maxEpochs: 3"
 

@@ -24,6 +24,7 @@ FINAL = sorted(int(code) for code in ExitCode if 0 < code < 128)
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
 """Keys of the Secret with the credentials of an object store, and whether they may be missing."""
 RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}}
+_OF_IMAGES: Manifest = {"requests": {"cpu": "1", "memory": "2Gi"}}
 
 
 def _source_arguments(data: DataSpec, prepare: PrepareSpec, tokenizer_dir: str) -> list[str]:
@@ -52,6 +53,7 @@ def _store_arguments(prepare: PrepareSpec) -> list[str]:
 
 def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeRun) -> list[str]:
     """Command-line arguments of `megatron-prepare` for `data.sources` of a recipe that fine-tunes."""
+    kind = "--images" if resolved.reads_images else "--chats"
     data = resolved.data
     listed = []
     for source in data.sources or []:
@@ -62,7 +64,7 @@ def _chat_arguments(resolved: ResolvedRecipe, prepare: PrepareSpec, run: BridgeR
     assert isinstance(batch, int)
     assert isinstance(iterations, int)
     values = [
-        *("--chats", json.dumps(listed), "--output", f"{DATA_DIR}/{data.dataset_root}"),
+        *(kind, json.dumps(listed), "--output", f"{DATA_DIR}/{data.dataset_root}"),
         *("--output-dir", f"{DATA_DIR}/{FOLDER}"),
         *("--tokenizer-dir", str(run.overrides["tokenizer.tokenizer_model"])),
         *("--seq-length", str(run.overrides["model.seq_length"]), "--batch", str(batch)),
@@ -168,7 +170,7 @@ def job(owner: Owner, resolved: ResolvedRecipe, storage: Storage, megatron: list
         container=CONTAINER,
         command="megatron-prepare",
         arguments=own,
-        resources=RESOURCES,
+        resources=_OF_IMAGES if resolved.reads_images else RESOURCES,
         final=FINAL,
         claims=claims,
         environment=environment,

@@ -8,6 +8,7 @@ from typing import Final
 
 from megatron_contract.bridge_run import (
     CHATS,
+    IMAGE_TEXT,
     MOCK_DATA,
     MODEL_FOLDER,
     NULL_TOKENIZER,
@@ -101,6 +102,8 @@ def missing_errors(resolved: ResolvedRecipe) -> list[FieldError]:
         found.append(FieldError("spec.init.from", message, fix))
     if not resolved.data.mock_data and resolved.data.dataset_root is None:
         fix = "set data.sources, data.datasetRoot, or data.mockData: true for a trial"
+        if resolved.reads_images:
+            fix = "set data.sources with format: webdataset, or data.mockData: true for a trial"
         found.append(FieldError("spec.data", "no training data is configured", fix))
     return found
 
@@ -178,10 +181,15 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
         yield "tokenizer.tokenizer_model", tokenizer.tokenizer_model
     if data.num_workers is not None:
         yield "dataset.num_workers", data.num_workers
+    if resolved.reads_images:
+        yield IMAGE_TEXT, True
     if data.mock_data:
         yield MOCK_DATA, True
     elif resolved.mode == "pretrain":
         yield from _corpus(resolved, name)
+    elif resolved.reads_images:
+        yield "dataset.dataset_root", f"{DATA_DIR}/{data.dataset_root}"
+        yield "dataset.do_validation", resolved.training.eval_iters != 0
     elif data.dataset_root is not None:
         yield CHATS, data.examples == "chat"
         yield from _files(

@@ -14,7 +14,7 @@ from typing import Any
 
 ABSENT = {
     "nvidia_resiliency_ext.inprocess": "the launcher restarts ranks, not the rank itself",
-    "megatron.energon": "image-text data sets are not supported",
+    "megatron.energon": "image-text samples are read from the tar files of a WebDataset without it",
     "diffusers": "diffusion models are not supported",
 }
 """Package -> why the image does without it."""

@@ -112,10 +112,10 @@ def make(run: BridgeRun) -> Any:
     for path, value in ours.items():
         if not path.startswith("dataset."):
             _set(config, path, value)
-    if run.overrides.get(MOCK_DATA):
-        config.dataset = _mock_data()
-    elif run.overrides.get(IMAGE_TEXT):
+    if run.overrides.get(IMAGE_TEXT):
         config.dataset = _image_text(run)
+    elif run.overrides.get(MOCK_DATA):
+        config.dataset = _mock_data()
     config.dataset.seq_length = config.model.seq_length
     if PLATFORM == "cpu" and hasattr(config.dataset, "skip_getting_attention_mask_from_dataset"):
         # Megatron's local attention makes a mask on a GPU where the data have none.
@@ -221,6 +221,11 @@ def _image_text(run: BridgeRun) -> Any:
 
     folder = run.overrides.get("tokenizer.tokenizer_model") or run.overrides.get(MODEL_FOLDER)
     return ImageTextDatasetConfig(processor_path=str(folder))
+
+
+def reads_images(config: Any) -> bool:
+    """Whether a run trains on images and text."""
+    return hasattr(config.dataset, "processor_path")
 
 
 def _set(config: Any, path: str, value: Value) -> None:

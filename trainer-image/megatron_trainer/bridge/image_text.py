@@ -3,7 +3,6 @@
 The model's own collator in Bridge makes tokens, labels and pixels of a sample.
 """
 
-import io
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
 
 from megatron_trainer.bridge.lines import Lines
 from megatron_trainer.bridge.sample_files import SampleLineError
-from megatron_trainer.data.image_text import with_images
+from megatron_trainer.data.image_text import load_images
 
 FILES = ("training.jsonl", "validation.jsonl")
 
@@ -25,7 +24,7 @@ FILES = ("training.jsonl", "validation.jsonl")
 class ImageTextDatasetConfig(DatasetProvider):
     """What a run reads: files of samples below `dataset_root`, of `seq_length` tokens each.
 
-    `processor_path` is the model's folder. Each epoch has all samples of the training file once, shuffled by
+    Without `dataset_root` images are random, for trials. `processor_path` is the model's folder. Each epoch has all samples of the training file once, shuffled by
     `seed` and the number of the epoch.
     """
 
@@ -42,22 +41,25 @@ class ImageTextDatasetConfig(DatasetProvider):
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple[Any, Any, None]:
         """Return the datasets for training and validation, of the lengths that the run asks for."""
-        root, processor = Path(str(self.dataset_root)), load_processor(str(self.processor_path))
+        processor = load_processor(str(self.processor_path))
+        if self.dataset_root is None:
+            return (
+                _RandomImages(context.train_samples, self, processor),
+                _RandomImages(context.valid_samples, self, processor),
+                None,
+            )
+        root = Path(self.dataset_root)
         train = _Samples(root / FILES[0], context.train_samples, self, processor, shuffled=True)
         if not (self.do_validation and context.valid_samples):
             return train, None, None
         return train, _Samples(root / FILES[1], context.valid_samples, self, processor, shuffled=False), None
 
 
-class _Samples(torch.utils.data.Dataset[dict[str, Any]]):
-    """Samples of a file, `length` in all: as many epochs as it takes."""
+class _Conversations(torch.utils.data.Dataset[dict[str, Any]]):
+    """`length` conversations, of which Bridge's loader makes batches by `collate_fn`."""
 
-    def __init__(
-        self, path: Path, length: int, config: ImageTextDatasetConfig, processor: Any, *, shuffled: bool
-    ) -> None:
-        self._path, self._lines, self._length = path, Lines(path), length
-        self._seed = config.seed if shuffled else None
-        self._epoch, self._order = -1, np.arange(len(self._lines))
+    def __init__(self, length: int, config: ImageTextDatasetConfig, processor: Any) -> None:
+        self._length = length
         self.collate_fn = partial(
             collate,
             processor=processor,
@@ -67,6 +69,34 @@ class _Samples(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         return self._length
+
+
+class _RandomImages(_Conversations):
+    """An image of random pixels each."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        from PIL import Image
+
+        pixels = np.random.default_rng(index).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+        asked = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": "What is it?"}]
+        answer = [{"type": "text", "text": f"random pixels {index}"}]
+        return {"conversation": [_turn("user", asked), _turn("assistant", answer)]}
+
+
+def _turn(role: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+class _Samples(_Conversations):
+    """Samples of a file, in as many epochs as it takes."""
+
+    def __init__(
+        self, path: Path, length: int, config: ImageTextDatasetConfig, processor: Any, *, shuffled: bool
+    ) -> None:
+        super().__init__(length, config, processor)
+        self._path, self._lines = path, Lines(path)
+        self._seed = config.seed if shuffled else None
+        self._epoch, self._order = -1, np.arange(len(self._lines))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         epoch, place = divmod(index, len(self._lines))
@@ -85,21 +115,9 @@ def sample(path: Path, number: int) -> dict[str, Any]:
 def _read(line: bytes, place: str) -> dict[str, Any]:
     """Return what Bridge's collators take."""
     try:
-        record = json.loads(line)
-        with Path(record["tar"]).open("rb") as tar:
-            images = [picture(tar, offset, size) for offset, size in record["images"]]
-    except (OSError, ValueError, KeyError) as error:
-        raise SampleLineError(f"{place}: {error}") from error
-    return {"conversation": with_images(record["messages"], images)}
-
-
-def picture(tar: Any, offset: int, size: int) -> Any:
-    """Return an image of `size` bytes of an open file, as PIL has it. Raises OSError if it is none."""
-    from PIL import Image
-
-    tar.seek(offset)
-    with Image.open(io.BytesIO(tar.read(size))) as image:
-        return image.convert("RGB")
+        return {"conversation": load_images(json.loads(line)["messages"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SampleLineError(f"{place}: {' '.join(str(error).split())}") from error
 
 
 def load_processor(folder: str) -> Any:

@@ -76,7 +76,7 @@ def _enter(config: Any) -> None:
 
     start = pretrain if config.checkpoint.pretrained_checkpoint is None else finetune
     # Only the latter passes images on to the model.
-    step = vlm_step if hasattr(config.dataset, "processor_path") else gpt_step
+    step = vlm_step if configuration.reads_images(config) else gpt_step
     start(config, step.forward_step)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron_contract.exit_codes import ExitCode
 
+from megatron_trainer.bridge import configuration
 from megatron_trainer.bridge.chat_tokens import AnswerError, tokenize
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.worker.failures import RankError
@@ -24,7 +25,7 @@ def check(config: Any) -> None:
 
     dataset = config.dataset
     root = getattr(dataset, "dataset_root", None)
-    if hasattr(dataset, "processor_path"):
+    if configuration.reads_images(config):
         _check_images(dataset)
         return
     if root is None or not isinstance(dataset.preprocessing, ChatSFTPreprocessingConfig):
@@ -60,6 +61,8 @@ def _check_images(dataset: Any) -> None:
     except (OSError, ValueError, ImportError) as error:
         text = f"init.modelFolder: {dataset.processor_path} has no processor of images: {error}"
         raise RankError(ExitCode.BAD_DATA, f"{text}; copy preprocessor_config.json there") from error
+    if dataset.dataset_root is None:
+        return
     for name in image_text.FILES[: 2 if dataset.do_validation else 1]:
         path = Path(dataset.dataset_root) / name
         try:

@@ -1,4 +1,4 @@
-"""Prepares chats for fine-tuning by Megatron-Bridge: training.jsonl and validation.jsonl of its data folder.
+"""Prepares chats, or images and text, to fine-tune: training.jsonl and validation.jsonl of the data folder.
 
 Workers share the conversations by shards as they do documents (blend.py), but a shard's records are lines
 instead of tokens. Each source becomes a folder under a digest of what it was made from; the first share of
@@ -23,6 +23,7 @@ from megatron_trainer.data.answers import ChatLines, LineEncoder
 from megatron_trainer.data.blend import Worker, build_shards, digest_of_tokenizer, load_encoder, log, repair
 from megatron_trainer.data.chat import ConversationError
 from megatron_trainer.data.dataset import Dataset
+from megatron_trainer.data.image_samples import SampleLines, digest_of_processor
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
@@ -73,7 +74,7 @@ def prepare_chats(
     Raises PreparationError or OSError.
     """
     lines = _load(sources, tokenizer_dir, run)
-    digest = _digest(tokenizer_dir, run)
+    digest = _digest(sources, tokenizer_dir, run)
     datasets = [_dataset(source, folder, digest) for source in sources]
     made = _folder(datasets, folder)
     _check_link(sources[0], root, made)
@@ -95,7 +96,11 @@ def prepare_chats(
     return total
 
 
-def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatLines:
+def _of_images(sources: Sequence[Source]) -> bool:
+    return sources[0].format == "webdataset"
+
+
+def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatLines | SampleLines:
     encoder = load_encoder(tokenizer_dir, append_eod=False)
     if tokenizer.load(tokenizer_dir)[1] is None:
         text = f"data.tokenizer.tokenizerModel: {tokenizer_dir} has no eos_token in its vocabulary"
@@ -104,15 +109,17 @@ def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatL
     check.check_vocabulary(tokenizer_dir, encoder, run.vocab_size)
     check.check_tokenizer(tokenizer_dir, encoder)
     try:
-        return ChatLines(tokenizer_dir, run.seq_length, run.vocab_size)
+        lines = SampleLines if _of_images(sources) else ChatLines
+        return lines(tokenizer_dir, run.seq_length, run.vocab_size)
     except ConversationError as error:
         raise sources[0].refuse("format", str(error)) from error
 
 
-def _digest(tokenizer_dir: Path, run: ChatRun) -> str:
+def _digest(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> str:
     """Digest of all but the files that the lines and their split depend on."""
     files = digest_of_tokenizer(tokenizer_dir, with_template=True)
-    depends = ["chats", run.seq_length, run.split, run.vocab_size, files]
+    what = ["images", digest_of_processor(tokenizer_dir)] if _of_images(sources) else ["chats"]
+    depends = [*what, run.seq_length, run.split, run.vocab_size, files]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()
 
 

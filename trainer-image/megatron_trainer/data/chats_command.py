@@ -1,9 +1,9 @@
-"""`megatron-prepare --chats`: prepares `data.sources` of a recipe that fine-tunes, as one worker of several.
+"""`megatron-prepare --chats` or `--images`: prepares `data.sources` of a recipe that fine-tunes.
 
     megatron-prepare --chats '[{"path": "/data/raw/*.jsonl.zst"}]' --output /data/prepared/support_chats \\
         --output-dir /data/prepared --tokenizer-dir /data/model --seq-length 2048 --batch 16 --samples 8000
 
-What the run reads is checked against what is prepared. JOB_COMPLETION_INDEX is the number of this one of the
+It is one worker of several. What the run reads is checked against what is prepared. JOB_COMPLETION_INDEX is the number of this one of the
 --pods, as Kubernetes sets it in an indexed Job.
 """
 
@@ -19,7 +19,7 @@ from megatron_trainer.data.chats import ChatRun, prepare_chats
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.objects import Store
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.data.sources import Source
+from megatron_trainer.data.sources import Format, Source
 from megatron_trainer.data.sources_command import add_store, parse_arguments, serve, worker_of
 from megatron_trainer.volume_paths import left_volume
 
@@ -28,7 +28,8 @@ def run(argv: Sequence[str]) -> str:
     """Prepare the chats. Returns a line that describes the end. Raises PreparationError and OSError."""
     args = _parse(argv)
     worker = worker_of(args.pods)
-    sources = _sources(args.chats, args.output, Store(args.endpoint_url, args.region))
+    kind: Format = "chat" if args.images is None else "webdataset"
+    sources = _sources(args.images or args.chats, kind, args.output, Store(args.endpoint_url, args.region))
     for path in (args.output_dir, args.tokenizer_dir, args.output):
         if problem := left_volume(path):
             raise PreparationError(ExitCode.BAD_DATA, problem)
@@ -47,20 +48,22 @@ def run(argv: Sequence[str]) -> str:
     found = prepare_chats(sources, args.output_dir, args.output, args.tokenizer_dir, worker, asked, meter)
     if found is None:
         return "all shards are complete; worker 0 joins them"
-    text = f"{found.read:,} chats are prepared, {found.training:,} for training"
+    what = "chats" if kind == "chat" else "samples"
+    text = f"{found.read:,} {what} are prepared, {found.training:,} for training"
     text += f", {found.validation:,} for validation"
     if not found.left_out:
         return text
-    return f"{text}; {found.left_out:,} have no answer within {args.seq_length:,} tokens and are left out"
+    why = "have no answer within" if kind == "chat" else "are longer than"
+    return f"{text}; {found.left_out:,} {why} {args.seq_length:,} tokens and are left out"
 
 
-def _sources(text: str, output: Path, store: Store) -> list[Source]:
+def _sources(text: str, kind: Format, output: Path, store: Store) -> list[Source]:
     try:
         return [
             Source(
                 f"data.sources[{number}]",
                 str(each["path"]),
-                "chat",
+                kind,
                 output,
                 documents=each.get("documents"),
                 store=store,
@@ -68,12 +71,16 @@ def _sources(text: str, output: Path, store: Store) -> list[Source]:
             for number, each in enumerate(json.loads(text))
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PreparationError(ExitCode.USAGE, f"--chats is not a list of sources: {error!r}") from error
+        raise PreparationError(
+            ExitCode.USAGE, f"--chats or --images is not a list of sources: {error!r}"
+        ) from error
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="megatron-prepare", allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--chats", required=True, help="JSON list of sources of chats")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--chats", help="JSON list of sources of chats")
+    what.add_argument("--images", help="JSON list of sources of images and text")
     parser.add_argument("--output", type=Path, required=True, help="folder that the run reads")
     parser.add_argument("--output-dir", type=Path, required=True, help="folder of the prepared datasets")
     parser.add_argument("--tokenizer-dir", type=Path, required=True, help="directory with tokenizer.json")

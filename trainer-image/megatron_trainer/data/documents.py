@@ -2,6 +2,7 @@
 
 import json
 import os
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -9,6 +10,8 @@ from typing import Any, BinaryIO
 from megatron_trainer.data.chat import ConversationError, to_messages
 from megatron_trainer.data.compression import file_error, open_bytes, other_format
 from megatron_trainer.data.files import SourceFile, path_of
+from megatron_trainer.data.image_text import read_samples
+from megatron_trainer.data.image_text import to_messages as to_parts
 from megatron_trainer.data.objects import ObjectError
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import (
@@ -62,6 +65,8 @@ def read_documents(
         read = _parquet(source, shard)
     elif source.format == "hf":
         read = _arrow(source, shard, position)
+    elif source.format == "webdataset":
+        read = _samples(source, shard, render, position)
     else:
         read = _records(source, shard, render, position)
     return (each for each in read if each and not each.isspace())
@@ -245,3 +250,24 @@ def _arrow(source: Source, shard: Shard, position: Position) -> Iterator[str]:
         for batch in stream:
             yield from _rows(source, path, batch.column(source.key), row)
             row += batch.num_rows
+
+
+def _samples(source: Source, shard: Shard, render: Render | None, position: Position) -> Iterator[str]:
+    assert render is not None, "samples need a processor"
+    path = path_of(shard.files[0])
+    name = ""
+    with _whole(source, path), path.open("rb") as raw:
+        position.opened(raw)
+        try:
+            with tarfile.open(fileobj=raw, mode="r:") as tar:
+                for sample in read_samples(tar):
+                    name = sample.record.name
+                    data = tar.extractfile(sample.record)
+                    assert data is not None, "a record is a file"
+                    record = json.loads(data.read())
+                    yield render(to_parts(record, str(path), sample.pictures), None)
+        except tarfile.TarError as error:
+            raise source.refuse("path", f"{path} is not a whole tar file: {error}; copy it again") from error
+        except (ConversationError, ValueError) as error:
+            place = f"{path}, {name}" if name else str(path)
+            raise source.refuse("path", f"{place}: {error}") from error

@@ -5,9 +5,13 @@ A sample is the files of one name: `000012.json` has the conversation, `000012.p
 may have a part of type `image` or `image_url` instead.
 """
 
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from tarfile import TarFile, TarInfo
 from typing import Any, Final
 
 from megatron_trainer.data.chat import ROLES, ConversationError
@@ -15,22 +19,60 @@ from megatron_trainer.data.chat import ROLES, ConversationError
 PLACEHOLDER: Final = "<image>"
 SUFFIXES: Final = frozenset({"png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff"})
 """Endings of images."""
+RECORD: Final = "json"
+"""Ending of a conversation."""
 _PICTURES: Final = frozenset({"image", "image_url"})
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image in a tar file: `size` bytes from byte `offset` on."""
+class Sample:
+    """A sample of a tar file: its name, the file of its conversation, and those of its images."""
 
     name: str
-    offset: int
-    size: int
+    record: TarInfo
+    pictures: Sequence[TarInfo]
 
 
-def to_messages(record: Any, pictures: int) -> list[dict[str, Any]]:
-    """Return the messages of a record, whose contents are parts of type `image` and `text`.
+def read_samples(tar: TarFile) -> Iterator[Sample]:
+    """Yield the samples of a tar file in their order. Raises ConversationError for one that is not whole."""
+    files = (member for member in tar if member.isfile())
+    for name, group in groupby(files, key=_key):
+        members: dict[str, TarInfo] = {}
+        for member in group:
+            if members.setdefault(_ending(member), member) is not member:
+                raise ConversationError(f"{member.name} is there twice; give each sample a name of its own")
+        record = members.pop(RECORD, None)
+        if record is None:
+            raise ConversationError(f"sample {name} has no {name}.{RECORD} beside its other files")
+        pictures = [members[ending] for ending in sorted(members, key=_order)]
+        for member in pictures:
+            if member.name.rpartition(".")[2].lower() not in SUFFIXES:
+                known = ", ".join(sorted(SUFFIXES))
+                raise ConversationError(
+                    f"{member.name} is neither {RECORD} nor an image ({known}); leave it out"
+                )
+        yield Sample(name, record, pictures)
 
-    `pictures` is the number of images of its sample. Raises ConversationError.
+
+def _key(member: TarInfo) -> str:
+    """The name up to the first dot behind the last slash, as WebDataset has it."""
+    folder, slash, name = member.name.rpartition("/")
+    return f"{folder}{slash}{name.partition('.')[0]}"
+
+
+def _order(ending: str) -> list[tuple[int, int, str]]:
+    """Numbers by their value."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in ending.split(".")]
+
+
+def _ending(member: TarInfo) -> str:
+    return member.name.rpartition("/")[2].partition(".")[2].lower()
+
+
+def to_messages(record: Any, tar: str, pictures: Sequence[TarInfo]) -> list[dict[str, Any]]:
+    """Return the messages of a record, whose contents are parts of type `text` and `image`.
+
+    The latter have the place of the image: `tar`, `offset` and `size` in bytes. Raises ConversationError.
     """
     if not isinstance(record, Mapping):
         raise ConversationError("the record is not an object")
@@ -38,11 +80,14 @@ def to_messages(record: Any, pictures: int) -> list[dict[str, Any]]:
     if not isinstance(turns, list) or not turns:
         raise ConversationError('the record has neither "messages" nor "conversations"')
     messages = [_message(turn) for turn in turns]
-    named = sum(part["type"] == "image" for message in messages for part in message["content"])
-    if named != pictures:
+    named = [part for message in messages for part in message["content"] if part["type"] == "image"]
+    if len(named) != len(pictures):
         raise ConversationError(
-            f"it names {named} images ({PLACEHOLDER}, or parts of type image), and the sample has {pictures}"
+            f"it names {len(named)} images ({PLACEHOLDER}, or parts of type image), and the sample has "
+            f"{len(pictures)}"
         )
+    for part, member in zip(named, pictures, strict=True):
+        part |= {"tar": tar, "offset": member.offset_data, "size": member.size}
     return messages
 
 
@@ -79,16 +124,21 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
             yield {"type": "text", "text": piece}
 
 
-def with_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the messages with each part of type `image` holding its image."""
-    left = iter(images)
+def load_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages, each part of type `image` with its image as PIL has it. Raises OSError."""
     return [
-        {
-            "role": message["role"],
-            "content": [
-                {"type": "image", "image": next(left)} if part["type"] == "image" else dict(part)
-                for part in message["content"]
-            ],
-        }
+        {"role": message["role"], "content": [_loaded(part) for part in message["content"]]}
         for message in messages
     ]
+
+
+def _loaded(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] != "image":
+        return dict(part)
+    from PIL import Image
+
+    with Path(part["tar"]).open("rb") as tar:
+        tar.seek(part["offset"])
+        data = tar.read(part["size"])
+    with Image.open(io.BytesIO(data)) as image:
+        return {"type": "image", "image": image.convert("RGB")}

@@ -22,7 +22,7 @@ from megatron_trainer.data.objects import AWS, ObjectError, Store, StoredObject
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.volume_paths import left_volume
 
-Format = Literal["jsonl", "chat", "text", "parquet", "hf"]
+Format = Literal["jsonl", "chat", "text", "parquet", "hf", "webdataset"]
 SHARD_BYTES = 64 << 20
 """Bytes of the source, uncompressed, that one shard reads: the most that a killed worker repeats."""
 LONGEST_DOCUMENT = 16 << 20
@@ -232,7 +232,19 @@ def divide(source: Source, files: Sequence[SourceFile]) -> list[Shard]:
         return [shard for path in files for shard in _row_groups(source, path)]
     if source.format == "hf":
         return [_arrow_shard(source, path_of(path)) for path in files]
+    if source.format == "webdataset":
+        return [_tar(source, path) for path in files]
     return [shard for path in files for shard in _byte_ranges(path)]
+
+
+def _tar(source: Source, path: SourceFile) -> Shard:
+    if isinstance(path, StoredObject):
+        raise source.refuse(
+            "path", f"{path} is in object storage; copy it to the data volume: the run reads it"
+        )
+    if is_compressed(path):
+        raise source.refuse("path", f"{path} is compressed; the run reads samples by their place: unpack it")
+    return Shard((path,), size_of(path))
 
 
 def _byte_ranges(path: SourceFile) -> Iterator[Shard]:

@@ -20,11 +20,13 @@ _GPT_OSS: Final[Settings] = {
     "beta_slow": 1.0,
     "truncate": False,
 }
+_QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
 POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "LlamaForCausalLM": {"default": {}, "llama3": _LLAMA},
     "GptOssForCausalLM": {"yarn": _GPT_OSS},
     "DeepseekV2ForCausalLM": {"default": {}, "yarn": {}},
     "DeepseekV3ForCausalLM": {"default": {}, "yarn": {}},
+    "Qwen2_5_VLForConditionalGeneration": {"default": _QWEN_VL, "mrope": _QWEN_VL},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
 _FIXED: Final[Mapping[str, Settings]] = {
@@ -33,6 +35,7 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen3ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"use_sliding_window": False},
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
+    "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
 }
 """Architecture -> settings with the only value that the model gets, whatever config.json has."""
 
@@ -46,9 +49,15 @@ def require_all_taken(folder: HuggingFaceFolder) -> None:
         )
 
 
+def _text(folder: HuggingFaceFolder) -> Settings:
+    """Settings of the text's part of a model that also reads images; they may be beside the others."""
+    return dict(folder.config.get("text_config") or folder.config)
+
+
 def _positions(folder: HuggingFaceFolder) -> Iterator[str]:
     known = POSITIONS.get(folder.architecture, {"default": {}})
-    rope = folder.config.get("rope_parameters") or folder.config.get("rope_scaling") or {}
+    text = _text(folder)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         yield f"rope_parameters {rope!r}"
         return
@@ -61,12 +70,12 @@ def _positions(folder: HuggingFaceFolder) -> Iterator[str]:
     for name, value in known[kind].items():
         if rope.get(name, value) != value:
             yield f"{name} {rope[name]!r} of rope_type {kind!r}, which is {value} there"
-    if rope.get("partial_rotary_factor", folder.config.get("partial_rotary_factor")) not in (None, 1, 1.0):
+    if rope.get("partial_rotary_factor", text.get("partial_rotary_factor")) not in (None, 1, 1.0):
         yield "partial_rotary_factor other than 1"
 
 
 def _others(folder: HuggingFaceFolder) -> Iterator[str]:
     for name, value in _FIXED.get(folder.architecture, {}).items():
-        found = folder.config.get(name)
+        found = _text(folder).get(name)
         if found is not None and found != value:
             yield f"{name} {found!r}, which is {value!r} there"
