@@ -1,4 +1,4 @@
-"""A small random Qwen2.5-VL with its processor, and a WebDataset of pictures whose text names their colour."""
+"""A small random Qwen2.5-VL with its processor, and a WebDataset of pictures with their colours as text."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""`data.sources` of a recipe that fine-tunes: chats, or images and text, prepared as the folder that it reads."""
+"""`data.sources` of a recipe that fine-tunes: chats, or images and text, which are prepared."""
 
 import hashlib
 import json

@@ -24,8 +24,8 @@ FILES = ("training.jsonl", "validation.jsonl")
 class ImageTextDatasetConfig(DatasetProvider):
     """What a run reads: files of samples below `dataset_root`, of `seq_length` tokens each.
 
-    Without `dataset_root` images are random, for trials. `processor_path` is the model's folder. Each epoch has all samples of the training file once, shuffled by
-    `seed` and the number of the epoch.
+    Without `dataset_root` images are random, for trials. `processor_path` is the model's folder. Each epoch
+    has all samples of the training file once, shuffled by `seed` and the number of the epoch.
     """
 
     seq_length: int = 1
@@ -108,7 +108,7 @@ class _Samples(_Conversations):
 
 
 def sample(path: Path, number: int) -> dict[str, Any]:
-    """Return the conversation of a line of a file, counted from 0, with its images. Raises SampleLineError."""
+    """Return the conversation of a line, counted from 0, with its images. Raises SampleLineError."""
     return _read(Lines(path)[number], f"{path}:{number + 1}")
 
 

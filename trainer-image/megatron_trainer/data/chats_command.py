@@ -3,8 +3,8 @@
     megatron-prepare --chats '[{"path": "/data/raw/*.jsonl.zst"}]' --output /data/prepared/support_chats \\
         --output-dir /data/prepared --tokenizer-dir /data/model --seq-length 2048 --batch 16 --samples 8000
 
-It is one worker of several. What the run reads is checked against what is prepared. JOB_COMPLETION_INDEX is the number of this one of the
---pods, as Kubernetes sets it in an indexed Job.
+It is one worker of several. What the run reads is checked against what is prepared. JOB_COMPLETION_INDEX is
+the number of this one of the --pods, as Kubernetes sets it in an indexed Job.
 """
 
 import argparse

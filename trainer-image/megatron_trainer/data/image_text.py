@@ -1,8 +1,8 @@
 """Conversations about images, from the samples of a WebDataset: tar files of JSON and pictures.
 
 A sample is the files of one name: `000012.json` has the conversation, `000012.png`, or `000012.0.jpg` and
-`000012.1.jpg`, its images in the order of their names. In the text `<image>` is where an image goes; OpenAI's form
-may have a part of type `image` or `image_url` instead.
+`000012.1.jpg`, its images in the order of their names. In the text `<image>` is where an image goes; OpenAI's
+form may have a part of type `image` or `image_url` instead.
 """
 
 import io
