@@ -26,7 +26,7 @@ from megatron_operator.planner.estimate.parameters import parameters
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from testkit.fine_tuned import CASES  # noqa: E402  # found below ROOT
+from testkit.fine_tuned import CASES, IMAGE_CASES  # noqa: E402  # found below ROOT
 from testkit.pretrained import CASES as PRETRAINED  # noqa: E402
 
 DIRECTORY = ROOT / "docs" / "catalog"
@@ -94,7 +94,8 @@ _COLUMNS = """*Called*: functions that were called in Megatron-Bridge 0.6.2 and 
 the catalog, of all that the recipe has. *Settings*: all that the operator renders was set in what they return
 (`make test`). *Trained*: a model of two layers of this architecture was trained for two steps in this mode,
 with the settings that the operator renders, on two CPU ranks (`make bridge-training`). For SFT and LoRA
-transformers made it, and it was imported; pretraining began with Bridge's random weights, and read real text.
+transformers made it, and it was imported; vision-language models saw images. Pretraining began with random weights of
+Bridge, and read real text.
 Its layers were Megatron's own instead of Transformer Engine's. No recipe was run on a GPU."""
 
 
@@ -103,7 +104,7 @@ def _bridge_page(entries: list[Entry]) -> str:
     of_bridge = [entry for entry in entries if entry.engine == "bridge"]
     reasons: dict[str, Any] = yaml.safe_load(NOT_CALLABLE.read_text())
     not_callable = {name for group in reasons.values() for name in group["functions"]}
-    ran_here = [case.recipe for case in (*CASES, *PRETRAINED)]
+    ran_here = [case.recipe for case in (*CASES, *IMAGE_CASES, *PRETRAINED)]
     trained = {(name, _architecture(catalog.load().get(name))) for name in ran_here}
     rows = []
     for entry in of_bridge:

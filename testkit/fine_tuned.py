@@ -30,4 +30,10 @@ CASES = (
     Case("gpt-oss-20b-sft", "GPT-OSS", _EP),
     Case("gpt-oss-20b-lora", "GPT-OSS", _EP),
 )
-"""At least one of each architecture and mode."""
+"""At least one of each architecture and mode that reads text alone."""
+IMAGE_CASES = (
+    Case("qwen2.5-vl-3b-sft", "Qwen2.5-VL", _TP),
+    Case("qwen2.5-vl-3b-lora", "Qwen2.5-VL", _TP),
+    Case("qwen2.5-vl-3b-lora", "Qwen2.5-VL", _PP),
+)
+"""Of testkit.image_text, on images and text."""

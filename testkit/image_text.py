@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ CHATML = (
     "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
+"""The name in `architectures` of config.json."""
 VOCABULARY = 288
 """Entries of the model's vocabulary; the tokenizer has 256 bytes and the special tokens."""
 
@@ -92,33 +95,44 @@ def write_model(folder: Path, dtype: str = "bfloat16") -> Any:
     return model
 
 
-def write_shards(folder: Path, shards: int, samples: int) -> None:
-    """Write `shards` files of `samples` pictures each, in both forms of a conversation."""
+def pictures(count: int) -> Iterator[tuple[dict[str, Any], tarfile.TarInfo, Any]]:
+    """Yield conversations in both forms, where a tar file has their picture, and the picture of each."""
     from PIL import Image
 
-    folder.mkdir(parents=True, exist_ok=True)
     names = list(COLOURS)
+    for number in range(count):
+        colour = names[number % len(names)]
+        question = f"<image>what colour has picture {number}?"
+        if number % 2:
+            record: dict[str, Any] = {
+                "messages": [
+                    {"role": "user", "content": question},
+                    {"role": "assistant", "content": colour},
+                ]
+            }
+        else:
+            record = {
+                "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": colour}]
+            }
+        picture = Image.new("RGB", (56 + number, 84), COLOURS[colour])
+        yield record, tarfile.TarInfo(f"{number:06}.png"), picture
+
+
+def write_shards(folder: Path, shards: int, samples: int) -> None:
+    """Write `shards` tar files of `samples` pictures each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    every = list(pictures(shards * samples))
     for shard in range(shards):
         with tarfile.open(folder / f"{shard:05}.tar", "w") as tar:
-            for number in range(shard * samples, (shard + 1) * samples):
-                colour = names[number % len(names)]
-                picture = io.BytesIO()
-                Image.new("RGB", (56 + number, 84), COLOURS[colour]).save(picture, "PNG")
-                question = f"<image>what colour has picture {number}?"
-                record = (
-                    {"messages": _openai(question, colour)}
-                    if number % 2
-                    else {"conversations": _sharegpt(question, colour)}
-                )
-                for name, data in (("png", picture.getvalue()), ("json", json.dumps(record).encode())):
-                    member = tarfile.TarInfo(f"{number:06}.{name}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+            for record, member, picture in every[shard * samples : (shard + 1) * samples]:
+                drawn = io.BytesIO()
+                picture.save(drawn, "PNG")
+                add_file(tar, member.name, drawn.getvalue())
+                add_file(tar, f"{Path(member.name).stem}.json", json.dumps(record).encode())
 
 
-def _openai(question: str, answer: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-def _sharegpt(question: str, answer: str) -> list[dict[str, str]]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Append a file to a tar file."""
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))

@@ -49,6 +49,13 @@ class WarmConverter:
         """Run the proof of a padded vocabulary."""
         return self._request("padded", [str(folder)], folder / "log")
 
+    def prove_images(self, folder: Path) -> dict[str, float]:
+        """Compare logits for pictures and text, as image_proof.prove does."""
+        result = folder / "images.json"
+        ended = self._request("images", [str(folder), str(result)], folder / "log")
+        assert ended.code == 0, ended.output[-2000:]
+        return json.loads(result.read_text())  # type: ignore[no-any-return]
+
     def prove_written(self, name: str, folder: Path) -> Ended:
         """Compare the files of a checkpoint with those of Megatron's own writer."""
         return self._request("written", [name, str(folder)], folder / "log")
@@ -109,6 +116,13 @@ def _prove_padded(argv: list[str]) -> None:
     assert prove_padded(Path(argv[0]))
 
 
+def _prove_images(argv: list[str]) -> None:
+    from testkit.weights.image_proof import prove
+
+    folder, result = argv
+    Path(result).write_text(json.dumps(prove(Path(folder))))
+
+
 def _prove_written(argv: list[str]) -> None:
     from testkit.weights.proof import prove_written
 
@@ -148,6 +162,7 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "convert": _convert,
     "prove": _prove,
     "padded": _prove_padded,
+    "images": _prove_images,
     "written": _prove_written,
     "peak": _peak,
     "logits": _compare_logits,

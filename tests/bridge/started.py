@@ -9,6 +9,10 @@ from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.planner import admit
 
 FILES: dict[str, Any] = {"volume": {"claimName": "corpus"}, "datasetRoot": "chats", "numWorkers": 2}
+IMAGES: dict[str, Any] = {
+    **{"volume": {"claimName": "corpus"}, "sources": [{"path": "/data/images/*.tar"}], "numWorkers": 2},
+    "split": "98,2,0",
+}
 EVERY_SETTING: dict[str, Any] = {
     "training": {
         **{"seqLength": 2048, "microBatchSize": 1, "globalBatchSize": 64, "trainSamples": 6400},
@@ -60,7 +64,7 @@ def _runs() -> dict[str, list[str]]:
         if entry.engine == "bridge" and entry.starts:
             for layout in filter(entry.can_start, entry.layouts):
                 name, of_mode = str(layout.function), DORA if entry.modes[0] == "lora" else {}
-                files = FILES if entry.fine_tunes else CORPUS
+                files = IMAGES if entry.reads_images else FILES if entry.fine_tunes else CORPUS
                 found[f"{name}, mock data"] = arguments(name, layout.count, {"mockData": True})
                 found[f"{name}, files"] = arguments(name, layout.count, files)
                 training = EVERY_SETTING["training"] | ({} if entry.fine_tunes else TO_PRETRAIN)

@@ -200,16 +200,25 @@ def _has(config: Any, path: str) -> bool:
 
 def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
     """Why the trainer does not set the overrides of a run in what its function returns; None if it does."""
-    from megatron_contract.bridge_run import CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME, BridgeRun
+    from megatron_contract.bridge_run import (
+        CHATS,
+        IMAGE_TEXT,
+        MOCK_DATA,
+        MODEL_FOLDER,
+        PEFT_SCHEME,
+        BridgeRun,
+    )
     from megatron_trainer.bridge import configuration
     from megatron_trainer.worker.failures import RankError
 
     run = BridgeRun.from_arguments(arguments)
     scheme = run.overrides.get(PEFT_SCHEME)
     config = functions[run.function](**({"peft_scheme": scheme} if scheme else {}))
+    if run.overrides.get(IMAGE_TEXT):
+        config.dataset = configuration._image_text(run)
     try:
         for path, value in run.overrides.items():
-            if path not in (CHATS, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME):
+            if path not in (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME):
                 configuration._set(config, path, value)
     except RankError as error:
         return str(error)

@@ -1,0 +1,206 @@
+"""Images and text from the tar files of a WebDataset to a fine-tuned Qwen2.5-VL, and its weights out."""
+
+import importlib.util
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.data import chats_command
+from megatron_trainer.data.preparation_error import PreparationError
+from megatron_trainer.weights import huggingface_folder
+from megatron_trainer.weights.tensors import records
+
+from testkit.fine_tuned import IMAGE_CASES, Case
+from testkit.image_text import COLOURS, add_file, write_model, write_shards
+from testkit.weights.warm import WarmConverter
+from tests.trainer.bridge_run import RecipeGang, rendered_preparation
+from tests.trainer.warm_process import WarmProcess
+
+SAMPLES, LENGTH, ITERATIONS, SAVED_EVERY = 24, 512, 4, 2
+SFT, *LORA = IMAGE_CASES
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("qwen_vl_utils") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
+    reason="takes minutes: run make bridge-training",
+)
+
+
+def spec(case: Case, iterations: int, **data: Any) -> dict[str, Any]:
+    return {
+        "recipe": case.recipe,
+        "accelerator": {"type": "cpu", "count": 2},
+        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
+        "data": {
+            **{"volume": {"claimName": "corpus"}, "sources": [{"path": "/data/images/*.tar"}]},
+            **{"split": "75,25,0", "maxEpochs": 40},
+        }
+        | data,
+        "parallelism": case.parallelism,
+        "training": {
+            **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
+            **{"lr": 0.01, "lrWarmupIters": 1, "lrDecayIters": 200, "evalInterval": 2, "evalIters": 1},
+        },
+        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "100Gi"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory, converter: WarmConverter) -> Path:
+    """A data volume with a model, the checkpoint imported from it, and two tar files."""
+    folder = tmp_path_factory.mktemp("volume")
+    write_model(folder / "model")
+    write_shards(folder / "images", 2, SAMPLES // 2)
+    ended = converter.convert(
+        "import", "--from", folder / "model", "--to", folder / "weights", log=folder / "log"
+    )
+    assert ended.code == 0, ended.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(volume: Path) -> Callable[[dict[str, Any]], Path]:
+    """Prepares the data of a recipe as its Job does; returns the folder that the run reads."""
+
+    def prepare(wanted: dict[str, Any]) -> Path:
+        words = rendered_preparation(wanted, volume)
+        message = chats_command.run(words)
+        assert message.startswith(f"{SAMPLES} samples are prepared, 18 for training, 6 for validation")
+        return Path(words[words.index("--output") + 1])
+
+    return prepare
+
+
+def test_logits_for_pictures_and_text_are_those_of_transformers(
+    tmp_path: Path, converter: WarmConverter
+) -> None:
+    found = converter.prove_images(tmp_path)
+
+    assert found["difference"] < 1e-5
+    assert found["of other pictures"] > 0.1
+
+
+def test_the_loss_counts_the_answers_alone_and_every_picture_is_its_own(
+    volume: Path, prepared: Callable[[dict[str, Any]], Path]
+) -> None:
+    root = prepared(spec(SFT, ITERATIONS))
+    from megatron_trainer.bridge import image_text
+
+    processor = image_text.load_processor(str(volume / "model"))
+    lines = [
+        *(root / "training.jsonl").read_text().splitlines(),
+        *(root / "validation.jsonl").read_text().splitlines(),
+    ]
+    for number in range(len(lines)):
+        name = "training.jsonl" if number < 18 else "validation.jsonl"
+        example = image_text.sample(root / name, number % 18)
+        batch = image_text.collate([example], processor, LENGTH)
+        counted = batch["labels"][0][batch["loss_mask"][0] > 0]
+        colour = list(COLOURS)[number % len(COLOURS)]
+        assert processor.tokenizer.decode(counted) == f"{colour}<|im_end|>\n"
+        picture = example["conversation"][0]["content"][0]["image"]
+        assert picture.size == (56 + number, 84)
+        assert picture.getpixel((0, 0)) == COLOURS[colour]
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"0.png": b""}, "sample 0 has no 0.json beside its other files"),
+        ({"0.json": b'{"messages": [{"role": "user", "content": "<image>?"}]}'}, "it names 1 images"),
+        ({"0.json": b"{"}, "0.json: Expecting property name"),
+        ({"0.json": b"{}", "0.mp4": b""}, "0.mp4 is neither json nor an image"),
+        (
+            {
+                "0.json": b'{"messages": [{"role": "user", "content": "<image>"},'
+                b' {"role": "assistant", "content": "a"}]}',
+                "0.png": b"no picture",
+            },
+            "0.json: cannot identify image file",
+        ),
+    ],
+)
+def test_a_sample_that_is_not_whole_ends_the_preparation_with_its_name(
+    files: dict[str, bytes], problem: str, volume: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(volume / "model")
+    (tmp_path / "images").mkdir()
+    with tarfile.open(tmp_path / "images" / "broken.tar", "w") as tar:
+        for name, data in files.items():
+            add_file(tar, name, data)
+    words = rendered_preparation(spec(SFT, ITERATIONS), tmp_path)
+    with pytest.raises(PreparationError) as raised:
+        chats_command.run(words)
+    assert raised.value.code == ExitCode.BAD_DATA
+    assert f"data.sources[0].path: {tmp_path}/images/broken.tar" in str(raised.value)
+    assert problem in str(raised.value)
+
+
+def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one_and_is_exported(
+    volume: Path,
+    prepared: Callable[[dict[str, Any]], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    warm_bridge: WarmProcess,
+    converter: WarmConverter,
+) -> None:
+    wanted = spec(SFT, ITERATIONS)
+    prepared(wanted)
+    undisturbed = RecipeGang(tmp_path_factory.mktemp("undisturbed"), warm_bridge, volume, wanted)
+    undisturbed.run_to_end()
+    longer = spec(SFT, 100)
+    prepared(longer)
+    run = RecipeGang(tmp_path_factory.mktemp("killed"), warm_bridge, volume, longer)
+    run.start()
+    try:
+        run.await_iteration(SAVED_EVERY + 1)
+        run.kill_rank(0)
+        run.await_iteration(ITERATIONS, generation=2)
+    finally:
+        run.stop()
+
+    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
+    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration <= ITERATIONS}
+    assert sorted(expected) == list(range(1, ITERATIONS + 1))
+    assert found == expected
+    assert run.incidents()[0]["resumedFrom"] >= SAVED_EVERY
+    changed = _exported(undisturbed, volume, converter)
+    assert {name.split(".")[0] for name in changed} >= {"model", "visual", "lm_head"}
+
+
+@pytest.mark.parametrize(("case", "data"), [*((case, {}) for case in LORA), (LORA[0], {"mockData": True})])
+def test_adapters_are_trained_on_pictures_and_merged(
+    case: Case,
+    data: dict[str, Any],
+    volume: Path,
+    prepared: Callable[[dict[str, Any]], Path],
+    tmp_path: Path,
+    warm_bridge: WarmProcess,
+    converter: WarmConverter,
+) -> None:
+    wanted = spec(case, SAVED_EVERY)
+    if data:
+        wanted["data"] = {"volume": {"claimName": "corpus"}} | data
+    else:
+        prepared(wanted)
+    run = RecipeGang(tmp_path, warm_bridge, volume, wanted)
+    run.run_to_end()
+
+    assert sorted(run.losses()) == [1, 2]
+    # Bridge's adapters are on the language model; the parts that see stay as they were.
+    assert {name.split(".")[0] for name in _exported(run, volume, converter)} == {"model"}
+
+
+def _exported(run: RecipeGang, volume: Path, converter: WarmConverter) -> list[str]:
+    """Export the weights of a run. Returns the names of the tensors that it changed."""
+    target, source = run.save.parent / "exported", volume / "model"
+    ended = converter.convert(
+        "export", "--from", run.save, "--to", target, "--base", source, log=run.save.parent / "log"
+    )
+    assert ended.code == 0, ended.output
+    before, after = (
+        records(huggingface_folder.read(folder, "", weights=True).tensors()) for folder in (source, target)
+    )
+    assert before.keys() == after.keys()
+    return [name for name in before if before[name] != after[name]]
