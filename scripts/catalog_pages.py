@@ -94,9 +94,9 @@ _COLUMNS = """*Called*: functions that were called in Megatron-Bridge 0.6.2 and 
 the catalog, of all that the recipe has. *Settings*: all that the operator renders was set in what they return
 (`make test`). *Trained*: a model of two layers of this architecture was trained for two steps in this mode,
 with the settings that the operator renders, on two CPU ranks (`make bridge-training`). For SFT and LoRA
-transformers made it, and it was imported; vision-language models saw images. Pretraining began with random weights of
-Bridge, and read real text.
-Its layers were Megatron's own instead of Transformer Engine's. No recipe was run on a GPU."""
+transformers made it, and it was imported; models that read images saw some. Pretraining began with Bridge's
+random weights, and read real text. Its layers were Megatron's own instead of Transformer Engine's. No recipe
+was run on a GPU."""
 
 
 def _bridge_page(entries: list[Entry]) -> str:

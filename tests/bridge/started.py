@@ -27,7 +27,7 @@ EVERY_SETTING: dict[str, Any] = {
     "recovery": {"hangTimeout": "900s"},
 }
 TO_PRETRAIN: dict[str, Any] = {"trainSamples": 640_000_000}
-"""The length of a run that pretrains: warm-ups of the functions end within it."""
+"""The length of a run that pretrains, or reads images: warm-ups of the functions end within it."""
 DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 1, "targetModules": ["linear_proj"]}}
 
 
@@ -67,7 +67,8 @@ def _runs() -> dict[str, list[str]]:
                 files = IMAGES if entry.reads_images else FILES if entry.fine_tunes else CORPUS
                 found[f"{name}, mock data"] = arguments(name, layout.count, {"mockData": True})
                 found[f"{name}, files"] = arguments(name, layout.count, files)
-                training = EVERY_SETTING["training"] | ({} if entry.fine_tunes else TO_PRETRAIN)
+                short = entry.fine_tunes and not entry.reads_images
+                training = EVERY_SETTING["training"] | ({} if short else TO_PRETRAIN)
                 found[f"{name}, every setting"] = arguments(
                     name, layout.count, files, **(EVERY_SETTING | {"training": training}), **of_mode
                 )

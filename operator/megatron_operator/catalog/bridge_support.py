@@ -15,7 +15,9 @@ _MORE_THAN_TEXT: Final = (
     "images, video and sound are not passed on, and the conversion of its weights is not tried"
 )
 _NOT_TRIED: Final = "the conversion of its weights is not tried"
-_DIFFUSION: Final = "the trainer's image lacks what diffusion models need (diffusers)"
+_DIFFUSION: Final = "its layers need Transformer Engine, and the trainer's image lacks {}"
+_FLUX: Final = _DIFFUSION.format("diffusers and megatron-energon")
+_WAN: Final = _DIFFUSION.format("diffusers, imageio and megatron-energon")
 
 _IMAGES: Final = "images, video and sound are not passed on"
 _LACKS: Final = "the trainer's image lacks {}"
@@ -60,8 +62,8 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", _MORE_THAN_TEXT),
     (r"step35", "Step3p5ForCausalLM", _NOT_TRIED),
     (r"step37", "Step3p7ForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"flux", "", _DIFFUSION),
-    (r"wan", "", _DIFFUSION),
+    (r"flux", "", _FLUX),
+    (r"wan", "", _WAN),
 )
 """Pattern of a function, architecture, and what is in the way. The first match is used."""
 
@@ -98,7 +100,8 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"gemma4_e4b", True, _NO_SMALL_MODEL),
     (r"(minimax_m3|qwen3_vl|qwen35_vl)", True, _IMAGES),
     (r"step35", True, "its function splits samples over ranks"),
-    (r"(flux|wan)", False, _DIFFUSION),
+    (r"flux", False, _FLUX),
+    (r"wan", False, _WAN),
 )
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
 

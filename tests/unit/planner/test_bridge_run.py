@@ -166,7 +166,11 @@ def test_without_a_bridge_image_the_recipe_is_refused() -> None:
         ("moonlight-16b-a3b-lora", "queries without a low rank need Transformer Engine's fused norm"),
         ("glm4.5-air-sft", "Bridge maps no tensor to one that Megatron's local layers have"),
         ("gemma2-9b-lora", "norms with zero-centred weights need Transformer Engine"),
-        ("flux1-12b-sft", "the trainer's image lacks what diffusion models need (diffusers)"),
+        (
+            "flux1-12b-sft",
+            "its layers need Transformer Engine, and the trainer's image lacks diffusers and "
+            "megatron-energon",
+        ),
     ],
 )
 def test_a_model_whose_weights_do_not_convert_is_refused_by_the_reason(recipe: str, reason: str) -> None:

@@ -3,7 +3,9 @@
 The model's own collator in Bridge makes tokens, labels and pixels of a sample.
 """
 
+import io
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,6 @@ from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
 
 from megatron_trainer.bridge.lines import Lines
 from megatron_trainer.bridge.sample_files import SampleLineError
-from megatron_trainer.data.image_text import load_images
 
 FILES = ("training.jsonl", "validation.jsonl")
 
@@ -118,6 +119,26 @@ def _read(line: bytes, place: str) -> dict[str, Any]:
         return {"conversation": load_images(json.loads(line)["messages"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SampleLineError(f"{place}: {' '.join(str(error).split())}") from error
+
+
+def load_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages, each part of type `image` with its image as PIL has it. Raises OSError."""
+    return [
+        {"role": message["role"], "content": [_loaded(part) for part in message["content"]]}
+        for message in messages
+    ]
+
+
+def _loaded(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part["type"] != "image":
+        return dict(part)
+    from PIL import Image
+
+    with Path(part["tar"]).open("rb") as tar:
+        tar.seek(part["offset"])
+        data = tar.read(part["size"])
+    with Image.open(io.BytesIO(data)) as image:
+        return {"type": "image", "image": image.convert("RGB")}
 
 
 def load_processor(folder: str) -> Any:

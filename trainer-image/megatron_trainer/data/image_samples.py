@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from megatron_trainer.data.answers import LEFT_OUT
 from megatron_trainer.data.chat import ConversationError
-from megatron_trainer.data.image_text import load_images
 
 PROCESSOR_FILES: Final = (
     "preprocessor_config.json",
@@ -55,7 +54,7 @@ class SampleLines:
         from megatron_trainer.bridge import image_text
 
         try:
-            tokens = image_text.count_tokens({"conversation": load_images(messages)}, processor)
+            tokens = image_text.count_tokens({"conversation": image_text.load_images(messages)}, processor)
         except Exception as error:  # whatever a template or an image of the user raises
             raise ConversationError(" ".join(str(error).split())) from error
         if tokens.counted == 0:

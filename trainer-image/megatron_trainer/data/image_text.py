@@ -5,12 +5,10 @@ A sample is the files of one name: `000012.json` has the conversation, `000012.p
 form may have a part of type `image` or `image_url` instead.
 """
 
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from tarfile import TarFile, TarInfo
 from typing import Any, Final
 
@@ -122,23 +120,3 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
             yield {"type": "image"}
         elif piece:
             yield {"type": "text", "text": piece}
-
-
-def load_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, each part of type `image` with its image as PIL has it. Raises OSError."""
-    return [
-        {"role": message["role"], "content": [_loaded(part) for part in message["content"]]}
-        for message in messages
-    ]
-
-
-def _loaded(part: Mapping[str, Any]) -> dict[str, Any]:
-    if part["type"] != "image":
-        return dict(part)
-    from PIL import Image
-
-    with Path(part["tar"]).open("rb") as tar:
-        tar.seek(part["offset"])
-        data = tar.read(part["size"])
-    with Image.open(io.BytesIO(data)) as image:
-        return {"type": "image", "image": image.convert("RGB")}
