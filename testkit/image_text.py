@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,3 +137,13 @@ def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))
+
+
+def main(folder: Path) -> None:
+    """Write vision/, a model, and pictures/, four tar files, into `folder`."""
+    write_model(folder / "vision")
+    write_shards(folder / "pictures", 4, 100)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

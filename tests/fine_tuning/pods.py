@@ -5,14 +5,13 @@ from typing import Any
 
 from localcluster.images import BRIDGE_TRAINER
 
+from testkit import image_text
 from testkit.errors import CommandFailedError
 from testkit.kubectl import Kubectl
 
 SCRIPTS = "scripts"
-FILES = [
-    Path(__file__).with_name(name)
-    for name in ("model_and_answers.py", "merged_losses.py", "loss_of_chats.py", "loss_of_texts.py")
-]
+NAMES = ("model_and_answers", "merged_losses", "loss_of_chats", "loss_of_texts", "loss_of_pictures")
+FILES = [*(Path(__file__).with_name(f"{name}.py") for name in NAMES), Path(image_text.__file__)]
 
 
 def scripts() -> dict[str, Any]:
