@@ -1,4 +1,4 @@
-"""A vision-language model on the local cluster: its weights in, pictures prepared by two pods, a rank killed."""
+"""A vision-language model on the local cluster: weights in, pictures prepared by two pods, a rank killed."""
 
 import json
 from pathlib import Path
