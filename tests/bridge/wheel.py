@@ -205,6 +205,7 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
         IMAGE_TEXT,
         MOCK_DATA,
         MODEL_FOLDER,
+        PACKED_FOLDER,
         PEFT_SCHEME,
         BridgeRun,
     )
@@ -218,7 +219,7 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
         config.dataset = configuration._image_text(run)
     try:
         for path, value in run.overrides.items():
-            if path not in (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME):
+            if path not in (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME):
                 configuration._set(config, path, value)
     except RankError as error:
         return str(error)

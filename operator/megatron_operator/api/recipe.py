@@ -160,6 +160,8 @@ class DataSpec(ApiModel):
     """Folder with `training.jsonl` and `validation.jsonl`, relative to the data volume; to fine-tune."""
     examples: Literal["questionAndAnswer", "chat"] | None = None
     """Lines of `datasetRoot`: `input` and `output` (default), or chats. The loss is that of the answers."""
+    packing: bool | None = None
+    """Samples of `datasetRoot` share sequences of `seqLength`; attention keeps them apart. GPUs only."""
     max_epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """How often a run may read a document of `sources`; default 1. Above it the preparation fails."""
     split: Annotated[str, Field(pattern=SPLIT_PATTERN, max_length=64)] | None = None

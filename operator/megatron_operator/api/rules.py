@@ -236,6 +236,13 @@ _DATA = (
     ),
     rule(
         "spec.data",
+        "packing",
+        ~is_set("packing") | is_set("datasetRoot"),
+        "has no effect without datasetRoot",
+        "leave it out, or set datasetRoot; what is prepared of data.sources is not packed",
+    ),
+    rule(
+        "spec.data",
         "prepare",
         ~is_set("prepare") | exactly_one("sources", "prepare.source"),
         "has not exactly one thing to prepare",

@@ -21,9 +21,11 @@ from megatron_operator.catalog.entry import Entry, PublishedLayout
 
 DEFAULT_DROPOUT: Final = 0.0
 """Share of an adapter's inputs that dropout sets to zero."""
-_DATA: Final = frozenset({"volume", "mockData", "datasetRoot", "examples", "numWorkers", "tokenizer"})
+_DATA: Final = frozenset(
+    {"volume", "mockData", "datasetRoot", "examples", "packing", "numWorkers", "tokenizer"}
+)
 _DATA_OF_SOURCES: Final = _DATA | {"sources", "prepare", "split", "maxEpochs"}
-_DATA_OF_IMAGES: Final = _DATA_OF_SOURCES - {"datasetRoot", "examples"}
+_DATA_OF_IMAGES: Final = _DATA_OF_SOURCES - {"datasetRoot", "examples", "packing"}
 _ONLY_BRIDGE: Final = "only recipes of engine bridge take it"
 _LEAVE: Final = "leave it out"
 
@@ -59,6 +61,7 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
         "peft": spec.peft,
         "data.datasetRoot": data_root,
         "data.examples": examples,
+        "data.packing": spec.data is not None and spec.data.packing,
     }
     for field, value in fields.items():
         if value:
@@ -173,6 +176,19 @@ def adapters(
     for name in own:
         found.origins[f"peft.{name}"] = "recipe" if name in asked.wire() else f"catalog {entry.name}"
     return PeftSpec.model_validate(own | asked.wire())
+
+
+def packing_errors(spec: MegatronRecipeSpec, profile: AcceleratorProfile) -> Iterator[FieldError]:
+    """Errors of packed samples where nothing keeps them apart."""
+    if spec.data is None or not spec.data.packing:
+        return
+    if profile.platform == "cpu":
+        message = "true needs Transformer Engine's attention, which keeps packed samples apart on a GPU only"
+        yield FieldError("spec.data.packing", message, _LEAVE)
+    micro = spec.training.micro_batch_size if spec.training else None
+    if micro is not None and micro > 1:
+        message = f"{micro} packed sequences of a micro batch are not read by Megatron-Bridge"
+        yield FieldError("spec.training.microBatchSize", message, "set 1, or leave it out")
 
 
 def path_errors(

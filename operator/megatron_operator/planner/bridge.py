@@ -7,7 +7,7 @@ The command is that of `scripts/training/run_recipe.py` in Megatron-Bridge's rep
 import math
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from megatron_contract.environment import CHECKPOINT_DIR
 
@@ -70,8 +70,11 @@ def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
     fixed: dict[str, bool | int] = {"context_parallel_size": 1}
     if resolved.mode != "pretrain" or resolved.profile.platform == "cpu":
         fixed |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
-    parallelism = resolved.parallelism.model_copy(update=fixed)
-    return resolved.model_copy(update={"parallelism": parallelism})
+    update: dict[str, Any] = {"parallelism": resolved.parallelism.model_copy(update=fixed)}
+    if resolved.data.packing:
+        # A packed sequence is a micro batch of many samples.
+        update["training"] = resolved.training.model_copy(update={"micro_batch_size": 1})
+    return resolved.model_copy(update=update)
 
 
 def _split_as_function(resolved: ResolvedRecipe) -> ResolvedRecipe:

@@ -12,6 +12,7 @@ from megatron_contract.bridge_run import (
     MOCK_DATA,
     MODEL_FOLDER,
     NULL_TOKENIZER,
+    PACKED_FOLDER,
     PEFT_SCHEME,
     BridgeRun,
     Value,
@@ -192,6 +193,8 @@ def _data(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
         yield "dataset.do_validation", resolved.training.eval_iters != 0
     elif data.dataset_root is not None:
         yield CHATS, data.examples == "chat"
+        if data.packing:
+            yield PACKED_FOLDER, f"{CHECKPOINT_DIR}/{name}/packed"
         yield from _files(
             f"{DATA_DIR}/{data.dataset_root}", name, evaluates=resolved.training.eval_iters != 0
         )
@@ -214,7 +217,7 @@ def _corpus(resolved: ResolvedRecipe, name: str) -> Iterator[tuple[str, Value]]:
 def _files(root: str, name: str, *, evaluates: bool) -> Iterator[tuple[str, Value]]:
     """A folder of JSON lines instead of the function's data set, which is on a hub.
 
-    Samples are padded instead of packed: Bridge would write packed files beside the data, which is read-only.
+    Unless PACKED_FOLDER is set, samples are padded instead of packed.
     """
     yield "dataset.dataset_root", root
     for leaf in ("hf_dataset", "hf_validation_dataset", "hf_validation_proportion", "offline_packing_specs"):

@@ -16,6 +16,7 @@ from megatron_contract.bridge_run import (
     MOCK_DATA,
     MODEL_FOLDER,
     NULL_TOKENIZER,
+    PACKED_FOLDER,
     PEFT_SCHEME,
     BridgeRun,
     Value,
@@ -29,7 +30,7 @@ from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
-_OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PEFT_SCHEME)
+_OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME)
 _TRAINING_FILE = "training.jsonl"
 
 ON_CPU: dict[str, Value] = {
@@ -126,6 +127,9 @@ def make(run: BridgeRun) -> Any:
     _size_null_tokenizer(run, config)
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))
+    if (packed := run.overrides.get(PACKED_FOLDER)) is not None:
+        _require_packed_attention()
+        pack(config, Path(str(packed)))
     _require_samples(config)
     _require_datasets(config)
     return config
@@ -159,6 +163,28 @@ def preprocessing(*, chats: bool) -> Any:
     return PromptCompletionSFTPreprocessingConfig(
         prompt_column="input", completion_column="output", separator=" "
     )
+
+
+def _require_packed_attention() -> None:
+    if PLATFORM == "cpu":
+        raise RankError(
+            ExitCode.USAGE,
+            f"{PACKED_FOLDER}: Megatron's own attention takes no packed samples, and Transformer Engine's, "
+            "which keeps them apart, needs a GPU; leave it out",
+        )
+
+
+def pack(config: Any, folder: Path) -> None:
+    """Have samples share sequences of the model's length; rank 0 writes them to `folder` at the start."""
+    from megatron.bridge.data.packing import PackedSequenceSpecs
+
+    specs = PackedSequenceSpecs(packed_sequence_size=config.model.seq_length)
+    # Set afterwards: the constructor requires files that exist.
+    specs.packed_train_data_path = str(folder / "training.idx.parquet")
+    specs.packed_val_data_path = str(folder / "validation.idx.parquet")
+    specs.packed_metadata_path = folder / "metadata.json"
+    config.dataset.offline_packing_specs = specs
+    config.dataset.enable_offline_packing = True
 
 
 def _require_samples(config: Any) -> None:

@@ -1,0 +1,70 @@
+"""Samples that share a sequence: Megatron-Bridge's packed files keep where each begins."""
+
+import importlib.util
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from megatron_contract.bridge_run import PACKED_FOLDER
+from megatron_contract.exit_codes import ExitCode
+from megatron_trainer.worker.failures import RankError
+
+from tests.trainer.bridge_run import WORDS, write_tokenizer
+
+LENGTH = 32
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None,
+    reason="what Megatron-Bridge imports is not installed: run make bridge-training",
+)
+
+
+def test_every_sample_of_a_packed_sequence_has_boundaries_of_its_own(tmp_path: Path) -> None:
+    from megatron_trainer.weights import cpu_model
+
+    cpu_model.import_bridge()
+    from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder, GPTSFTDatasetConfig
+    from megatron.bridge.training.tokenizers.config import TokenizerConfig
+    from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+    from megatron_trainer.bridge import configuration
+
+    write_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "samples").mkdir()
+    texts = [(WORDS[n], " ".join(WORDS[: n % 5 + 1])) for n in range(20)]
+    lines = "".join(f"{json.dumps({'input': asked, 'output': answer})}\n" for asked, answer in texts)
+    (tmp_path / "samples" / "training.jsonl").write_text(lines)
+    dataset = GPTSFTDatasetConfig(
+        seq_length=LENGTH,
+        dataset_root=tmp_path / "samples",
+        preprocessing=configuration.preprocessing(chats=False),
+        do_validation=False,
+        do_test=False,
+    )
+    configuration.pack(
+        SimpleNamespace(model=SimpleNamespace(seq_length=LENGTH), dataset=dataset), tmp_path / "packed"
+    )
+    tokenizer = build_tokenizer(
+        TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / "tokenizer"))
+    )
+    (tmp_path / "packed").mkdir()
+    train, *_ = GPTSFTDatasetBuilder(dataset, tokenizer).build()
+
+    found = []
+    for number in range(len(train)):
+        batch = train.collate_fn([train[number]])
+        ids = [*batch["tokens"][0].tolist(), int(batch["labels"][0][-1])]
+        ends = [int(end) for end in batch["cu_seqlens"].flatten() if end >= 0]
+        found += [tokenizer.detokenize(ids[start : end + 1]) for start, end in pairwise(ends)]
+    assert 1 < len(train) < len(texts)
+    assert sorted(found) == sorted(f"{asked} {answer} </s>" for asked, answer in texts)
+
+
+def test_a_cpu_refuses_packed_samples_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_trainer.bridge import configuration
+
+    monkeypatch.setattr(configuration, "PLATFORM", "cpu")
+    with pytest.raises(RankError, match="which keeps them apart, needs a GPU") as raised:
+        configuration._require_packed_attention()
+    assert raised.value.code == ExitCode.USAGE
+    assert PACKED_FOLDER in str(raised.value)
