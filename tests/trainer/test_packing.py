@@ -28,6 +28,7 @@ def test_every_sample_of_a_packed_sequence_has_boundaries_of_its_own(tmp_path: P
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
     from megatron_trainer.bridge import configuration
+    from transformers import AutoTokenizer
 
     write_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "samples").mkdir()
@@ -50,14 +51,18 @@ def test_every_sample_of_a_packed_sequence_has_boundaries_of_its_own(tmp_path: P
     (tmp_path / "packed").mkdir()
     train, *_ = GPTSFTDatasetBuilder(dataset, tokenizer).build()
 
+    words = AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer"), local_files_only=True)
     found = []
     for number in range(len(train)):
         batch = train.collate_fn([train[number]])
-        ids = [*batch["tokens"][0].tolist(), int(batch["labels"][0][-1])]
-        ends = [int(end) for end in batch["cu_seqlens"].flatten() if end >= 0]
-        found += [tokenizer.detokenize(ids[start : end + 1]) for start, end in pairwise(ends)]
+        tokens, labels, counted = (batch[name][0].tolist() for name in ("tokens", "labels", "loss_mask"))
+        for start, end in pairwise(int(each) for each in batch["cu_seqlens_q"].flatten()):
+            # What fills up the sequence has no answer. A label is the token after its place.
+            if any(counted[start:end]):
+                ids = [*tokens[start:end], labels[end - 1]]
+                found.append(" ".join(words.convert_ids_to_tokens(ids)).removesuffix(" </s>"))
     assert 1 < len(train) < len(texts)
-    assert sorted(found) == sorted(f"{asked} {answer} </s>" for asked, answer in texts)
+    assert sorted(found) == sorted(f"{asked} {answer}" for asked, answer in texts)
 
 
 def test_a_cpu_refuses_packed_samples_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

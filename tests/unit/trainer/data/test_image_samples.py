@@ -1,0 +1,106 @@
+"""Samples of a WebDataset: which files belong together, and where in a conversation their images go."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_trainer.data.chat import ConversationError
+from megatron_trainer.data.image_text import read_samples, to_messages
+
+from testkit.image_text import add_file
+
+
+def shard(*names: str) -> tarfile.TarFile:
+    """A tar file in memory with files that hold their names."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name in names:
+            add_file(tar, name, name.encode())
+    stream.seek(0)
+    return tarfile.open(fileobj=stream)
+
+
+def texts(messages: list[dict[str, Any]]) -> list[list[str]]:
+    return [[part.get("text", part["type"]) for part in each["content"]] for each in messages]
+
+
+def test_files_of_one_name_are_a_sample_with_images_by_their_numbers() -> None:
+    tar = shard("a/1.json", "a/1.10.jpg", "a/1.2.JPG", "b/1.png", "b/1.json")
+    first, second = read_samples(tar)
+
+    assert (first.name, second.name) == ("a/1", "b/1")
+    assert [member.name for member in first.pictures] == ["a/1.2.JPG", "a/1.10.jpg"]
+    assert [member.name for member in second.pictures] == ["b/1.png"]
+
+
+def test_the_place_of_an_image_is_that_of_its_bytes(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        add_file(tar, "0.json", b"{}")
+        add_file(tar, "0.png", b"pixels")
+    with tarfile.open(tmp_path / "0.tar") as tar:
+        (sample,) = read_samples(tar)
+    record = {"messages": [{"role": "user", "content": "<image>"}]}
+    ((part,),) = [each["content"] for each in to_messages(record, "0.tar", sample.pictures)]
+
+    assert part["tar"] == "0.tar"
+    data = (tmp_path / "0.tar").read_bytes()
+    assert data[part["offset"] : part["offset"] + part["size"]] == b"pixels"
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["0.png", "1.json"], "sample 0 has no 0.json"),
+        (["0.json", "0.png", "0.png"], "0.png is there twice"),
+        (["0.json", "0.txt"], "0.txt is neither json nor an image"),
+    ],
+)
+def test_a_sample_that_is_not_whole_is_named(names: list[str], problem: str) -> None:
+    with pytest.raises(ConversationError, match=problem):
+        list(read_samples(shard(*names)))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "user", "content": "see <image> and<image>."}]},
+        {"conversations": [{"from": "human", "value": "see <image> and<image>."}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "see "},
+                        {"type": "image_url", "image_url": {"url": "1.png"}},
+                        {"type": "text", "text": " and<image>."},
+                    ],
+                }
+            ]
+        },
+    ],
+)
+def test_all_forms_of_a_conversation_become_the_same_parts(record: dict[str, Any]) -> None:
+    (sample,) = read_samples(shard("0.json", "0.0.png", "0.1.png"))
+    messages = to_messages(record, "0.tar", sample.pictures)
+
+    assert [each["role"] for each in messages] == ["user"]
+    assert texts(messages) == [["see ", "image", " and", "image", "."]]
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ([], "not an object"),
+        ({"text": "a"}, 'neither "messages" nor "conversations"'),
+        ({"messages": [{"role": "user", "content": "no image"}]}, "it names 0 images"),
+        ({"messages": [{"role": "robot", "content": "<image>"}]}, "a message is of 'robot'"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "a part of type 'video'"),
+        ({"messages": [{"role": "user", "content": None}]}, "has no content"),
+    ],
+)
+def test_a_record_that_is_no_conversation_about_its_images_is_refused(record: Any, problem: str) -> None:
+    (sample,) = read_samples(shard("0.json", "0.png"))
+    with pytest.raises(ConversationError, match=problem):
+        to_messages(record, "0.tar", sample.pictures)
