@@ -167,7 +167,10 @@ def test_errors_are_printed_as_json_if_json_is_requested(
         ("", "has no MegatronRecipe (found: nothing); give a recipe file"),
         ("kind: MegatronRecipe\napiVersion: megatron.training/v2\n", "set megatron.training/v1alpha1"),
         ("kind: MegatronRecipe\napiVersion: megatron.training/v1alpha1\n", "spec: is required"),
-        (f"{RECIPE}---\n{RECIPE}", "has 2 recipes; give a file with one, or use validate"),
+        (
+            f"{RECIPE}---\n{RECIPE.replace('mine', 'other')}",
+            "has 2 recipes; give a file with one, or use validate",
+        ),
     ],
 )
 def test_a_file_without_a_valid_recipe_is_an_error(tmp_path: Path, text: str, message: str) -> None:
