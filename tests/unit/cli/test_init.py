@@ -95,7 +95,7 @@ def test_without_a_model_the_recommended_recipe_is_taken() -> None:
     ("words", "message"),
     [
         ((), "--gpus: is not given, and no MODEL is named; give --gpus N to have a recipe recommended"),
-        (("lama3-8b",), "spec.recipe: the catalog has no recipe 'lama3-8b'; did you mean llama3-8b"),
+        (("lama3-8b",), "MODEL: the catalog has no recipe 'lama3-8b'; did you mean llama3-8b"),
         (("llama3-8b", "--mode", "sft"), "--gpus: is not given, and llama3-8b is not for sft"),
         (("llama3-70b", "--gpus", "1"), "GiB"),
         (("llama3-8b", "--gpus", "12"), "spec.accelerator.count: 12 is not a multiple of the 8"),
