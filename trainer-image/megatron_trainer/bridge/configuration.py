@@ -115,6 +115,7 @@ def make(run: BridgeRun) -> Any:
             _set(config, path, value)
     if run.overrides.get(IMAGE_TEXT):
         config.dataset = _image_text(run)
+        config.dataset.seed = config.rng.seed
     elif run.overrides.get(MOCK_DATA):
         config.dataset = _mock_data()
     config.dataset.seq_length = config.model.seq_length

@@ -35,7 +35,7 @@ class ImageTextDatasetConfig(DatasetProvider):
     seed: int = 1234
     do_validation: bool = True
     do_test: bool = False
-    dataloader_type: str | None = "single"  # type: ignore[assignment]  # Bridge's own is a Literal
+    dataloader_type: str | None = "single"
     skip_getting_attention_mask_from_dataset: bool = True
     pin_memory: bool = False
     persistent_workers: bool = False
@@ -79,7 +79,10 @@ class _RandomImages(_Conversations):
         from PIL import Image
 
         pixels = np.random.default_rng(index).integers(0, 256, (224, 224, 3), dtype=np.uint8)
-        asked = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": "What is it?"}]
+        asked: list[dict[str, Any]] = [
+            {"type": "image", "image": Image.fromarray(pixels)},
+            {"type": "text", "text": "What is it?"},
+        ]
         answer = [{"type": "text", "text": f"random pixels {index}"}]
         return {"conversation": [_turn("user", asked), _turn("assistant", answer)]}
 
@@ -157,7 +160,7 @@ def collate(
     """
     from megatron.bridge.data.collators.registry import resolve_model_collate
 
-    batch = resolve_model_collate(type(processor).__name__)(
+    batch: dict[str, Any] = resolve_model_collate(type(processor).__name__)(
         examples, processor, sequence_length=sequence_length, pad_to_max_length=sequence_length is not None
     )
     length = batch["input_ids"].shape[1]
