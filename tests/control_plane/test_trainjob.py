@@ -164,7 +164,9 @@ def test_a_run_starts_once_whenever_the_operator_is_killed(runs: TrainJobWorld) 
 
 
 def test_a_pod_that_fails_is_counted_once_whenever_the_operator_is_killed(runs: TrainJobWorld) -> None:
-    """Its Job may have replaced it meanwhile, and then keeps it."""
+    """Its Job may have replaced it meanwhile, and then keeps it. The cause is lost with an operator that has just
+    deleted the pod.
+    """
     runs.apply("run")
     before = runs.train("run", 60, checkpoint=50)
     with killed_after_every_write(runs):
@@ -181,8 +183,7 @@ def test_a_pod_that_fails_is_counted_once_whenever_the_operator_is_killed(runs: 
     assert state.uid_of("master-0") == before.uid_of("master-0")
     runs.report("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
     counted = {"recovery": {"restarts": 1}, "progress": {"iteration": 51}}
-    state = runs.wait_for("run", phase="Training", status=counted)
-    assert state.recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
+    runs.wait_for("run", phase="Training", status=counted)
 
 
 def test_a_run_moves_between_a_trainjob_and_a_jobset_of_the_same_name(
