@@ -164,8 +164,9 @@ def test_a_run_starts_once_whenever_the_operator_is_killed(runs: TrainJobWorld) 
 
 
 def test_a_pod_that_fails_is_counted_once_whenever_the_operator_is_killed(runs: TrainJobWorld) -> None:
-    """Its Job may have replaced it meanwhile, and then keeps it. The cause is lost with an operator that has just
-    deleted the pod.
+    """Its Job may have replaced it meanwhile, and then keeps it.
+
+    The cause is lost with an operator that has just deleted the pod.
     """
     runs.apply("run")
     before = runs.train("run", 60, checkpoint=50)
