@@ -327,7 +327,7 @@ class MegatronRecipeStatus(ApiModel):
     """Where the time of the run went."""
     warnings: list[RunWarning] = Field(default_factory=list)
     """Current warnings of the pods, such as a checkpoint volume that fills up."""
-    stragglers: list[Straggler] = Field(default_factory=list)
+    stragglers: list[Straggler] | None = None
     """Slow ranks, newest last, at most 20; those with `until` are no longer slow."""
     omitted: list[str] | None = None
     """Parts of this status that were left out or cut, because it would be too large."""

@@ -38,7 +38,7 @@ def end_stragglers(status: StatusBuilder) -> None:
 
 def current_stragglers(status: StatusBuilder) -> list[Straggler]:
     """The ranks of `status.stragglers` that are slow now."""
-    return [each for each in status.current.stragglers if each.until is None]
+    return [each for each in status.current.stragglers or () if each.until is None]
 
 
 def describe(together: list[Straggler]) -> str:
@@ -73,7 +73,7 @@ def _keep(status: StatusBuilder, slow: set[int], new: list[Straggler]) -> None:
     now = timestamp(status.now)
     kept = [
         each if each.until is not None or each.rank in slow else each.model_copy(update={"until": now})
-        for each in status.current.stragglers
+        for each in status.current.stragglers or ()
     ]
-    if (changed := [*kept, *new][-HISTORY_LIMIT:]) != status.current.stragglers:
+    if (changed := [*kept, *new][-HISTORY_LIMIT:]) != (status.current.stragglers or []):
         status.set(stragglers=changed)

@@ -16,7 +16,7 @@ def place(run: Any) -> None:
 
 
 def stragglers(run: Any) -> list[Straggler]:
-    return reconcile(run).current.stragglers
+    return reconcile(run).current.stragglers or []
 
 
 def test_a_slow_rank_is_named_with_pod_and_node_in_one_event(run: Any) -> None:

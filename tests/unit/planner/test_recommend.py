@@ -363,6 +363,9 @@ def test_a_function_for_the_sequences_that_is_not_started_is_named_with_the_reas
 
 
 def test_other_hardware_and_modes_that_are_published_are_named() -> None:
-    reasons = choices("qwen3-vl-235b", 64)[0].reasons
+    small = PlatformConfig.model_validate({"image": "i", "accelerators": {"l40s": {"hardware": "l40s"}}})
+    reasons = recommend(Query("qwen3-vl-235b", 64, "l40s", "pretrain", None), small, LIBRARY)[0].reasons
     assert "64 x b200 or gb200 or gb300 fits: that layout is published" in reasons
+    reasons = choices("qwen3-vl-235b", 32)[0].reasons
+    assert "256 x h100-sxm fits: that layout is published" in reasons
     assert reasons[-1] == "--mode sft is published for 32 x h100-sxm: qwen3-vl-235b-a22b-sft"

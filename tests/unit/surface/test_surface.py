@@ -135,7 +135,7 @@ def test_metrics(lock: Any) -> None:
             labels = ",".join(metric._labelnames)
             lines.append(f"operator {name}{{{labels}}} {metric._type}")
     trainer = {f"megatron_{name}" for name, _ in GAUGES.values()}
-    trainer |= {"megatron_checkpoint_timestamp_seconds", "megatron_phase_info"}
+    trainer |= {"megatron_checkpoint_timestamp_seconds", "megatron_phase_info", "megatron_rank_slowdown"}
     lines += [f"trainer {name}" for name in trainer]
     lock("metrics.txt", sorted(lines))
 

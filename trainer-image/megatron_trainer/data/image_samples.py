@@ -1,4 +1,4 @@
-"""Lines of prepared samples of images and text: what they say, and where their images are.
+"""Lines of prepared samples of images and text: their text, and where their images are.
 
 Tokens are counted by the processor of the model and the collator of Megatron-Bridge that the run calls too.
 """
