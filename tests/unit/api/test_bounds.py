@@ -74,7 +74,7 @@ def test_the_bounds_leave_room_above_the_catalog() -> None:
             for section in ("model", "training", "parallelism"):
                 for path, value in numbers(used.get(section) or {}, f"spec.{section}"):
                     if path not in bounds:
-                        assert section == "model" and entry.engine == "bridge", path
+                        assert (section, entry.engine) == ("model", "bridge"), path
                         continue
                     # A share has no room above 1.
                     assert value * ROOM <= bounds[path] or bounds[path] == 1, path
