@@ -233,7 +233,7 @@ def _examples() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @cache
-def _platform(packages: tuple[ImagePackage, ...]) -> PlatformConfig:
+def _platform(packages: tuple[ImagePackage, ...] = ()) -> PlatformConfig:
     without_gpu = {"platform": "cpu", "perNode": 2}
     gpus: dict[str, Any] = {name: {"imageHas": list(packages)} for name in hardware.table()}
     return PlatformConfig.model_validate(
