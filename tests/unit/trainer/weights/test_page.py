@@ -4,6 +4,7 @@ from pathlib import Path
 
 from megatron_trainer.weights.cpu_model import CONVERTS
 
+from testkit import image_text
 from testkit.weights.families import FAMILIES
 
 PAGE = Path(__file__).parents[4] / "docs" / "weights.md"
@@ -23,4 +24,6 @@ def test_every_family_has_a_row_with_its_architecture() -> None:
 def test_the_families_that_convert_are_those_of_the_command() -> None:
     rows = _rows()
     converted = {family.architecture for family in FAMILIES if "| bit for bit |" in rows[family.name]}
-    assert converted == set(CONVERTS)
+    # tests/trainer/test_image_text.py converts it: its logits need images.
+    assert converted | {image_text.ARCHITECTURE} == set(CONVERTS)
+    assert f"`{image_text.ARCHITECTURE}`" in PAGE.read_text()
