@@ -1,8 +1,9 @@
 """Measures how long a step of this rank stood still in collectives, waiting for other ranks.
 
 In a synchronous gang all steps take equally long: a slow rank is one that waits less than its peers. On a GPU
-two events of the current stream around each collective measure the wait of that stream; collectives that
-overlap with computing cost it nothing until something waits for them. The cpu platform's events are clocks.
+two events around each collective on the stream of the step measure the wait of that stream. Those on other
+streams overlap with computing: neither they nor what the stream waits for them later is measured.
+The cpu platform's events are clocks.
 
 Megatron's own StragglerDetector measures the forward pass with the waits in it, and its timers of log level 2
 synchronize the device at each start and stop.
@@ -48,6 +49,7 @@ class StepPhases:
 
     def __init__(self) -> None:
         self._measuring = False
+        self._stream: int | None = None
         self._spans: list[tuple[Any, Any]] = []
         self._free: list[Any] = []
 
@@ -61,6 +63,8 @@ class StepPhases:
         @functools.wraps(inner)
         def outer(*args: Any, **kwargs: Any) -> Any:
             if not self._measuring or torch.cuda.is_current_stream_capturing():
+                return inner(*args, **kwargs)
+            if torch.cuda.current_stream().cuda_stream != self._stream:
                 return inner(*args, **kwargs)
             begin, end = self._event(), self._event()
             begin.record()
@@ -77,6 +81,7 @@ class StepPhases:
     def begin(self, iteration: int) -> None:
         """Start to measure, if `iteration` is one of those that are measured."""
         self._measuring = iteration % SAMPLE_EVERY == 0
+        self._stream = torch.cuda.current_stream().cuda_stream
 
     def end(self) -> float | None:
         """Return the seconds since `begin` in which the device waited for other ranks.
