@@ -21,7 +21,7 @@ MAX_INCIDENTS: Final = 8
 MAX_WARNINGS: Final = 8
 """Number of warnings in a report."""
 MAX_STRAGGLERS: Final = 16
-"""Number of slow ranks in a report: the slowest."""
+"""Number of slow ranks in a report."""
 LONGEST_TEXT: Final = 1000
 """Characters of a cause or message."""
 LONGEST_NAME: Final = 64

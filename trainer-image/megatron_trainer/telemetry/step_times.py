@@ -7,6 +7,9 @@ from typing import Any
 
 from megatron_trainer.telemetry.stragglers import WINDOW, RankSteps
 
+KEPT_STEPS = 2 * WINDOW
+"""Steps of a rank: pods share theirs at different times, and WINDOW of them must be common to all."""
+
 
 class StepTimes:
     """The last measured steps of each local rank in the newest generation. Safe in several threads."""
@@ -33,7 +36,7 @@ class StepTimes:
             self._stages[rank] = int(event["stage"])
             steps = self._steps.setdefault(rank, {})
             steps[int(event["iteration"])] = own, seconds
-            while len(steps) > WINDOW:
+            while len(steps) > KEPT_STEPS:
                 del steps[next(iter(steps))]
 
     def dump(self) -> str:

@@ -37,24 +37,32 @@ class StragglerDetector:
     """Names slow ranks from the measured steps of all ranks, with hysteresis."""
 
     def __init__(self) -> None:
-        self._since: dict[int, int] = {}
+        self._named: dict[int, ReportedStraggler] = {}
 
     def reset(self) -> None:
         """Forget who was slow: the ranks have been restarted."""
-        self._since.clear()
+        self._named.clear()
 
     def update(self, ranks: Iterable[RankSteps]) -> tuple[ReportedStraggler, ...]:
-        """Return the slow ranks, slowest first, at most MAX_STRAGGLERS."""
+        """Return the slow ranks, slowest first, at most MAX_STRAGGLERS.
+
+        Of more, those already named stay and the lowest ranks are added: how slow each is varies, and a
+        choice by that would name others each time. While a stage has too few common steps its verdict stays.
+        """
         stages: dict[int, list[RankSteps]] = {}
         for each in ranks:
             stages.setdefault(each.stage, []).append(each)
         found = [each for peers in stages.values() for each in self._slow_in(peers)]
-        self._since = {each.rank: each.iteration for each in found}
-        return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_STRAGGLERS])
+        chosen = sorted(found, key=lambda each: (each.rank not in self._named, each.rank))[:MAX_STRAGGLERS]
+        self._named = {each.rank: each for each in chosen}
+        return tuple(sorted(chosen, key=lambda each: -each.slowdown))
 
     def _slow_in(self, stage: Sequence[RankSteps]) -> Iterable[ReportedStraggler]:
+        if len(stage) < 2:
+            return
         window = sorted(set.intersection(*(set(each.steps) for each in stage)))[-WINDOW:]
-        if len(stage) < 2 or len(window) < WINDOW:
+        if len(window) < WINDOW:
+            yield from (self._named[each.rank] for each in stage if each.rank in self._named)
             return
         for each in stage:
             others = [
@@ -67,14 +75,14 @@ class StragglerDetector:
             own_seconds, peer_seconds = statistics.median(own), statistics.median(others)
             cost = (own_seconds - peer_seconds) / statistics.median(each.steps[step][1] for step in window)
             steady = sum(ratio > SLOW_UNTIL for ratio in ratios) >= _STEADY_SHARE * WINDOW
-            known = self._since.get(each.rank)
+            known = self._named.get(each.rank)
             new = slowdown >= SLOW_FROM and steady and cost >= _COST_FROM
             still = known is not None and slowdown > SLOW_UNTIL and cost > _COST_FROM / 2
             if new or still:
                 yield ReportedStraggler(
                     rank=each.rank,
                     node_rank=each.node_rank,
-                    iteration=window[0] if known is None else known,
+                    iteration=window[0] if known is None else known.iteration,
                     slowdown=slowdown,
                     own_seconds=own_seconds,
                     peer_seconds=peer_seconds,

@@ -3,8 +3,8 @@
 from typing import Any
 
 from megatron_trainer.telemetry import step_times
-from megatron_trainer.telemetry.step_times import StepTimes
-from megatron_trainer.telemetry.stragglers import WINDOW
+from megatron_trainer.telemetry.step_times import KEPT_STEPS, StepTimes
+from megatron_trainer.telemetry.stragglers import WINDOW, StragglerDetector
 
 
 def step(iteration: int, rank: int = 4, generation: int = 1, **fields: Any) -> dict[str, Any]:
@@ -35,5 +35,17 @@ def test_the_newest_steps_of_the_newest_generation_are_kept() -> None:
         times.apply(step(iteration, generation=2))
     times.apply(step(404))
     [rank] = step_times.load([times.dump()], generation=2)
-    assert list(rank.steps) == list(range(100 - WINDOW, 100))
+    assert list(rank.steps) == list(range(100 - KEPT_STEPS, 100))
     assert step_times.load([times.dump()], generation=1) == [], "the ranks have been restarted"
+
+
+def test_pods_that_share_their_steps_one_apart_still_have_a_verdict() -> None:
+    healthy, slow = StepTimes(node_rank=0), StepTimes(node_rank=1)
+    detector = StragglerDetector()
+    for iteration in range(100):
+        healthy.apply(step(iteration, rank=0, waitSeconds=0.5))
+        shared = [healthy.dump(), slow.dump()]
+        if iteration >= WINDOW:
+            found = detector.update(step_times.load(shared, generation=1))
+            assert [each.rank for each in found] == [1], "the slow pod is a step behind"
+        slow.apply(step(iteration, rank=1, waitSeconds=0.1))

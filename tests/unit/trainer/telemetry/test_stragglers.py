@@ -1,9 +1,11 @@
 """Which ranks are named slow, from the measured steps of all ranks."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 
 import pytest
+from megatron_contract.limits import MAX_STRAGGLERS
 from megatron_trainer.telemetry.stragglers import SLOW_FROM, SLOW_UNTIL, WINDOW, RankSteps, StragglerDetector
 
 STEP = 1.0
@@ -81,3 +83,27 @@ def test_a_named_rank_stays_named_until_it_is_as_fast_as_the_others() -> None:
     assert named(slow_by(0.9), detector) == [1]
     detector.reset()
     assert named(slow_by(between), detector) == []
+
+
+def test_a_verdict_stays_while_too_few_steps_are_common_to_all() -> None:
+    detector = StragglerDetector()
+    slow = gang(lambda rank, _: 0.9 if rank == 1 else 0.5)
+    verdict = detector.update(slow)
+    behind = replace(slow[0], steps={step - 4: times for step, times in slow[0].steps.items()})
+    assert detector.update([behind, *slow[1:]]) == verdict
+    later = [replace(each, steps={step + 4: t for step, t in each.steps.items()}) for each in slow]
+    [still] = detector.update(later)
+    assert (still.rank, still.iteration) == (1, 0), "since the iteration at which it was first named"
+
+
+def test_of_more_slow_ranks_than_a_report_holds_the_same_are_named_each_time() -> None:
+    random = Random(3)
+    detector = StragglerDetector()
+
+    def slow_from(first: int) -> list[RankSteps]:
+        factor = {rank: random.uniform(0.8, 0.95) if rank >= first else 0.4 for rank in range(64)}
+        return gang(lambda rank, _: factor[rank], ranks=64)
+
+    for first in (40, 40, 36):
+        assert sorted(named(slow_from(first), detector)) == list(range(40, 40 + MAX_STRAGGLERS))
+    assert sorted(named(slow_from(44), detector)) == list(range(44, 44 + MAX_STRAGGLERS))
