@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+from megatron_contract.limits import MAX_STRAGGLERS
+
 MAX_STATUS_BYTES: Final = 100_000
 """Bytes of the status as the API server stores it."""
 LONGEST_CONDITION: Final = 4096
@@ -27,8 +29,8 @@ LARGEST_TOTAL: Final = 2**53
 
 _SHORT: Final = 200
 """Bytes of a text after the last reduction."""
-_FEW: Final = 12
-"""Entries of a list after it."""
+_FEW: Final = MAX_STRAGGLERS
+"""Entries of a list after it; fewer slow ranks would be new again after each write."""
 _SOME: Final = 64
 """Entries of a map after it."""
 
@@ -112,6 +114,11 @@ def _messages_cut(conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each | {"message": cut(str(each.get("message", "")), 2 * _SHORT)} for each in conditions]
 
 
+def _slow_now(stragglers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are slow now: without them they would be new again, with another Event."""
+    return [each for each in stragglers if each.get("until") is None][-MAX_STRAGGLERS:]
+
+
 def _everything_cut(value: Any) -> Any:
     if isinstance(value, str):
         return cut(value, _SHORT)
@@ -125,7 +132,7 @@ def _everything_cut(value: Any) -> Any:
 _REDUCTIONS: Final[tuple[tuple[str, Callable[[Status], Status]], ...]] = (
     ("plan.notes", _changed("plan", "notes", to=lambda notes: notes[:0])),
     ("warnings", _changed("warnings", to=lambda warnings: warnings[:2])),
-    ("stragglers", _changed("stragglers", to=lambda stragglers: stragglers[-5:])),
+    ("stragglers", _changed("stragglers", to=_slow_now)),
     ("ledger.losses", _changed("ledger", "losses", to=lambda losses: losses[:8])),
     ("ledger.weeks", _changed("ledger", "weeks", to=lambda weeks: weeks[-8:])),
     ("recovery.history", _changed("recovery", "history", to=lambda history: history[-5:])),

@@ -12,7 +12,7 @@ from megatron_operator.lifecycle.reported_incidents import PodPlacement
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
 HISTORY_LIMIT: Final = 20
-"""Slow ranks in the status, those of the past included."""
+"""Slow ranks in the status, those of the past included; a report has fewer."""
 
 
 def update_stragglers(
@@ -75,5 +75,10 @@ def _keep(status: StatusBuilder, slow: set[int], new: list[Straggler]) -> None:
         each if each.until is not None or each.rank in slow else each.model_copy(update={"until": now})
         for each in status.current.stragglers or ()
     ]
-    if (changed := [*kept, *new][-HISTORY_LIMIT:]) != (status.current.stragglers or []):
+    changed = [*kept, *new]
+    # The oldest that are over go: one that is still slow would be new again, with another Event.
+    over = [each for each in changed if each.until is not None]
+    dropped = over[: max(0, len(changed) - HISTORY_LIMIT)]
+    changed = [each for each in changed if each not in dropped]
+    if changed != (status.current.stragglers or []):
         status.set(stragglers=changed)

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
+from megatron_contract.limits import MAX_STRAGGLERS
 from megatron_operator.api.status import Straggler
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.status_size import MAX_STATUS_BYTES, json_bytes, within_budget
 
 from tests.unit.lifecycle.reconciling import reconcile
 
@@ -81,3 +84,33 @@ def test_the_status_keeps_the_last_twenty(run: Any) -> None:
         run.report(iteration=50 + rank, stragglers=[SLOW | {"rank": rank}])
         reconcile(run)
     assert [each.rank for each in stragglers(run)] == list(range(10, 30))
+
+
+def test_the_history_loses_ranks_that_are_fast_again_before_those_that_are_slow(run: Any) -> None:
+    still = [SLOW | {"rank": rank} for rank in range(MAX_STRAGGLERS - 1)]
+    for rank in range(100, 110):
+        run.report(iteration=50, stragglers=[*still, SLOW | {"rank": rank}])
+        reconcile(run)
+    kept = stragglers(run)
+    assert [each.rank for each in kept if each.until is None] == [*range(MAX_STRAGGLERS - 1), 109]
+    assert [each.rank for each in kept if each.until is not None] == [105, 106, 107, 108]
+    run.report(iteration=50, stragglers=[*still, SLOW | {"rank": 109}])
+    status = reconcile(run)
+    assert (status.events, status.changed()) == ([], False)
+
+
+@pytest.mark.parametrize(("bytes_over", "last"), [(0, "stragglers"), (MAX_STATUS_BYTES, "everything")])
+def test_a_status_that_is_too_large_keeps_the_ranks_that_are_slow(
+    run: Any, bytes_over: int, last: str
+) -> None:
+    run.report(iteration=50, stragglers=[SLOW | {"rank": rank} for rank in range(100, 104)])
+    reconcile(run)
+    run.report(iteration=50, stragglers=[SLOW | {"rank": rank} for rank in range(MAX_STRAGGLERS)])
+    reconcile(run)
+    status = run.body["status"]
+    filler = "x" * (MAX_STATUS_BYTES - json_bytes(status) + bytes_over)
+    reduced = within_budget(status | {"prepared": filler})
+    assert reduced["omitted"][-1] == last
+    assert [each["rank"] for each in reduced["stragglers"]] == list(range(MAX_STRAGGLERS))
+    run.body["status"] = reduced
+    assert reconcile(run).events == []
