@@ -26,15 +26,14 @@ _NUMBERS: Final = re.compile(r"[0-9.]+")
 
 def update_progress(status: StatusBuilder, snapshot: RunSnapshot) -> None:
     """Copy what pods last reported into the status; the same report again changes nothing."""
+    active = snapshot.job_phase is JobPhase.ACTIVE
+    if not active or not snapshot.pods:
+        end_stragglers(status)
     if snapshot.reading is None or not snapshot.pods:
-        if not snapshot.pods:
-            end_stragglers(status)
         return
     report = snapshot.reading.report
-    if snapshot.job_phase is JobPhase.ACTIVE:
+    if active:
         update_stragglers(status, report, _placement(snapshot))
-    else:
-        end_stragglers(status)
     if report.checkpoint_iteration is not None:
         _update_checkpoint(status, report, report.checkpoint_iteration)
         set_best_checkpoint(status, report, certain=report.phase in TRAINING_PHASES)

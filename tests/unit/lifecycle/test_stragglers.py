@@ -6,7 +6,9 @@ import pytest
 from megatron_contract.limits import MAX_STRAGGLERS
 from megatron_operator.api.status import Straggler
 from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.job_status import adopt_job, set_job_replaced
 from megatron_operator.lifecycle.status_size import MAX_STATUS_BYTES, json_bytes, within_budget
+from megatron_operator.lifecycle.suspension import end_suspended_pods
 
 from tests.unit.lifecycle.reconciling import reconcile
 
@@ -77,6 +79,56 @@ def test_no_rank_is_slow_once_the_job_is_done(run: Any) -> None:
     reconcile(run)
     run.job["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}]}
     assert [each.until for each in stragglers(run)] == [timestamp(run.now)]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"status": {"conditions": [{"type": "Failed", "status": "True"}]}},
+        {"spec": {"runPolicy": {"suspend": True}}},
+    ],
+)
+def test_no_rank_is_slow_once_the_job_is_not_active_though_its_pods_report_nothing(
+    run: Any, state: dict[str, Any]
+) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    reconcile(run)
+    run.reading = None
+    run.job |= state
+    assert [each.until for each in stragglers(run)] == [timestamp(run.now)]
+
+
+def test_a_rank_stays_slow_while_the_pods_of_a_job_that_runs_report_nothing(run: Any) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    reconcile(run)
+    run.reading = None
+    assert [each.until for each in stragglers(run)] == [None]
+
+
+def test_no_rank_is_slow_once_the_run_is_suspended(run: Any) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    reconcile(run)
+    status = run.status()
+    end_suspended_pods(status, run.snapshot())
+    assert [each.until for each in status.current.stragglers] == [timestamp(run.now)]
+
+
+def test_no_rank_is_slow_once_the_job_is_replaced(run: Any) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    reconcile(run)
+    status = run.status()
+    set_job_replaced(status)
+    assert [each.until for each in status.current.stragglers] == [timestamp(run.now)]
+
+
+@pytest.mark.parametrize("outgoing", [None, "run"])
+def test_no_rank_is_slow_in_the_next_job(run: Any, outgoing: str | None) -> None:
+    run.report(iteration=50, stragglers=[SLOW])
+    status = reconcile(run)
+    status.set_recovery(outgoing_job=outgoing)
+    run.job["metadata"]["uid"] = "another"
+    adopt_job(status, run.job)
+    assert [each.until for each in status.current.stragglers] == [timestamp(run.now)]
 
 
 def test_the_status_keeps_the_last_twenty(run: Any) -> None:
