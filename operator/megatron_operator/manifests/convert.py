@@ -8,6 +8,7 @@ from megatron_contract.environment import (
     CHECKPOINT_DIR,
     DATA_DIR,
     DEFAULT_TERMINATION_LOG,
+    ENV_PROGRESS_PORT,
     ENV_TERMINATION_LOG,
     PROGRESS_PORT,
 )
@@ -160,7 +161,7 @@ def _job(
         role=role,
         container=CONTAINER,
         command="megatron-convert",
-        arguments=[literal(word) for word in _with_port(words)],
+        arguments=[literal(word) for word in words],
         resources=request(resolved),
         final=[REFUSED],
         claims=claims,
@@ -169,15 +170,11 @@ def _job(
             "HOME": "/tmp",
             "HF_HUB_OFFLINE": "1",
             ENV_TERMINATION_LOG: DEFAULT_TERMINATION_LOG,
+            # No argument: the converter of an image that is older than the operator would refuse it.
+            ENV_PROGRESS_PORT: str(PROGRESS_PORT),
         },
     )
     return cpu_job.job(owner, resolved, work)
-
-
-def _with_port(words: list[str]) -> list[str]:
-    """Have the converter serve its progress; the arguments of the model come last."""
-    command, *rest = words
-    return [command, "--progress-port", str(PROGRESS_PORT), *rest]
 
 
 def _claims(storage: Storage, *folders: str) -> dict[str, str]:

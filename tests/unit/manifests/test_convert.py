@@ -9,7 +9,6 @@ from megatron_operator.manifests import convert
 
 RECIPE = "llama3.1-8b-lora-converted"
 OWN_LOOP = "qwen3-8b-continued"
-SERVED = ("--progress-port", "8432")
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +22,6 @@ def test_the_run_starts_from_what_the_import_writes(run: Any) -> None:
     assert container["command"] == ["megatron-convert"]
     assert words == [
         "import",
-        *SERVED,
         "--from",
         "/data/llama-3.1-8b",
         "--to",
@@ -34,6 +32,14 @@ def test_the_run_starts_from_what_the_import_writes(run: Any) -> None:
     assert 'checkpoint.pretrained_checkpoint="/data/llama-3.1-8b-megatron"' in own
     assert 'hub.path="/data/llama-3.1-8b"' in own
     assert 'tokenizer.tokenizer_model="/data/llama-3.1-8b"' in own
+
+
+@pytest.mark.parametrize("job", ["import_job", "export_job"])
+def test_an_image_that_is_older_than_the_operator_gets_no_argument_for_the_port(run: Any, job: str) -> None:
+    (container,) = pod_of(getattr(run(RECIPE).build(), job))["containers"]
+    assert "--progress-port" not in container["args"]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert environment["MEGATRON_PROGRESS_PORT"] == "8432"
 
 
 def test_a_folder_that_the_recipe_names_stays_that_of_the_architecture(run: Any) -> None:
@@ -48,7 +54,6 @@ def test_the_export_reads_the_run_and_the_weights_that_its_adapters_belong_to(ru
     words = pod_of(run(RECIPE).build().export_job)["containers"][0]["args"]
     expected = [
         "export",
-        *SERVED,
         "--from",
         "/checkpoints/answers",
         "--to",
@@ -68,7 +73,7 @@ def test_the_best_checkpoint_is_exported_by_a_job_of_its_own_and_kept_by_the_tra
     built = run(RECIPE, ask)
     jobs = built.build()
     end, best = (pod_of(job)["containers"][0]["args"] for job in (jobs.export_job, jobs.export_best_job))
-    common = ["export", *SERVED, "--from", "/checkpoints/answers", "--to"]
+    common = ["export", "--from", "/checkpoints/answers", "--to"]
     last = ["--base", "/data/llama-3.1-8b"]
     assert end == [*common, "/data/out/answers/end", "--reuse", "--parents", *last]
     chosen = ["--iteration", "best", "--link", "/data/out/answers/end"]
@@ -144,7 +149,6 @@ def test_megatrons_own_loop_starts_from_what_the_import_writes(run: Any) -> None
     own, model = words[: words.index("--")], words[words.index("--") + 1 :]
     assert own == [
         "import",
-        *SERVED,
         "--from",
         "/data/qwen3-8b",
         "--to",
@@ -177,7 +181,7 @@ def test_an_export_of_the_own_loop_reads_the_given_base_and_compares_it_too(run:
     assert built.import_job is None
     words = words_of(built.export_job)
     assert words[words.index("--base") + 1] == "/data/base"
-    assert words[words.index("--") + 1 :] == words_of(run(OWN_LOOP).build().import_job)[9:]
+    assert words[words.index("--") + 1 :] == words_of(run(OWN_LOOP).build().import_job)[7:]
 
 
 def test_conversions_of_the_own_loop_run_in_the_image_with_bridge(run: Any) -> None:

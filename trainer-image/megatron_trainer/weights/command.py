@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from megatron_contract.conversion import ConversionResult
-from megatron_contract.environment import ENV_TERMINATION_LOG
+from megatron_contract.environment import ENV_PROGRESS_PORT, ENV_TERMINATION_LOG
 from megatron_contract.exit_codes import REASON_COMPLETED, ExitCode
 from megatron_contract.limits import cut_to_json
 from megatron_contract.termination import MAX_MESSAGE_BYTES, TerminationMessage
@@ -232,7 +232,13 @@ def make_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         command.add_argument("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=source)
         command.add_argument("--to", type=Path, required=True, metavar="FOLDER", help=target)
-        command.add_argument("--progress-port", type=int, metavar="PORT", help="serve /progress there")
+        command.add_argument(
+            "--progress-port",
+            type=int,
+            metavar="PORT",
+            default=os.environ.get(ENV_PROGRESS_PORT) or None,
+            help=f"serve /progress there (default: {ENV_PROGRESS_PORT}, else it is not served)",
+        )
         if name != "audit":
             command.add_argument(
                 "--reuse",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from megatron_contract.conversion import ConversionResult
-from megatron_contract.environment import ENV_TERMINATION_LOG, VALIDATION_FILE
+from megatron_contract.environment import ENV_PROGRESS_PORT, ENV_TERMINATION_LOG, VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 from megatron_contract.termination import TerminationMessage
 from megatron_contract.wire import load_json
@@ -81,6 +81,19 @@ def test_a_base_without_configuration_is_refused(
 
 def test_a_missing_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--to" in _refuse(capsys, "import", "--from", "x")
+
+
+@pytest.mark.parametrize("name", ["import", "export", "audit"])
+@pytest.mark.parametrize(
+    ("variable", "words", "port"),
+    [("8432", [], 8432), ("8432", ["--progress-port", "9000"], 9000), ("", [], None)],
+)
+def test_a_job_names_the_port_of_its_progress_by_a_variable(
+    name: str, variable: str, words: list[str], port: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_PROGRESS_PORT, variable)
+    arguments = command.make_parser().parse_args([name, "--from", "a", "--to", "b", *words])
+    assert arguments.progress_port == port
 
 
 def test_sigterm_leaves_nothing(tmp_path: Path) -> None:
