@@ -19,7 +19,7 @@ from megatron_operator.lifecycle.children import (
 from megatron_operator.lifecycle.desired import DesiredState
 from megatron_operator.lifecycle.finished_job import expire_job
 from megatron_operator.lifecycle.job_status import set_prepared, set_starting, set_succeeded, set_trained
-from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
 from megatron_operator.lifecycle.pod_diagnosis import diagnose
 from megatron_operator.lifecycle.snapshot import RunSnapshot, abandoned_pods
 from megatron_operator.lifecycle.stages import (
@@ -31,6 +31,7 @@ from megatron_operator.lifecycle.stages import (
     Stage,
     StageState,
     conversion_of,
+    created_for,
     is_converted,
     manifest_of,
     set_all_converted,
@@ -147,11 +148,11 @@ class Stages:
             status.set(phase=stage.phase)
             message = f"the {stage.noun} job is being created"
             status.set_condition(stage.condition, False, stage.running, message)
-            created = await create(self._api, BATCH_JOBS, body)
+            created = await create(self._api, BATCH_JOBS, created_for(body, status.generation))
             return Requeue(SOON if created is None else LATER, stage.running), []
         if (obstacle := batch_job_obstacle(status, existing)) is not None:
             return set_stage_obstacle(status, stage, obstacle), []
-        state = stage_state(existing, content_hash(body), edited=edited)
+        state = stage_state(stage, existing, body, status.generation, edited=edited)
         if state in (StageState.OUTDATED, StageState.DELETING):
             if state is StageState.OUTDATED:
                 await self._api.delete(BATCH_JOBS, existing)

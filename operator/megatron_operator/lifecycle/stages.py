@@ -13,6 +13,7 @@ from megatron_contract.wire import WireError, load_json
 
 from megatron_operator.api.conditions import Condition, Phase
 from megatron_operator.api.fine_tuning import plain_path
+from megatron_operator.api.labels import ANNOTATION_GENERATION
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.status import ConversionStatus
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -96,19 +97,43 @@ class StageState(StrEnum):
     FAILED = "failed"
 
 
-def stage_state(job: Mapping[str, Any], digest: str | None, *, edited: bool) -> StageState:
-    """State of the recipe's own Job; `digest` is the hash of the one that is needed.
+def created_for(body: Object, generation: int) -> Object:
+    """The Job to create for this generation of the recipe, which `stage_state` compares later."""
+    metadata = body["metadata"]
+    annotations = metadata["annotations"] | {ANNOTATION_GENERATION: str(generation)}
+    return body | {"metadata": metadata | {"annotations": annotations}}
 
-    `edited` retries one that failed.
+
+def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edited: bool) -> StageState:
+    """State of the recipe's own Job; `body` is the one that is needed, for this generation of the recipe.
+
+    Without an edit a conversion goes on though a new version of the operator renders its Job differently:
+    it may have run for hours. `edited` retries one that failed.
     """
     if is_deleting(job):
         return StageState.DELETING
     done = {c["type"] for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
-    if content_hash(job) != digest or ("Failed" in done and edited):
+    keeps = (
+        stage in CONVERSIONS and not edited and "Failed" not in done and _same_recipe(job, body, generation)
+    )
+    same = keeps or content_hash(job) == content_hash(body)
+    if not same or ("Failed" in done and edited):
         return StageState.OUTDATED
     if "Complete" in done:
         return StageState.COMPLETE
     return StageState.FAILED if "Failed" in done else StageState.RUNNING
+
+
+def _same_recipe(job: Object, body: Object, generation: int) -> bool:
+    """Whether the Job was created for this generation; where a version too old to note it created the Job,
+    whether it has the same arguments.
+    """
+    made = job["metadata"]["annotations"].get(ANNOTATION_GENERATION)
+    return _arguments(job) == _arguments(body) if made is None else bool(made == str(generation))
+
+
+def _arguments(job: Mapping[str, Any]) -> object:
+    return job["spec"]["template"]["spec"]["containers"][0].get("args")
 
 
 def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Iterable[Object]) -> None:

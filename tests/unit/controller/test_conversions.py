@@ -1,11 +1,11 @@
 """Weights are imported before the job exists and exported once it has succeeded, by Jobs of their own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from megatron_contract.progress import ProgressReport
-from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.api.labels import ANNOTATION_GENERATION, ANNOTATION_HASH, LABEL_RECIPE
 from megatron_operator.lifecycle.progress_reading import ProgressReading
 
 from tests.unit.controller.api_in_memory import NAME, NAMESPACE
@@ -181,6 +181,73 @@ def test_an_edit_while_it_imports_replaces_the_job(run: Run) -> None:
     container = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "corrected"
     assert run.status["phase"] == "Importing"
+
+
+def test_an_edit_while_a_claim_is_missing_replaces_the_import_once_it_exists(run: Run) -> None:
+    reconcile(run)
+    claim = run.api.claims.pop(CLAIM)
+    run.edit(image="corrected")
+    reconcile(run)
+    assert run.condition("Running")["reason"] == "VolumeClaimMissing"
+    run.api.claims[CLAIM] = claim
+    reconcile(run)
+    container = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "corrected"
+
+
+@pytest.fixture(params=["noted", "created by a version that notes no generation"])
+def upgraded(request: pytest.FixtureRequest, run: Run) -> Callable[[str], dict[str, Any]]:
+    """Make the Job one that the operator rendered differently before its upgrade."""
+
+    def upgrade(name: str) -> dict[str, Any]:
+        job: dict[str, Any] = run.api.batch_jobs[name]
+        job["metadata"]["annotations"][ANNOTATION_HASH] = "of another version"
+        if request.param != "noted":
+            del job["metadata"]["annotations"][ANNOTATION_GENERATION]
+        return job
+
+    return upgrade
+
+
+def test_an_upgrade_restarts_no_conversion(run: Run, upgraded: Callable[[str], dict[str, Any]]) -> None:
+    reconcile(run)
+    imports = upgraded(IMPORT)
+    reconcile(run)
+    assert run.api.batch_jobs[IMPORT] is imports
+    until_exporting(run)
+    assert run.api.batch_jobs[IMPORT] is imports
+    exports = upgraded(EXPORT)
+    reconcile(run)
+    end(run, EXPORT, message=RESULT)
+    reconcile(run)
+    assert run.api.batch_jobs[EXPORT] is exports
+    assert run.status["phase"] == "Succeeded"
+
+
+def test_an_edit_after_an_upgrade_replaces_the_job(
+    run: Run, upgraded: Callable[[str], dict[str, Any]]
+) -> None:
+    reconcile(run)
+    upgraded(IMPORT)
+    reconcile(run)
+    run.edit(image="corrected")
+    reconcile(run)
+    container = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "corrected"
+
+
+def test_other_weights_are_imported_though_the_edit_came_before_the_upgrade(
+    run: Run, upgraded: Callable[[str], dict[str, Any]]
+) -> None:
+    reconcile(run)
+    upgraded(IMPORT)
+    claim = run.api.claims.pop(CLAIM)
+    run.edit(init={"from": {"huggingFace": {"path": "/data/other"}}})
+    reconcile(run)
+    run.api.claims[CLAIM] = claim
+    reconcile(run)
+    arguments = run.api.batch_jobs[IMPORT]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "/data/other" in arguments
 
 
 OWN_LOOP: dict[str, Any] = {
