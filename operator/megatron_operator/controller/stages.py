@@ -135,6 +135,8 @@ class Stages:
             # The answer of this Job's pod is not one of the next stage's.
             self._poller.forget(status.key)
             set_converted(status, stage, wanted, pods)
+        # An edit may have removed the one that was running.
+        status.set(conversion=None)
         if stages:
             set_all_converted(status, stages)
         return None
@@ -157,7 +159,7 @@ class Stages:
             if state is StageState.OUTDATED:
                 await self._api.delete(BATCH_JOBS, existing)
             # A run that had failed has begun again.
-            status.set(phase=stage.phase)
+            status.set(phase=stage.phase, conversion=None)
             message = f"the previous {stage.noun} job is being deleted"
             status.set_condition(stage.condition, False, stage.running, message)
             return Requeue(SOON, message), []

@@ -193,7 +193,7 @@ def reset_job_status(status: StatusBuilder) -> None:
 def _clear_job_fields(status: StatusBuilder) -> None:
     """The run continues in another job, so its count of restarts stays."""
     end_stragglers(status)
-    status.set(exported=None, exported_best=None)
+    status.set(exported=None, exported_best=None, conversion=None)
     status.remove_conditions(Condition.EXPORTED)
     status.set(job=None, progress=status.progress.model_copy(update={"generation": None, "eta": None}))
     status.set_recovery(

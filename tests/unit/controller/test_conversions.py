@@ -332,6 +332,46 @@ def test_the_status_has_the_progress_while_weights_are_converted(run: Run) -> No
     assert "conversion" not in run.status
 
 
+def test_an_import_that_an_edit_replaces_leaves_no_progress(run: Run) -> None:
+    reconcile(run)
+    answer(run, "converting", tensorsDone=7)
+    reconcile(run, 1)
+    assert "conversion" in run.status
+    poller: Any = run.operator._progress
+    poller._reading = None
+    run.edit(image="corrected")
+    reconcile(run)
+    assert run.status["phase"] == "Importing"
+    assert "conversion" not in run.status
+
+
+def test_an_import_that_an_edit_removes_leaves_no_progress(continued: Run) -> None:
+    run = continued
+    reconcile(run)
+    answer(run, "converting", tensorsDone=7)
+    reconcile(run, 1)
+    assert "conversion" in run.status
+    del run.api.recipe["spec"]["init"]
+    run.edit(data=OWN_LOOP["data"])
+    reconcile(run)
+    assert "conversion" not in run.status
+
+
+@pytest.mark.parametrize("change", [{"export": None}, {"megatronArgs": {"log-throughput": True}}])
+def test_an_export_that_an_edit_ends_leaves_no_progress(continued: Run, change: dict[str, Any]) -> None:
+    run = continued
+    run.edit(export={"huggingFace": {"path": "/data/out"}})
+    until_exporting(run)
+    answer(run, "converting", tensorsDone=7)
+    reconcile(run, 1)
+    assert "conversion" in run.status
+    poller: Any = run.operator._progress
+    poller._reading = None
+    run.edit(**change)
+    reconcile(run)
+    assert "conversion" not in run.status
+
+
 def test_a_conversion_that_failed_has_no_progress(run: Run) -> None:
     reconcile(run)
     answer(run, "converting")
