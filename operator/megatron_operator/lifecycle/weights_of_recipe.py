@@ -1,9 +1,13 @@
 """Whether a run can start from the weights of another recipe (`init.from.recipe`)."""
 
+import contextlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
+from megatron_operator import catalog
 from megatron_operator.api.conditions import Phase
+from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.actions import LATER
 from megatron_operator.lifecycle.desired import DesiredState
@@ -71,14 +75,23 @@ def _claim(recipe: Mapping[str, Any]) -> str:
     return volume.get("claimName") or f"{object_name(recipe['metadata']['name'])}-checkpoints"
 
 
+@cache
+def _catalog() -> catalog.Catalog:
+    return catalog.load()
+
+
 def _engine(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     """The engine of a recipe.
 
-    Where its status is too old to have it: bridge then needed the folder of a model in most runs, and an
-    import for the own loop names its model.
+    Where its status is too old to have it: that of its entry in the operator's catalog. Of an entry of the
+    user's own it is not known here: bridge then needed the folder of a model in most runs, and an import for
+    the own loop names its model.
     """
     if known := (status.get("plan") or {}).get("engine"):
         return str(known)
+    if (entry := spec.get("recipe")) is not None:
+        with contextlib.suppress(InvalidRecipeError):
+            return _catalog().get(str(entry)).engine
     init = spec.get("init") or {}
     imports = (init.get("from") or {}).get("huggingFace")
     by_bridge = init.get("modelFolder") or (imports and not (status.get("imported") or {}).get("model"))

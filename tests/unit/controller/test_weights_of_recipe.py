@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from megatron_operator.lifecycle.weights_of_recipe import _engine
 
 from tests.unit.controller.simulated_run import CLAIM, Run
 
@@ -75,6 +76,7 @@ def test_the_run_starts_once_the_other_recipe_has_succeeded(run: Run, contract: 
         ),
         ({"spec": {"init": {"modelFolder": "/data/model"}}}, "is run by engine bridge"),
         ({"spec": {"init": {"from": HUGGING_FACE}}}, "is run by engine bridge"),
+        ({"spec": {"recipe": "gemma3-1b"}}, "is run by engine bridge"),
         ({"status": {"checkpoint": {}}}, "reports no checkpoint"),
         ({"contract": {"peft.dim": "8"}}, "has saved adapters only"),
         ({"contract": {"model.hiddenSize": "96"}}, "spec.model.hiddenSize 96, and this recipe has"),
@@ -97,6 +99,20 @@ def test_the_engine_is_that_of_the_plan_and_not_guessed(run: Run, contract: dict
     run.api.other_recipes[FIRST] = other
     run.until(run.trains)
     assert run.status["plan"]["engine"] == "megatron"
+
+
+def test_the_engine_of_a_run_that_was_planned_by_an_older_version_is_that_of_its_entry(
+    run: Run, contract: dict[str, str]
+) -> None:
+    run.api.other_recipes[FIRST] = succeeded(contract, recipe="qwen3-8b", init={"modelFolder": "/data/model"})
+    run.until(run.trains)
+
+
+@pytest.mark.parametrize(("spec", "engine"), [({}, "megatron"), ({"init": {"modelFolder": "/m"}}, "bridge")])
+def test_the_engine_of_an_entry_that_the_operator_does_not_ship_is_derived(
+    spec: dict[str, Any], engine: str
+) -> None:
+    assert _engine({"recipe": "our-own", **spec}, {}) == engine
 
 
 def test_another_layout_is_no_obstacle(run: Run, contract: dict[str, str]) -> None:
