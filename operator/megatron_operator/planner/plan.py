@@ -56,7 +56,14 @@ def plan(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     Raises InvalidRecipeError with all errors when the recipe cannot run as written on these accelerators.
     """
     if resolved.engine == "bridge":
-        return _plan_bridge(resolved)
+        # Another recipe ran before where sequences were split: no function that is started does that.
+        keeps = resolved.starts and previous is not None and previous.context_parallel_size == 1
+        return _plan_bridge(resolved, previous if keeps else None)
+    return _plan_as_before(resolved, previous)
+
+
+def _plan_as_before(resolved: ResolvedRecipe, previous: Plan | None) -> Plan:
+    """A plan with the layout of `previous` where the recipe still allows it; a new one without `previous`."""
     if previous is None:
         return _plan_from_scratch(resolved)
     try:
@@ -132,14 +139,14 @@ def _plan_layout(resolved: ResolvedRecipe) -> Plan:
     return plan_of(*_solve(resolved, resolved.parallelism, resolved.training.micro_batch_size))
 
 
-def _plan_bridge(resolved: ResolvedRecipe) -> Plan:
+def _plan_bridge(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan:
     """A plan for engine `bridge`: the planner's where its estimates apply, else the published layout."""
     resolved = bridge.for_function(resolved)
     found = Diagnostics(notes=list(resolved.notes))
     if bridge.is_modelled(resolved):
         try:
             free = bridge.for_function(bridge.without_published_layout(resolved))
-            return bridge.with_bridge_note(_plan_from_scratch(free), resolved)
+            return bridge.with_bridge_note(_plan_as_before(free, previous), resolved)
         except InvalidRecipeError as invalid:
             if resolved.layout is None:
                 raise
@@ -152,7 +159,9 @@ def _plan_bridge(resolved: ResolvedRecipe) -> Plan:
 def _plan_with_layout_of(previous: Plan, resolved: ResolvedRecipe) -> Plan:
     """A plan with the layout of `previous`. Raises InvalidRecipeError where the recipe rules it out."""
     asked = parallelism_of(previous, resolved)
-    own = resolved.training.micro_batch_size if resolved.is_set_by_user("training.microBatchSize") else None
+    # A packed sequence is a micro batch of many samples.
+    fixed = resolved.is_set_by_user("training.microBatchSize") or resolved.data.packing
+    own = resolved.training.micro_batch_size if fixed else None
     return plan_of(*_solve(resolved, asked, own or previous.micro_batch_size, refine=False))
 
 

@@ -68,3 +68,51 @@ def test_interleaving_is_neither_added_nor_removed(resolve: Any) -> None:
     assert plan(resolve("llama3-70b", 64), plain).virtual_pipeline_model_parallel_size is None
     chunks = plan(resolve("llama3-70b", 64, parallelism=sizes | {"numVirtualStagesPerPipelineRank": 5}))
     assert plan(resolve("llama3-70b", 64), chunks).virtual_pipeline_model_parallel_size == 5
+
+
+LORA = "llama3.1-70b-lora"
+OF_A_RUN = {
+    "tensorModelParallelSize": 2,
+    "pipelineModelParallelSize": 4,
+    "numVirtualStagesPerPipelineRank": 20,
+}
+
+
+def bridge_run(resolve: Any, count: int = 16) -> Any:
+    """The plan of a run of Megatron-Bridge whose layout a new plan would not have."""
+    before = plan(resolve(LORA, count, parallelism=OF_A_RUN))
+    assert not same_layout(plan(resolve(LORA, count)), before)
+    return before
+
+
+def test_a_run_of_megatron_bridge_keeps_its_layout_when_it_is_extended(resolve: Any) -> None:
+    before = bridge_run(resolve)
+    after = plan(resolve(LORA, 16, training={"trainIters": 2000}), before)
+    assert same_layout(after, before)
+    assert after.train_iters == 2000
+    assert any("the layout of the running job is kept; a new plan would use TP" in n for n in after.notes)
+    assert sum("run by Megatron-Bridge" in note for note in after.notes) == 1
+
+
+def test_sizes_of_the_recipe_override_those_of_a_run_of_megatron_bridge(resolve: Any) -> None:
+    asked = OF_A_RUN | {"tensorModelParallelSize": 4, "numVirtualStagesPerPipelineRank": 10}
+    assert layout(plan(resolve(LORA, 16, parallelism=asked), bridge_run(resolve))) == (4, 4, 1)
+
+
+def test_a_layout_of_megatron_bridge_that_no_longer_fits_the_recipe_is_replaced(resolve: Any) -> None:
+    asked = OF_A_RUN | {"pipelineModelParallelSize": 8, "numVirtualStagesPerPipelineRank": 10}
+    before = plan(resolve(LORA, 16, parallelism=asked))
+    assert layout(plan(resolve(LORA, 8), before)) == layout(plan(resolve(LORA, 8)))
+
+
+def test_a_run_of_megatron_bridge_does_not_take_over_context_parallelism(resolve: Any) -> None:
+    sizes = {"tensorModelParallelSize": 4, "pipelineModelParallelSize": 2, "contextParallelSize": 2}
+    before = plan(resolve("llama3-8b", 16, parallelism=sizes))
+    assert layout(plan(resolve(LORA, 16), before)) == layout(plan(resolve(LORA, 16)))
+
+
+def test_a_run_whose_samples_are_packed_from_now_on_has_micro_batches_of_one(resolve: Any) -> None:
+    data = {"datasetRoot": "chats", "volume": {"claimName": "corpus"}}
+    before = plan(resolve("llama3.2-1b-lora", 2, data=data, training={"microBatchSize": 2}))
+    after = plan(resolve("llama3.2-1b-lora", 2, data=data | {"packing": True}), before)
+    assert after.micro_batch_size == 1
