@@ -236,7 +236,7 @@ class TimeLedger(ApiModel):
     """The same times the accelerators that the run held."""
     losses: list[LedgerLoss] = Field(default_factory=list)
     """What is lost of `seconds` by cause and node, largest first, at most 32."""
-    weeks: list[LedgerWeek] = Field(default_factory=list)
+    weeks: list[LedgerWeek] | None = None
     """`acceleratorSeconds` by week up to settledAt, oldest first, the newest 60. Time that was settled by a
     release without weeks is in none."""
     marks: list[LedgerMark] = Field(default_factory=list)

@@ -43,20 +43,23 @@ def add_span(weeks: dict[str, WeekSum], start: int, end: int, accelerators: int,
         sums.lost += ticks * accelerators if lost else 0
 
 
-def read_weeks(recorded: list[LedgerWeek]) -> dict[str, WeekSum]:
+def read_weeks(recorded: list[LedgerWeek] | None) -> dict[str, WeekSum]:
     """The sums that a status has."""
     return {
         each.week: WeekSum(
             round(each.accelerator_seconds * TICKS), round(each.lost_accelerator_seconds * TICKS)
         )
-        for each in recorded
+        for each in recorded or ()
         if _is_date(each.week)
     }
 
 
-def write_weeks(weeks: Mapping[str, WeekSum]) -> list[LedgerWeek]:
-    """The newest weeks for a status, oldest first."""
-    return [
+def write_weeks(weeks: Mapping[str, WeekSum]) -> list[LedgerWeek] | None:
+    """The newest weeks for a status, oldest first; None without any.
+
+    An empty list would be written into the status of each run that a release without weeks has settled.
+    """
+    found = [
         LedgerWeek(
             week=week,
             accelerator_seconds=weeks[week].ticks / TICKS,
@@ -64,6 +67,7 @@ def write_weeks(weeks: Mapping[str, WeekSum]) -> list[LedgerWeek]:
         )
         for week in sorted(weeks)[-MAX_WEEKS:]
     ]
+    return found or None
 
 
 def _by_week(start: int, end: int) -> Iterator[tuple[str, int]]:

@@ -10,9 +10,19 @@ import pytest
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_reading import read_status
+from megatron_operator.lifecycle.time_ledger import State, advance
 
 RELEASED = json.loads((Path(__file__).parent / "status-of-0.1-and-0.2.json").read_text())
 """Every field of the status of releases 0.1.0 and 0.2.0, which have the same fields."""
+LEDGER: dict[str, Any] = {
+    "settledAt": "2026-11-22T21:06:40Z",
+    "seconds": {"prepare": 70.0, "schedule": 20.0, "start": 60.0, "train": 3837.5, "save": 12.5},
+    "acceleratorSeconds": {"start": 480.0, "train": 30700.0, "save": 100.0},
+    "losses": [{"category": "prepare", "seconds": 70.0}, {"category": "start", "seconds": 60.0}],
+    "marks": [{"time": "2026-11-22T21:06:40Z", "category": "idle", "cause": "Succeeded", "accelerators": 0}],
+    "saveSeconds": 12.5,
+}
+"""Of a run that is over, as it was written before ledgers had weeks."""
 JUNK: tuple[Any, ...] = ({"future": [1]}, [["future"]], None)
 
 
@@ -39,6 +49,15 @@ def test_the_status_of_every_release_is_read_without_loss() -> None:
     status, dropped = read_status(RELEASED)
     assert dropped == ()
     assert status.wire() == RELEASED
+
+
+def test_an_upgrade_does_not_write_the_ledger_of_an_ended_run_again() -> None:
+    status = builder(RELEASED | {"phase": "Succeeded", "ledger": LEDGER})
+    ledger = status.current.ledger
+    assert ledger is not None
+    status.set(ledger=advance(ledger, State("idle", "Succeeded"), 2e9, [], ended=True))
+    assert status.dropped == ()
+    assert not status.changed()
 
 
 def test_fields_of_a_newer_version_are_dropped_and_nothing_else() -> None:

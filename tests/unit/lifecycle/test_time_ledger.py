@@ -76,7 +76,9 @@ def test_accelerator_time_is_divided_at_the_beginning_of_a_week() -> None:
     ledger = run((100, START), (200, TRAIN))
     ledger = advance(ledger, State("idle", "Succeeded"), T0 + monday + 50, [], ended=True)
     assert ledger.marks[0].time == timestamp(T0 + monday + 50)
-    weeks = [(each.week, each.accelerator_seconds, each.lost_accelerator_seconds) for each in ledger.weeks]
+    weeks = [
+        (each.week, each.accelerator_seconds, each.lost_accelerator_seconds) for each in ledger.weeks or ()
+    ]
     assert weeks == [("2027-01-11", 8 * (monday - 100.0), 800.0), ("2027-01-18", 400.0, 0.0)]
 
 
@@ -84,8 +86,14 @@ def test_the_newest_weeks_are_kept() -> None:
     ledger = run((0, TRAIN))
     until = T0 + 70 * 7 * 86_400
     ledger = advance(ledger, State("idle", "Succeeded"), until, [], ended=True)
+    assert ledger.weeks is not None
     assert len(ledger.weeks) == MAX_WEEKS
     assert ledger.weeks[-1].week == "2028-05-15"
+
+
+def test_a_run_that_held_no_accelerators_has_no_weeks() -> None:
+    ledger = advance(run((0, TRAIN)), State("idle", "Failed"), T0, [], ended=True)
+    assert "weeks" not in ledger.wire()
 
 
 def test_an_incident_lies_over_the_states_that_the_operator_saw() -> None:
