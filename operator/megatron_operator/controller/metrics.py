@@ -1,5 +1,7 @@
 """The operator's Prometheus metrics: of its own work, and of each run as its status has it."""
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -166,9 +168,15 @@ def _update_time(status: StatusBuilder) -> None:
     for name in CATEGORIES:
         TIME.labels(*status.key, name).set(found.ticks.get(name, 0) / TICKS)
         ACCELERATOR_TIME.labels(*status.key, name).set(found.accelerator_ticks.get(name, 0) / TICKS)
-    week = found.weeks.get(monday(status.now), WeekSum())
-    WEEK_TIME.labels(*status.key, "useful").set((week.ticks - week.lost) / TICKS)
-    WEEK_TIME.labels(*status.key, "lost").set(week.lost / TICKS)
+    name = monday(status.now)
+    week = found.weeks.get(name, WeekSum())
+    WEEK_TIME.labels(*status.key, "useful").set_function(_during(name, (week.ticks - week.lost) / TICKS))
+    WEEK_TIME.labels(*status.key, "lost").set_function(_during(name, week.lost / TICKS))
+
+
+def _during(week: str, value: float) -> Callable[[], float]:
+    """The value until the week is over, then 0: a run that is over or suspended is not updated any more."""
+    return lambda: value if monday(time.time()) == week else 0.0
 
 
 def remove_run(key: RecipeKey) -> None:

@@ -1,7 +1,9 @@
 """The metrics of a run follow its status, and are removed with the recipe."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
 from megatron_operator.api.status import Expected, Plan, Straggler
@@ -60,8 +62,11 @@ def test_the_time_since_the_creation_is_divided(run: Any) -> None:
     assert value("megatron_recipe_time_seconds", category="idle") == 0, "a run that is over spends no time"
 
 
-def test_the_time_of_the_current_week_and_its_price_are_exported(run: Any) -> None:
+def test_the_time_of_the_current_week_and_its_price_are_exported(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run was created in the week before and trains since Sunday evening; now it is Monday."""
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(time=lambda: run.now))
     run.now = seconds("2026-11-23T01:00:00Z") or 0.0
     status = run.status()
     plan = Plan.model_construct(world_size=8, price_per_gpu_hour=2.5)
@@ -74,6 +79,26 @@ def test_the_time_of_the_current_week_and_its_price_are_exported(run: Any) -> No
     assert value("megatron_recipe_week_accelerator_seconds", use="useful") == 8 * 3000
     assert value("megatron_recipe_week_accelerator_seconds", use="lost") == 8 * 600
     assert value("megatron_recipe_price_per_gpu_hour") == 2.5
+
+
+@pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.SUSPENDED])
+def test_the_time_of_the_week_is_0_in_the_next_one_without_an_update(
+    run: Any, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    """A run that is over or suspended is not updated any more."""
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(time=lambda: run.now))
+    run.now = seconds("2026-11-22T23:59:59Z") or 0.0
+    status = run.status()
+    ledger = open_ledger("2026-11-22T20:00:00Z", State("start", accelerators=8))
+    ledger = advance(ledger, State("train", accelerators=8), run.now - 600, [], ended=False)
+    ledger = advance(ledger, State("idle", phase), run.now, [], ended=phase == Phase.SUCCEEDED)
+    status.set(phase=phase, plan=Plan.model_construct(world_size=8), ledger=ledger)
+    metrics.update_run(status)
+    assert value("megatron_recipe_week_accelerator_seconds", use="useful") == 8 * 600
+    assert value("megatron_recipe_week_accelerator_seconds", use="lost") == 8 * (4 * 3600 - 601)
+    run.now += 1
+    assert value("megatron_recipe_week_accelerator_seconds", use="useful") == 0
+    assert value("megatron_recipe_week_accelerator_seconds", use="lost") == 0
 
 
 def test_the_plan_is_exported_as_far_as_it_has_estimates(run: Any) -> None:
