@@ -48,7 +48,6 @@ def test_every_sample_of_a_packed_sequence_has_boundaries_of_its_own(tmp_path: P
     tokenizer = build_tokenizer(
         TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / "tokenizer"))
     )
-    (tmp_path / "packed").mkdir()
     train, *_ = GPTSFTDatasetBuilder(dataset, tokenizer).build()
 
     words = AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer"), local_files_only=True)

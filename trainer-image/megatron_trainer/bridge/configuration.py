@@ -179,6 +179,7 @@ def pack(config: Any, folder: Path) -> None:
     """Have samples share sequences of the model's length; rank 0 writes them to `folder` at the start."""
     from megatron.bridge.data.packing import PackedSequenceSpecs
 
+    folder.mkdir(parents=True, exist_ok=True)
     specs = PackedSequenceSpecs(packed_sequence_size=config.model.seq_length)
     # Set afterwards: the constructor requires files that exist.
     specs.packed_train_data_path = str(folder / "training.idx.parquet")

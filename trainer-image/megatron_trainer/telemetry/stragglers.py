@@ -4,6 +4,7 @@ A rank's own time is that of a step without its waits for others. Ranks of one p
 work; stages have not, so a rank that is alone in its stage has no peers and is never named.
 """
 
+import bisect
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,11 +65,9 @@ class StragglerDetector:
         if len(window) < WINDOW:
             yield from (self._named[each.rank] for each in stage if each.rank in self._named)
             return
+        ordered = {step: sorted(each.steps[step][0] for each in stage) for step in window}
         for each in stage:
-            others = [
-                statistics.median_low(peer.steps[step][0] for peer in stage if peer is not each)
-                for step in window
-            ]
+            others = [_median_of_others(ordered[step], each.steps[step][0]) for step in window]
             own = [each.steps[step][0] for step in window]
             ratios = [mine / max(theirs, 1e-9) for mine, theirs in zip(own, others, strict=True)]
             slowdown = statistics.median(ratios)
@@ -87,3 +86,9 @@ class StragglerDetector:
                     own_seconds=own_seconds,
                     peer_seconds=peer_seconds,
                 )
+
+
+def _median_of_others(ordered: Sequence[float], own: float) -> float:
+    """The low median of sorted values without `own`, one of them."""
+    at = (len(ordered) - 2) // 2
+    return ordered[at] if at < bisect.bisect_left(ordered, own) else ordered[at + 1]
