@@ -1,6 +1,8 @@
 """Images and text from the tar files of a WebDataset to a fine-tuned Qwen2.5-VL, and its weights out."""
 
 import importlib.util
+import io
+import json
 import os
 import tarfile
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from megatron_trainer.data import chats_command
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
+from PIL import Image
 
 from testkit.fine_tuned import IMAGE_CASES, Case
 from testkit.image_text import COLOURS, add_file, write_model, write_shards
@@ -26,6 +29,14 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("qwen_vl_utils") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
 )
+
+
+def whole_sample() -> dict[str, bytes]:
+    """Files of a sample of which nothing is wrong."""
+    picture = io.BytesIO()
+    Image.new("RGB", (56, 56)).save(picture, "png")
+    turns = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "red"}]
+    return {"0.json": json.dumps({"messages": turns}).encode(), "0.png": picture.getvalue()}
 
 
 def spec(case: Case, iterations: int, **data: Any) -> dict[str, Any]:
@@ -111,6 +122,7 @@ def test_the_loss_counts_the_answers_alone_and_every_picture_is_its_own(
         ({"0.png": b""}, "sample 0 has no 0.json beside its other files"),
         ({"0.json": b'{"messages": [{"role": "user", "content": "<image>?"}]}'}, "it names 1 images"),
         ({"0.json": b"{"}, "0.json: Expecting property name"),
+        ({**whole_sample(), "1.png": b""}, "broken.tar: sample 1 has no 1.json beside its other files"),
         ({"0.json": b"{}", "0.mp4": b""}, "0.mp4 is neither json nor an image"),
         (
             {

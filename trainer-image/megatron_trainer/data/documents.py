@@ -266,6 +266,7 @@ def _samples(source: Source, shard: Shard, render: Render | None, position: Posi
                     assert data is not None, "a record is a file"
                     record = json.loads(data.read())
                     yield render(to_parts(record, str(path), sample.pictures), None)
+                    name = ""
         except tarfile.TarError as error:
             raise source.refuse("path", f"{path} is not a whole tar file: {error}; copy it again") from error
         except (ConversationError, ValueError) as error:

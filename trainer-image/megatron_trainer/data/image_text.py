@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from tarfile import TarFile, TarInfo
+from tarfile import BLOCKSIZE, ReadError, TarFile, TarInfo
 from typing import Any, Final
 
 from megatron_trainer.data.chat import ROLES, ConversationError
@@ -19,6 +19,8 @@ SUFFIXES: Final = frozenset({"png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", 
 """Endings of images."""
 RECORD: Final = "json"
 """Ending of a conversation."""
+_END_BYTES: Final = 1 << 20
+"""Bytes behind the last file that are read at once."""
 _PICTURES: Final = frozenset({"image", "image_url"})
 
 
@@ -32,9 +34,11 @@ class Sample:
 
 
 def read_samples(tar: TarFile) -> Iterator[Sample]:
-    """Yield the samples of a tar file in their order. Raises ConversationError for one that is not whole."""
-    files = (member for member in tar if member.isfile())
-    for name, group in groupby(files, key=_key):
+    """Yield the samples of a tar file in their order.
+
+    Raises ConversationError for one that is not whole, and ReadError for such an archive.
+    """
+    for name, group in groupby(_files(tar), key=_key):
         members: dict[str, TarInfo] = {}
         for member in group:
             if members.setdefault(_ending(member), member) is not member:
@@ -50,6 +54,21 @@ def read_samples(tar: TarFile) -> Iterator[Sample]:
                     f"{member.name} is neither {RECORD} nor an image ({known}); leave it out"
                 )
         yield Sample(name, record, pictures)
+
+
+def _files(tar: TarFile) -> Iterator[TarInfo]:
+    yield from (member for member in tar if member.isfile())
+    # tarfile takes what it cannot read behind the first header for the end of the archive, which is of zeros.
+    raw = tar.fileobj
+    assert raw is not None, "the file is open"
+    raw.seek(tar.offset)
+    end = raw.read(BLOCKSIZE)
+    whole = len(end) == BLOCKSIZE
+    while end and whole:
+        whole = not any(end)
+        end = raw.read(_END_BYTES)
+    if not whole:
+        raise ReadError(f"byte {tar.offset:,} begins neither a file nor the end of the archive")
 
 
 def _key(member: TarInfo) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,34 @@ def test_files_of_one_name_are_a_sample_with_images_by_their_numbers() -> None:
     assert (first.name, second.name) == ("a/1", "b/1")
     assert [member.name for member in first.pictures] == ["a/1.2.JPG", "a/1.10.jpg"]
     assert [member.name for member in second.pictures] == ["b/1.png"]
+
+
+ONE = 2 * tarfile.BLOCKSIZE
+"""Bytes of a small file with its header."""
+
+
+def with_bit(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[: 2 * ONE], id="cut between files"),
+        pytest.param(lambda data: data[: 2 * ONE + 100], id="cut in a header"),
+        pytest.param(lambda data: with_bit(data, 2 * ONE + 150), id="a damaged header"),
+        pytest.param(lambda data: data + data, id="two archives in one file"),
+    ],
+)
+def test_an_archive_that_ends_early_loses_no_sample_silently(damage: Callable[[bytes], bytes]) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name in ("0.json", "1.json", "2.json"):
+            add_file(tar, name, name.encode())
+    damaged = io.BytesIO(damage(stream.getvalue()))
+    expected = r"byte [\d,]+ begins neither a file nor the end"
+    with tarfile.open(fileobj=damaged, mode="r:") as tar, pytest.raises(tarfile.ReadError, match=expected):
+        list(read_samples(tar))
 
 
 def test_the_place_of_an_image_is_that_of_its_bytes(tmp_path: Path) -> None:
