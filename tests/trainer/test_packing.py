@@ -27,7 +27,7 @@ def test_every_sample_of_a_packed_sequence_has_boundaries_of_its_own(tmp_path: P
     from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder, GPTSFTDatasetConfig
     from megatron.bridge.training.tokenizers.config import TokenizerConfig
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
-    from megatron_trainer.bridge import configuration
+    from megatron_trainer.bridge import configuration, packing
     from transformers import AutoTokenizer
 
     write_tokenizer(tmp_path / "tokenizer")
@@ -42,12 +42,12 @@ def test_every_sample_of_a_packed_sequence_has_boundaries_of_its_own(tmp_path: P
         do_validation=False,
         do_test=False,
     )
-    configuration.pack(
-        SimpleNamespace(model=SimpleNamespace(seq_length=LENGTH), dataset=dataset), tmp_path / "packed"
+    tokenizing = TokenizerConfig(
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / "tokenizer")
     )
-    tokenizer = build_tokenizer(
-        TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / "tokenizer"))
-    )
+    config = SimpleNamespace(model=SimpleNamespace(seq_length=LENGTH), dataset=dataset, tokenizer=tokenizing)
+    packing.pack(config, tmp_path / "packed")
+    tokenizer = build_tokenizer(tokenizing)
     train, *_ = GPTSFTDatasetBuilder(dataset, tokenizer).build()
 
     words = AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer"), local_files_only=True)
@@ -64,11 +64,46 @@ def test_every_sample_of_a_packed_sequence_has_boundaries_of_its_own(tmp_path: P
     assert sorted(found) == sorted(f"{asked} {answer}" for asked, answer in texts)
 
 
-def test_a_cpu_refuses_packed_samples_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron_trainer.bridge import configuration
+def test_other_samples_or_a_torn_file_are_packed_again(tmp_path: Path) -> None:
+    from megatron_trainer.weights import cpu_model
 
-    monkeypatch.setattr(configuration, "PLATFORM", "cpu")
+    cpu_model.import_bridge()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from megatron_trainer.bridge import configuration, packing
+
+    samples = tmp_path / "training.jsonl"
+    samples.write_text("{}\n")
+    config = SimpleNamespace(
+        model=SimpleNamespace(seq_length=LENGTH),
+        dataset=SimpleNamespace(
+            dataset_root=tmp_path, preprocessing=configuration.preprocessing(chats=False)
+        ),
+        tokenizer=SimpleNamespace(tokenizer_model=str(tmp_path)),
+    )
+
+    def packed() -> Path:
+        packing.pack(config, tmp_path / "packed")
+        return Path(config.dataset.offline_packing_specs.packed_train_data_path)
+
+    first = packed()
+    pq.write_table(pa.table({"input_ids": [[1, 2]]}), first)
+    assert packed() == first
+    assert first.exists(), "a whole file is used again"
+    first.write_bytes(first.read_bytes()[:-1])
+    packed()
+    assert not first.exists()
+    samples.write_text("{}\n{}\n")
+    other = packed()
+    assert other != first
+    config.model.seq_length *= 2
+    assert packed() not in (first, other)
+
+
+def test_a_cpu_refuses_packed_samples_with_the_reason() -> None:
+    from megatron_trainer.bridge import packing
+
     with pytest.raises(RankError, match="which keeps them apart, needs a GPU") as raised:
-        configuration._require_packed_attention()
+        packing.require_attention("cpu")
     assert raised.value.code == ExitCode.USAGE
     assert PACKED_FOLDER in str(raised.value)

@@ -38,6 +38,7 @@ TRAINER_SHARED = {
     "secret_values",
     "settings",
     "termination",
+    "tokenizer_files",
     "volume_paths",
 }
 """Modules of the trainer that all its packages may import."""
@@ -50,6 +51,7 @@ TRAINER_MAY_IMPORT = {
     "settings": {"errors"},
     "secret_values": set(),
     "termination": {"secret_values"},
+    "tokenizer_files": set(),
     "volume_paths": set(),
     "platform": TRAINER_SHARED,
     "telemetry": TRAINER_SHARED,

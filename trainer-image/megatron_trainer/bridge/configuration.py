@@ -24,7 +24,7 @@ from megatron_contract.bridge_run import (
 from megatron_contract.environment import DEFAULT_PLATFORM, ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.bridge import absent_packages
+from megatron_trainer.bridge import absent_packages, packing
 from megatron_trainer.bridge.family_layers import instead_of
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
@@ -129,8 +129,8 @@ def make(run: BridgeRun) -> Any:
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))
     if (packed := run.overrides.get(PACKED_FOLDER)) is not None:
-        _require_packed_attention()
-        pack(config, Path(str(packed)))
+        packing.require_attention(PLATFORM)
+        packing.pack(config, Path(str(packed)))
     _require_samples(config)
     _require_datasets(config)
     return config
@@ -164,29 +164,6 @@ def preprocessing(*, chats: bool) -> Any:
     return PromptCompletionSFTPreprocessingConfig(
         prompt_column="input", completion_column="output", separator=" "
     )
-
-
-def _require_packed_attention() -> None:
-    if PLATFORM == "cpu":
-        raise RankError(
-            ExitCode.USAGE,
-            f"{PACKED_FOLDER}: Megatron's own attention takes no packed samples, and Transformer Engine's, "
-            "which keeps them apart, needs a GPU; leave it out",
-        )
-
-
-def pack(config: Any, folder: Path) -> None:
-    """Have samples share sequences of the model's length; rank 0 writes them to `folder` at the start."""
-    from megatron.bridge.data.packing import PackedSequenceSpecs
-
-    folder.mkdir(parents=True, exist_ok=True)
-    specs = PackedSequenceSpecs(packed_sequence_size=config.model.seq_length)
-    # Set afterwards: the constructor requires files that exist.
-    specs.packed_train_data_path = str(folder / "training.idx.parquet")
-    specs.packed_val_data_path = str(folder / "validation.idx.parquet")
-    specs.packed_metadata_path = folder / "metadata.json"
-    config.dataset.offline_packing_specs = specs
-    config.dataset.enable_offline_packing = True
 
 
 def _require_samples(config: Any) -> None:

@@ -6,7 +6,6 @@ at. Worker 0 joins the shards. A dataset is kept under a digest of what it was m
 recipe gives to Megatron links to it, so recipes share what is the same.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -26,6 +25,7 @@ from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.shards import Encoder, RecordEncoder, TokenEncoder
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
+from megatron_trainer.tokenizer_files import digest_of_tokenizer
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,6 @@ def load_encoder(folder: Path, *, append_eod: bool) -> Encoder:
 def _names(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     return ", ".join(names[:4]) or "nothing"
-
-
-def digest_of_tokenizer(folder: Path, *, with_template: bool) -> str:
-    """Return the digest of a tokenizer's files."""
-    names = ["tokenizer.json", *(("tokenizer_config.json", "chat_template.jinja") if with_template else ())]
-    digest = hashlib.sha256()
-    for name in names:
-        path = folder / name
-        digest.update(path.read_bytes() if path.is_file() else b"none")
-    return digest.hexdigest()
 
 
 def prepare(

@@ -20,13 +20,14 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.data import check, shards, tokenizer
 from megatron_trainer.data.answers import ChatLines, LineEncoder
-from megatron_trainer.data.blend import Worker, build_shards, digest_of_tokenizer, load_encoder, log, repair
+from megatron_trainer.data.blend import Worker, build_shards, load_encoder, log, repair
 from megatron_trainer.data.chat import ConversationError
 from megatron_trainer.data.dataset import Dataset
 from megatron_trainer.data.image_samples import SampleLines, digest_of_processor
 from megatron_trainer.data.meter import Meter
 from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.data.sources import Source, content_digest, divide, find_files
+from megatron_trainer.tokenizer_files import digest_of_tokenizer
 
 FILES = ("training.jsonl", "validation.jsonl")
 _BLOCK = 8 << 20
