@@ -13,6 +13,7 @@ from megatron_operator.catalog import Catalog, Entry, PublishedLayout, hugging_f
 from megatron_operator.catalog.accelerator import select_accelerator
 from megatron_operator.planner.admission import admit
 from megatron_operator.planner.durations import duration
+from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.matching import (
     Match,
     generation,
@@ -275,6 +276,12 @@ def _reasons(
         yield f"its layout is planned; one for {layout.title} is published"
     else:
         yield "its layout is planned"
+    memory = found.memory_per_gpu
+    if memory is not None and memory.capacity and memory.total > memory.capacity:
+        yield (
+            f"memory may not suffice: {memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB, as"
+            " estimated; try a smaller microBatchSize"
+        )
     if split := _splitting_function(entry, query.seq_length):
         yield (
             f"{split.function} is published for these sequences, with CP "

@@ -88,3 +88,10 @@ def test_images_are_refused_where_text_alone_is_read(recipe: str) -> None:
         in each
         for each in found
     )
+
+
+def test_no_virtual_stages_are_planned_beside_a_vision_tower() -> None:
+    data = images()
+    found = planned("qwen2.5-vl-72b-sft", accelerator={"type": "h100-sxm", "count": 64}, data=data).plan
+    assert found.pipeline_model_parallel_size > 1
+    assert found.virtual_pipeline_model_parallel_size is None

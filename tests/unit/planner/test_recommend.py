@@ -362,6 +362,13 @@ def test_a_function_for_the_sequences_that_is_not_started_is_named_with_the_reas
     assert not any("contextParallelSize 2, 4 or 8" in note for note in best.plan.notes)
 
 
+def test_a_published_layout_above_the_estimated_memory_is_named_as_such() -> None:
+    best = choices("qwen2.5-vl-3b", 1, mode="sft")[0]
+    assert best.published
+    [caution] = [each for each in best.reasons if each.startswith("memory may not suffice: ")]
+    assert "of 79.1 GiB, as estimated; try a smaller microBatchSize" in caution
+
+
 def test_other_hardware_and_modes_that_are_published_are_named() -> None:
     small = PlatformConfig.model_validate({"image": "i", "accelerators": {"l40s": {"hardware": "l40s"}}})
     reasons = recommend(Query("qwen3-vl-235b", 64, "l40s", "pretrain", None), small, LIBRARY)[0].reasons

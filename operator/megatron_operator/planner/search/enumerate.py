@@ -139,8 +139,9 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         return []
     if not problem.refine or problem.on_cpu or any(m % pp for m in micro_batches):
         return []
-    if problem.shape.hybrid:
-        return []  # Virtual stages need separators in the hybrid pattern.
+    if problem.shape.hybrid or problem.shape.tower:
+        # They need separators in the hybrid pattern; with a vision tower nothing was trained in them.
+        return []
     chunked = [
         trial
         for virtual in divisors(math.gcd(*split.counted))[1:]
