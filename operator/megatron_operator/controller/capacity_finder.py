@@ -66,7 +66,7 @@ class CapacityFinder:
         fits = sum(fitting.values())
         if resizable and not waiting and fits > snapshot.size:
             # To grow, the run gives up all of its nodes, and those who wait would be bound first.
-            claimed = await asyncio.to_thread(claimed_by_others, cluster, fitting, own)
+            claimed = await asyncio.to_thread(claimed_by_others, cluster, template, fitting, own, status.now)
             fits = max(snapshot.size, fits - claimed)
         elastic = await self._elastic(status, snapshot, limits, fits) if resizable else None
         if not (releasable or bad):

@@ -1,23 +1,47 @@
 """How many of a run's pods fit on the nodes of the cluster, by the scheduler's rules."""
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from sys import intern
 from typing import Any, Final
 
 from megatron_operator.api import quantity
-from megatron_operator.api.labels import LABEL_RECIPE
+from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state, ready_condition
+from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Fraction]
 """Resource name -> amount in base units."""
 
 PODS: Final = "pods"
-_OF_SPEC: Final = ("containers", "initContainers", "overhead", "nodeSelector", "affinity", "tolerations")
-"""What decides where a pod fits."""
+LONGEST_CLAIM: Final = 1800.0
+"""Seconds after the creation of its newest pod for which a waiting gang claims places.
+
+A gang that fits is bound within minutes. One that is not has a reason that is not seen here, such as a
+volume or a quota, and would keep an elastic run small for as long as it waits.
+"""
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _BLOCKING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+@dataclass(slots=True)
+class WaitingGang:
+    """The trainer pods of a recipe that are not bound; all are made from one template."""
+
+    requests: Amounts
+    placement: Object
+    """Node selector, required node affinity and tolerations, as in a pod's spec."""
+    uids: set[str] = field(default_factory=set)
+    newest: float = 0.0
+    """When its newest pod was created, seconds since the epoch."""
+
+    def spec(self) -> str:
+        """The same text for gangs whose pods fit the same nodes."""
+        return json.dumps([self.placement, {n: str(a) for n, a in self.requests.items()}], sort_keys=True)
 
 
 @dataclass(slots=True)
@@ -29,8 +53,8 @@ class ClusterUsage:
     """Requests of all pods by node."""
     trainers: dict[str, tuple[str, Amounts]] = field(default_factory=dict)
     """Node and requests of the pods of recipes, by UID."""
-    waiting: dict[tuple[str, str], dict[str, Object]] = field(default_factory=dict)
-    """Specs of the pods of recipes that are not bound, by namespace and recipe, and by UID."""
+    waiting: dict[tuple[str, str], WaitingGang] = field(default_factory=dict)
+    """Gangs of trainers that are not bound, by namespace and recipe."""
 
     def add_node(self, node: Object) -> None:
         """Add a node."""
@@ -53,21 +77,29 @@ class ClusterUsage:
         return frozenset(names) - {node["metadata"]["name"] for node in self.nodes}
 
     def add_pod(self, pod: Object) -> None:
-        """Add a pod, if it holds resources, or is one of a recipe and waits for them."""
+        """Add a pod, if it holds resources, or is a trainer and waits for them."""
         node_name, metadata = node_of(pod), pod["metadata"]
         phase = (pod.get("status") or {}).get("phase")
-        recipe = (metadata.get("labels") or {}).get(LABEL_RECIPE)
+        labels = metadata.get("labels") or {}
+        recipe = labels.get(LABEL_RECIPE)
         if phase in ("Succeeded", "Failed"):
             return
         if node_name is None:
-            if recipe is not None and "deletionTimestamp" not in metadata:
-                gang = self.waiting.setdefault((metadata.get("namespace", ""), recipe), {})
-                gang[metadata["uid"]] = {name: pod["spec"][name] for name in _OF_SPEC if name in pod["spec"]}
+            waits = "deletionTimestamp" not in metadata and labels.get(LABEL_ROLE) == ROLE_TRAINER
+            if recipe is not None and waits:
+                self._add_waiting((metadata.get("namespace", ""), recipe), metadata, pod["spec"])
             return
-        requests = pod_requests(pod["spec"]) | {PODS: Fraction(1)}
+        requests = _requests_and_pod(pod["spec"])
         _add(self.used.setdefault(node_name, {}), requests)
         if recipe is not None:
             self.trainers[metadata["uid"]] = node_name, requests
+
+    def _add_waiting(self, key: tuple[str, str], metadata: Object, spec: Object) -> None:
+        gang = self.waiting.get(key)
+        if gang is None:
+            gang = self.waiting[key] = WaitingGang(_requests_and_pod(spec), _placement(spec))
+        gang.uids.add(metadata["uid"])
+        gang.newest = max(gang.newest, seconds(metadata.get("creationTimestamp")) or 0.0)
 
     def used_by_others(self, uids: Collection[str]) -> dict[str, Amounts]:
         """Requests by node without those of these pods of recipes."""
@@ -89,37 +121,47 @@ def fitting_pods(cluster: ClusterUsage, template: Object, own_uids: Collection[s
     anti-affinity and queue quotas are not considered.
     """
     spec = template["spec"]
-    requested = pod_requests(spec) | {PODS: Fraction(1)}
-    used = cluster.used_by_others(own_uids)
-    fits = {}
-    for node in cluster.nodes:
-        name = node["metadata"]["name"]
-        if _is_schedulable(node, spec):
-            count = _count(_allocatable(node), used.get(name, {}), requested)
-            if count > 0:
-                fits[name] = count
-    return fits
+    return _fitting(cluster.nodes, cluster.used_by_others(own_uids), spec, _requests_and_pod(spec))
 
 
-def claimed_by_others(cluster: ClusterUsage, fits: Mapping[str, int], own_uids: Collection[str]) -> int:
+def claimed_by_others(
+    cluster: ClusterUsage, template: Object, fits: Mapping[str, int], own_uids: Collection[str], now: float
+) -> int:
     """How many of the pods in `fits` other runs would take, if this run gave its places up.
 
-    Those are the waiting pods of each run that fit as a whole: a gang that does not is not bound either way.
+    Those are the waiting trainers of each run that request the same accelerators and fit as a whole: a gang
+    that does not is not bound either way. One that has waited for `LONGEST_CLAIM` is not expected to be.
 
     Args:
         cluster: All nodes and pods.
+        template: The pod template of this run.
         fits: Number of pods of this run that fit on each node, with its own counted as free.
         own_uids: The run's own pods.
+        now: Seconds since the epoch.
     """
-    claimed = 0
+    accelerators = _extended(pod_requests(template["spec"]))
+    gangs_by_spec: dict[str, list[WaitingGang]] = {}
     for gang in cluster.waiting.values():
-        if not gang.keys().isdisjoint(own_uids):
+        competes = not accelerators or not accelerators.isdisjoint(_extended(gang.requests))
+        if competes and now - gang.newest < LONGEST_CLAIM and gang.uids.isdisjoint(own_uids):
+            gangs_by_spec.setdefault(gang.spec(), []).append(gang)
+    if not gangs_by_spec:
+        return 0
+    used = cluster.used_by_others(own_uids)
+    usable = [node for node in cluster.nodes if node["metadata"]["name"] in fits]
+    others = [node for node in cluster.nodes if node["metadata"]["name"] not in fits]
+    claimed = 0
+    for gangs in gangs_by_spec.values():
+        placement, requests = gangs[0].placement, gangs[0].requests
+        places = _fitting(usable, used, placement, requests)
+        shared = sum(min(count, fits[name]) for name, count in places.items())
+        if not shared:
             continue
-        spec = next(iter(gang.values()))
-        places = fitting_pods(cluster, {"spec": spec}, own_uids)
-        if sum(places.values()) >= len(gang):
-            shared = sum(min(count, fits.get(node, 0)) for node, count in places.items())
-            claimed += min(len(gang), shared)
+        room = sum(places.values())
+        if room < max(len(gang.uids) for gang in gangs):
+            # The rest of a gang may be bound to nodes that this run cannot use.
+            room += sum(_fitting(others, used, placement, requests).values())
+        claimed += sum(min(len(gang.uids), shared) for gang in gangs if len(gang.uids) <= room)
     return claimed
 
 
@@ -139,6 +181,38 @@ def pod_requests(spec: Object) -> Amounts:
             total[name] = before + amount if sidecar else max(before, amount)
     _add(total, _amounts(spec.get("overhead") or {}))
     return total
+
+
+def _requests_and_pod(spec: Object) -> Amounts:
+    return pod_requests(spec) | {PODS: Fraction(1)}
+
+
+def _placement(spec: Object) -> Object:
+    """What of a pod's spec decides which nodes it may use."""
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED)
+    return {
+        "nodeSelector": spec.get("nodeSelector"),
+        "affinity": {"nodeAffinity": {_REQUIRED: required}},
+        "tolerations": spec.get("tolerations"),
+    }
+
+
+def _extended(requests: Amounts) -> set[str]:
+    """The extended resources that are requested, such as accelerators: only their names have a domain."""
+    return {name for name, amount in requests.items() if "/" in name and amount > 0}
+
+
+def _fitting(
+    nodes: Iterable[Object], used: Mapping[str, Amounts], placement: Object, requested: Amounts
+) -> dict[str, int]:
+    fits = {}
+    for node in nodes:
+        name = node["metadata"]["name"]
+        if _is_schedulable(node, placement):
+            count = _count(_allocatable(node), used.get(name, {}), requested)
+            if count > 0:
+                fits[name] = count
+    return fits
 
 
 def _container_requests(container: Object) -> Amounts:
@@ -182,9 +256,7 @@ def _is_schedulable(node: Object, spec: Object) -> bool:
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(key) != value for key, value in selector.items()):
         return False
-    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED)
     terms = (affinity or {}).get("nodeSelectorTerms") or []
     return not terms or any(_matches(term, labels) for term in terms)
 

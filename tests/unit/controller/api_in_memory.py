@@ -70,6 +70,8 @@ class ApiInMemory:
         self._job: Object | None = None
         self.waiting_pods = 0
         """Of the gang of another run, which has no node."""
+        self.waiting_since = 0.0
+        """When they were created, seconds since the epoch."""
         self.claims: dict[str, Object] = {}
         self.jobsets: dict[str, Object] = {}
         self.batch_jobs: dict[str, Object] = {}
@@ -310,7 +312,8 @@ class ApiInMemory:
                     "name": each,
                     "namespace": "other",
                     "uid": each,
-                    "labels": {LABEL_RECIPE: "other"},
+                    "labels": {LABEL_RECIPE: "other", LABEL_ROLE: "trainer"},
+                    "creationTimestamp": timestamp(self.waiting_since),
                 },
                 "spec": {"containers": [_CONTAINER]},
                 "status": {"phase": "Pending"},

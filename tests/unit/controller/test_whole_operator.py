@@ -1,6 +1,7 @@
 """The operator over a simulated cluster: edits by a user and jumps of the clock."""
 
 import pytest
+from megatron_operator.lifecycle.capacity import LONGEST_CLAIM
 
 from tests.unit.controller.simulated_run import CLAIM, Run
 
@@ -100,7 +101,7 @@ def test_a_run_grows_unless_a_waiting_gang_would_take_its_nodes(run: Run, waitin
     run.cluster.nodes["node-2"].taken = True
     run.cluster.node_dies("node-1")
     run.until(lambda: run.trains(pods=1))
-    run.api.waiting_pods = waiting
+    run.api.waiting_pods, run.api.waiting_since = waiting, run.cluster.now
     run.cluster.node_returns("node-1")
     if not grows:
         with pytest.raises(AssertionError, match="not reached"):
@@ -108,3 +109,16 @@ def test_a_run_grows_unless_a_waiting_gang_would_take_its_nodes(run: Run, waitin
         run.api.waiting_pods = 0
     run.until(run.trains)
     assert [each["kind"] for each in run.incidents] == ["node", "resize", "resize"]
+
+
+def test_a_run_grows_in_spite_of_a_gang_that_is_not_bound_for_long(run: Run) -> None:
+    run.edit(recovery={"elastic": {"minCount": 8, "shrinkAfter": 60, "growAfter": 60}})
+    run.until(lambda: run.status["observedGeneration"] == 2 and run.trains())
+    run.cluster.nodes["node-2"].taken = True
+    run.cluster.node_dies("node-1")
+    run.until(lambda: run.trains(pods=1))
+    run.api.waiting_pods, run.api.waiting_since = 2, run.cluster.now
+    run.cluster.node_returns("node-1")
+    run.until(lambda: "larger" in run.status["recovery"]["elastic"], seconds=int(LONGEST_CLAIM) + 120)
+    assert run.cluster.now - run.api.waiting_since >= LONGEST_CLAIM
+    run.until(run.trains)

@@ -3,10 +3,19 @@
 from typing import Any
 
 import pytest
-from megatron_operator.api.labels import LABEL_RECIPE
-from megatron_operator.lifecycle.capacity import ClusterUsage, claimed_by_others, fitting_pods, pod_requests
+from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle import capacity
+from megatron_operator.lifecycle.capacity import (
+    LONGEST_CLAIM,
+    ClusterUsage,
+    claimed_by_others,
+    fitting_pods,
+    pod_requests,
+)
 
 GPU = "nvidia.com/gpu"
+NOW = 1_800_000_000.0
 
 
 def node(name: str, gpus: int = 8, ready: str = "True", **spec: Any) -> dict[str, Any]:
@@ -57,10 +66,15 @@ def test_unbound_pods_use_no_resources() -> None:
     assert fitting_pods(cluster([node("a")], [pod("waits", None)]), template(), set()) == {"a": 2}
 
 
-def waiting(run: str, pods: int, **spec: Any) -> list[dict[str, Any]]:
+def waiting(
+    run: str, pods: int, role: str = "trainer", seconds: float = 60, **spec: Any
+) -> list[dict[str, Any]]:
+    """A gang that has waited for `seconds`."""
+    created = timestamp(NOW - seconds)
     gang = [pod(f"{run}-{number}", None, phase="Pending") for number in range(pods)]
     for each in gang:
-        each["metadata"] |= {"namespace": "research", "labels": {LABEL_RECIPE: run}}
+        labels = {LABEL_RECIPE: run, LABEL_ROLE: role}
+        each["metadata"] |= {"namespace": "research", "labels": labels, "creationTimestamp": created}
         each["spec"] |= spec
     return gang
 
@@ -75,21 +89,86 @@ def waiting(run: str, pods: int, **spec: Any) -> list[dict[str, Any]]:
         (waiting("four", 4), 0),
         (waiting("two", 2) + waiting("one", 1), 3),
         (waiting("elsewhere", 1, nodeSelector={"gpu": "b200"}), 0),
+        (waiting("import", 1, role="import"), 0),
+        (waiting("prepare", 1, role="prepare", containers=[{"resources": {"requests": {"cpu": "4"}}}]), 0),
+        (waiting("cpus", 1, containers=[{"resources": {"requests": {"cpu": "4"}}}]), 0),
+        (waiting("long", 2, seconds=LONGEST_CLAIM), 0),
+        (waiting("long", 1, seconds=LONGEST_CLAIM) + waiting("new", 1), 1),
     ],
-    ids=["nobody", "a-gang", "needs-the-runs-own", "does-not-fit", "two-gangs", "other-nodes"],
+    ids=[
+        "nobody",
+        "a-gang",
+        "needs-the-runs-own",
+        "does-not-fit",
+        "two-gangs",
+        "other-nodes",
+        "an-import",
+        "a-preparation",
+        "trainers-without-accelerators",
+        "waits-too-long",
+        "one-of-two-waits-too-long",
+    ],
 )
 def test_places_that_a_waiting_gang_would_take_are_claimed(others: list[Any], claimed: int) -> None:
     seen = cluster([node("a"), node("b"), node("c")], [pod("own", "a"), *others])
     fits = fitting_pods(seen, template(8), {"own"})
     assert fits == {"a": 1, "b": 1, "c": 1}
-    assert claimed_by_others(seen, fits, {"own"}) == claimed
+    assert claimed_by_others(seen, template(8), fits, {"own"}, NOW) == claimed
+
+
+def test_a_gang_claims_as_long_as_its_newest_pod_is_new() -> None:
+    """A pod of it was replaced: the scheduler tries the gang again."""
+    old, new = waiting("two", 2, seconds=LONGEST_CLAIM)[:1], waiting("two", 2)[1:]
+    seen = cluster([node("a"), node("b"), node("c")], [pod("own", "a"), *new, *old])
+    fits = fitting_pods(seen, template(8), {"own"})
+    assert claimed_by_others(seen, template(8), fits, {"own"}, NOW) == 2
+
+
+def test_a_gang_that_needs_nodes_that_the_run_cannot_use_claims_the_others() -> None:
+    """It waits for three nodes, one of which is none of the run's."""
+    nodes = [node("a"), node("b"), node("c")]
+    nodes[2]["metadata"]["labels"]["gpu"] = "h200"
+    own = template(8, terms=[{"key": "gpu", "operator": "In", "values": ["h100"]}])
+    seen = cluster(nodes, [pod("own", "a"), *waiting("three", 3)])
+    fits = fitting_pods(seen, own, {"own"})
+    assert fits == {"a": 1, "b": 1}
+    assert claimed_by_others(seen, own, fits, {"own"}, NOW) == 2
+
+
+def test_nodes_are_counted_once_for_all_gangs_of_equal_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    gangs = [each for number in range(20) for each in waiting(f"run-{number}", 2)]
+    for number, each in enumerate(gangs):
+        # Each gang keeps its own pods apart; where they fit is the same.
+        each["spec"]["affinity"] = {"podAntiAffinity": {"name": number // 2}}
+    nodes = [node("a"), node("b"), node("c", gpus=0)]
+    seen = cluster(nodes, gangs)
+    fits = fitting_pods(seen, template(8), set())
+    counted: list[str] = []
+    is_schedulable = capacity._is_schedulable
+
+    def counting(of: Any, spec: Any) -> bool:
+        counted.append(of["metadata"]["name"])
+        return is_schedulable(of, spec)
+
+    monkeypatch.setattr(capacity, "_is_schedulable", counting)
+    assert claimed_by_others(seen, template(8), fits, set(), NOW) == 40
+    assert counted == ["a", "b"], "nodes that the run cannot use are not counted"
+
+
+def test_of_a_waiting_pod_only_what_decides_where_it_fits_is_kept() -> None:
+    pods = waiting("two", 2, containers=[{"env": [{"name": "A", "value": "secret"}]}])
+    [gang] = cluster([], pods).waiting.values()
+    assert gang.uids == {"two-0", "two-1"}
+    assert "secret" not in gang.spec()
+    assert gang.placement.keys() == {"nodeSelector", "affinity", "tolerations"}
 
 
 def test_a_runs_own_waiting_pods_claim_nothing() -> None:
     gang = waiting("run", 2)
     seen = cluster([node("a"), node("b")], gang)
     own = {each["metadata"]["uid"] for each in gang}
-    assert claimed_by_others(seen, fitting_pods(seen, template(8), own), own) == 0
+    fits = fitting_pods(seen, template(8), own)
+    assert claimed_by_others(seen, template(8), fits, own, NOW) == 0
 
 
 @pytest.mark.parametrize(
