@@ -6,7 +6,6 @@ import base64
 import contextlib
 import json
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import yaml
 from localcluster.binaries import Binaries
 from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
+from localcluster.hostcontrollers import free_port, rights, wait_established
 from localcluster.kubectl import LOADER, Kubectl, Object
 from localcluster.pki import Authority, Certificate
 from localcluster.processes import http_ok, wait_until
@@ -25,39 +25,6 @@ NAME = "jobset"
 RESOURCE = "jobsets.jobset.x-k8s.io"
 _USER = "jobset-controller"
 _CERTIFICATE = "jobset-webhook"
-
-
-def free_port() -> int:
-    """A TCP port of the host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_established(kubectl: Kubectl, resource: str) -> None:
-    """Wait until the API server serves a custom resource. Raises ClusterError.
-
-    `kubectl wait` fails while it has no condition yet.
-    """
-
-    def established() -> bool:
-        status = kubectl.get("crd", resource).get("status") or {}
-        found = {each["type"]: each["status"] for each in status.get("conditions") or []}
-        return found.get("Established") == "True"
-
-    wait_until(established, 60, f"{resource} established")
-
-
-def rights(user: str, role: Object) -> list[Object]:
-    """A ClusterRole with the rules of `role`, and its binding to a user."""
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": user},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
-    }
-    return [role | {"metadata": {"name": user}}, binding]
 
 
 def reachable_webhooks(documents: list[Object], url: str, ca: bytes) -> list[Object]:

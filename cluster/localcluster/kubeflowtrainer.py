@@ -11,7 +11,7 @@ from pathlib import Path
 from localcluster.binaries import Binaries
 from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
-from localcluster.jobset import free_port, rights, wait_established
+from localcluster.hostcontrollers import free_port, rights, wait_established
 from localcluster.kubectl import Kubectl, Object
 from localcluster.pki import Authority, Certificate
 from localcluster.processes import http_ok, wait_until

@@ -5,16 +5,19 @@ A module that uses it has the fixtures `runs` and `choose`, which changes the pl
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from megatron_operator.api.times import timestamp
 
-from testkit.api_server import Object
+from testkit.api_server import Api, Object
 from testkit.fake_trainers import terminate_container
+from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from testkit.run_state import RunState
 from testkit.waiting import LONG_DEADLINE
-from tests.control_plane.nodes import Pool
+from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.nodes import Pool, complete_jobs
 from tests.control_plane.world import World
 
 QUEUE = {"scheduling": {"queue": "research"}}
@@ -49,6 +52,36 @@ class PodPerJobWorld(World):
     def suspend_as_queue(self, name: str, suspend: bool) -> None:
         """What Kueue does when it takes a run's quota away or grants it."""
         self.api.patch(self.job_kind, self.namespace, name, {"spec": {"suspend": suspend}})
+
+
+@contextmanager
+def operator_of(
+    backend: str, option: str, api: Api, install: Callable[[str, Object], str], process: OperatorProcess
+) -> Iterator[OperatorProcess]:
+    """The operator, stopped, with this `jobBackend` and the rights of a release with that backend alone.
+
+    Meanwhile KWOK completes no pods of JobSets; tests end them.
+    """
+    complete_jobs(api, of_jobsets=False)
+    process.stop()
+    install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}})
+    chosen = process.with_options(option)
+    yield chosen
+    chosen.stop()
+    install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
+    complete_jobs(api, of_jobsets=True)
+
+
+def backend_setter(value: str, world: World, install: Callable[[str, Object], str]) -> Callable[[str], None]:
+    """Sets the platform's `jobBackend`, and keeps the rights that `value` of the chart gives."""
+
+    def set_backend(backend: str) -> None:
+        # An operator that has read the former platform would create another job of the former kind.
+        world.operator.stop()
+        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}, value: True})
+        world.operator.ensure()
+
+    return set_backend
 
 
 class RunsWithPodPerJob:

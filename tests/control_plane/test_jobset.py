@@ -7,11 +7,14 @@ from localcluster import Cluster
 
 from testkit.api_server import Api, Object
 from testkit.fake_trainers import FakeProgressServer
-from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
-from tests.control_plane.conftest import PLATFORM
+from testkit.operator_process import OperatorProcess
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.nodes import complete_jobs
-from tests.control_plane.pod_per_job import PodPerJobWorld, RunsWithPodPerJob
+from tests.control_plane.pod_per_job import (
+    PodPerJobWorld,
+    RunsWithPodPerJob,
+    backend_setter,
+    operator_of,
+)
 from tests.control_plane.world import World
 
 
@@ -27,28 +30,17 @@ def operator_process(
     cluster: Cluster, api: Api, install: Callable[[str, Object], str], operator_process: OperatorProcess
 ) -> Iterator[OperatorProcess]:
     """An operator that handles JobSets, on a platform with `jobBackend: jobset`; JobSet's controller runs."""
-    with cluster.jobsets():
-        complete_jobs(api, of_jobsets=False)
-        operator_process.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": "jobset"}})
-        process = operator_process.with_options("--jobsets")
+    with (
+        cluster.jobsets(),
+        operator_of("jobset", "--jobsets", api, install, operator_process) as process,
+    ):
         yield process
-        process.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
-        complete_jobs(api, of_jobsets=True)
 
 
 @pytest.fixture
 def choose(world: World, install: Callable[[str, Object], str]) -> Callable[[str], None]:
     """Sets the platform's `jobBackend`, and keeps the rights on JobSets."""
-
-    def set_backend(backend: str) -> None:
-        # An operator that has read the former platform would create another job of the former kind.
-        world.operator.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}, "jobSets": True})
-        world.operator.ensure()
-
-    return set_backend
+    return backend_setter("jobSets", world, install)
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
 from testkit.waiting import wait_until
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.gateway import Gateway
-from tests.control_plane.nodes import complete_jobs
 from tests.control_plane.pod_per_job import (
     COMPLETED,
     PodPerJobWorld,
     RunsWithPodPerJob,
+    backend_setter,
+    operator_of,
 )
 from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
@@ -54,28 +55,17 @@ def operator_process(
 
     Its rights are those of a release with that backend alone, unless a test chooses another one.
     """
-    with cluster.train_jobs():
-        complete_jobs(api, of_jobsets=False)
-        operator_process.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": "trainjob"}})
-        process = operator_process.with_options("--trainjobs")
+    with (
+        cluster.train_jobs(),
+        operator_of("trainjob", "--trainjobs", api, install, operator_process) as process,
+    ):
         yield process
-        process.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM})
-        complete_jobs(api, of_jobsets=True)
 
 
 @pytest.fixture
 def choose(world: World, install: Callable[[str, Object], str]) -> Callable[[str], None]:
     """Sets the platform's `jobBackend`, and keeps the rights on TrainJobs."""
-
-    def set_backend(backend: str) -> None:
-        # An operator that has read the former platform would create another job of the former kind.
-        world.operator.stop()
-        install(OPERATOR_NAMESPACE, {"platform": PLATFORM | {"jobBackend": backend}, "trainJobs": True})
-        world.operator.ensure()
-
-    return set_backend
+    return backend_setter("trainJobs", world, install)
 
 
 @pytest.fixture

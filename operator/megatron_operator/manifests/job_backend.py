@@ -32,6 +32,15 @@ class JobState:
     message: str = ""
 
 
+def state_by_conditions(job: dict[str, Any], complete: str, *, suspend: object) -> JobState:
+    """State of a job by its condition `complete` or `Failed`; without one, by its field `suspend`."""
+    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or []}
+    for kind, phase in ((complete, JobPhase.SUCCEEDED), ("Failed", JobPhase.FAILED)):
+        if conditions.get(kind, {}).get("status") == "True":
+            return JobState(phase, conditions[kind].get("message", ""))
+    return JobState(JobPhase.SUSPENDED if suspend else JobPhase.ACTIVE)
+
+
 class JobBackend(Protocol):
     """A kind of training job of one gang: the pod with node rank 0 is the Master."""
 

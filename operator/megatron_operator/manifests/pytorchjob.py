@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatron_operator.api.status import Plan
-from megatron_operator.manifests.job_backend import ANNOTATION_TOPOLOGY, LABEL_QUEUE, JobPhase, JobState
+from megatron_operator.manifests.job_backend import (
+    ANNOTATION_TOPOLOGY,
+    LABEL_QUEUE,
+    JobState,
+    state_by_conditions,
+)
 from megatron_operator.manifests.metadata import Manifest, Owner, copied
 
 GROUP = "kubeflow.org"
@@ -77,13 +82,8 @@ def template_patch(job: Manifest, changes: Sequence[Manifest]) -> Manifest:
 
 def state(job: dict[str, Any]) -> JobState:
     """State of a job as the API server returns it. Succeeded and Failed are final."""
-    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or []}
-    for kind, phase in (("Succeeded", JobPhase.SUCCEEDED), ("Failed", JobPhase.FAILED)):
-        if conditions.get(kind, {}).get("status") == "True":
-            return JobState(phase, conditions[kind].get("message", ""))
-    if job.get("spec", {}).get("runPolicy", {}).get("suspend"):
-        return JobState(JobPhase.SUSPENDED)
-    return JobState(JobPhase.ACTIVE)
+    suspend = job.get("spec", {}).get("runPolicy", {}).get("suspend")
+    return state_by_conditions(job, "Succeeded", suspend=suspend)
 
 
 def size(job: Manifest) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from megatron_operator.api.status import Plan
 from megatron_operator.manifests import jobset
-from megatron_operator.manifests.job_backend import LABEL_QUEUE, JobPhase, JobState
+from megatron_operator.manifests.job_backend import LABEL_QUEUE, JobState, state_by_conditions
 from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
 
 GROUP: Final = "trainer.kubeflow.org"
@@ -88,13 +88,7 @@ def templates(job: Manifest) -> list[Manifest]:
 
 def state(job: dict[str, Any]) -> JobState:
     """State of a job as the API server returns it. Succeeded and Failed are final."""
-    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or []}
-    for kind, phase in (("Complete", JobPhase.SUCCEEDED), ("Failed", JobPhase.FAILED)):
-        if conditions.get(kind, {}).get("status") == "True":
-            return JobState(phase, conditions[kind].get("message", ""))
-    if job.get("spec", {}).get("suspend"):
-        return JobState(JobPhase.SUSPENDED)
-    return JobState(JobPhase.ACTIVE)
+    return state_by_conditions(job, "Complete", suspend=job.get("spec", {}).get("suspend"))
 
 
 def size(job: Manifest) -> int:
