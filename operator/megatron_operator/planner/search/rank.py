@@ -312,9 +312,13 @@ def _size_to_relax(problem: PlanningProblem, layout: str, needs: str) -> FieldEr
 
 
 def _sufficient_count(problem: PlanningProblem) -> int | None:
-    """The first doubling of the count on which a layout fits; none up to 1024 times the count."""
-    for doublings in range(1, 11):
-        larger = problem.with_world_size(problem.world * (1 << doublings))
+    """The first larger power of two on which a layout fits; none up to about 1024 times the count.
+
+    Multiples of an odd count divide experts and heads badly, and would be far too large.
+    """
+    above = problem.world.bit_length()
+    for exponent in range(above, above + 10):
+        larger = problem.with_world_size(1 << exponent)
         if any(c.fits for layout in valid_layouts(larger) for c in _candidates(larger, layout)):
             return larger.world
     return None
