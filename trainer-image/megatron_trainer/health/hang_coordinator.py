@@ -25,6 +25,7 @@ HANGS_KEPT = 3
 _CHECK_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 _WRITE_SECONDS = 5.0
+_REPORT_SECONDS = 5.0
 
 
 class HangCoordinator:
@@ -49,6 +50,12 @@ class HangCoordinator:
         self._detected_at: float | None = None
         self._silent = 0.0
         self._answer_deadline = 0.0
+
+    @property
+    def is_reported_soon(self) -> bool:
+        """Whether this pod has been asked for its stacks, and node 0 has time to report the hang."""
+        due = self._answer_deadline + _REPORT_SECONDS
+        return self._answered == self._gang.generation and time.monotonic() < due
 
     def poll(self, state: State) -> FailureReport | None:
         """Check this pod's ranks, or answer a request for stacks.

@@ -115,8 +115,9 @@ def collect_stacks(
     states = {rank: process_state(pid) for rank, pid in pids.items()}
     running = [rank for rank in pids if states[rank] == "running"]
     ask()
-    asked = [rank for rank in running if _ask_for_collectives(folder, rank)]
     texts = _answers(folder, running)
+    # Afterwards: a thread that wakes up while faulthandler reads its frames can crash the process.
+    asked = [rank for rank in running if _ask_for_collectives(folder, rank)]
     collectives = _reported_collectives(folder, asked)
     found = []
     for rank, pid in sorted(pids.items()):

@@ -184,6 +184,9 @@ class GangAgent(RankGroup):
             return self._finish()
         if result.state != WorkerState.FAILED:
             return None
+        if self._hangs.is_reported_soon and _crashed(result):
+            # A rank may crash while it writes its stacks. It is the hang that restarts the ranks.
+            return None
         ending, result = self._classify_settled(result)
         report = failure_report(ending, self._status.failures(), self._gang.node_rank)
         if ending.evidence is not None:
@@ -353,3 +356,7 @@ class GangAgent(RankGroup):
         saved = self._checkpoints.newest()
         message = "no save" if saved is None else f"the newest complete checkpoint is iteration {saved}"
         raise RunEndedError(Ending(ExitCode.TERMINATED, f"SIGTERM: {message}"))
+
+
+def _crashed(result: RunResult) -> bool:
+    return any(failure.exitcode == -signal.SIGSEGV for failure in result.failures.values())

@@ -69,6 +69,17 @@ def test_every_rank_has_its_stacks_or_the_state_of_its_process(
     assert "7 iterations done" in loops.text()
 
 
+def test_no_thread_of_a_rank_is_woken_up_while_its_stacks_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """CPython's faulthandler may crash where a thread runs whose frames it reads (python/cpython#116008)."""
+    done: list[str] = []
+    monkeypatch.setattr(stacks, "_answers", lambda *_: done.append("stacks are read") or {})
+    monkeypatch.setattr(stacks, "_ask_for_collectives", lambda *_: done.append("its thread wakes up"))
+    collect_stacks({0: os.getpid()}, 0, {}, tmp_path, lambda: done.append("stacks are requested"))
+    assert done == ["stacks are requested", "stacks are read", "its thread wakes up"]
+
+
 def rank(number: int, iteration: int = 5, **fields: object) -> RankState:
     state = RankState(
         number, number // 2, 100 + number, iteration, "training", "running", "f (a.py:1)", False

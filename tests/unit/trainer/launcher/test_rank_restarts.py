@@ -1,5 +1,6 @@
 """How many restarts of its ranks a pod has left."""
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="make setup-trainer")
 from megatron_trainer.launcher.agent import GangAgent
 from megatron_trainer.telemetry.status import Status
 from megatron_trainer.termination import Ending
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 
 LIMIT = 3
 
@@ -45,3 +47,29 @@ def test_without_a_newer_checkpoint_the_pod_ends_after_its_last_restart() -> Non
     agent = agent_started_from(12, newest=12)
     with pytest.raises(EndedError):
         agent._use_restart(Ending(ExitCode.WORKER_DIED, "out of memory"), None)
+
+
+@pytest.mark.parametrize(
+    ("code", "hang", "judged"),
+    [(-signal.SIGSEGV, True, False), (-signal.SIGSEGV, False, True), (1, True, True)],
+    ids=["a crash while a hang is reported", "any other crash", "another exit meanwhile"],
+)
+def test_a_rank_that_crashes_as_it_writes_its_stacks_is_part_of_the_hang(
+    code: int, hang: bool, judged: bool
+) -> None:
+    class JudgedError(Exception):
+        pass
+
+    def judge(_: object) -> None:
+        raise JudgedError
+
+    agent: Any = object.__new__(GangAgent)
+    agent._hangs = SimpleNamespace(is_reported_soon=hang)
+    agent._classify_settled = judge
+    failures: Any = {2: SimpleNamespace(exitcode=code)}
+    result = RunResult(WorkerState.FAILED, failures=failures)
+    if judged:
+        with pytest.raises(JudgedError):
+            agent._check_ranks(result)
+    else:
+        assert agent._check_ranks(result) is None
