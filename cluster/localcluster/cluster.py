@@ -119,6 +119,10 @@ class Cluster:
 
     def _up_full(self) -> None:
         machine_lock.acquire(self.paths.checkout)
+        if not self.processes.live_pids():
+            # A cluster whose processes were all killed, perhaps another checkout's, left these behind.
+            cgroups.remove()
+            network.down()
         self._discard_earlier_boot()
         packages.install(self.console)
         buildah = Buildah(self.paths)

@@ -8,26 +8,38 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from localcluster.errors import ClusterError
-from localcluster.processes import boot_id
+from localcluster.paths import Paths
+from localcluster.processes import Processes, boot_id, start_time
 
 PATH = Path("/run/megatron-local-cluster.json")
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The checkout whose full cluster runs, and the boot in which it was started."""
+    """The checkout whose full cluster runs, and the command that took the lock, which runs before the cluster
+    does."""
 
     checkout: str
     boot: str
+    pid: int
+    start_time: int | None
+
+    def is_alive(self) -> bool:
+        """Whether the command or a process of the checkout's cluster runs."""
+        if self.boot != boot_id():
+            return False
+        if self.start_time is not None and start_time(self.pid) == self.start_time:
+            return True
+        return bool(Processes(Paths("full", Path(self.checkout)).home).live_pids())
 
 
 def current_holder() -> Holder | None:
-    """The holder of this boot's lock; the lock of an earlier boot is void."""
+    """The lock's holder. A lock is void after a reboot, and once all processes of its cluster were killed."""
     try:
         holder = Holder(**json.loads(PATH.read_text()))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
-    return holder if holder.boot == boot_id() else None
+    return holder if holder.is_alive() else None
 
 
 def check(checkout: Path) -> None:
@@ -43,8 +55,9 @@ def check(checkout: Path) -> None:
 def acquire(checkout: Path) -> None:
     """Take the lock. Raises ClusterError when another checkout holds it."""
     check(checkout)
+    holder = Holder(str(checkout), boot_id(), os.getpid(), start_time(os.getpid()))
     partial = PATH.with_name(f"{PATH.name}.{os.getpid()}")
-    partial.write_text(json.dumps(asdict(Holder(str(checkout), boot_id()))))
+    partial.write_text(json.dumps(asdict(holder)))
     partial.rename(PATH)
 
 

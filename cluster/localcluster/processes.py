@@ -186,13 +186,14 @@ class Processes:
         self._children.pop(name, None)
         (self.records / f"{name}.json").unlink(missing_ok=True)
 
-    def kill_all(self) -> None:
-        """Kill every recorded process and every marked process without a record.
-
-        Raises ClusterError when one of them does not end.
-        """
+    def live_pids(self) -> set[int]:
+        """PIDs of every recorded process that runs and of every marked process, with or without a record."""
         live = {record.pid for name in self.names() if self.running(name) and (record := self.record(name))}
-        pids = (live | set(owned_pids(self.home))) - {os.getpid()}
+        return live | set(owned_pids(self.home))
+
+    def kill_all(self) -> None:
+        """Kill the processes of `live_pids`. Raises ClusterError when one of them does not end."""
+        pids = self.live_pids() - {os.getpid()}
         began = {pid: start_time(pid) for pid in pids}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

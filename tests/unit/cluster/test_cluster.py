@@ -1,6 +1,8 @@
 """Errors: unmet requirements, a cluster of another checkout, unknown names."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from localcluster import Cluster, cli, cluster, machine_lock, requirements
 from localcluster.errors import ClusterError
 from localcluster.leak_check import EMPTY
 from localcluster.paths import Paths
+from localcluster.processes import Processes
 
 
 @pytest.fixture
@@ -38,6 +41,30 @@ def test_a_lock_of_an_earlier_boot_is_void(monkeypatch: pytest.MonkeyPatch) -> N
     machine_lock.acquire(Path("/first"))
     monkeypatch.setattr(machine_lock, "boot_id", lambda: "another boot")
     machine_lock.acquire(Path("/second"))
+
+
+def write_lock_of_an_ended_command(checkout: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from localcluster import machine_lock; "
+        "machine_lock.PATH = Path(sys.argv[1]); machine_lock.acquire(Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", script, machine_lock.PATH, checkout]
+    subprocess.run(command, check=True)
+
+
+@pytest.mark.usefixtures("free_machine_lock")
+def test_a_lock_is_void_once_every_process_of_its_cluster_was_killed(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    write_lock_of_an_ended_command(first)
+    processes = Processes(Paths("full", first).home)
+    processes.start("etcd", ["sleep", "60"])
+    try:
+        with pytest.raises(ClusterError, match=f"the checkout {first} runs the full cluster"):
+            machine_lock.acquire(tmp_path / "second")
+    finally:
+        processes.kill_all()
+    machine_lock.acquire(tmp_path / "second")
+    assert machine_lock.is_held_by(tmp_path / "second")
 
 
 @pytest.mark.usefixtures("free_machine_lock")
