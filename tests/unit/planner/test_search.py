@@ -9,6 +9,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.planner.plan import _problem, plan, search
 from megatron_operator.planner.search.enumerate import (
     MAX_INTERLEAVINGS,
+    MAX_VIRTUAL_STAGES,
     interleavings,
     largest_cp,
     valid_layouts,
@@ -73,9 +74,11 @@ def test_a_published_layout_without_context_parallelism_stays_without(resolve: C
     assert (p.pipeline_model_parallel_size, p.context_parallel_size) == (8, 1)
 
 
-def test_virtual_stages_are_considered_up_to_one_layer_each(resolve: Callable[..., Any]) -> None:
-    # 48 layers a stage have nine divisors above 1: some are left out, the largest is not.
-    resolved = resolve("llama3-8b", 64, model={"numLayers": 96}, training={"globalBatchSize": 128})
+def test_virtual_stages_are_considered_up_to_the_most_of_a_published_layout(
+    resolve: Callable[..., Any],
+) -> None:
+    # 60 layers a stage have nine divisors from 2 to 20: one is left out, the largest is not.
+    resolved = resolve("llama3-8b", 64, model={"numLayers": 120}, training={"globalBatchSize": 128})
     free = problem(resolved, 1)
     [layout] = [
         each
@@ -84,7 +87,7 @@ def test_virtual_stages_are_considered_up_to_one_layer_each(resolve: Callable[..
     ]
     found = [each.dims.vp for each in interleavings(free, layout, [32])]
     assert len(found) == MAX_INTERLEAVINGS
-    assert (found[0], found[-1]) == (2, 48)
+    assert (found[0], found[-1]) == (2, MAX_VIRTUAL_STAGES)
 
 
 def test_a_nearly_empty_last_stage_is_considered(resolve: Callable[..., Any]) -> None:

@@ -29,6 +29,8 @@ MAX_UNEVEN_CHUNKS = 8
 """Uneven chunks are considered where no number of virtual stages up to this one makes even chunks."""
 MAX_SIZES = 16
 """Sizes of PP and of EP that are considered: of numbers with more divisors, some are left out."""
+MAX_VIRTUAL_STAGES = 20
+"""The most of a published layout (Llama 3 70B with PP 4): each chunk of layers has messages of its own."""
 MAX_INTERLEAVINGS = 8
 """Numbers of virtual stages that are considered for one layout: of more divisors, some are left out."""
 
@@ -145,7 +147,8 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
     chunked = [
         trial
         for virtual in divisors(math.gcd(*split.counted))[1:]
-        if interleaving_error(trial := replace(split, virtual=virtual), pp, overlap=True) is None
+        if virtual <= MAX_VIRTUAL_STAGES
+        and interleaving_error(trial := replace(split, virtual=virtual), pp, overlap=True) is None
     ]
     if not _requests_split(problem) and (not chunked or (chunked[0].virtual or 0) > MAX_UNEVEN_CHUNKS):
         shape = problem.shape
