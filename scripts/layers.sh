@@ -115,7 +115,11 @@ end_layers() {
     done
     for pid in "${!lane_names[@]}"; do
         printf '\n=== %s: not finished\n' "${lane_names[$pid]}"
-        tail -n 20 "${lane_outputs[$pid]}"
+        if grep -qE '^(FAILED|ERROR) ' "${lane_outputs[$pid]}"; then
+            cat "${lane_outputs[$pid]}"
+        else
+            tail -n 20 "${lane_outputs[$pid]}"
+        fi
         rm -f "${lane_outputs[$pid]}"
     done
     printf '\n%-95s %8s  %s\n' layer seconds result

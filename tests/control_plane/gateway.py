@@ -1,11 +1,12 @@
 """A proxy between operator and API server: records requests, and can interfere after each write."""
 
 import asyncio
+import contextlib
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
-from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _HOP = frozenset({"connection", "transfer-encoding", "content-length", "host", "keep-alive"})
@@ -32,7 +33,8 @@ class Gateway:
         self.answers: list[tuple[str, str, int]] = []
         """Method, path and status of every write since the last reset that the API server has answered."""
         self.cut = False
-        """Nothing is forwarded in either direction; requests arrive once it is False again."""
+        """Nothing is forwarded in either direction; requests arrive once it is False again. See cut_off()."""
+        self._unanswered = 0
         self.held_path: str | None = None
         """Writes to paths with this end wait until it is None."""
         self.holding = threading.Event()
@@ -50,6 +52,16 @@ class Gateway:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+    def cut_off(self) -> None:
+        """Cut the connection, and forget the answers to writes that were forwarded before."""
+        asyncio.run_coroutine_threadsafe(self._cut_off(), self._loop).result(60)
+
+    async def _cut_off(self) -> None:
+        self.cut = True
+        while self._unanswered:
+            await asyncio.sleep(0.01)
+        self.answers = []
 
     def reset(self) -> None:
         """Forget the writes and stop interfering."""
@@ -95,14 +107,9 @@ class Gateway:
         await self._wait(request)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
         try:
-            async with self._session.request(
-                request.method, self._server + request.raw_path, data=body or None, headers=headers
-            ) as answer:
-                if request.method in WRITES:
-                    self.writes.append((request.method, request.path))
-                    self.answers.append((request.method, request.path, answer.status))
-                    if self.after_write is not None and answer.ok:
-                        await asyncio.to_thread(self.after_write)
+            async with self._answer(request, body, headers) as answer:
+                if request.method in WRITES and self.after_write is not None and answer.ok:
+                    await asyncio.to_thread(self.after_write)
                 kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
                 response = web.StreamResponse(status=answer.status, headers=kept)
                 await response.prepare(request)
@@ -114,6 +121,25 @@ class Gateway:
                 return response
         except OSError as error:
             return web.Response(status=502, text=f"the API server is unavailable: {error}")
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, request: web.Request, body: bytes, headers: dict[str, str]
+    ) -> AsyncIterator[ClientResponse]:
+        """The API server's answer to a request; that to a write is recorded."""
+        write = request.method in WRITES
+        self._unanswered += write
+        try:
+            answer = await self._session.request(
+                request.method, self._server + request.raw_path, data=body or None, headers=headers
+            )
+            if write:
+                self.writes.append((request.method, request.path))
+                self.answers.append((request.method, request.path, answer.status))
+        finally:
+            self._unanswered -= write
+        async with answer:
+            yield answer
 
     async def _wait(self, request: web.Request) -> None:
         """Hold a request back while the connection is cut, or its path is held."""
