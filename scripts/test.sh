@@ -20,6 +20,7 @@ run_local_cluster() { # layers of their own: what does not start is printed once
     layer "local cluster: two nodes with kubelets" $python -m localcluster up
     layer "images of the operator and the trainer, loaded into the nodes" $python -m localcluster images
     layer "faults: kubelets, containers, training, injected faults" $python -m pytest -q tests/faults
+    $python -m localcluster down # frees two kubelets' and a control plane's share of the processor
 }
 
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
