@@ -148,6 +148,14 @@ test-gpu-path: setup-gpu-path ## Every recipe's model with Transformer Engine at
 faults: setup-trainer ## The whole fault table on the local cluster, slow faults included (about an hour)
 	@MEGATRON_FAULTS=all $(PY) -m pytest -q tests/faults
 
+.PHONY: faults-jobset
+faults-jobset: setup-trainer ## The quick rows of the fault table with runs on JobSet (root, not in `make test`)
+	@MEGATRON_FAULTS_BACKEND=jobset $(PY) -m pytest -q tests/faults/test_fault_table.py
+
+.PHONY: faults-trainjob
+faults-trainjob: setup-trainer ## The same with runs on TrainJob
+	@MEGATRON_FAULTS_BACKEND=trainjob $(PY) -m pytest -q tests/faults/test_fault_table.py
+
 .PHONY: protocol
 protocol: setup-trainer ## Explore the recovery protocol with more faults than `make test` (not timed yet)
 	@MEGATRON_PROTOCOL=all $(PY) -m pytest -q -rP tests/protocol

@@ -33,10 +33,10 @@ def connect() -> Path:
     return ROOT / ".cluster" / "full" / "kubeconfig"
 
 
-def install_operator(kubectl: Kubectl, *files: str) -> None:
+def install_operator(kubectl: Kubectl, *files: str, backend: str | None = None) -> None:
     """Install the chart with the local cluster's values; two environment variables replace the images.
 
-    `files` are further files of values.
+    `files` are further files of values, `backend` is `platform.jobBackend`.
 
     Raises CommandFailedError.
     """
@@ -46,6 +46,7 @@ def install_operator(kubectl: Kubectl, *files: str) -> None:
     for name, value in (
         ("image", os.environ.get("MEGATRON_OPERATOR_IMAGE")),
         ("platform.image", os.environ.get("MEGATRON_TRAINER_IMAGE")),
+        ("platform.jobBackend", backend),
     ):
         if value:
             values += ["--set", f"{name}={value}"]
@@ -61,9 +62,9 @@ def uninstall_operator(kubectl: Kubectl) -> None:
 
 
 @contextlib.contextmanager
-def installed_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
+def installed_namespace(kubectl: Kubectl, backend: str | None = None) -> Iterator[Kubectl]:
     """The operator, the namespace and the claim for data; all of it is removed at the end."""
-    install_operator(kubectl)
+    install_operator(kubectl, backend=backend)
     kubectl.create_namespace()
     kubectl.apply(DATA_CLAIM)
     yield kubectl

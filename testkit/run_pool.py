@@ -53,8 +53,11 @@ def finish(run: WatchedRun, expected: dict[int, float] | None) -> dict[int, floa
 class RunPool:
     """Gives each row a run with enough iterations left; ends the previous run where it cannot be reused."""
 
-    def __init__(self, kubectl: Kubectl, cluster: Cluster, iterations: int) -> None:
-        """`iterations` of each run."""
+    def __init__(
+        self, kubectl: Kubectl, cluster: Cluster, iterations: int, backend: str = "pytorchjob"
+    ) -> None:
+        """`iterations` of each run; `backend` is the platform's."""
+        self._backend = backend
         self._kubectl = kubectl
         self._cluster = cluster
         self._disks = contextlib.ExitStack()
@@ -94,7 +97,7 @@ class RunPool:
                 run.delete()
 
     def _start(self, row: Row | None = None) -> WatchedRun:
-        run = WatchedRun(self._kubectl, f"run-{next(self._numbers)}", self._iterations)
+        run = WatchedRun(self._kubectl, f"run-{next(self._numbers)}", self._iterations, self._backend)
         if row is not None:
             run.change(row.spec)
             if row.small_disk:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from megatron_contract.environment import CHECKPOINT_DIR
+from megatron_operator.manifests.job_backends import BACKENDS
 
 from testkit.errors import CommandFailedError, RunEndedError
 from testkit.kubectl import Kubectl
@@ -85,9 +86,12 @@ class RunStatus:
 class TrainingRun:
     """A MegatronRecipe on a cluster."""
 
-    def __init__(self, kubectl: Kubectl, file: Path, name: str | None = None) -> None:
-        """`file` holds one MegatronRecipe; `name` replaces its name."""
+    def __init__(
+        self, kubectl: Kubectl, file: Path, name: str | None = None, backend: str = "pytorchjob"
+    ) -> None:
+        """`file` holds one MegatronRecipe; `name` replaces its name; `backend` is the platform's."""
         self.kubectl = kubectl
+        self.backend = BACKENDS[backend]
         self.manifest: dict[str, Any] = yaml.safe_load(file.read_text())
         if name is not None:
             self.manifest["metadata"]["name"] = name
@@ -135,9 +139,14 @@ class TrainingRun:
                 return status
         raise RunEndedError(f"{self.name} ended as {status.phase}: {status.message}")
 
+    @property
+    def pod_selector(self) -> str:
+        """Label selector of its trainer pods."""
+        return f"{self.backend.LABEL_JOB_NAME}={self.name}"
+
     def pods(self) -> list[dict[str, Any]]:
         """Its trainer pods. Raises CommandFailedError."""
-        return self.kubectl.select("pods", f"training.kubeflow.org/job-name={self.name}")
+        return self.kubectl.select("pods", self.pod_selector)
 
     def kill_pod(self, pod: str) -> float:
         """Force-delete a pod. Returns the time, seconds since the epoch.
@@ -197,5 +206,4 @@ class TrainingRun:
     def delete(self) -> None:
         """Delete the recipe and wait until its pods are gone. Raises CommandFailedError."""
         self.kubectl.run("delete", "megatronrecipe", self.name, "--ignore-not-found", "--timeout=120s")
-        pods = f"training.kubeflow.org/job-name={self.name}"
-        self.kubectl.run("wait", "pod", "-l", pods, "--for=delete", "--timeout=120s")
+        self.kubectl.run("wait", "pod", "-l", self.pod_selector, "--for=delete", "--timeout=120s")

@@ -76,9 +76,13 @@ class FaultTarget(ABC):
         # A checkpoint that was set aside is named iter_0000020.broken-1.
         return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
+    def place(self, node_rank: int) -> str:
+        """The place of a pod in the gang, as the status names it: node rank 0 is the Master."""
+        return "master-0" if node_rank == 0 else f"worker-{node_rank - 1}"
+
     def pod_name(self, node_rank: int) -> str:
-        """The training-operator's name of a pod: node rank 0 is the Master."""
-        return f"{self.name}-master-0" if node_rank == 0 else f"{self.name}-worker-{node_rank - 1}"
+        """The training-operator's name of a pod, which its replacement has too."""
+        return f"{self.name}-{self.place(node_rank)}"
 
     def pod(self, node_rank: int) -> dict[str, Any] | None:
         """The pod object, or None where there is none."""
@@ -90,7 +94,7 @@ class FaultTarget(ABC):
         for state in pod.get("status", {}).get("containerStatuses", []):
             if state["name"] == "pytorch" and "running" in state["state"]:
                 return Container(state["containerID"])
-        raise ClusterError(f"{self.pod_name(node_rank)} is not running")
+        raise ClusterError(f"{self.place(node_rank)} of {self.name} is not running")
 
 
 def ranks_in(container: Container) -> list[Process]:
@@ -106,9 +110,9 @@ def ranks_in(container: Container) -> list[Process]:
 class WatchedRun(FaultTarget, TrainingRun):
     """The tiny GPT with the shortest possible iterations and a checkpoint every SAVE_INTERVAL iterations."""
 
-    def __init__(self, kubectl: Kubectl, name: str, iterations: int) -> None:
-        """A run of `iterations` iterations; apply() creates it."""
-        super().__init__(kubectl, EXAMPLE, name)
+    def __init__(self, kubectl: Kubectl, name: str, iterations: int, backend: str = "pytorchjob") -> None:
+        """A run of `iterations` iterations; apply() creates it. `backend` is the platform's."""
+        super().__init__(kubectl, EXAMPLE, name, backend)
         spec = self.manifest["spec"]
         # Data parallel only: one collective per iteration. Tensor-parallel ranks on a small machine would
         # wait for their turn on a core twenty times per iteration.
@@ -143,6 +147,25 @@ class WatchedRun(FaultTarget, TrainingRun):
         if self.exact_through is None:
             self.exact_through = exact_through
 
+    # Pods, which have random names with all kinds of job but PyTorchJob.
+
+    def pod_name(self, node_rank: int) -> str:
+        """Name of the pod at a place. Raises ClusterError where there is none."""
+        pod = self.pod(node_rank)
+        if pod is None:
+            raise ClusterError(f"{self.name} has no pod {self.place(node_rank)}")
+        return str(pod["metadata"]["name"])
+
+    def pod(self, node_rank: int) -> dict[str, Any] | None:
+        """The pod at a place; the newest one while another one is being deleted there."""
+        pods = self.api.list("Pod", self.kubectl.namespace, labelSelector=self.pod_selector)
+        there = [pod for pod in pods if self.backend.node_rank(pod) == node_rank]
+        return max(there, key=_age, default=None)
+
+    def places(self) -> list[str]:
+        """The place of each of its pods, sorted."""
+        return sorted(self.place(self.backend.node_rank(pod)) for pod in self.pods())
+
     # Files and processes on the host.
 
     @property
@@ -174,7 +197,7 @@ class WatchedRun(FaultTarget, TrainingRun):
             known = {first.pid, *(p.pid for p in parents)}
             sessions = {rank.pid for rank in self.ranks(node_rank)}
             found += [
-                f"{self.pod_name(node_rank)}: process {process.pid} of session {process.session}"
+                f"{self.place(node_rank)}: process {process.pid} of session {process.session}"
                 for process in container.processes()
                 if process.pid not in known and process.session not in sessions and process.alive
             ]
@@ -244,6 +267,12 @@ class WatchedRun(FaultTarget, TrainingRun):
             return StateBeforeFault(records[-1].iteration, generation, saved, number)
 
         return wait_until(f"{self.name} to train past a checkpoint", ready)
+
+
+def _age(pod: dict[str, Any]) -> tuple[bool, str]:
+    """Sorts pods of one place: those that are being deleted first, then by age."""
+    metadata = pod["metadata"]
+    return "deletionTimestamp" not in metadata, str(metadata["creationTimestamp"])
 
 
 def _merge(into: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -57,6 +57,8 @@ class Cluster:
         self.processes = Processes(self.paths.home)
         self.binaries = Binaries(self.paths)
         self.kubectl = Kubectl(self.paths)
+        self._controllers: dict[str, jobset.JobSetController | kubeflowtrainer.KubeflowTrainer] = {}
+        """Those of further kinds of training job that run now, by name."""
 
     @property
     def profile(self) -> str:
@@ -273,9 +275,9 @@ class Cluster:
         return {name: self.processes.running(name) for name in self.processes.names()}
 
     def components(self) -> tuple[str, ...]:
-        """Names for `component_stop`; without nodes these include the operators, which are host processes."""
+        """Names for `component_stop`: the control plane and the controllers that are host processes."""
         extra = (operator.NAME, kwok.NAME) if self.profile == "control-plane" else (dns.NAME,)
-        return (*COMPONENTS, *extra)
+        return (*COMPONENTS, *extra, *self._controllers)
 
     def component_stop(self, name: str) -> None:
         """Kill one process, as a crash would."""
@@ -292,6 +294,8 @@ class Cluster:
             kwok.Kwok(plane, self.kubectl).start()
         elif name == dns.NAME:
             dns.up(plane, self.kubectl, self.console)
+        elif name in self._controllers:
+            self._controllers[name].start()
         else:
             plane.start(name)
             if name in ("etcd", "kube-apiserver"):
@@ -325,9 +329,8 @@ class Cluster:
     @contextlib.contextmanager
     def jobsets(self) -> Iterator[None]:
         """Run JobSet's controller for the duration of the block; its resource is deleted at the end."""
-        if self.profile != "control-plane":
-            raise ClusterError("JobSet needs the profile control-plane")
-        with jobset.JobSetController(self._plane(), self.kubectl, self.binaries).serving(self.console):
+        controller = jobset.JobSetController(self._plane(), self.kubectl, self.binaries)
+        with self._serving(jobset.NAME, controller):
             yield
 
     @contextlib.contextmanager
@@ -335,8 +338,19 @@ class Cluster:
         """Run Kubeflow Trainer and JobSet's controller for the duration of the block, as `jobsets` does."""
         with self.jobsets():
             trainer = kubeflowtrainer.KubeflowTrainer(self._plane(), self.kubectl, self.binaries)
-            with trainer.serving(self.console):
+            with self._serving(kubeflowtrainer.NAME, trainer):
                 yield
+
+    @contextlib.contextmanager
+    def _serving(
+        self, name: str, controller: jobset.JobSetController | kubeflowtrainer.KubeflowTrainer
+    ) -> Iterator[None]:
+        with controller.serving(self.console):
+            self._controllers[name] = controller
+            try:
+                yield
+            finally:
+                del self._controllers[name]
 
     def _require_component(self, name: str) -> None:
         if name not in self.components():

@@ -44,13 +44,14 @@ def reachable_webhooks(documents: list[Object], url: str, ca: bytes) -> list[Obj
 
 
 class JobSetController:
-    """The controller as a host process of the control-plane profile."""
+    """The controller as a host process, with either profile."""
 
     def __init__(self, plane: ControlPlane, kubectl: Kubectl, binaries: Binaries) -> None:
         self.plane = plane
         self.kubectl = kubectl
         self.binaries = binaries
         self.directory = plane.paths.home / NAME
+        self._health, self._webhook = free_port(), free_port()
 
     def up(self, console: Console) -> None:
         """Build it, install its resource and webhooks, and start it. Raises ClusterError."""
@@ -60,9 +61,8 @@ class JobSetController:
         wait_established(self.kubectl, RESOURCE)
         role = yaml.load((components / "rbac" / "role.yaml").read_text(), LOADER)
         self.kubectl.apply(rights(_USER, role))
-        health, webhook = free_port(), free_port()
-        self._start(health, webhook)
-        self.kubectl.apply(self._webhooks(components, webhook))
+        self.start()
+        self.kubectl.apply(self._webhooks(components))
 
     def down(self) -> None:
         """Stop it, and delete the resource with all JobSets, so that the cluster does not know them."""
@@ -81,22 +81,23 @@ class JobSetController:
         finally:
             self.down()
 
-    def _start(self, health: int, webhook: int) -> None:
+    def start(self) -> None:
+        """Start the process, also after it was killed, and wait until it is ready. Raises ClusterError."""
         authority = self.plane.authority
         authority.sign(Certificate(_USER, _USER))
         authority.sign(Certificate(_CERTIFICATE, _CERTIFICATE, hosts=("127.0.0.1",)))
         kubeconfig = self.plane.component_kubeconfig(NAME)
         authority.kubeconfig(_USER, self.plane.server, kubeconfig)
-        arguments = self._arguments(authority, health, webhook)
+        arguments = self._arguments(authority)
         self.plane.processes.start(NAME, arguments, {"KUBECONFIG": str(kubeconfig)})
         wait_until(
-            lambda: http_ok(f"http://127.0.0.1:{health}/readyz"),
+            lambda: http_ok(f"http://127.0.0.1:{self._health}/readyz"),
             60,
             "JobSet's controller ready",
             lambda: self.plane.processes.running(NAME),
         )
 
-    def _arguments(self, authority: Authority, health: int, webhook: int) -> list[str | Path]:
+    def _arguments(self, authority: Authority) -> list[str | Path]:
         certificates = self.directory / "certificates"
         certificates.mkdir(parents=True, exist_ok=True)
         shutil.copy(authority.crt(_CERTIFICATE), certificates / "tls.crt")
@@ -106,16 +107,16 @@ class JobSetController:
             "kind": "Configuration",
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
-            "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+            "health": {"healthProbeBindAddress": f"127.0.0.1:{self._health}"},
             "metrics": {"bindAddress": "0"},
-            "webhook": {"host": "127.0.0.1", "port": webhook, "certDir": str(certificates)},
+            "webhook": {"host": "127.0.0.1", "port": self._webhook, "certDir": str(certificates)},
         }
         path = self.directory / "configuration.json"
         path.write_text(json.dumps(configuration))
         return [self.plane.paths.binary(NAME), f"--config={path}"]
 
-    def _webhooks(self, components: Path, port: int) -> list[Object]:
+    def _webhooks(self, components: Path) -> list[Object]:
         text = (components / "webhook" / "manifests.yaml").read_text()
         documents = [each for each in yaml.load_all(text, LOADER) if each]
         ca = self.plane.authority.certificate.read_bytes()
-        return reachable_webhooks(documents, f"https://127.0.0.1:{port}", ca)
+        return reachable_webhooks(documents, f"https://127.0.0.1:{self._webhook}", ca)

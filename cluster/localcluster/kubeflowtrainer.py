@@ -39,7 +39,7 @@ def at(url: str, webhook_configuration: Object) -> Object:
 
 
 class KubeflowTrainer:
-    """The controller as a host process of the control-plane profile; JobSet's must run beside it."""
+    """The controller as a host process, with either profile; JobSet's must run beside it."""
 
     def __init__(self, plane: ControlPlane, kubectl: Kubectl, binaries: Binaries) -> None:
         self.plane = plane
@@ -48,6 +48,9 @@ class KubeflowTrainer:
         self.directory = plane.paths.home / NAME
         # It keeps an existing pair whose CA and server names are as it expects.
         self.authority = Authority(self.directory / "pki", "kubeflow-trainer-ca", rsa=True)
+        self._health, self._port = free_port(), free_port()
+        self._placed: list[Path] = []
+        """Files outside the profile's folder that it has created."""
 
     def up(self, console: Console) -> None:
         """Build it, install its resources and webhooks, and start it. Raises ClusterError."""
@@ -58,15 +61,15 @@ class KubeflowTrainer:
             wait_established(self.kubectl, resource)
         [role] = [each for each in self.kubectl.kustomize(base / "rbac") if each["kind"] == "ClusterRole"]
         [webhooks] = self.kubectl.kustomize(base / "webhook")
-        health, port = free_port(), free_port()
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self.kubectl.apply([namespace, *rights(_USER, role)])
-        self.kubectl.apply([self._certificates(), at(f"https://127.0.0.1:{port}", webhooks)])
-        self._start(health, port)
+        self.kubectl.apply([self._certificates(), at(f"https://127.0.0.1:{self._port}", webhooks)])
+        self.start()
 
     def down(self) -> None:
         """Stop it, and delete its resources with all objects, so that the cluster does not know them."""
         self.plane.processes.kill(NAME)
+        self._remove_placed()
         name = "validator.trainer.kubeflow.org"
         self.kubectl.run("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
         # Runtimes have a finalizer that only the process removes.
@@ -82,6 +85,14 @@ class KubeflowTrainer:
             yield
         finally:
             self.down()
+
+    def _remove_placed(self) -> None:
+        """Delete what it has created outside the profile's folder, which nothing reads after a start."""
+        for path in self._placed:
+            path.unlink(missing_ok=True)
+        for folder in (CERTIFICATE_DIRECTORY, CERTIFICATE_DIRECTORY.parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def _delete_all(self, resource: str) -> None:
         if not self.kubectl.exists("crd", resource):
@@ -110,19 +121,20 @@ class KubeflowTrainer:
             "data": {name: base64.b64encode(path.read_bytes()).decode() for name, path in files.items()},
         }
 
-    def _start(self, health: int, port: int) -> None:
+    def start(self) -> None:
+        """Start the process, also after it was killed, and wait until it is ready. Raises ClusterError."""
         self.plane.authority.sign(Certificate(_USER, _USER))
         kubeconfig = self.plane.component_kubeconfig(NAME)
         self.plane.authority.kubeconfig(_USER, self.plane.server, kubeconfig)
         arguments: list[str | Path] = [
             self.plane.paths.binary(NAME),
-            f"--health-probe-bind-address=127.0.0.1:{health}",
-            f"--webhook-server-port={port}",
+            f"--health-probe-bind-address=127.0.0.1:{self._health}",
+            f"--webhook-server-port={self._port}",
         ]
         environment = {"KUBECONFIG": str(kubeconfig), "TMPDIR": str(self._temporary())}
         self.plane.processes.start(NAME, arguments, environment)
         wait_until(
-            lambda: http_ok(f"http://127.0.0.1:{health}/readyz"),
+            lambda: http_ok(f"http://127.0.0.1:{self._health}/readyz"),
             60,
             "Kubeflow Trainer ready",
             lambda: self.plane.processes.running(NAME),
@@ -138,6 +150,9 @@ class KubeflowTrainer:
         for directory in (mounted, CERTIFICATE_DIRECTORY):
             directory.mkdir(parents=True, exist_ok=True)
             for name in ("tls.crt", "tls.key"):
-                if directory is mounted or not (directory / name).exists():
-                    shutil.copy(self.authority.directory / name, directory / name)
+                target = directory / name
+                if directory is not mounted and not target.exists():
+                    self._placed.append(target)
+                if directory is mounted or not target.exists():
+                    shutil.copy(self.authority.directory / name, target)
         return temporary

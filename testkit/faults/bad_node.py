@@ -22,7 +22,7 @@ def kill_rank_on_faulty_node(context: FaultContext[WatchedRun]) -> InjectedFault
         run.settled()
         if context.node_of(1) == bad:
             _inject_and_recover(context, delete_pod(1))
-        assert context.node_of(1) != bad, f"{run.pod_name(1)} is on {bad} again, which is avoided"
+        assert context.node_of(1) != bad, f"{run.place(1)} is on {bad} again, which is avoided"
     finally:
         _set_condition(run, bad, "False")
     return fault

@@ -95,6 +95,16 @@ def kill_training_operator(context: AnyContext) -> None:
     _kill_deployment(context, "kubeflow", "control-plane=kubeflow-training-operator")
 
 
+def kill_controller(name: str) -> Callable[[AnyContext], None]:
+    """Kill a controller that is a process of the host; it is started again at once."""
+
+    def kill(context: AnyContext) -> None:
+        with context.cluster.component_down(name):
+            pass
+
+    return kill
+
+
 def _replacement(context: AnyContext, uid: str) -> dict[str, object] | None:
     pod = context.run.pod(1)
     return pod if pod is not None and pod["metadata"]["uid"] != uid else None

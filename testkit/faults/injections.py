@@ -47,13 +47,12 @@ class FaultContext[R: FaultTarget]:
     def node_of(self, node_rank: int) -> str:
         """The node of a pod. Raises AssertionError when the pod does not exist."""
         pod = self.run.pod(node_rank)
-        assert pod is not None, f"{self.run.pod_name(node_rank)} does not exist"
+        assert pod is not None, f"{self.run.place(node_rank)} of {self.run.name} does not exist"
         return str(pod["spec"]["nodeName"])
 
     def fault_at(self, node_rank: int, rank: int | None = None) -> InjectedFault:
         """The record of a fault in a pod that still exists, or in one of its ranks."""
-        name = self.run.pod_name(node_rank).removeprefix(f"{self.run.name}-")
-        return InjectedFault(name, self.node_of(node_rank), rank)
+        return InjectedFault(self.run.place(node_rank), self.node_of(node_rank), rank)
 
 
 type AnyContext = FaultContext[Any]

@@ -49,8 +49,8 @@ def play(context: FaultContext[WatchedRun], row: Row, expected: dict[int, float]
         wait_until(
             "the processes of dead ranks to be gone", lambda: run.is_training() and not run.stray_processes()
         )
-    pods = {pod["metadata"]["name"] for pod in run.pods()}
-    assert pods == {run.pod_name(node) for node in range(run.nodes)}
+    gang = sorted(run.place(node) for node in range(run.nodes))
+    wait_until(lambda: f"only the pods {gang}; there are {run.places()}", lambda: run.places() == gang)
     _check_incidents(run, row, fault, before)
 
 

@@ -3,16 +3,24 @@
 import pytest
 from localcluster import Cluster
 
+from testkit.faults.backends import rows_with
 from testkit.faults.injections import FaultContext
 from testkit.faults.rows import ROWS, Row
 from testkit.faults.table import IncidentMismatchError, play
 from testkit.run_pool import RunPool
-from tests.faults.conftest import ALL
+from tests.faults.conftest import ALL, BACKEND
+
+
+def selected_rows() -> list[Row]:
+    """The rows to play: with PyTorchJob the quick ones or all, with another kind of job those for it."""
+    if BACKEND in ("jobset", "trainjob"):
+        return list(rows_with(BACKEND))
+    return [row for row in ROWS if ALL or not row.extended]
 
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in ROWS if ALL or not row.extended],
+    selected_rows(),
     ids=lambda row: row.name,
 )
 def test_a_run_survives(row: Row, runs: RunPool, cluster: Cluster) -> None:
