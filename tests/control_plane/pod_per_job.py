@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import pytest
 from megatron_operator.api.times import timestamp
 
 from testkit.api_server import Api, Object
@@ -18,6 +19,7 @@ from testkit.run_state import RunState
 from testkit.waiting import LONG_DEADLINE
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.nodes import Pool, complete_jobs
+from tests.control_plane.test_diagnosis import create_quota
 from tests.control_plane.world import World
 
 QUEUE = {"scheduling": {"queue": "research"}}
@@ -161,6 +163,16 @@ class RunsWithPodPerJob:
         assert state.uid_of("master-0") == before.uid_of("master-0")
         restarts = {"restartsByKind": {"node": 1}}
         runs.train("run", 51, checkpoint=50, generation=2, resumedFrom=50, recovery=restarts)
+
+    @pytest.mark.parametrize("resource", ["pods", "services"])
+    def test_a_quota_on_what_the_job_is_made_of_is_reported(
+        self, runs: PodPerJobWorld, resource: str
+    ) -> None:
+        create_quota(runs, resource, "0")
+        runs.apply("run")
+        state = runs.wait_for("run", conditions={"Running": "QuotaExceeded"})
+        message = str(state.conditions["Running"]["message"])
+        assert f"exceeded quota: limit, requested: {resource}=1" in message
 
     def test_a_queue_admits_suspends_and_resumes_a_run(self, runs: PodPerJobWorld) -> None:
         runs.apply("run", **QUEUE)

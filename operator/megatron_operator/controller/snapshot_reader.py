@@ -131,9 +131,13 @@ class SnapshotReader:
         snapshot = replace(self._snapshot(status, job, trainers), nodes=nodes)
         if snapshot.job_phase is JobPhase.ACTIVE and len(snapshot.pods) < snapshot.size:
             backend, existing = snapshot.backend, snapshot.existing_job
-            events = await self._api.find(EVENTS, key.namespace, fields=backend.event_selector(existing))
-            own_events = tuple(event for event in events if backend.is_event_of(existing, event))
-            snapshot = replace(snapshot, events=own_events)
+            events = [
+                event
+                for selector in backend.event_selectors(existing)
+                for event in await self._api.find(EVENTS, key.namespace, fields=selector)
+                if backend.is_event_of(existing, event)
+            ]
+            snapshot = replace(snapshot, events=tuple(events))
         return await self._with_ends_from_events(status, snapshot)
 
     def from_cache(self, status: StatusBuilder) -> RunSnapshot | None:

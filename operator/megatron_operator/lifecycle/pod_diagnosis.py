@@ -12,7 +12,12 @@ from megatron_operator.lifecycle.pod_termination import short_name
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 WITHOUT_CAPACITY = frozenset({Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.PODS_NOT_CREATED})
 """Reasons that end when capacity becomes free."""
-NOT_CREATED: Final = ("FailedCreate", "JobCreationFailed", "TrainJobResourcesCreationFailed")
+NOT_CREATED: Final = (
+    "FailedCreate",
+    "HeadlessServiceCreationFailed",
+    "JobCreationFailed",
+    "TrainJobResourcesCreationFailed",
+)
 """How reasons begin that Jobs, JobSets and TrainJobs report when the API server rejects what they create."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 

@@ -121,8 +121,8 @@ class JobBackend(Protocol):
     def replaced_with(self, pod: dict[str, Any]) -> Manifest | None:
         """The batch Job to delete so that a pod is replaced; None where the end of the pod suffices."""
 
-    def event_selector(self, job: dict[str, Any]) -> str:
-        """Field selector of the warnings about pods that the job cannot create."""
+    def event_selectors(self, job: dict[str, Any]) -> list[str]:
+        """Field selectors of the warnings about pods that the job cannot create."""
 
     def is_event_of(self, job: dict[str, Any], event: dict[str, Any]) -> bool:
-        """Whether an Event found by that selector is about this job."""
+        """Whether an Event found by one of those selectors is about this job."""

@@ -213,18 +213,27 @@ def replaced_with(pod: dict[str, Any]) -> Manifest | None:
     return None
 
 
-def event_selector(job: dict[str, Any]) -> str:
-    """Warnings about Jobs: a Job that cannot create its pod is what reports it."""
-    del job
-    return "involvedObject.kind=Job,type=Warning"
+def event_selectors(job: dict[str, Any]) -> list[str]:
+    """Warnings about the JobSet, which creates the Jobs, and of Jobs that cannot create their pods.
+
+    No selector matches only the Jobs of one JobSet: it compares names as a whole.
+    """
+    of_jobs = "involvedObject.kind=Job,reason=FailedCreate,type=Warning"
+    return [warnings_about(KIND, job["metadata"]["name"]), of_jobs]
+
+
+def warnings_about(kind: str, name: str) -> str:
+    """Field selector of the warnings about one object."""
+    return f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
 
 
 def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:
-    """Whether the Event is about a Job of this JobSet, not of an earlier one of its name."""
-    metadata = job["metadata"]
+    """Whether the Event is about this JobSet or a Job of it, not about an earlier one of its name."""
+    metadata, about = job["metadata"], event["involvedObject"]
+    name = about.get("name") or ""
     of_job = rf"{re.escape(metadata['name'])}-({MASTER}|{WORKER})-[0-9]+"
-    about = event["involvedObject"].get("name") or ""
-    return bool(re.fullmatch(of_job, about) and is_since(metadata, event))
+    own = name == metadata["name"] if about.get("kind") == KIND else re.fullmatch(of_job, name) is not None
+    return own and is_since(metadata, event)
 
 
 def is_since(metadata: dict[str, Any], event: dict[str, Any]) -> bool:

@@ -136,12 +136,12 @@ def replaced_with(pod: dict[str, Any]) -> Manifest | None:
     return None
 
 
-def event_selector(job: dict[str, Any]) -> str:
+def event_selectors(job: dict[str, Any]) -> list[str]:
     """Warnings about the job itself."""
-    return f"involvedObject.uid={job['metadata']['uid']},type=Warning"
+    return [f"involvedObject.uid={job['metadata']['uid']},type=Warning"]
 
 
 def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:
-    """Whether an Event is about the job: always, as `event_selector` names the job's UID."""
+    """Whether an Event is about the job: always, as `event_selectors` name the job's UID."""
     del job, event
     return True

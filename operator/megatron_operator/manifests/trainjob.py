@@ -117,15 +117,14 @@ stable_name = jobset.stable_name
 replaced_with = jobset.replaced_with
 
 
-def event_selector(job: dict[str, Any]) -> str:
-    """Warnings about all but pods: TrainJob, JobSet and Jobs each report what they cannot create."""
-    del job
-    return "involvedObject.kind!=Pod,type=Warning"
+def event_selectors(job: dict[str, Any]) -> list[str]:
+    """Warnings about the TrainJob, its JobSet and Jobs: each reports what it cannot create."""
+    return [jobset.warnings_about(KIND, job["metadata"]["name"]), *jobset.event_selectors(job)]
 
 
 def is_event_of(job: dict[str, Any], event: dict[str, Any]) -> bool:
     """Whether the Event is about this TrainJob, its JobSet or a Job of that."""
     about, metadata = event["involvedObject"], job["metadata"]
-    if about.get("kind") in (KIND, jobset.KIND):
+    if about.get("kind") == KIND:
         return bool(about.get("name") == metadata["name"]) and jobset.is_since(metadata, event)
-    return about.get("kind") == "Job" and jobset.is_event_of(job, event)
+    return jobset.is_event_of(job, event)

@@ -169,18 +169,21 @@ def test_a_pod_that_names_a_job_of_somebody_else_as_its_owner_has_that_left_alon
 
 
 @pytest.mark.parametrize(
-    ("name", "time", "own"),
+    ("kind", "name", "time", "own"),
     [
-        ("run-worker-2", "2026-01-02T00:00:00Z", True),
-        ("run-master-0", "2026-01-02T00:00:00Z", True),
-        ("run-worker-2", "2025-12-31T00:00:00Z", False),
-        ("run-2-worker-2", "2026-01-02T00:00:00Z", False),
-        ("run-prepare", "2026-01-02T00:00:00Z", False),
+        ("Job", "run-worker-2", "2026-01-02T00:00:00Z", True),
+        ("Job", "run-master-0", "2026-01-02T00:00:00Z", True),
+        ("Job", "run-worker-2", "2025-12-31T00:00:00Z", False),
+        ("Job", "run-2-worker-2", "2026-01-02T00:00:00Z", False),
+        ("Job", "run-prepare", "2026-01-02T00:00:00Z", False),
+        ("JobSet", "run", "2026-01-02T00:00:00Z", True),
+        ("JobSet", "run", "2025-12-31T00:00:00Z", False),
+        ("JobSet", "run-2", "2026-01-02T00:00:00Z", False),
     ],
 )
-def test_only_events_about_its_own_jobs_count(name: str, time: str, own: bool) -> None:
+def test_only_events_about_itself_and_its_own_jobs_count(kind: str, name: str, time: str, own: bool) -> None:
     made = {"metadata": {"name": "run", "creationTimestamp": "2026-01-01T00:00:00Z"}}
-    event = {"involvedObject": {"kind": "Job", "name": name}, "lastTimestamp": time}
+    event = {"involvedObject": {"kind": kind, "name": name}, "lastTimestamp": time}
     assert jobset.is_event_of(made, event) is own
 
 
