@@ -13,24 +13,30 @@ from testkit.waiting import wait_until
 CHART = Path(__file__).parents[1] / "charts" / "megatron-operator"
 
 
-def install_chart(cluster: Cluster, api: Api, namespace: str, values: Object, folder: Path) -> str:
-    """Apply all objects of the chart but its Deployment; `folder` receives the values.
-
-    Returns a token of the operator's service account.
-    """
+def chart_objects(
+    cluster: Cluster, namespace: str, values: Object, folder: Path, chart: Path = CHART
+) -> list[Object]:
+    """All objects of the chart but those with pods, which nothing runs; `folder` receives the values."""
     path = folder / "values.yaml"
     path.write_text(yaml.safe_dump(values))
     rendered = subprocess.run(
         [
-            cluster.paths.binary("helm"), "template", "megatron-operator", CHART, "--namespace",
+            cluster.paths.binary("helm"), "template", "megatron-operator", chart, "--namespace",
             namespace, "--kube-version", "1.36.3", "--values", path,
         ],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    # Nothing runs these pods: neither the operator's nor that of `helm test`.
+    # The pods of the operator and of `helm test`.
     left_out = ("Deployment", "Pod")
-    objects = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] not in left_out]
+    return [item for item in yaml.safe_load_all(rendered) if item and item["kind"] not in left_out]
+
+
+def install_chart(
+    cluster: Cluster, api: Api, namespace: str, values: Object, folder: Path, chart: Path = CHART
+) -> str:
+    """Apply the objects of `chart_objects`. Returns a token of the operator's service account."""
+    objects = chart_objects(cluster, namespace, values, folder, chart)
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     for item in sorted(objects, key=lambda item: item["kind"] != "CustomResourceDefinition"):
         api.apply(item)
     wait_until("the API server to serve recipes", lambda: _serves_recipes(api, namespace))

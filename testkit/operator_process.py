@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 OPERATOR_NAMESPACE = "megatron-system"
@@ -38,12 +39,15 @@ class OperatorProcess:
         progress_url: str,
         options: list[str],
         module: tuple[str, ...] = ("megatron_operator.controller.main",),
+        packages: Sequence[Path] = (),
     ) -> None:
-        """`module` is the one to run, with arguments before the options."""
+        """`module` is the one to run, with arguments before the options; `packages` are imported first."""
         self._module = module
         self._options = options
         self._kubeconfig = kubeconfig
         self._environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
+        if packages:
+            self._environment["PYTHONPATH"] = os.pathsep.join(map(str, packages))
         self._log = log
         self._progress_url = progress_url
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,6 +58,14 @@ class OperatorProcess:
         log.unlink(missing_ok=True)
         options = [*self._options, *more]
         return OperatorProcess(self._kubeconfig, log, self._progress_url, options, self._module)
+
+    def from_source(self, source: Path) -> "OperatorProcess":
+        """The operator of another version, from its source tree, with its own log file."""
+        log = self._log.with_name(f"{self._log.stem}-{source.name}.log")
+        packages = (source / "operator", source / "contract")
+        return OperatorProcess(
+            self._kubeconfig, log, self._progress_url, self._options, self._module, packages
+        )
 
     def start(self) -> None:
         """Start the process, which must not be running."""

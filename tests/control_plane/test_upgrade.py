@@ -1,0 +1,178 @@
+"""Runs live on while the operator is upgraded from the last release, and while it is rolled back to it.
+
+Operator, chart and CRD of the release come from the history of the repository, and run with the packages of
+this checkout's .venv. A clone without that commit skips these tests: `git fetch --unshallow`.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from localcluster import Cluster
+
+from testkit.api_server import Api, Object
+from testkit.chart_installation import CHART, chart_objects, install_chart
+from testkit.kubectl import ROOT
+from testkit.operator_process import OPERATOR_NAMESPACE, OperatorProcess
+from testkit.run_state import RunState
+from tests.control_plane.conftest import PLATFORM
+from tests.control_plane.pod_per_job import COMPLETED, QUEUE
+from tests.control_plane.world import World
+
+VERSION = "0.2.0"
+COMMIT = "aa1aabccb5a77d9596d28f8d82a479c306a0f299"
+"""Of the release."""
+VALUES: Object = {"platform": PLATFORM}
+
+
+class Versions:
+    """The release's operator and this one, with their charts; one of them runs."""
+
+    def __init__(
+        self, cluster: Cluster, api: Api, released: OperatorProcess, current: OperatorProcess, chart: Path
+    ) -> None:
+        self._cluster = cluster
+        self._api = api
+        self._released = released
+        self._current = current
+        self._chart = chart
+        self._folder = chart.parents[2]
+
+    def upgrade(self) -> None:
+        """What `helm upgrade` does."""
+        self._released.stop()
+        install_chart(self._cluster, self._api, OPERATOR_NAMESPACE, VALUES, self._folder, CHART)
+        self._current.ensure()
+
+    def roll_back(self) -> None:
+        """What `helm rollback` does: it also deletes what the older release has not."""
+        self._current.stop()
+        newer, older = (
+            chart_objects(self._cluster, OPERATOR_NAMESPACE, VALUES, self._folder, chart)
+            for chart in (CHART, self._chart)
+        )
+        kept = {(each["kind"], each["metadata"]["name"]) for each in older}
+        for each in newer:
+            metadata = each["metadata"]
+            if (each["kind"], metadata["name"]) not in kept:
+                self._api.delete(each["kind"], metadata.get("namespace"), metadata["name"])
+        install_chart(self._cluster, self._api, OPERATOR_NAMESPACE, VALUES, self._folder, self._chart)
+        self._released.ensure()
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source tree of the release."""
+    known = subprocess.run(["git", "cat-file", "-e", COMMIT], cwd=ROOT, check=False, capture_output=True)
+    if known.returncode != 0:
+        pytest.skip(f"this clone has no commit {COMMIT[:7]} of release {VERSION}: git fetch --unshallow")
+    folder = tmp_path_factory.mktemp("release") / VERSION
+    folder.mkdir()
+    parts = ("operator", "contract", "charts", "VERSION")
+    packed = subprocess.run(["git", "archive", COMMIT, *parts], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
+    assert (folder / "VERSION").read_text().strip() == VERSION
+    return folder
+
+
+@pytest.fixture(scope="module")
+def versions(
+    cluster: Cluster, api: Api, release: Path, operator_process: OperatorProcess
+) -> Iterator[Versions]:
+    """Both versions; this one runs before the tests and after them."""
+    released = operator_process.from_source(release)
+    versions = Versions(cluster, api, released, operator_process, release / "charts" / "megatron-operator")
+    yield versions
+    versions.upgrade()
+
+
+@pytest.fixture
+def with_release(versions: Versions, world: World) -> World:
+    """A namespace in which nothing exists yet; the release's operator runs."""
+    versions.roll_back()
+    return world
+
+
+def identity(state: RunState) -> tuple[set[str], str | None, int]:
+    """What changes when a pod or a job is created again or a job is changed."""
+    assert state.job is not None
+    return state.pod_uids, state.job_uid, state.job["metadata"]["generation"]
+
+
+def lose_worker(world: World, generation: int, iteration: int) -> RunState:
+    """Kill the worker's pod, and let the run continue from its checkpoint, 10 iterations before."""
+    before = world.wait_for("run", pods=2)
+    world.terminate("run-worker-0", 138, json.dumps({"message": "rank 3 was killed"}))
+    world.wait_for("run", pods=2, without=[before.uid_of("worker-0")])
+    return world.train(
+        "run", iteration, checkpoint=iteration - 10, generation=generation, resumedFrom=iteration - 11
+    )
+
+
+def test_a_run_and_its_history_live_on_through_an_upgrade_and_a_rollback(
+    with_release: World, versions: Versions
+) -> None:
+    world = with_release
+    world.apply("run")
+    assert "ledger" not in world.train("run", 60, checkpoint=50).status, "the release has no ledger"
+    started = identity(lose_worker(world, 2, 70))
+    versions.upgrade()
+    state = world.train("run", 80, checkpoint=70, generation=2, resumedFrom=59)
+    assert identity(state) == started
+    assert state.recovery["restarts"] == 1
+    assert state.recovery["lastCause"] == "worker-0: rank 3 was killed (exit code 138)"
+    assert "ledger" in state.status
+    after_loss = lose_worker(world, 3, 90)
+    assert after_loss.recovery["restarts"] == 2
+    versions.roll_back()
+    state = world.train("run", 100, checkpoint=90, generation=3, resumedFrom=79)
+    assert identity(state) == identity(after_loss)
+    assert state.recovery["restarts"] == 2
+    state = lose_worker(world, 4, 110)
+    assert state.recovery["restarts"] == 3
+    assert state.job_uid == started[1]
+
+
+def test_a_run_that_this_version_started_lives_on_with_the_release(
+    with_release: World, versions: Versions
+) -> None:
+    world = with_release
+    versions.upgrade()
+    world.apply("run")
+    started = identity(world.train("run", 60, checkpoint=50))
+    versions.roll_back()
+    state = world.train("run", 70, checkpoint=60)
+    assert identity(state) == started
+    assert "ledger" not in state.status, "the release's CRD has none"
+    versions.upgrade()
+    state = world.train("run", 80, checkpoint=70)
+    assert identity(state) == started
+    assert "ledger" in state.status
+
+
+def test_an_upgrade_and_a_rollback_start_nothing_that_waits_or_has_ended(
+    with_release: World, versions: Versions
+) -> None:
+    world = with_release
+    world.apply("done")
+    world.train("done", 200, checkpoint=200)
+    for pod in ("done-worker-0", "done-master-0"):
+        world.terminate(pod, 0, COMPLETED, "Completed")
+    job = world.wait_for("done", phase="Succeeded").job_uid
+    world.apply("suspended", suspend=True)
+    world.wait_for("suspended", phase="Suspended")
+    world.apply("queued", **QUEUE)
+    world.wait_for("queued", conditions={"Running": "Queued"}, job=True)
+    world.apply("refused", accelerator={"type": "tpu", "count": 4})
+    world.wait_for("refused", phase="Refused")
+    for number, step in enumerate((versions.upgrade, versions.roll_back)):
+        step()
+        # A new recipe is reconciled after all existing ones.
+        world.apply(f"marker-{number}", accelerator={"type": "tpu", "count": 4})
+        world.wait_for(f"marker-{number}", phase="Refused")
+        assert world.wait_for("done", phase="Succeeded").job_uid == job
+        world.wait_for("suspended", phase="Suspended", job=False, pods=0)
+        world.wait_for("queued", phase="Pending", conditions={"Running": "Queued"}, pods=0)
+        world.wait_for("refused", phase="Refused", job=False, pods=0)
