@@ -20,6 +20,7 @@ from testkit.waiting import LONG_DEADLINE
 from tests.control_plane.conftest import PLATFORM
 from tests.control_plane.nodes import Pool, complete_jobs
 from tests.control_plane.test_diagnosis import create_quota
+from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
 
 QUEUE = {"scheduling": {"queue": "research"}}
@@ -204,6 +205,50 @@ class RunsWithPodPerJob:
         runs.api.delete("MegatronRecipe", runs.namespace, "run")
         for kind in dict.fromkeys((runs.job_kind, "JobSet", "Job", "Pod", "Service")):
             runs.wait_for_only(kind)
+
+    def test_a_run_starts_once_whenever_the_operator_is_killed(self, runs: PodPerJobWorld) -> None:
+        with killed_after_every_write(runs) as kills:
+            runs.apply("run")
+            state = runs.wait_for("run", pods=2, job=True, conditions={"Running": "PodsRunning"})
+        assert kills[0] >= 2, "after the job and a status"
+        assert state.recovery["restarts"] == 0
+        before = runs.train("run", 60, checkpoint=50)
+        with killed_after_every_write(runs):
+            runs.edit("run", training={"trainIters": 300})
+            state = runs.wait_for(
+                "run", pods=2, job=True, observed=True, without=[*before.pod_uids, before.job_uid]
+            )
+        made = runs.api.get("JobSet", runs.namespace, "run")["metadata"]["uid"]
+        for pod in state.pods.values():
+            assert "300" in pod["spec"]["containers"][0]["args"]
+            assert pod["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-uid"] == made
+        runs.train("run", 70, checkpoint=50, generation=1, resumedFrom=50)
+
+    def test_a_pod_that_fails_is_counted_once_whenever_the_operator_is_killed(
+        self, runs: PodPerJobWorld
+    ) -> None:
+        """Its Job may have replaced it meanwhile, and then keeps it.
+
+        The cause is lost with an operator that has just deleted the pod.
+        """
+        runs.apply("run")
+        before = runs.train("run", 60, checkpoint=50)
+        with killed_after_every_write(runs):
+            runs.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
+            words = json.dumps({"message": "rank 3 was killed"})
+            runs.terminate(runs.pod_name("run", "worker-0"), 138, words)
+            state = runs.wait_for(
+                "run",
+                conditions={"Recovering": "PodsReplaced"},
+                where=lambda state: (
+                    state.running_pods >= {"master-0", "worker-0"}
+                    and state.uid_of("worker-0") != before.uid_of("worker-0")
+                ),
+            )
+        assert state.uid_of("master-0") == before.uid_of("master-0")
+        runs.report("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
+        counted = {"recovery": {"restarts": 1}, "progress": {"iteration": 51}}
+        runs.wait_for("run", phase="Training", status=counted)
 
     def test_an_elastic_run_is_re_created_on_fewer_nodes(
         self, runs: PodPerJobWorld, pool: Callable[[int], Pool]

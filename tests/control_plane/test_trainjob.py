@@ -1,6 +1,5 @@
 """Runs on TrainJob, with the controllers of Kubeflow Trainer and JobSet: `make test-trainjob` builds them."""
 
-import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,7 +20,6 @@ from tests.control_plane.pod_per_job import (
     backend_setter,
     operator_of,
 )
-from tests.control_plane.test_operator_restart import killed_after_every_write
 from tests.control_plane.world import World
 from tests.unit.manifests.conftest import Run
 from tests.unit.manifests.test_golden import RECIPES
@@ -133,48 +131,6 @@ def test_a_jobset_that_somebody_deletes_is_created_again_by_trainer(runs: TrainJ
     runs.api.delete("JobSet", runs.namespace, "run")
     state = runs.wait_for("run", pods=2, without=before.pod_uids)
     assert state.job_uid == before.job_uid
-
-
-def test_a_run_starts_once_whenever_the_operator_is_killed(runs: TrainJobWorld) -> None:
-    with killed_after_every_write(runs) as kills:
-        runs.apply("run")
-        state = runs.wait_for("run", pods=2, job=True, conditions={"Running": "PodsRunning"})
-    assert kills[0] >= 3, "after the runtime, the TrainJob and a status"
-    assert state.recovery["restarts"] == 0
-    before = runs.train("run", 60, checkpoint=50)
-    with killed_after_every_write(runs):
-        runs.edit("run", training={"trainIters": 300})
-        state = runs.wait_for(
-            "run", pods=2, job=True, observed=True, without=[*before.pod_uids, before.job_uid]
-        )
-    runtime = runs.api.get("TrainingRuntime", runs.namespace, "run")
-    assert "300" in trainjob.templates(runtime)[0]["spec"]["containers"][0]["args"]
-    assert runs.jobset("run")["metadata"]["ownerReferences"][0]["uid"] == state.job_uid
-    runs.train("run", 70, checkpoint=50, generation=1, resumedFrom=50)
-
-
-def test_a_pod_that_fails_is_counted_once_whenever_the_operator_is_killed(runs: TrainJobWorld) -> None:
-    """Its Job may have replaced it meanwhile, and then keeps it.
-
-    The cause is lost with an operator that has just deleted the pod.
-    """
-    runs.apply("run")
-    before = runs.train("run", 60, checkpoint=50)
-    with killed_after_every_write(runs):
-        runs.report("run", phase="rendezvous", iteration=60, checkpointIteration=50)
-        runs.terminate(runs.pod_name("run", "worker-0"), 138, json.dumps({"message": "rank 3 was killed"}))
-        state = runs.wait_for(
-            "run",
-            conditions={"Recovering": "PodsReplaced"},
-            where=lambda state: (
-                state.running_pods >= {"master-0", "worker-0"}
-                and state.uid_of("worker-0") != before.uid_of("worker-0")
-            ),
-        )
-    assert state.uid_of("master-0") == before.uid_of("master-0")
-    runs.report("run", iteration=51, checkpointIteration=50, generation=2, resumedFrom=50)
-    counted = {"recovery": {"restarts": 1}, "progress": {"iteration": 51}}
-    runs.wait_for("run", phase="Training", status=counted)
 
 
 def test_a_run_moves_between_a_trainjob_and_a_jobset_of_the_same_name(
