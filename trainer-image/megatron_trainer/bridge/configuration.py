@@ -26,6 +26,7 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.bridge import absent_packages, packing
 from megatron_trainer.bridge.family_layers import instead_of
+from megatron_trainer.bridge.hybrid_layers import hybrid_layers, is_hybrid
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
@@ -101,7 +102,10 @@ def make(run: BridgeRun) -> Any:
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
-        config.model.transformer_layer_spec = instead_of(config.model.transformer_layer_spec)
+        if is_hybrid(config.model):
+            config.model.hybrid_stack_spec = hybrid_layers
+        else:
+            config.model.transformer_layer_spec = instead_of(config.model.transformer_layer_spec)
         config.mixed_precision = "bf16_mixed"
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)

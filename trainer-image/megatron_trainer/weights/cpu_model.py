@@ -132,10 +132,14 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 
 def make_model(bridge: Any, dtype: str) -> Any:
     """Return a Megatron model without weights, on the CPU. Raises ConversionError."""
+    from megatron_trainer.bridge.hybrid_layers import hybrid_layers, is_hybrid
     from megatron_trainer.bridge.local_layers import local_layers
 
     provider = make_provider(bridge, dtype)
-    provider.transformer_layer_spec = local_layers
+    if is_hybrid(provider):
+        provider.hybrid_stack_spec = hybrid_layers
+    else:
+        provider.transformer_layer_spec = local_layers
     for name, value in ON_CPU.items():
         if hasattr(provider, name):
             setattr(provider, name, value)
