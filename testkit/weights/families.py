@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_H
+
 VOCABULARY = 256
 """Entries of the vocabulary of every model."""
 BASE: dict[str, Any] = {
@@ -49,20 +51,6 @@ _ERNIE = {
     "moe_intermediate_size": 32,
     "moe_num_shared_experts": 1,
     "moe_layer_start_index": 1,
-}
-
-NEMOTRON_H: dict[str, Any] = {
-    **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
-    **{"head_dim": 16, "vocab_size": VOCABULARY, "max_position_embeddings": 128},
-    **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None},
-    **{"hybrid_override_pattern": "M-M*-", "chunk_size": 16, "ssm_state_size": 16, "n_groups": 2},
-    **{"mamba_num_heads": 8, "mamba_head_dim": 16},
-}
-NEMOTRON_3 = {
-    **NEMOTRON_H,
-    **{"hybrid_override_pattern": "MEM*E", "n_routed_experts": 4, "num_experts_per_tok": 2},
-    **{"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32, "n_group": 1, "topk_group": 1},
-    **{"routed_scaling_factor": 2.5},
 }
 
 
@@ -115,7 +103,7 @@ FAMILIES = (
     Family("Gemma 2", "Gemma2", GEMMA),
     Family("Gemma 3", "Gemma3", GEMMA, "Gemma3TextConfig"),
     Family("Nemotron-H", "NemotronH", NEMOTRON_H),
-    Family("Nemotron 3 without latent experts and MTP", "NemotronH", NEMOTRON_3),
+    Family("Nemotron 3 Nano", "NemotronH", NEMOTRON_3),
     Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **HEADS}),
     Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),
