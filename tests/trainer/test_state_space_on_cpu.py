@@ -27,7 +27,7 @@ def inputs(length: int) -> dict[str, torch.Tensor]:
     }
 
 
-def recurrence(x, dt, A, B, C, D, z, dt_bias):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N803
+def recurrence(x, dt, A, B, C, D, z, dt_bias):  # type: ignore[no-untyped-def]
     """One step after the other."""
     step = functional.softplus(dt + dt_bias)
     state, result = torch.zeros(2, HEADS, WIDTH, STATE), []

@@ -1,8 +1,8 @@
-"""Mamba-2's operations in plain torch, for machines without a GPU, where Triton's and CUDA's kernels do not run.
+"""Mamba-2's operations in plain torch, for machines without a GPU, where their kernels do not run.
 
-They have the names, arguments and results of those of mamba_ssm and causal_conv1d that Megatron's mixer calls;
-gradients are torch's. Sources: Dao and Gu, "Transformers are SSMs" (2024), section 6, for the scan by chunks;
-the documentation of mamba_ssm for the order of norm and gate.
+They have the names, arguments and results of those of mamba_ssm and causal_conv1d that Megatron's mixer
+calls; gradients are torch's. Sources: Dao and Gu, "Transformers are SSMs" (2024), section 6, for the scan by
+chunks; the documentation of mamba_ssm for the order of norm and gate.
 """
 
 from typing import Any
@@ -33,11 +33,11 @@ def causal_conv1d_fn(
 def mamba_chunk_scan_combined(
     x: torch.Tensor,
     dt: torch.Tensor,
-    A: torch.Tensor,  # noqa: N803
-    B: torch.Tensor,  # noqa: N803
-    C: torch.Tensor,  # noqa: N803
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
     chunk_size: int,
-    D: torch.Tensor | None = None,  # noqa: N803
+    D: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
     dt_bias: torch.Tensor | None = None,
     seq_idx: torch.Tensor | None = None,
@@ -69,8 +69,8 @@ def mamba_split_conv1d_scan_combined(
     conv1d_weight: torch.Tensor,
     conv1d_bias: torch.Tensor | None,
     dt_bias: torch.Tensor,
-    A: torch.Tensor,  # noqa: N803
-    D: torch.Tensor,  # noqa: N803
+    A: torch.Tensor,
+    D: torch.Tensor,
     chunk_size: int,
     seq_idx: torch.Tensor | None = None,
     activation: str | None = "silu",
