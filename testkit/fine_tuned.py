@@ -35,5 +35,13 @@ IMAGE_CASES = (
     Case("qwen2.5-vl-3b-sft", "Qwen2.5-VL", _TP),
     Case("qwen2.5-vl-3b-lora", "Qwen2.5-VL", _TP),
     Case("qwen2.5-vl-3b-lora", "Qwen2.5-VL", _PP),
+    Case("qwen3-vl-8b-sft", "Qwen3-VL", _TP),
+    Case("qwen3-vl-8b-sft", "Qwen3-VL", _PP),
+    Case("qwen3-vl-8b-lora", "Qwen3-VL", _TP),
+    Case("qwen3-vl-8b-lora", "Qwen3-VL", _PP),
+    Case("qwen3-vl-30b-a3b-sft", "Qwen3-VL-MoE", _EP_ONLY),
+    Case("qwen3-vl-30b-a3b-sft", "Qwen3-VL-MoE", _PP),
+    Case("qwen3-vl-30b-a3b-lora", "Qwen3-VL-MoE", _EP_ONLY),
+    Case("qwen3-vl-30b-a3b-lora", "Qwen3-VL-MoE", _PP),
 )
-"""Of testkit.image_text, on images and text."""
+"""Of testkit.image_models, on images and text."""

@@ -1,40 +1,90 @@
-"""Logits of a small Qwen2.5-VL for pictures and text: Megatron's against those of transformers."""
+"""Logits of small models for pictures and text: Megatron's against those of transformers."""
 
 from pathlib import Path
 from typing import Any
 
 from testkit import image_text
+from testkit.image_models import FAMILIES
+
+_PIXELS = ("pixel_values", "image_grid_thw", "image_sizes")
 
 
-def prove(folder: Path) -> dict[str, float]:
-    """Return the largest difference of logits of two samples, and that which other pictures make."""
+def prove(name: str, folder: Path) -> dict[str, Any]:
+    """Import and export a model of a family of testkit.image_models, and compare its logits.
+
+    Returns the largest difference, that which other pictures make, and whether the exported tensors are
+    those of the model.
+    """
+    from megatron_trainer.weights import checkpoint, conversion, huggingface_folder
+    from megatron_trainer.weights.tensors import records
+
+    source, imported, exported = folder / "model", folder / "imported", folder / "exported"
+    FAMILIES[name].write(source, "float32")
+    conversion.import_weights(source, imported)
+    found = _compare(source, source, checkpoint.find(imported, "--from"))
+    conversion.export_weights(imported, exported, None)
+    tensors = [records(huggingface_folder.read(x, "", weights=True).tensors()) for x in (source, exported)]
+    return found | {"tensors": len(tensors[0]), "identical files": tensors[0] == tensors[1]}
+
+
+def prove_run(run: Path, base: Path, exported: Path) -> dict[str, Any]:
+    """Compare what a run trained, or its adapters beside the weights of `base`, with what was exported."""
+    from megatron_trainer.weights import checkpoint
+
+    return _compare(base, exported, checkpoint.find(run, "--from"))
+
+
+def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
+    """Compare a checkpoint in Megatron with a folder in transformers, both in float32."""
     import torch
+    import transformers
     from megatron_trainer.bridge import image_text as samples
     from megatron_trainer.data.image_text import to_messages
-    from megatron_trainer.weights import cpu_model, huggingface_folder
+    from megatron_trainer.weights import adapters, checkpoint, conversion, cpu_model, huggingface_folder
 
-    model = image_text.write_model(folder / "model", "float32")
-    processor = samples.load_processor(str(folder / "model"))
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    processor = samples.load_processor(str(base))
     conversations = [
         {"conversation": _with_pictures(to_messages(record, "", [member]), picture)}
         for record, member, picture in image_text.pictures(2)
     ]
     batch = samples.collate(conversations, processor, None, with_mask=True)
-    pixels = {name: getattr(batch["visual_inputs"], name) for name in ("pixel_values", "image_grid_thw")}
-    read = huggingface_folder.read(folder / "model", "--from", weights=True)
-    bridge = cpu_model.make_bridge(read)
-    kinds = (batch["input_ids"] == model.config.image_token_id).int()
+    values = batch["visual_inputs"].normalized_for_model()
+    pixels = {key: value for key, value in values.items() if key in _PIXELS}
+    read = huggingface_folder.read(base, "--base", weights=True)
     with cpu_model.one_process(), torch.no_grad():
+        bridge = cpu_model.make_bridge(read)
         megatron = cpu_model.make_model(bridge, "float32")
-        bridge.load_hf_weights([megatron])
+        if adapters.present(directory):
+            weights = conversion.weights_of(bridge, megatron, read)
+            for name, tensor in checkpoint.tensors(megatron):
+                tensor.copy_(weights(name))
+            adapters.load(megatron, directory)
+        else:
+            checkpoint.load(directory, megatron)
         inputs = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
-        found = megatron(**inputs, **pixels)
-        others = megatron(**inputs, **pixels | {"pixel_values": pixels["pixel_values"].flip(0)})
-        expected = model(input_ids=batch["input_ids"], mm_token_type_ids=kinds, **pixels).logits
+        found = _logits(megatron(**inputs, **pixels))
+        others = _logits(megatron(**inputs, **pixels | {"pixel_values": pixels["pixel_values"].flip(0)}))
+        expected = model(input_ids=batch["input_ids"], **_kinds(model, batch), **pixels).logits
     return {
         "difference": float((found - expected).abs().max()),
+        "largest": float(expected.abs().max()),
         "of other pictures": float((found - others).abs().max()),
     }
+
+
+def _kinds(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """What models of Qwen take besides, to place the tokens of images."""
+    if not hasattr(model.config, "image_token_id") or not model.config.model_type.startswith("qwen"):
+        return {}
+    return {"mm_token_type_ids": (batch["input_ids"] == model.config.image_token_id).int()}
+
+
+def _logits(output: Any) -> Any:
+    """Some models of Bridge return the mask of the loss as well."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _with_pictures(messages: list[dict[str, Any]], picture: Any) -> list[dict[str, Any]]:

@@ -49,10 +49,17 @@ class WarmConverter:
         """Run the proof of a padded vocabulary."""
         return self._request("padded", [str(folder)], folder / "log")
 
-    def prove_images(self, folder: Path) -> dict[str, float]:
-        """Compare logits for pictures and text, as image_proof.prove does."""
+    def prove_images(self, name: str, folder: Path) -> dict[str, Any]:
+        """Prove a family that reads images, as image_proof.prove does."""
         result = folder / "images.json"
-        ended = self._request("images", [str(folder), str(result)], folder / "log")
+        ended = self._request("images", [name, str(folder), str(result)], folder / "log")
+        assert ended.code == 0, ended.output[-2000:]
+        return json.loads(result.read_text())  # type: ignore[no-any-return]
+
+    def prove_image_run(self, run: Path, base: Path, exported: Path, result: Path) -> dict[str, Any]:
+        """Compare what a run trained on images with its export, as image_proof.prove_run does."""
+        argv = [str(path) for path in (run, base, exported, result)]
+        ended = self._request("image run", argv, result.with_suffix(".log"))
         assert ended.code == 0, ended.output[-2000:]
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
@@ -119,8 +126,15 @@ def _prove_padded(argv: list[str]) -> None:
 def _prove_images(argv: list[str]) -> None:
     from testkit.weights.image_proof import prove
 
-    folder, result = argv
-    Path(result).write_text(json.dumps(prove(Path(folder))))
+    name, folder, result = argv
+    Path(result).write_text(json.dumps(prove(name, Path(folder))))
+
+
+def _prove_image_run(argv: list[str]) -> None:
+    from testkit.weights.image_proof import prove_run
+
+    run, base, exported, result = map(Path, argv)
+    result.write_text(json.dumps(prove_run(run, base, exported)))
 
 
 def _prove_written(argv: list[str]) -> None:
@@ -163,6 +177,7 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "prove": _prove,
     "padded": _prove_padded,
     "images": _prove_images,
+    "image run": _prove_image_run,
     "written": _prove_written,
     "peak": _peak,
     "logits": _compare_logits,

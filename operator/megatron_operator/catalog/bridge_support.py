@@ -33,8 +33,8 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"qwen2", "Qwen2ForCausalLM", ""),
     (r"qwen3_next", "Qwen3NextForCausalLM", "gated delta net is not among Megatron's local layers"),
     (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"qwen3_vl", "Qwen3VLForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", ""),
+    (r"qwen3_vl", "Qwen3VLForConditionalGeneration", ""),
     (r"qwen35_.*_a\d+b", "Qwen3_5MoeForConditionalGeneration", _MORE_THAN_TEXT),
     (r"qwen35", "Qwen3_5ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"qwen3_\d+b_a\d+b", "Qwen3MoeForCausalLM", ""),
@@ -109,7 +109,13 @@ STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason)
 """Architectures that the operator fine-tunes: their weights convert, and a small one of each was trained."""
 
 
-READ_IMAGES: Final = frozenset({"Qwen2_5_VLForConditionalGeneration"})
+READ_IMAGES: Final = frozenset(
+    {
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+    }
+)
 """Those of them that are trained on images and text."""
 
 

@@ -24,7 +24,7 @@ from megatron_contract.bridge_run import (
 from megatron_contract.environment import DEFAULT_PLATFORM, ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.bridge import absent_packages, packing
+from megatron_trainer.bridge import absent_packages, packing, vision_layers
 from megatron_trainer.bridge.family_layers import instead_of
 from megatron_trainer.bridge.hybrid_layers import hybrid_layers, is_hybrid
 from megatron_trainer.worker import dataset_helpers
@@ -81,6 +81,7 @@ def forget_transformer_engine() -> None:
         module: Any = importlib.import_module(f"{peft.__name__}.{info.name}")
         if hasattr(module, "HAVE_TE"):
             module.HAVE_TE = False
+    vision_layers.install()
 
 
 def make(run: BridgeRun) -> Any:

@@ -21,12 +21,15 @@ _GPT_OSS: Final[Settings] = {
     "truncate": False,
 }
 _QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
+_QWEN3_VL: Final[Settings] = {"mrope_interleaved": True}
 POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "LlamaForCausalLM": {"default": {}, "llama3": _LLAMA},
     "GptOssForCausalLM": {"yarn": _GPT_OSS},
     "DeepseekV2ForCausalLM": {"default": {}, "yarn": {}},
     "DeepseekV3ForCausalLM": {"default": {}, "yarn": {}},
     "Qwen2_5_VLForConditionalGeneration": {"default": _QWEN_VL, "mrope": _QWEN_VL},
+    "Qwen3VLForConditionalGeneration": {"default": _QWEN3_VL},
+    "Qwen3VLMoeForConditionalGeneration": {"default": _QWEN3_VL},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
 _FIXED: Final[Mapping[str, Settings]] = {
@@ -36,8 +39,17 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen3MoeForCausalLM": {"use_sliding_window": False},
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
+    "Qwen3VLForConditionalGeneration": {"hidden_act": "silu"},
+    "Qwen3VLMoeForConditionalGeneration": {
+        **{"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": []},
+    },
 }
 """Architecture -> settings with the only value that the model gets, whatever config.json has."""
+_FIXED_VISION: Final[Mapping[str, Settings]] = {
+    "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
+    "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
+}
+"""The same of `vision_config`."""
 
 
 def require_all_taken(folder: HuggingFaceFolder) -> None:
@@ -75,7 +87,12 @@ def _positions(folder: HuggingFaceFolder) -> Iterator[str]:
 
 
 def _others(folder: HuggingFaceFolder) -> Iterator[str]:
-    for name, value in _FIXED.get(folder.architecture, {}).items():
-        found = _text(folder).get(name)
-        if found is not None and found != value:
-            yield f"{name} {found!r}, which is {value!r} there"
+    vision: Settings = folder.config.get("vision_config") or {}
+    for settings, fixed, place in (
+        (_text(folder), _FIXED, ""),
+        (vision, _FIXED_VISION, " of vision_config"),
+    ):
+        for name, value in fixed.get(folder.architecture, {}).items():
+            found = settings.get(name)
+            if found is not None and found != value:
+                yield f"{name} {found!r}{place}, which is {value!r} there"

@@ -44,6 +44,8 @@ CONVERTS: tuple[str, ...] = (
     "DeepseekV3ForCausalLM",
     "GptOssForCausalLM",
     "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
 
@@ -101,6 +103,17 @@ def require_support(architecture: str) -> None:
     )
 
 
+class _Names(dict[str, Any]):
+    """Names of tensors whose values are elsewhere; Bridge follows how their experts are stored."""
+
+    @property
+    def source(self) -> "_Names":
+        return self
+
+    def get_all_keys(self) -> list[str]:
+        return list(self)
+
+
 def make_bridge(folder: HuggingFaceFolder) -> Any:
     """Return an AutoBridge of the folder. Raises ConversionError if it does not convert."""
     require_support(folder.architecture)
@@ -110,7 +123,10 @@ def make_bridge(folder: HuggingFaceFolder) -> Any:
         if not folder.has_weights:
             import transformers
 
-            return AutoBridge.from_hf_config(transformers.AutoConfig.from_pretrained(folder.path))
+            config = transformers.AutoConfig.from_pretrained(folder.path)
+            if folder.headers:
+                config.state = _Names(folder.headers)
+            return AutoBridge.from_hf_config(config)
         return AutoBridge.from_hf_pretrained(folder.path, trust_remote_code=False)
     except (ValueError, OSError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())[:400]

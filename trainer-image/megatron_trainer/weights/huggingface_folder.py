@@ -44,8 +44,8 @@ class HuggingFaceFolder:
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(self.path)
-        # The text's part of a model that also reads images leaves it to the whole.
-        return bool(getattr(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
+        # That of the whole counts, whatever the text's part of a model that also reads images has.
+        return bool(getattr(config, "tie_word_embeddings", None))
 
     @property
     def dtype(self) -> str:

@@ -1,0 +1,93 @@
+"""Small random models that read images, with their processors: one of each family that is trained."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testkit import image_text
+from testkit.image_text import CHATML, SPECIAL, VOCABULARY
+
+
+@dataclass(frozen=True)
+class ImageFamily:
+    """A family by its name in testkit.fine_tuned."""
+
+    name: str
+    architecture: str
+    """The name in `architectures` of config.json."""
+    write: Callable[..., Any]
+    """Writes a model and its processor into a folder, in a dtype; returns the model of transformers."""
+    end: str
+    """What ends an answer, and counts in the loss."""
+
+
+def write_qwen3_vl(folder: Path, dtype: str = "bfloat16", *, experts: bool = False) -> Any:
+    """Write a Qwen3-VL of four layers of text and three of vision, two of which feed layers of text."""
+    import transformers
+
+    tokenizer = image_text.write_tokenizer(folder)
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in SPECIAL}
+    text: dict[str, Any] = {
+        **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 32},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
+        **{"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": ids["<|im_end|>"]},
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 5e6},
+            **{"mrope_section": [6, 5, 5], "mrope_interleaved": True},
+        },
+    }
+    if experts:
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    kind = "Qwen3VLMoe" if experts else "Qwen3VL"
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text,
+        vision_config={
+            **{"depth": 3, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
+            **{"out_hidden_size": 64, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    images = transformers.Qwen2VLImageProcessor(patch_size=16)
+    videos = transformers.Qwen3VLVideoProcessor()
+    processor = transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHATML)
+    return _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, processor, folder, dtype)
+
+
+def write_qwen3_vl_moe(folder: Path, dtype: str = "bfloat16") -> Any:
+    """Write a Qwen3-VL with four experts in each layer of text."""
+    return write_qwen3_vl(folder, dtype, experts=True)
+
+
+def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> Any:
+    """Write a random model of a class of transformers, and its processor. Returns the model."""
+    import torch
+
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            # Norms and biases are trivial in a new model: a mix-up of them would go unseen.
+            if value.dim() == 1 and value.is_floating_point():
+                value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    model = model.to(getattr(torch, dtype)).eval()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model
+
+
+_CHATML_END = "<|im_end|>\n"
+FAMILIES = {
+    family.name: family
+    for family in (
+        ImageFamily("Qwen2.5-VL", image_text.ARCHITECTURE, image_text.write_model, _CHATML_END),
+        ImageFamily("Qwen3-VL", "Qwen3VLForConditionalGeneration", write_qwen3_vl, _CHATML_END),
+        ImageFamily("Qwen3-VL-MoE", "Qwen3VLMoeForConditionalGeneration", write_qwen3_vl_moe, _CHATML_END),
+    )
+}
+"""By name."""

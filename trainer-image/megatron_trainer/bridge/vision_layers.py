@@ -1,0 +1,65 @@
+"""Layers of Qwen3-VL, which Megatron-Bridge builds of Transformer Engine only, of Megatron's own parts."""
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.vision import vit_layer_specs
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from torch.nn.functional import scaled_dot_product_attention
+
+_INPUT_NORM = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+_MLP_NORM = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+
+
+def install() -> None:
+    """Have Bridge's Qwen3-VL built without Transformer Engine."""
+    from megatron.bridge.models.qwen_vl import qwen3_vl_provider
+    from megatron.bridge.models.qwen_vl.modelling_qwen3_vl import model
+
+    qwen3_vl_provider.get_gpt_layer_with_transformer_engine_spec = _text_layer
+    model.get_vit_layer_with_transformer_engine_spec = _vision_layer
+    model.TENorm = WrappedTorchNorm
+    model.TEColumnParallelLinear, model.TERowParallelLinear = ColumnParallelLinear, RowParallelLinear
+
+
+def _text_layer(*, num_experts: int | None, qk_layernorm: bool, **_: Any) -> Any:
+    """A layer of the language model; its norms have the names in checkpoints that a GPU gives them."""
+    layer: Any = get_gpt_layer_local_spec(num_experts, False, qk_layernorm, normalization="RMSNorm")
+    # Transformer Engine's layers with experts have a norm of their own before these.
+    layer.submodules.sharded_state_dict_keys_map = _INPUT_NORM | ({} if num_experts else _MLP_NORM)
+    return layer
+
+
+def _vision_layer() -> Any:
+    layer: Any = vit_layer_specs.get_vit_layer_with_local_spec()
+    layer.submodules.self_attention.submodules.core_attention = AttentionWithinImages
+    layer.submodules.sharded_state_dict_keys_map = _INPUT_NORM | _MLP_NORM
+    return layer
+
+
+class AttentionWithinImages(MegatronModule):
+    """Attention of each image's patches to one another, which Megatron's own attention does not split."""
+
+    def __init__(self, config: Any, *_: Any, **__: Any) -> None:
+        super().__init__(config=config)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *_: Any,
+        packed_seq_params: Any,
+        **__: Any,
+    ) -> torch.Tensor:
+        """Return [patches, heads * elements] for inputs [patches, heads, elements] of all images."""
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        of_images = zip(*(part.split(lengths) for part in (query, key, value)), strict=True)
+        attended = [
+            scaled_dot_product_attention(*(part.transpose(0, 1) for part in image)).transpose(0, 1)
+            for image in of_images
+        ]
+        return torch.cat(attended).flatten(1)
