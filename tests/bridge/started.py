@@ -68,8 +68,8 @@ def _runs() -> dict[str, list[str]]:
                 found[f"{name}, mock data"] = arguments(name, layout.count, {"mockData": True})
                 found[f"{name}, files"] = arguments(name, layout.count, files)
                 short = entry.fine_tunes and not entry.reads_images
-                # The largest of these do not fit on the one GPU of their function without its layout.
-                count = max(layout.count, 8) if entry.reads_images else layout.count
+                # The largest of these do not fit on the GPUs of their function without its layout.
+                count = max(2 * layout.count, 8) if entry.reads_images else layout.count
                 training = EVERY_SETTING["training"] | ({} if short else TO_PRETRAIN)
                 found[f"{name}, every setting"] = arguments(
                     name, count, files, **(EVERY_SETTING | {"training": training}), **of_mode

@@ -30,6 +30,8 @@ class TowerSpec(ApiModel):
     """Patches (or frames) that become one token of the language model."""
     tensor_parallel: bool = False
     """Whether its weights are split over the tensor-parallel group; else each rank has all."""
+    deepstack_layers: int = Field(default=0, ge=0)
+    """First layers of the language model that get its features as well, on the first pipeline stage."""
 
 
 class Architecture(ModelSpec):

@@ -23,7 +23,7 @@ def test_values_that_are_not_modelled_are_null_in_a_plan() -> None:
     assert [plan[field] for field in unknown] == [None] * len(unknown)
 
 
-@pytest.mark.parametrize("recipe", ["qwen3-vl-8b-sft", "qwen3_vl_8b_sft_config"])
+@pytest.mark.parametrize("recipe", ["qwen3.5-vl-9b-sft", "qwen35_vl_9b_sft_config"])
 def test_a_plan_names_the_engine_that_runs_it(recipe: str) -> None:
     done = megatron("plan", "--recipe", recipe, *EIGHT)
     assert "on 8 x h100-sxm" in done.stdout
@@ -32,14 +32,14 @@ def test_a_plan_names_the_engine_that_runs_it(recipe: str) -> None:
 
 
 def test_args_prints_the_command_of_megatron_bridge() -> None:
-    words = json.loads(megatron("args", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json").stdout)
+    words = json.loads(megatron("args", "--recipe", "qwen3.5-vl-9b-sft", *EIGHT, "-o", "json").stdout)
     assert words[0] == "torchrun"
-    assert words[words.index("--recipe") + 1] == "qwen3_vl_8b_sft_2gpu_h100_bf16_config"
+    assert words[words.index("--recipe") + 1] == "qwen35_vl_9b_sft_4gpu_h100_bf16_config"
     assert words[words.index("--mode") + 1] == "sft"
 
 
 def test_render_reports_that_there_are_no_objects() -> None:
-    done = megatron("render", "--recipe", "qwen3-vl-8b-sft", *EIGHT, "-o", "json")
+    done = megatron("render", "--recipe", "qwen3.5-vl-9b-sft", *EIGHT, "-o", "json")
     assert done.exit_code == 2
     (error,) = json.loads(done.stdout)["errors"]
     assert error["field"] == "spec.recipe"

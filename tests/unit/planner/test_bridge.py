@@ -77,19 +77,19 @@ def test_sizes_that_do_not_suit_the_count_are_rejected(
 
 
 def test_the_command_omits_what_the_function_sets() -> None:
-    r = resolved("qwen3_vl_8b_peft_1gpu_h100_bf16_config", 1)
+    r = resolved("qwen35_vl_2b_peft_1gpu_h100_bf16_config", 1)
     assert megatron_arguments(r, plan(r), "run") == [
         *("torchrun", "--nnodes", "1", "--nproc-per-node", "1", "scripts/training/run_recipe.py"),
-        *("--recipe", "qwen3_vl_8b_peft_1gpu_h100_bf16_config", "--mode", "lora"),
+        *("--recipe", "qwen35_vl_2b_peft_1gpu_h100_bf16_config", "--mode", "lora"),
         *("--save_dir", "/checkpoints/run", "--load_dir", "/checkpoints/run"),
     ]
 
 
 def test_changes_of_the_recipe_are_in_the_command() -> None:
     r = resolved(
-        "qwen3-vl-8b-sft",
+        "qwen3.5-vl-9b-sft",
         16,
-        parallelism={"tensorModelParallelSize": 4, "sequenceParallel": True},
+        parallelism={"tensorModelParallelSize": 2, "sequenceParallel": True},
         training={"globalBatchSize": 64, "lr": 1e-5, "trainIters": 200, "lrWarmupIters": 7},
         checkpoint={"saveInterval": 50},
     )
@@ -103,7 +103,7 @@ def test_changes_of_the_recipe_are_in_the_command() -> None:
         "scripts/training/run_recipe.py",
     ]
     options = dict(zip(words[6:-1:2], words[7::2], strict=False))
-    assert options["--tensor_model_parallel_size"] == "4"
+    assert options["--tensor_model_parallel_size"] == "2"
     assert options["--global_batch_size"] == "64"
     assert options["--lr"] == "1e-05"
     assert (options["--max_steps"], options["--warmup_iters"], options["--save_interval"]) == (
@@ -123,7 +123,7 @@ def test_a_different_stage_split_is_in_the_command() -> None:
 
 def test_settings_without_an_option_are_config_overrides() -> None:
     asked = {"weightDecay": 0.05, "lrDecayStyle": "WSD", "seed": 7}
-    r = resolved("qwen3-vl-8b-sft", 8, training=asked, parallelism={"recomputeGranularity": "selective"})
+    r = resolved("qwen3.5-vl-9b-sft", 8, training=asked, parallelism={"recomputeGranularity": "selective"})
     words = megatron_arguments(r, plan(r), "run")
     assert {"optimizer.weight_decay=0.05", "scheduler.lr_decay_style=WSD", "rng.seed=7"} <= {*words}
     assert "model.recompute_granularity=selective" in words
@@ -139,12 +139,12 @@ def test_settings_without_an_option_are_config_overrides() -> None:
 )
 def test_settings_that_the_command_cannot_pass_are_rejected(asked: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
-        resolved("qwen3-vl-8b-sft", 8, **asked)
+        resolved("qwen3.5-vl-9b-sft", 8, **asked)
     assert [error.field for error in refused.value.errors] == [field]
 
 
 def test_no_job_is_created() -> None:
-    r = resolved("qwen3-vl-8b-sft", 8)
+    r = resolved("qwen3.5-vl-9b-sft", 8)
     with pytest.raises(InvalidRecipeError) as refused:
         manifests.build(PlannedRun("run", "default", r, plan(r)), "")
     (error,) = refused.value.errors

@@ -95,3 +95,33 @@ def test_no_virtual_stages_are_planned_beside_a_vision_tower() -> None:
     found = planned("qwen2.5-vl-72b-sft", accelerator={"type": "h100-sxm", "count": 64}, data=data).plan
     assert found.pipeline_model_parallel_size > 1
     assert found.virtual_pipeline_model_parallel_size is None
+
+
+def test_the_first_stage_has_the_layers_that_get_features_of_the_vision_tower() -> None:
+    problem = "PP 18 leaves 2 layers on the first stage, and features of the vision tower go into the first 3"
+    asked = {"pipelineModelParallelSize": 18}
+    found = refusals(
+        "qwen3-vl-8b-sft", accelerator={"type": "h100-sxm", "count": 144}, data=images(), parallelism=asked
+    )
+    assert any(problem in each for each in found)
+
+
+def test_tensor_parallelism_divides_the_heads_of_a_vision_tower_that_it_splits() -> None:
+    found = refusals(
+        "qwen3-vl-8b-sft",
+        platform={"accelerators": {"gb200": {}}, "bridgeImage": "bridge"},
+        accelerator={"type": "gb200", "count": 32},
+        data=images(),
+        parallelism={"tensorModelParallelSize": 32},
+    )
+    assert any("32 does not divide the 16 attention heads of the vision tower" in each for each in found)
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl-8b", "qwen3-vl-30b-a3b", "qwen3-vl-235b-a22b"])
+@pytest.mark.parametrize("mode", ["sft", "lora"])
+def test_recipes_of_qwen3_vl_are_planned_with_their_vision_tower(name: str, mode: str) -> None:
+    found = planned(f"{name}-{mode}", accelerator={"type": "h100-sxm", "count": 256}, data=images())
+    assert any("tokens are images" in note for note in found.plan.notes)
+    assert overrides(f"{name}-{mode}", accelerator={"type": "h100-sxm", "count": 256}, data=images())[
+        IMAGE_TEXT
+    ]

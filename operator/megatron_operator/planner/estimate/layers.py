@@ -109,6 +109,8 @@ class Tower:
     """Patches that become one token of the language model."""
     split: bool
     """Whether the tensor-parallel group splits it; else each rank has, and computes, all of it."""
+    deepstack: int = 0
+    """First layers of the language model that get its features as well."""
 
 
 ENCODED: Final = 0.5

@@ -252,6 +252,7 @@ def _tower(tower: TowerSpec | None) -> Tower | None:
         parameters=tower.parameters,
         patches_per_token=tower.patches_per_token,
         split=tower.tensor_parallel,
+        deepstack=tower.deepstack_layers,
     )
 
 

@@ -66,6 +66,7 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     _check_tensor(layout.dims, context, found)
     _check_sequence(layout.dims, context, found)
     _check_experts(layout.dims, context, found)
+    _check_tower(layout, context, found)
     return found.errors
 
 
@@ -135,6 +136,26 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
     for name, width in widths.items():
         if width % tp:
             found.error(field, f"{tp} does not divide {name} {width}", f"set a divisor of {width}")
+
+
+def _check_tower(layout: Layout, context: ConstraintContext, found: Diagnostics) -> None:
+    """TP divides a tower that it splits, and the first stage has all layers that get features of a tower."""
+    tower, dims = context.shape.tower, layout.dims
+    if tower is None:
+        return
+    if tower.split and tower.heads % dims.tp:
+        found.error(
+            f"{_P}tensorModelParallelSize",
+            f"{dims.tp} does not divide the {tower.heads} attention heads of the vision tower",
+            f"set a divisor of {tower.heads}",
+        )
+    if layout.split and layout.split.layers[0] < tower.deepstack:
+        found.error(
+            f"{_P}pipelineModelParallelSize",
+            f"PP {dims.pp} leaves {layout.split.layers[0]} layers on the first stage, and features of the "
+            f"vision tower go into the first {tower.deepstack}",
+            f"set a smaller PP, or decoderFirstPipelineNumLayers of at least {tower.deepstack}",
+        )
 
 
 def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
