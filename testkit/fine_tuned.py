@@ -43,5 +43,9 @@ IMAGE_CASES = (
     Case("qwen3-vl-30b-a3b-sft", "Qwen3-VL-MoE", _PP),
     Case("qwen3-vl-30b-a3b-lora", "Qwen3-VL-MoE", _EP_ONLY),
     Case("qwen3-vl-30b-a3b-lora", "Qwen3-VL-MoE", _PP),
+    Case("ministral3-8b-sft", "Ministral 3", _TP),
+    Case("ministral3-3b-sft", "Ministral 3, tied embedding", _PP),
+    Case("ministral3-3b-lora", "Ministral 3, tied embedding", _TP),
+    Case("ministral3-8b-lora", "Ministral 3", _PP),
 )
 """Of testkit.image_models, on images and text."""

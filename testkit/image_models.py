@@ -63,6 +63,42 @@ def write_qwen3_vl_moe(folder: Path, dtype: str = "bfloat16") -> Any:
     return write_qwen3_vl(folder, dtype, experts=True)
 
 
+def write_ministral3(folder: Path, dtype: str = "bfloat16", *, tied: bool = False) -> Any:
+    """Write a Ministral 3 of two layers of text and two of vision; `tied`: its output to its embedding."""
+    import transformers
+
+    tokenizer = image_text.write_tokenizer(folder, _OF_MISTRAL, "</s>", "<pad>", _MISTRAL)
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in _OF_MISTRAL}
+    config = transformers.Mistral3Config(
+        text_config={
+            **{"model_type": "ministral3", "hidden_size": 64, "intermediate_size": 128, "head_dim": 32},
+            **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+            **{"vocab_size": VOCABULARY, "max_position_embeddings": 262144, "tie_word_embeddings": tied},
+            **{"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"], "pad_token_id": ids["<pad>"]},
+        },
+        vision_config={
+            **{"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 64, "head_dim": 16},
+            **{"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14, "image_size": 1540},
+        },
+        image_token_index=ids["[IMG]"],
+        spatial_merge_size=2,
+        tie_word_embeddings=tied,
+    )
+    processor = transformers.PixtralProcessor(
+        transformers.PixtralImageProcessor(patch_size=14),
+        tokenizer,
+        patch_size=14,
+        spatial_merge_size=2,
+        chat_template=_MISTRAL,
+    )
+    return _save(transformers.Mistral3ForConditionalGeneration, config, processor, folder, dtype)
+
+
+def write_ministral3_tied(folder: Path, dtype: str = "bfloat16") -> Any:
+    """Write a Ministral 3 whose output layer is the embedding, as that of 3B."""
+    return write_ministral3(folder, dtype, tied=True)
+
+
 def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> Any:
     """Write a random model of a class of transformers, and its processor. Returns the model."""
     import torch
@@ -81,6 +117,13 @@ def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> A
     return model
 
 
+_OF_MISTRAL = ("<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_MISTRAL = (
+    "<s>{% for m in messages %}{% if m['role'] == 'user' %}[INST]{% endif %}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}[IMG]{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% if m['role'] == 'user' %}[/INST]{% else %}</s>{% endif %}{% endfor %}"
+)
 _CHATML_END = "<|im_end|>\n"
 FAMILIES = {
     family.name: family
@@ -88,6 +131,10 @@ FAMILIES = {
         ImageFamily("Qwen2.5-VL", image_text.ARCHITECTURE, image_text.write_model, _CHATML_END),
         ImageFamily("Qwen3-VL", "Qwen3VLForConditionalGeneration", write_qwen3_vl, _CHATML_END),
         ImageFamily("Qwen3-VL-MoE", "Qwen3VLMoeForConditionalGeneration", write_qwen3_vl_moe, _CHATML_END),
+        ImageFamily(
+            "Ministral 3, tied embedding", "Mistral3ForConditionalGeneration", write_ministral3_tied, "</s>"
+        ),
+        ImageFamily("Ministral 3", "Mistral3ForConditionalGeneration", write_ministral3, "</s>"),
     )
 }
 """By name."""

@@ -37,8 +37,14 @@ VOCABULARY = 288
 """Entries of the model's vocabulary; the tokenizer has 256 bytes and the special tokens."""
 
 
-def write_tokenizer(folder: Path) -> Any:
-    """Write a tokenizer of bytes with Qwen's special tokens; return it."""
+def write_tokenizer(
+    folder: Path,
+    special: tuple[str, ...] = SPECIAL,
+    end: str = "<|im_end|>",
+    pad: str = "<|endoftext|>",
+    template: str = CHATML,
+) -> Any:
+    """Write a tokenizer of bytes with special tokens, by default Qwen's; return it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -48,11 +54,11 @@ def write_tokenizer(folder: Path) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=[word for word in SPECIAL if word not in ("<|im_end|>", "<|endoftext|>")],
+        eos_token=end,
+        pad_token=pad,
+        additional_special_tokens=[word for word in special if word not in (end, pad)],
     )
-    fast.chat_template = CHATML
+    fast.chat_template = template
     fast.save_pretrained(folder)
     return fast
 

@@ -40,7 +40,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"qwen3_\d+b_a\d+b", "Qwen3MoeForCausalLM", ""),
     (r"qwen3", "Qwen3ForCausalLM", ""),
     (r"gpt_oss", "GptOssForCausalLM", ""),
-    (r"ministral3", "Mistral3ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"ministral3", "Mistral3ForConditionalGeneration", ""),
     (r"moonlight", "DeepseekV3ForCausalLM", _NO_LOW_RANK),
     (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_LOW_RANK),
     (r"deepseek_v4", "DeepseekV4ForCausalLM", _HYBRID),
@@ -111,6 +111,7 @@ STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason)
 
 READ_IMAGES: Final = frozenset(
     {
+        "Mistral3ForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",

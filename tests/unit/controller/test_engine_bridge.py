@@ -13,7 +13,11 @@ from megatron_operator.lifecycle.job_status import set_refused
 
 
 def test_a_recipe_of_engine_bridge_is_refused_with_a_message_that_names_the_fix(run: Any) -> None:
-    run.body["spec"] = {"recipe": "qwen3.5-vl-9b-sft", "accelerator": {"count": 8}, "data": {"mockData": True}}
+    run.body["spec"] = {
+        "recipe": "qwen3.5-vl-9b-sft",
+        "accelerator": {"count": 8},
+        "data": {"mockData": True},
+    }
     platform = PlatformConfig.model_validate({"accelerators": {"h100-sxm": {}}, "image": "trainer"})
     status = run.status()
     with pytest.raises(InvalidRecipeError) as error:

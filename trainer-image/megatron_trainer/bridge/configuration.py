@@ -100,6 +100,7 @@ def make(run: BridgeRun) -> Any:
             f"{run.function} reads a model's configuration: {' '.join(str(error).split())[:300]}; set "
             f"{MODEL_FOLDER} to a folder with it",
         ) from error
+    vision_layers.follow_rope(config.model)
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerLayer, TransformerLayerSubmodules
@@ -92,6 +93,26 @@ class WindowedAttention(DotProductAttention):
         super().__init__(own, layer_number, *args, **kwargs)
 
 
+def ministral3(config: Any, vp_stage: int | None = None) -> Any:
+    """Megatron's layers, whose queries grow behind the positions that the model was first trained on."""
+    block = local_layers(config, vp_stage)
+    for layer in block.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = GrowingAttention
+    return block
+
+
+class GrowingAttention(DotProductAttention):
+    """Ministral 3's: queries times 1 + beta * log(1 + floor(position / first positions)), as in Llama 4."""
+
+    def forward(self, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the attention of queries [positions, batch, heads, elements]."""
+        rope = self.config.hf_config.text_config.rope_parameters
+        positions = torch.arange(len(query), device=query.device)
+        rounds = torch.floor(positions / rope["original_max_position_embeddings"])
+        scale = 1 + rope["llama_4_scaling_beta"] * torch.log(1 + rounds)
+        return super().forward(query * scale[:, None, None, None].to(query.dtype), *args, **kwargs)
+
+
 def olmoe(config: Any, vp_stage: int | None = None) -> Any:
     """Megatron's layers with OLMoE's attention, which has one norm over all heads."""
     from megatron.bridge.models.olmoe.olmoe_provider import OLMoESelfAttention
@@ -106,6 +127,7 @@ _FAMILIES: dict[str, Layers] = {
     "exaone4_layer_spec": exaone4,
     "gemma2_layer_spec": gemma2,
     "gemma3_layer_spec": gemma3,
+    "ministral_layer_spec": ministral3,
     "olmoe_layer_spec": olmoe,
 }
 """Name of Bridge's function -> the same layers of Megatron's own parts."""

@@ -1,4 +1,4 @@
-"""Layers of Qwen3-VL, which Megatron-Bridge builds of Transformer Engine only, of Megatron's own parts."""
+"""Models that read images: what Megatron-Bridge builds of Transformer Engine only, and what it leaves out."""
 
 from typing import Any
 
@@ -23,6 +23,14 @@ def install() -> None:
     model.get_vit_layer_with_transformer_engine_spec = _vision_layer
     model.TENorm = WrappedTorchNorm
     model.TEColumnParallelLinear, model.TERowParallelLinear = ColumnParallelLinear, RowParallelLinear
+
+
+def follow_rope(provider: Any) -> None:
+    """Have Ministral 3 round the range of YaRN's correction where transformers does; Bridge never does."""
+    text = getattr(getattr(provider, "hf_config", None), "text_config", None)
+    if text is not None and hasattr(provider, "yarn_correction_range_round_to_int"):
+        rope = text.rope_parameters
+        provider.yarn_correction_range_round_to_int = bool(rope.get("truncate", True))
 
 
 def _text_layer(*, num_experts: int | None, qk_layernorm: bool, **_: Any) -> Any:

@@ -22,6 +22,14 @@ _GPT_OSS: Final[Settings] = {
 }
 _QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
 _QWEN3_VL: Final[Settings] = {"mrope_interleaved": True}
+_MINISTRAL3: Final[Settings] = {
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "LlamaForCausalLM": {"default": {}, "llama3": _LLAMA},
     "GptOssForCausalLM": {"yarn": _GPT_OSS},
@@ -30,6 +38,7 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Qwen2_5_VLForConditionalGeneration": {"default": _QWEN_VL, "mrope": _QWEN_VL},
     "Qwen3VLForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3VLMoeForConditionalGeneration": {"default": _QWEN3_VL},
+    "Mistral3ForConditionalGeneration": {"yarn": _MINISTRAL3},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
 _FIXED: Final[Mapping[str, Settings]] = {
@@ -40,6 +49,9 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "silu"},
+    "Mistral3ForConditionalGeneration": {
+        **{"model_type": "ministral3", "hidden_act": "silu", "rms_norm_eps": 1e-5},
+    },
     "Qwen3VLMoeForConditionalGeneration": {
         **{"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": []},
     },

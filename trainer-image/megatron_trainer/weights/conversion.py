@@ -16,7 +16,8 @@ from megatron_trainer.weights.huggingface_folder import HuggingFaceFolder
 from megatron_trainer.weights.meter import Meter, sizes
 from megatron_trainer.weights.tensors import TensorRecord, TensorSource, records
 
-OUTPUT_LAYER = "lm_head.weight"
+OUTPUT_LAYERS = ("lm_head.weight", "language_model.lm_head.weight")
+"""Its names in folders of Hugging Face."""
 
 
 def import_weights(source: Path, target: Path, meter: Meter | None = None) -> Audit:
@@ -145,7 +146,7 @@ def exported(
     named = bridge.export_hf_weights([model], cpu=True, show_progress=False, conversion_tasks=tasks)
     for name, tensor in huggingface_folder.conform(named, folder.headers):
         # transformers does not write it either.
-        if not (tied and name == OUTPUT_LAYER and name not in folder.headers):
+        if not (tied and name in OUTPUT_LAYERS and name not in folder.headers):
             yield name, tensor
 
 
@@ -170,7 +171,7 @@ def _without_tied_copy(
     copies = [
         name
         for name, record in expected.items()
-        if name == OUTPUT_LAYER and name not in found and record in found.values()
+        if name in OUTPUT_LAYERS and name not in found and record in found.values()
     ]
     return {name: record for name, record in expected.items() if name not in copies}
 
@@ -183,7 +184,7 @@ def _audit_export(read: _Exportable, target: Path, meter: Meter) -> Audit:
     meter.begin("audit", _sizes(read.model), _sizes(model), sizes(folder.headers))
     expected = _records_of(read.model, meter.counted(read.weights))
     found = _records_of(model, meter.counted(weights_of(bridge, model, folder)))
-    tie = Tie(folder.tied, OUTPUT_LAYER not in folder.headers)
+    tie = Tie(folder.tied, not any(name in folder.headers for name in OUTPUT_LAYERS))
     problems = [*compare(expected, found), *_compare_with_base(folder, read.base), *check_tie(tie)]
     written = records(meter.watched(folder.tensors()))
     result = {name: record.to_json() for name, record in sorted(written.items())}
@@ -207,7 +208,8 @@ def _compare_with_base(folder: HuggingFaceFolder, base: HuggingFaceFolder) -> li
     if not source:
         return []
     if folder.tied:
-        source.pop(OUTPUT_LAYER, None)
+        for name in OUTPUT_LAYERS:
+            source.pop(name, None)
     problems = [f"{name} of the base is missing" for name in sorted(source.keys() - result.keys())]
     problems += [f"{name} is not in the base" for name in sorted(result.keys() - source.keys())]
     return problems + [

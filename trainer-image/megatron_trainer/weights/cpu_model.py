@@ -46,6 +46,7 @@ CONVERTS: tuple[str, ...] = (
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
 
@@ -137,7 +138,10 @@ def make_provider(bridge: Any, dtype: str) -> Any:
     """Return Bridge's configuration of the model, unchanged but for the dtype, tied to no device."""
     import torch
 
+    from megatron_trainer.bridge import vision_layers
+
     provider = bridge.to_megatron_provider(load_weights=False)
+    vision_layers.follow_rope(provider)
     kind = dtype_of(dtype)
     provider.fp16, provider.bf16 = kind is torch.float16, kind is torch.bfloat16
     provider.params_dtype = provider.pipeline_dtype = provider.autocast_dtype = kind

@@ -41,11 +41,13 @@ class HuggingFaceFolder:
     @property
     def tied(self) -> bool:
         """Whether config.json ties the output layer to the embedding; transformers' default is by family."""
+        # That of the whole counts before that of the text's part of a model that also reads images.
+        for settings in (self.config, self.config.get("text_config") or {}):
+            if (tied := settings.get("tie_word_embeddings")) is not None:
+                return bool(tied)
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(self.path)
-        # That of the whole counts, whatever the text's part of a model that also reads images has.
-        return bool(getattr(config, "tie_word_embeddings", None))
+        return bool(transformers.AutoConfig.from_pretrained(self.path).tie_word_embeddings)
 
     @property
     def dtype(self) -> str:

@@ -18,9 +18,12 @@ LLAMA3 = {
 
 
 def folder(architecture: str, **config: Any) -> HuggingFaceFolder:
-    return HuggingFaceFolder(
-        Path("/data/model"), {"architectures": [f"{architecture}ForCausalLM"], **config}, {}
-    )
+    task = "ForConditionalGeneration" if "text_config" in config else "ForCausalLM"
+    return HuggingFaceFolder(Path("/data/model"), {"architectures": [f"{architecture}{task}"], **config}, {})
+
+
+def ministral3(**settings: Any) -> dict[str, Any]:
+    return {"text_config": {"model_type": "ministral3", "rope_parameters": {"rope_type": "yarn"}} | settings}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,8 @@ def folder(architecture: str, **config: Any) -> HuggingFaceFolder:
         ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
         ("GptOss", {}),
         ("DeepseekV3", {"rope_scaling": {"type": "yarn", "factor": 40}}),
+        ("Mistral3", ministral3(rms_norm_eps=1e-5)),
+        ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [], "decoder_sparse_step": 1}}),
     ],
 )
 def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]) -> None:
@@ -53,6 +58,20 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
         ("Qwen3Moe", {"use_sliding_window": True}, "use_sliding_window True, which is False there"),
         ("Mistral", {"hidden_act": "gelu"}, "hidden_act 'gelu', which is 'silu' there"),
         ("GptOss", {"rope_parameters": {"rope_type": "yarn", "factor": 16.0}}, "factor 16.0"),
+        ("Mistral3", ministral3(model_type="mistral"), "model_type 'mistral', which is 'ministral3' there"),
+        ("Mistral3", ministral3(rms_norm_eps=1e-6), "rms_norm_eps 1e-06, which is 1e-05 there"),
+        ("Mistral3", ministral3(rope_parameters={"rope_type": "yarn", "factor": 8.0}), "factor 8.0"),
+        ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [0]}}, "mlp_only_layers [0], which is [] there"),
+        (
+            "Qwen3VL",
+            {"text_config": {}, "vision_config": {"hidden_act": "silu"}},
+            "hidden_act 'silu' of vision_config, which is 'gelu_pytorch_tanh' there",
+        ),
+        (
+            "Qwen3VL",
+            {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_interleaved": False}}},
+            "mrope_interleaved False of rope_type 'default', which is True there",
+        ),
     ],
 )
 def test_what_megatron_would_not_have_is_named(architecture: str, config: dict[str, Any], text: str) -> None:
