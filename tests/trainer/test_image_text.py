@@ -14,9 +14,9 @@ import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import chats_command
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.weights import huggingface_folder
+from megatron_trainer.weights import cpu_model, huggingface_folder
 from megatron_trainer.weights.tensors import records
-from PIL import Image
+from PIL import ExifTags, Image
 
 from testkit.fine_tuned import IMAGE_CASES, Case
 from testkit.image_models import FAMILIES
@@ -165,6 +165,48 @@ def test_a_sample_that_is_not_whole_ends_the_preparation_with_its_name(
     assert raised.value.code == ExitCode.BAD_DATA
     assert f"data.sources[0].path: {tmp_path}/images/broken.tar" in str(raised.value)
     assert problem in str(raised.value)
+
+
+def turned_picture() -> bytes:
+    """A red JPEG of 56 x 84 pixels, of which a camera noted that it was turned by a quarter."""
+    picture, exif = io.BytesIO(), Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (56, 84), COLOURS["red"]).save(picture, "jpeg", exif=exif)
+    return picture.getvalue()
+
+
+def test_a_picture_of_a_turned_camera_is_the_right_way_up(tmp_path: Path) -> None:
+    cpu_model.import_bridge()
+    from megatron_trainer.bridge import image_text
+
+    (tmp_path / "turned.jpg").write_bytes(turned_picture())
+    part = {"type": "image", "tar": str(tmp_path / "turned.jpg"), "offset": 0, "size": len(turned_picture())}
+    part["crc32"] = image_text.checksum(part)
+    (message,) = image_text.load_images([{"role": "user", "content": [part]}])
+
+    assert message["content"][0]["image"].size == (84, 56)
+
+
+def test_a_tar_file_that_was_rewritten_since_it_was_prepared_is_an_error_that_names_it(
+    volumes: Volumes, tmp_path: Path
+) -> None:
+    cpu_model.import_bridge()
+    from megatron_trainer.bridge import image_text
+    from megatron_trainer.bridge.sample_files import SampleLineError
+
+    (tmp_path / "model").symlink_to(volumes(SFT.family) / "model")
+    write_shards(tmp_path / "images", 2, SAMPLES // 2)
+    root = prepare(spec(SFT, ITERATIONS), tmp_path)
+    first = tmp_path / "images" / "00000.tar"
+    image_text.sample(root / "training.jsonl", 0)
+    first.write_bytes((tmp_path / "images" / "00001.tar").read_bytes())
+
+    with pytest.raises(SampleLineError) as raised:
+        image_text.sample(root / "training.jsonl", 0)
+    assert f"training.jsonl:1: {first} has changed since it was prepared: byte 512 begins" in str(
+        raised.value
+    )
+    assert "set another data.prepare.name" in str(raised.value)
 
 
 @pytest.mark.parametrize("case", KILLED, ids=name_of)

@@ -5,6 +5,7 @@ The model's own collator in Bridge makes tokens, labels and pixels of a sample.
 
 import io
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +126,10 @@ def _read(line: bytes, place: str) -> dict[str, Any]:
 
 
 def load_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages, each part of type `image` with its image as PIL has it. Raises OSError."""
+    """Return the messages, each part of type `image` with its image as PIL has it, the right way up.
+
+    Raises OSError, also for bytes of another checksum than the part has.
+    """
     return [
         {"role": message["role"], "content": [_loaded(part) for part in message["content"]]}
         for message in messages
@@ -135,13 +139,28 @@ def load_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _loaded(part: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] != "image":
         return dict(part)
-    from PIL import Image
+    from PIL import Image, ImageOps
 
+    data = _bytes(part)
+    if zlib.crc32(data) != part["crc32"]:
+        raise OSError(
+            f"{part['tar']} has changed since it was prepared: byte {part['offset']:,} begins another image; "
+            "set another data.prepare.name to prepare it again"
+        )
+    with Image.open(io.BytesIO(data)) as image:
+        # A camera that was turned notes it in the file, and leaves the pixels as they were.
+        return {"type": "image", "image": ImageOps.exif_transpose(image).convert("RGB")}
+
+
+def checksum(part: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of the image of a part, by which a rewritten file is noticed. Raises OSError."""
+    return zlib.crc32(_bytes(part))
+
+
+def _bytes(part: Mapping[str, Any]) -> bytes:
     with Path(part["tar"]).open("rb") as tar:
         tar.seek(part["offset"])
-        data = tar.read(part["size"])
-    with Image.open(io.BytesIO(data)) as image:
-        return {"type": "image", "image": image.convert("RGB")}
+        return tar.read(part["size"])
 
 
 def load_processor(folder: str) -> Any:

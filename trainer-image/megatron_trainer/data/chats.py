@@ -119,7 +119,7 @@ def _load(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> ChatL
 def _digest(sources: Sequence[Source], tokenizer_dir: Path, run: ChatRun) -> str:
     """Digest of all but the files that the lines and their split depend on."""
     files = digest_of_tokenizer(tokenizer_dir, with_template=True)
-    what = ["images", digest_of_processor(tokenizer_dir)] if _of_images(sources) else ["chats"]
+    what = ["images", "crc32", digest_of_processor(tokenizer_dir)] if _of_images(sources) else ["chats"]
     depends = [*what, run.seq_length, run.split, run.vocab_size, files]
     return hashlib.sha256(json.dumps(depends).encode()).hexdigest()
 

@@ -54,6 +54,9 @@ class SampleLines:
         from megatron_trainer.bridge import image_text
 
         try:
+            for part in (part for message in messages for part in message["content"]):
+                if part["type"] == "image":
+                    part["crc32"] = image_text.checksum(part)
             tokens = image_text.count_tokens({"conversation": image_text.load_images(messages)}, processor)
         except Exception as error:  # whatever a template or an image of the user raises
             raise ConversationError(" ".join(str(error).split())) from error
