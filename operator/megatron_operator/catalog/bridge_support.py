@@ -24,6 +24,9 @@ _LACKS: Final = "the trainer's image lacks {}"
 _STATE_SPACE: Final = _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
 _DELTA_NET: Final = _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
 _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
+_PROJECTOR: Final = (
+    "its function trains the projector alone, on random images, between frozen weights that are random too"
+)
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
@@ -98,7 +101,8 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"qwen35_text", True, _DELTA_NET),
     (r"vanilla_gpt", False, "its function leaves the sizes of the model open"),
     (r"gemma4_e4b", True, _NO_SMALL_MODEL),
-    (r"(minimax_m3|qwen3_vl|qwen35_vl)", True, _IMAGES),
+    (r"qwen3_vl", True, _PROJECTOR),
+    (r"(minimax_m3|qwen35_vl)", True, _IMAGES),
     (r"step35", True, "its function splits samples over ranks"),
     (r"flux", False, _FLUX),
     (r"wan", False, _WAN),

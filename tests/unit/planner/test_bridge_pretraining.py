@@ -190,7 +190,7 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
         ("qwen3-next-80b-a3b", "the trainer's image lacks the kernels of its gated delta net"),
         ("glm5.2", "no small model of this architecture was trained"),
         ("vanilla-gpt", "its function leaves the sizes of the model open"),
-        ("qwen3-vl-8b", "images, video and sound are not passed on"),
+        ("qwen3-vl-8b", "its function trains the projector alone, on random images"),
         ("step3.5-196b-a11b", "its function splits samples over ranks"),
         ("k-exaone2-750b-a37b", "its function is not in the image's release of Megatron-Bridge"),
         ("flux1-12b", "its layers need Transformer Engine, and the trainer's image lacks diffusers and"),
