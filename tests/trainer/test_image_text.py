@@ -14,7 +14,7 @@ import pytest
 from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.data import chats_command
 from megatron_trainer.data.preparation_error import PreparationError
-from megatron_trainer.weights import cpu_model, huggingface_folder
+from megatron_trainer.weights import checkpoint, cpu_model, huggingface_folder
 from megatron_trainer.weights.tensors import records
 from PIL import ExifTags, Image
 
@@ -165,6 +165,36 @@ def test_a_sample_that_is_not_whole_ends_the_preparation_with_its_name(
     assert raised.value.code == ExitCode.BAD_DATA
     assert f"data.sources[0].path: {tmp_path}/images/broken.tar" in str(raised.value)
     assert problem in str(raised.value)
+
+
+def test_a_conversation_without_an_answer_is_refused_for_the_reason_of_any_model(
+    volumes: Volumes, tmp_path: Path
+) -> None:
+    case = next(case for case in IMAGE_CASES if case.family == "Ministral 3")
+    (tmp_path / "model").symlink_to(volumes(case.family) / "model")
+    (tmp_path / "images").mkdir()
+    record = {"messages": [{"role": "user", "content": "<image> what is it?"}]}
+    with tarfile.open(tmp_path / "images" / "asked.tar", "w") as tar:
+        for name, data in (whole_sample() | {"0.json": json.dumps(record).encode()}).items():
+            add_file(tar, name, data)
+
+    with pytest.raises(PreparationError, match="it has no answer of the assistant"):
+        chats_command.run(rendered_preparation(spec(case, ITERATIONS), tmp_path))
+
+
+def test_norms_have_the_names_in_checkpoints_that_layers_of_a_gpu_give_them(volumes: Volumes) -> None:
+    names = checkpoint.names(checkpoint.find(volumes("Qwen3-VL-MoE") / "weights", "--from"))
+
+    assert {name for name in names if ".layers." in name and "norm" in name} == {
+        "language_model.decoder.layers.pre_mlp_layernorm.weight",
+        *(f"language_model.decoder.layers.self_attention.{part}_layernorm.weight" for part in "qk"),
+        "language_model.decoder.layers.self_attention.linear_qkv.layer_norm_weight",
+        *(f"vision_model.decoder.layers.mlp.linear_fc1.layer_norm_{kind}" for kind in ("weight", "bias")),
+        *(
+            f"vision_model.decoder.layers.self_attention.linear_qkv.layer_norm_{kind}"
+            for kind in ("weight", "bias")
+        ),
+    }
 
 
 def turned_picture() -> bytes:

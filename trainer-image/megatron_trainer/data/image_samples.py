@@ -18,6 +18,7 @@ PROCESSOR_FILES: Final = (
     "video_preprocessor_config.json",
 )
 """Files of a model's folder on which the tokens of an image depend."""
+_NO_ANSWER: Final = "the loss would count none of its tokens: it has no answer of the assistant"
 
 
 def digest_of_processor(folder: Path) -> str:
@@ -50,6 +51,8 @@ class SampleLines:
 
     def line(self, messages: list[dict[str, Any]], _tools: object = None) -> str:
         """Return the line of a sample, or LEFT_OUT for one that is too long. Raises ConversationError."""
+        if all(message["role"] != "assistant" for message in messages):
+            raise ConversationError(_NO_ANSWER)
         processor = self._processor
         from megatron_trainer.bridge import image_text
 
@@ -61,9 +64,7 @@ class SampleLines:
         except Exception as error:  # whatever a template or an image of the user raises
             raise ConversationError(" ".join(str(error).split())) from error
         if tokens.counted == 0:
-            raise ConversationError(
-                "the loss would count none of its tokens: it has no answer of the assistant"
-            )
+            raise ConversationError(_NO_ANSWER)
         if self._vocab_size is not None and tokens.largest >= self._vocab_size:
             raise ConversationError(
                 f"it has token id {tokens.largest:,}, and the model {self._vocab_size:,} of them; name the "
