@@ -77,7 +77,15 @@ class Family:
 
 _V2 = {**LATENT, "topk_method": "greedy"}
 _V3 = {**LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
-_GLM = {**BASE, **HEADS, **ROUTED, "num_nextn_predict_layers": 0}
+_GLM = {**BASE, **HEADS, **ROUTED, "num_nextn_predict_layers": 0, "attention_bias": True, "use_qk_norm": True}
+_LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0},
+    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+}
+_EXAONE = {
+    **{**BASE, "sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+    "rope_parameters": _LLAMA3,
+}
 _SHARED = {**BASE, **EXPERTS, "shared_expert_intermediate_size": 32}
 
 FAMILIES = (
@@ -90,16 +98,17 @@ FAMILIES = (
     Family("DeepSeek-V2", "DeepseekV2", _V2),
     Family("DeepSeek-V2 without q_lora_rank", "DeepseekV2", {**_V2, "q_lora_rank": None}),
     Family("DeepSeek-V3 without MTP", "DeepseekV3", _V3),
+    Family("Moonlight", "DeepseekV3", {**_V3, "q_lora_rank": None}),
     Family("GPT-OSS", "GptOss", {**BASE, **HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
     Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
     Family("ERNIE-4.5 MoE", "Ernie4_5_Moe", {**BASE, **_ERNIE}),
     Family("MiniMax-M2", "MiniMaxM2", {**BASE, **HEADS, **_LOCAL_EXPERTS}),
     Family("Nemotron", "Nemotron", {**BASE, **HEADS}),
-    Family("EXAONE 4.0", "Exaone4", {**BASE, "sliding_window": 16, "sliding_window_pattern": 2}),
+    Family("EXAONE 4.0", "Exaone4", _EXAONE),
     Family("OLMoE", "Olmoe", {**BASE, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
     Family("Gemma", "Gemma", {**BASE, **HEADS}),
     Family("Gemma 2", "Gemma2", GEMMA),
-    Family("Gemma 3", "Gemma3", GEMMA, "Gemma3TextConfig"),
+    Family("Gemma 3", "Gemma3", {**GEMMA, "num_hidden_layers": 6}, "Gemma3TextConfig"),
     Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **HEADS}),
     Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),

@@ -76,6 +76,13 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
         "export", "--from", run.save, "--to", exported, "--base", source, log=tmp_path / "log"
     )
     assert ended.code == 0, ended.output
+    result = tmp_path / "logits.json"
+    if case.recipe.endswith("-lora"):
+        found = converter.merged_logits(run.save, source, exported, result)
+        print(case, found)
+    else:
+        found = converter.trained_logits(run.save, exported, result)
+        print(case, found)
     before, after = _tensors(source), _tensors(exported)
     changed = {name.split(".")[-2] for name in before if before[name] != after[name]}
     assert before.keys() == after.keys()

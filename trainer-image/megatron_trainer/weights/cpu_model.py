@@ -43,6 +43,11 @@ CONVERTS: tuple[str, ...] = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "GptOssForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Exaone4ForCausalLM",
+    "OlmoeForCausalLM",
     "Qwen2_5_VLForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
@@ -71,6 +76,11 @@ def import_bridge() -> None:
 
     importlib.import_module("megatron.bridge")
     forget_transformer_engine()
+    from megatron_trainer.bridge import adapter_norms, local_names, partial_rotary, query_norms
+
+    for module in (adapter_norms, local_names, partial_rotary):
+        module.install()
+    query_norms.leave_out()
 
 
 @contextlib.contextmanager
@@ -132,10 +142,10 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 
 def make_model(bridge: Any, dtype: str) -> Any:
     """Return a Megatron model without weights, on the CPU. Raises ConversionError."""
-    from megatron_trainer.bridge.local_layers import local_layers
+    from megatron_trainer.bridge.family_layers import instead_of
 
     provider = make_provider(bridge, dtype)
-    provider.transformer_layer_spec = local_layers
+    provider.transformer_layer_spec = instead_of(provider.transformer_layer_spec, loads_weights=True)
     for name, value in ON_CPU.items():
         if hasattr(provider, name):
             setattr(provider, name, value)
