@@ -108,7 +108,11 @@ def _of_one_kind(rope: Settings, known: Mapping[str, Settings]) -> Iterator[str]
 def _others(folder: HuggingFaceFolder) -> Iterator[str]:
     for name, value in _FIXED.get(folder.architecture, {}).items():
         found = _text(folder).get(name)
-        if isinstance(found, list) and isinstance(value, list):
-            value = [value[layer % len(value)] for layer in range(len(found))]
-        if found is not None and found != value:
+        if found is not None and found != _repeated(value, found):
             yield f"{name} {found!r}, which is {value!r} there"
+
+
+def _repeated(value: Any, found: Any) -> Any:
+    if isinstance(found, list) and isinstance(value, list):
+        return [value[layer % len(value)] for layer in range(len(found))]
+    return value
