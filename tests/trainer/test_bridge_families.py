@@ -76,7 +76,7 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
         "parallelism": case.parallelism,
         "training": {
             **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": ITERATIONS},
-            **{"lr": 0.01, "lrWarmupIters": 1, "evalIters": 0, "usePrecisionAwareOptimizer": False},
+            **{"lr": 0.01, "lrWarmupIters": 1, "evalIters": 0},
         },
         "checkpoint": {"saveInterval": ITERATIONS, "volume": {"size": "100Ti"}},
     }
