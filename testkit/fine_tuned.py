@@ -39,8 +39,6 @@ CASES = (
     Case("exaone4-1.2b-lora", "EXAONE 4.0", _TP),
     Case("moonlight-16b-a3b-sft", "Moonlight", _EP_ONLY),
     Case("moonlight-16b-a3b-lora", "Moonlight", _EP_ONLY),
-    Case("olmoe-7b-sft", "OLMoE", _EP_ONLY),
-    Case("olmoe-7b-lora", "OLMoE", _EP_ONLY),
 )
 """At least one of each architecture and mode that reads text alone."""
 IMAGE_CASES = (

@@ -19,9 +19,9 @@ from tests.trainer.bridge_run import LENGTH, RecipeGang, write_samples, write_to
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS = 2
-CLOSE, ROUNDED = 1e-6, 0.02
+CLOSE, ROUNDED = 1e-5, 0.02
 """Largest differences of logits up to 2, in float32."""
-WITH_EXPERTS = {"Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight", "OLMoE"}
+WITH_EXPERTS = {"Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 LATENT = {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}
 pytestmark = pytest.mark.skipif(

@@ -53,7 +53,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _MORE_THAN_TEXT),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _MORE_THAN_TEXT),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
-    (r"olmoe", "OlmoeForCausalLM", ""),
+    (r"olmoe", "OlmoeForCausalLM", _NO_SMALL_MODEL),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"exaone_moe", "ExaoneMoEForCausalLM", _NOT_TRIED),
     (r"exaone4", "Exaone4ForCausalLM", ""),

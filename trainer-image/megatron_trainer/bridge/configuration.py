@@ -24,7 +24,14 @@ from megatron_contract.bridge_run import (
 from megatron_contract.environment import DEFAULT_PLATFORM, ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.bridge import absent_packages, adapter_norms, packing, partial_rotary, query_norms
+from megatron_trainer.bridge import (
+    absent_packages,
+    adapter_norms,
+    local_layers,
+    packing,
+    partial_rotary,
+    query_norms,
+)
 from megatron_trainer.bridge.family_layers import instead_of
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
@@ -71,6 +78,7 @@ def import_bridge() -> None:
         importlib.import_module(f"megatron.bridge.{name}")
     if PLATFORM == "cpu":
         forget_transformer_engine()
+        local_layers.use_for_prediction()
     adapter_norms.install()
     partial_rotary.install()
 

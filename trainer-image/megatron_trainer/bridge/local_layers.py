@@ -35,6 +35,19 @@ class FullRankLatentAttention(MLASelfAttention):
         return resolver.resolve()
 
 
+def use_for_prediction() -> None:
+    """Have Bridge build layers of multi-token prediction without Transformer Engine; call it once."""
+    from megatron.core.models.gpt import gpt_layer_specs
+
+    inner = gpt_layer_specs.get_gpt_mtp_block_spec
+
+    def of_local_parts(config: Any, spec: Any, use_transformer_engine: bool, **kwargs: Any) -> Any:
+        del use_transformer_engine
+        return inner(config, spec, use_transformer_engine=False, **kwargs)
+
+    gpt_layer_specs.get_gpt_mtp_block_spec = of_local_parts
+
+
 def local_layers(config: Any, vp_stage: int | None = None) -> Any:
     """Return the layers of a model's configuration."""
     block = get_gpt_decoder_block_spec(

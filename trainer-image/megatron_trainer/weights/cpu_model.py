@@ -76,11 +76,12 @@ def import_bridge() -> None:
 
     importlib.import_module("megatron.bridge")
     forget_transformer_engine()
-    from megatron_trainer.bridge import adapter_norms, local_names, partial_rotary, query_norms
+    from megatron_trainer.bridge import adapter_norms, local_layers, local_names, partial_rotary, query_norms
 
     for module in (adapter_norms, local_names, partial_rotary):
         module.install()
     query_norms.leave_out()
+    local_layers.use_for_prediction()
 
 
 @contextlib.contextmanager
