@@ -68,9 +68,7 @@ def _row(family: Family, dtype: str, found: dict[str, Any]) -> str:
 
 _REASONS = {
     "zero_centered_gamma": "norms with zero-centred weights need Transformer Engine",
-    "`q_lora_rank is None`": "queries without a low rank need Transformer Engine's fused norm",
-    "has no attribute 'megatron_module'": "Bridge maps no tensor to one that Megatron's local layers have",
-    "k_layernorm.weight: Expected shape": "one norm over all heads, local layers have one each",
+    "q_layernorm.weight would have shape": "one norm over all heads, local layers have one each",
     "Experimental attention variant": "gated delta net is not among Megatron's local layers",
     "not yet supported": "unknown to Megatron-Bridge 0.6.2",
 }
@@ -94,13 +92,9 @@ def _problems(family: Family, dtype: str, found: dict[str, Any]) -> list[str]:
         return [f"{name}: {found['error']}"]
     if proven and found["refused"]:
         return [f"{name} converts: add {family.architecture} to CONVERTS of weights/cpu_model.py"]
-    if not proven and not found["refused"] and family.name not in _REFUSED_BY_SIZES:
+    if not proven and not found["refused"]:
         return [f"{name} does not convert: {found}"]
     return []
-
-
-_REFUSED_BY_SIZES = {"DeepSeek-V2 without q_lora_rank"}
-"""Families of an architecture that converts, with a configuration that does not."""
 
 
 if __name__ == "__main__":

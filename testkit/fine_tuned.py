@@ -29,6 +29,16 @@ CASES = (
     Case("qwen3-30b-a3b-lora", "Qwen3-MoE", _EP_ONLY),
     Case("gpt-oss-20b-sft", "GPT-OSS", _EP),
     Case("gpt-oss-20b-lora", "GPT-OSS", _EP),
+    Case("gemma2-2b-sft", "Gemma 2", _TP),
+    Case("gemma2-2b-lora", "Gemma 2", _TP),
+    Case("gemma3-1b-sft", "Gemma 3", _TP),
+    Case("gemma3-1b-lora", "Gemma 3", _TP),
+    Case("glm4.5-air-sft", "GLM-4.5 without MTP", _EP_ONLY),
+    Case("glm4.5-air-lora", "GLM-4.5 without MTP", _EP_ONLY),
+    Case("exaone4-1.2b-sft", "EXAONE 4.0", _TP),
+    Case("exaone4-1.2b-lora", "EXAONE 4.0", _TP),
+    Case("moonlight-16b-a3b-sft", "Moonlight", _EP_ONLY),
+    Case("moonlight-16b-a3b-lora", "Moonlight", _EP_ONLY),
 )
 """At least one of each architecture and mode that reads text alone."""
 IMAGE_CASES = (

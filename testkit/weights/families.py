@@ -1,6 +1,7 @@
 """Small random models of the families of Hugging Face, and which of them convert on a CPU."""
 
-from dataclasses import dataclass, field
+import tempfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ class Family:
     prefix: str
     sizes: dict[str, Any] = field(default_factory=dict)
     config_class: str = ""
+    predicts: bool = False
+    """Whether its folder has a layer of multi-token prediction, which transformers leaves out."""
 
     @property
     def architecture(self) -> str:
@@ -79,7 +82,15 @@ class Family:
 
 _V2 = {**LATENT, "topk_method": "greedy"}
 _V3 = {**LATENT, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
-_GLM = {**BASE, **HEADS, **ROUTED, "num_nextn_predict_layers": 0}
+_GLM = {**BASE, **HEADS, **ROUTED, "num_nextn_predict_layers": 0, "attention_bias": True, "use_qk_norm": True}
+_LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0},
+    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+}
+_EXAONE = {
+    **{**BASE, "sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+    "rope_parameters": _LLAMA3,
+}
 _SHARED = {**BASE, **EXPERTS, "shared_expert_intermediate_size": 32}
 
 FAMILIES = (
@@ -92,16 +103,18 @@ FAMILIES = (
     Family("DeepSeek-V2", "DeepseekV2", _V2),
     Family("DeepSeek-V2 without q_lora_rank", "DeepseekV2", {**_V2, "q_lora_rank": None}),
     Family("DeepSeek-V3 without MTP", "DeepseekV3", _V3),
+    Family("Moonlight", "DeepseekV3", {**_V3, "q_lora_rank": None}),
     Family("GPT-OSS", "GptOss", {**BASE, **HEADS, **_LOCAL_EXPERTS, "sliding_window": 16}),
     Family("GLM-4.5 without MTP", "Glm4Moe", _GLM),
+    Family("GLM-4.5", "Glm4Moe", {**_GLM, "num_nextn_predict_layers": 1}, predicts=True),
     Family("ERNIE-4.5 MoE", "Ernie4_5_Moe", {**BASE, **_ERNIE}),
     Family("MiniMax-M2", "MiniMaxM2", {**BASE, **HEADS, **_LOCAL_EXPERTS}),
     Family("Nemotron", "Nemotron", {**BASE, **HEADS}),
-    Family("EXAONE 4.0", "Exaone4", {**BASE, "sliding_window": 16, "sliding_window_pattern": 2}),
+    Family("EXAONE 4.0", "Exaone4", _EXAONE),
     Family("OLMoE", "Olmoe", {**BASE, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
     Family("Gemma", "Gemma", {**BASE, **HEADS}),
     Family("Gemma 2", "Gemma2", GEMMA),
-    Family("Gemma 3", "Gemma3", GEMMA, "Gemma3TextConfig"),
+    Family("Gemma 3", "Gemma3", {**GEMMA, "num_hidden_layers": 6}, "Gemma3TextConfig"),
     Family("Nemotron-H", "NemotronH", NEMOTRON_H),
     Family("Nemotron 3 Nano", "NemotronH", NEMOTRON_3),
     Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **HEADS}),
@@ -132,8 +145,34 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
                 value.add_(0.05 * torch.randn(value.shape, generator=generator))
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)
+    if family.predicts:
+        _write_prediction(family, folder)
     write_tokenizer(folder)
     return model
+
+
+def _write_prediction(family: Family, folder: Path) -> None:
+    """Add a random layer of multi-token prediction to the file, as zai-org publishes GLM-4.5."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    layers, width = family.sizes["num_hidden_layers"], family.sizes["hidden_size"]
+    larger = replace(family, sizes={**family.sizes, "num_hidden_layers": layers + 1}, predicts=False)
+    file, prefix = folder / "model.safetensors", f"model.layers.{layers}."
+    tensors = load_file(file)
+    dtype = tensors["lm_head.weight"].dtype
+    with tempfile.TemporaryDirectory() as other:
+        write_model(larger, Path(other), str(dtype).removeprefix("torch."))
+        more = load_file(Path(other) / "model.safetensors")
+    tensors |= {name: tensor for name, tensor in more.items() if name.startswith(prefix)}
+    generator = torch.Generator().manual_seed(2)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{prefix}{name}.weight"] = (torch.rand(width, generator=generator) + 0.5).to(dtype)
+    joined = 0.02 * torch.randn(width, 2 * width, generator=generator)
+    tensors[f"{prefix}eh_proj.weight"] = joined.to(dtype)
+    tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -121,6 +121,27 @@ def merged_logits(adapters: Path, source: Path, exported: Path) -> dict[str, flo
     return differences
 
 
+def trained_logits(run: Path, exported: Path) -> dict[str, float]:
+    """Compare Megatron with the weights of a run to transformers with the exported ones, in float32.
+
+    Returns the largest absolute difference of logits over 32 positions.
+    """
+    import torch
+    import transformers
+    from megatron_trainer.weights import checkpoint, cpu_model, huggingface_folder
+
+    ids = (torch.arange(32) * 7 % 250)[None]
+    folder = huggingface_folder.read(exported, "--base", weights=True)
+    with cpu_model.one_process(), torch.no_grad():
+        model = cpu_model.make_model(cpu_model.make_bridge(folder), "float32")
+        checkpoint.load(checkpoint.find(run, "--from"), model)
+        found = model(ids, torch.arange(32)[None], None)
+        reference = transformers.AutoModelForCausalLM.from_pretrained(
+            exported, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        return {"difference": float((found - reference(ids).logits).abs().max())}
+
+
 def logits_of_run(words: list[str], run: Path, exported: Path) -> dict[str, float]:
     """Compare the model that Megatron's own loop builds of a run's arguments with the exported one.
 

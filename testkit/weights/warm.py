@@ -81,6 +81,13 @@ class WarmConverter:
         assert ended.code == 0, ended.output
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
+    def trained_logits(self, run: Path, exported: Path, result: Path) -> dict[str, float]:
+        """Compare logits of a run and of what was exported of it, as proof.trained_logits does."""
+        argv = [str(path) for path in (run, exported, result)]
+        ended = self._request("trained", argv, result.with_suffix(".log"))
+        assert ended.code == 0, ended.output[-2000:]
+        return json.loads(result.read_text())  # type: ignore[no-any-return]
+
     def logits_of_run(self, words: list[str], run: Path, exported: Path, result: Path) -> dict[str, float]:
         """Compare logits of a run of Megatron's own loop, as proof.logits_of_run does."""
         argv = [json.dumps(words), *(str(path) for path in (run, exported, result))]
@@ -165,6 +172,13 @@ def _compare_logits(argv: list[str]) -> None:
     result.write_text(json.dumps(merged_logits(adapters, source, exported)))
 
 
+def _compare_trained(argv: list[str]) -> None:
+    from testkit.weights.proof import trained_logits
+
+    run, exported, result = map(Path, argv)
+    result.write_text(json.dumps(trained_logits(run, exported)))
+
+
 def _compare_run(argv: list[str]) -> None:
     from testkit.weights.proof import logits_of_run
 
@@ -181,6 +195,7 @@ _WORK: dict[str, Callable[[list[str]], None]] = {
     "written": _prove_written,
     "peak": _peak,
     "logits": _compare_logits,
+    "trained": _compare_trained,
     "own loop": _compare_run,
 }
 

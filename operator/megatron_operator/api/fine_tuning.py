@@ -18,11 +18,15 @@ FOLDER_PATTERN = r"^/.+$"
 
 FolderPath = Annotated[Text, Field(min_length=1, pattern=FOLDER_PATTERN)]
 AbsolutePath = Annotated[Text, Field(min_length=1, pattern=ABSOLUTE_PATTERN)]
-TargetModule = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+TargetModule = (
+    Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+    | Literal["linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"]
+    | Literal["linear_kv_down_proj", "linear_kv_up_proj"]
+)
 TARGET_MODULES: tuple[TargetModule, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """All linear layers of a dense transformer layer, as Megatron names them."""
-ATTENTION_MODULES: frozenset[TargetModule] = frozenset({"linear_qkv", "linear_proj"})
-"""Those of attention, which models with experts have too."""
+LATENT_MODULES: tuple[TargetModule, ...] = ("linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
+"""Those of latent attention, beside those of its queries."""
 
 
 class MegatronWeights(ApiModel):
@@ -102,8 +106,8 @@ class PeftSpec(ApiModel):
     """Adapters are scaled by alpha / dim."""
     dropout: Fraction | None = None
     """Dropout in front of the adapters."""
-    target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=4)] | None = None
-    """Linear layers that get an adapter; of models with experts `linear_qkv` and `linear_proj` only."""
+    target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=9)] | None = None
+    """Linear layers that get an adapter; of models with experts those of attention only."""
 
 
 class ExportSpec(ApiModel):

@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-_NO_LOW_RANK: Final = "queries without a low rank need Transformer Engine's fused norm"
-_NO_TENSOR: Final = "Bridge maps no tensor to one that Megatron's local layers have"
 _ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
 _MORE_THAN_TEXT: Final = (
     "images, video and sound are not passed on, and the conversion of its weights is not tried"
@@ -44,24 +42,24 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"qwen3", "Qwen3ForCausalLM", ""),
     (r"gpt_oss", "GptOssForCausalLM", ""),
     (r"ministral3", "Mistral3ForConditionalGeneration", ""),
-    (r"moonlight", "DeepseekV3ForCausalLM", _NO_LOW_RANK),
-    (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_LOW_RANK),
+    (r"moonlight", "DeepseekV3ForCausalLM", ""),
+    (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_SMALL_MODEL),
     (r"deepseek_v4", "DeepseekV4ForCausalLM", _HYBRID),
     (r"kimi_k25", "KimiK25ForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"gemma2", "Gemma2ForCausalLM", _ZERO_CENTRED),
+    (r"gemma2", "Gemma2ForCausalLM", ""),
     (r"gemma3_vl", "Gemma3ForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"gemma3", "Gemma3ForCausalLM", _ZERO_CENTRED),
+    (r"gemma3", "Gemma3ForCausalLM", ""),
     (r"gemma4", "Gemma4ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"glm45", "Glm4MoeForCausalLM", _NO_TENSOR),
+    (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _MORE_THAN_TEXT),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _MORE_THAN_TEXT),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
-    (r"olmoe", "OlmoeForCausalLM", "one norm over all heads, local layers have one each"),
+    (r"olmoe", "OlmoeForCausalLM", _NO_SMALL_MODEL),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"exaone_moe", "ExaoneMoEForCausalLM", _NOT_TRIED),
-    (r"exaone4", "Exaone4ForCausalLM", _NO_TENSOR),
+    (r"exaone4", "Exaone4ForCausalLM", ""),
     (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", _MORE_THAN_TEXT),
     (r"step35", "Step3p5ForCausalLM", _NOT_TRIED),
     (r"step37", "Step3p7ForConditionalGeneration", _MORE_THAN_TEXT),
@@ -72,13 +70,14 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
 
 _UNKNOWN: Final = "unknown to Megatron-Bridge 0.6.2"
 _NO_MODEL: Final = "transformers has no model with these layers"
+_NO_OWN_LOOP: Final = "the own loop was not tried with its weights"
 _OWN_LOOP: Final[Mapping[str, str]] = {
     "deepseek": "the own loop was not tried with its weights, and multi-token prediction does not convert",
-    "glm": _NO_TENSOR,
-    "gpt-oss": "the own loop was not tried with its weights",
+    "glm": _NO_OWN_LOOP,
+    "gpt-oss": _NO_OWN_LOOP,
     "gpt-scaling": _NO_MODEL,
     "gpt3": _NO_MODEL,
-    "kimi": "the own loop was not tried with its weights",
+    "kimi": _NO_OWN_LOOP,
     "mixtral": _UNKNOWN,
     "nemotron4": _ZERO_CENTRED,
     "tiny": _NO_MODEL,

@@ -7,9 +7,10 @@ from megatron_operator.api.diagnostics import Diagnostics
 Sections = dict[str, dict[str, Any]]
 
 _LATENT: Final = "model.multiLatentAttention"
+_AWARE: Final = "training.usePrecisionAwareOptimizer"
 _UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
-    "training.usePrecisionAwareOptimizer": "it needs Transformer Engine's optimizer",
+    _AWARE: "it needs Transformer Engine's optimizer",
     "parallelism.sequenceParallel": "Megatron's own LayerNorm does not support it",
     "parallelism.tpCommOverlap": "it needs Transformer Engine",
     _LATENT: "it needs Transformer Engine",
@@ -31,8 +32,11 @@ _REPLACED_KERNELS: Final = {
 def adapt_to_cpu(merged: Sections, found: Diagnostics, *, by_bridge: bool = False) -> None:
     """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting.
 
-    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention on a CPU.
+    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention on a CPU, and another
+    optimizer than the function's.
     """
+    if by_bridge and merged["training"].pop("usePrecisionAwareOptimizer", None):
+        found.note(f"usePrecisionAwareOptimizer of the function is left out: {_UNSUPPORTED[_AWARE]}")
     for path, why in _UNSUPPORTED.items():
         if _at(merged, path) and not (by_bridge and path == _LATENT):
             found.error(f"spec.{path}", f"is not supported on platform cpu: {why}", _LEAVE)

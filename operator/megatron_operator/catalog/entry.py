@@ -15,12 +15,7 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.architecture import Architecture
 
-AdaptedModule = (
-    TargetModule
-    | Literal["in_proj", "out_proj"]
-    | Literal["linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"]
-    | Literal["linear_kv_down_proj", "linear_kv_up_proj"]
-)
+AdaptedModule = TargetModule | Literal["in_proj", "out_proj"]
 """Linear layers that functions adapt; a recipe may set those of `TargetModule`."""
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 FunctionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]

@@ -11,7 +11,7 @@ from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, shown
-from megatron_operator.api.fine_tuning import ATTENTION_MODULES, TARGET_MODULES, PeftSpec
+from megatron_operator.api.fine_tuning import LATENT_MODULES, TARGET_MODULES, PeftSpec, TargetModule
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_pretraining, chats
@@ -51,8 +51,8 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
             if spec.peft is not None and entry.modes[0] != "lora":
                 message = f"{entry.name} trains all weights (mode {entry.modes[0]})"
                 yield FieldError("spec.peft", message, "leave it out, or choose a recipe of mode lora")
-            elif spec.peft is not None and entry.model.num_experts:
-                yield from _expert_adapters(spec.peft, entry)
+            elif spec.peft is not None:
+                yield from _target_errors(spec.peft, entry)
         return
     data_root = spec.data is not None and spec.data.dataset_root is not None
     examples = spec.data is not None and spec.data.examples is not None
@@ -69,13 +69,26 @@ def refused_settings(spec: MegatronRecipeSpec, entry: Entry | None) -> Iterator[
             yield FieldError(f"spec.{field}", f"has no effect on Megatron Core's loop: {_ONLY_BRIDGE}", fix)
 
 
-def _expert_adapters(peft: PeftSpec, entry: Entry) -> Iterator[FieldError]:
+def _target_errors(peft: PeftSpec, entry: Entry) -> Iterator[FieldError]:
+    known = _target_modules(entry)
     for name in peft.target_modules or ():
-        if name not in ATTENTION_MODULES:
-            message = f"{name} of {entry.name} is the experts', whose adapters are not planned"
-            known = ", ".join(each for each in TARGET_MODULES if each in ATTENTION_MODULES)
-            fix = f"set {known}, or one of these"
+        if name not in known:
+            experts = name in ("linear_fc1", "linear_fc2")
+            reason = f"{name} of {entry.name} is the experts', whose adapters are not planned"
+            message = reason if experts else f"{entry.name} has no {name}"
+            fix = f"set {', '.join(known)}, or one of these"
             yield FieldError("spec.peft.targetModules", message, fix)
+
+
+def _target_modules(entry: Entry) -> tuple[TargetModule, ...]:
+    """The linear layers of an entry's model that adapters are planned for."""
+    model = entry.model
+    queries: tuple[TargetModule, ...] = ("linear_q_proj",)
+    if not model.multi_latent_attention:
+        return TARGET_MODULES[:2] if model.num_experts else TARGET_MODULES
+    if model.q_lora_rank is not None:
+        queries = ("linear_q_down_proj", "linear_q_up_proj")
+    return (*queries, *LATENT_MODULES, *(() if model.num_experts else TARGET_MODULES[2:]))
 
 
 def _data_errors(spec: MegatronRecipeSpec, *, images: bool) -> Iterator[FieldError]:
@@ -163,9 +176,8 @@ def adapters(
     if not entry.starts or entry.modes[0] != "lora" or function is None:
         return None
     asked = spec.peft or PeftSpec()
-    targets = function.lora_targets or TARGET_MODULES
-    if entry.model.num_experts:
-        targets = [name for name in targets if name in ATTENTION_MODULES]
+    known = _target_modules(entry)
+    targets = [name for name in function.lora_targets or known if name in known]
     own = {
         "type": "lora",
         "dim": function.lora_rank,

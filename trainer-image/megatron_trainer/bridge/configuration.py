@@ -24,7 +24,15 @@ from megatron_contract.bridge_run import (
 from megatron_contract.environment import DEFAULT_PLATFORM, ENV_PLATFORM
 from megatron_contract.exit_codes import ExitCode
 
-from megatron_trainer.bridge import absent_packages, packing, vision_layers
+from megatron_trainer.bridge import (
+    absent_packages,
+    adapter_norms,
+    local_layers,
+    packing,
+    partial_rotary,
+    query_norms,
+    vision_layers,
+)
 from megatron_trainer.bridge.family_layers import instead_of
 from megatron_trainer.bridge.hybrid_layers import hybrid_layers, is_hybrid
 from megatron_trainer.worker import dataset_helpers
@@ -33,6 +41,7 @@ from megatron_trainer.worker.failures import RankError
 PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
 _OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME)
 _TRAINING_FILE = "training.jsonl"
+_PRETRAINED = "checkpoint.pretrained_checkpoint"
 
 ON_CPU: dict[str, Value] = {
     "model.transformer_impl": "local",
@@ -71,6 +80,9 @@ def import_bridge() -> None:
         importlib.import_module(f"megatron.bridge.{name}")
     if PLATFORM == "cpu":
         forget_transformer_engine()
+        local_layers.use_for_prediction()
+    adapter_norms.install()
+    partial_rotary.install()
 
 
 def forget_transformer_engine() -> None:
@@ -101,13 +113,16 @@ def make(run: BridgeRun) -> Any:
             f"{MODEL_FOLDER} to a folder with it",
         ) from error
     vision_layers.follow_rope(config.model)
+    if loads_weights := _PRETRAINED in run.overrides:
+        query_norms.leave_out()
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
         if is_hybrid(config.model):
             config.model.hybrid_stack_spec = hybrid_layers
         else:
-            config.model.transformer_layer_spec = instead_of(config.model.transformer_layer_spec)
+            layers = config.model.transformer_layer_spec
+            config.model.transformer_layer_spec = instead_of(layers, loads_weights=loads_weights)
         config.mixed_precision = "bf16_mixed"
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)

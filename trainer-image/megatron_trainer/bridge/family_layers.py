@@ -15,14 +15,22 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
 from megatron_trainer.bridge.local_layers import layers_to_pretrain, local_layers
-from megatron_trainer.bridge.local_linear import NormColumnParallelLinear, RowParallelLinearNorm, norm
+from megatron_trainer.bridge.local_linear import (
+    LayerNormColumnParallelLinear,
+    RowParallelLinearLayerNorm,
+    norm,
+)
 
 type Layers = Callable[..., Any]
 
 
-def instead_of(layers: object) -> Layers:
-    """Return what builds the same layers as Bridge's function `layers`, without Transformer Engine."""
-    return _FAMILIES.get(getattr(layers, "__name__", ""), layers_to_pretrain)
+def instead_of(layers: object, *, loads_weights: bool) -> Layers:
+    """Return what builds the same layers as Bridge's function `layers`, without Transformer Engine.
+
+    `loads_weights`: whether the model takes weights that it has not trained itself.
+    """
+    others = local_layers if loads_weights else layers_to_pretrain
+    return _FAMILIES.get(getattr(layers, "__name__", ""), others)
 
 
 def _block(
@@ -43,14 +51,14 @@ def _block(
                 submodules=SelfAttentionSubmodules(
                     linear_qkv=into,
                     core_attention=core_attention,
-                    linear_proj=RowParallelLinearNorm,
+                    linear_proj=RowParallelLinearLayerNorm,
                     q_layernorm=head_norm,
                     k_layernorm=head_norm,
                 ),
             ),
             self_attn_bda=get_bias_dropout_add,
             mlp=ModuleSpec(
-                module=MLP, submodules=MLPSubmodules(linear_fc1=into, linear_fc2=RowParallelLinearNorm)
+                module=MLP, submodules=MLPSubmodules(linear_fc1=into, linear_fc2=RowParallelLinearLayerNorm)
             ),
             mlp_bda=get_bias_dropout_add,
         ),
@@ -70,7 +78,7 @@ def gemma2(config: Any, vp_stage: int | None = None) -> Any:
     from megatron.bridge.models.gemma.gemma2_provider import Gemma2DotProductAttention
 
     core = Gemma2DotProductAttention
-    return _block(config, vp_stage, SelfAttention, core, NormColumnParallelLinear, None)
+    return _block(config, vp_stage, SelfAttention, core, LayerNormColumnParallelLinear, None)
 
 
 def gemma3(config: Any, vp_stage: int | None = None) -> Any:
@@ -78,7 +86,7 @@ def gemma3(config: Any, vp_stage: int | None = None) -> Any:
     from megatron.bridge.models.gemma.gemma3_provider import Gemma3SelfAttention
 
     core = WindowedAttention
-    return _block(config, vp_stage, Gemma3SelfAttention, core, NormColumnParallelLinear, norm(config))
+    return _block(config, vp_stage, Gemma3SelfAttention, core, LayerNormColumnParallelLinear, norm(config))
 
 
 class WindowedAttention(DotProductAttention):

@@ -8,7 +8,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
-from megatron_trainer.bridge.local_linear import NormColumnParallelLinear
+from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear
 
 
 class LatentDotProductAttention(DotProductAttention):
@@ -31,8 +31,21 @@ class FullRankLatentAttention(MLASelfAttention):
 
     def _resolve_qk_norm_config(self, submodules: Any) -> Any:
         resolver = QKNormConfigResolver(self.config, submodules)
-        resolver.fused_norm_linear_impl = NormColumnParallelLinear
+        resolver.fused_norm_linear_impl = LayerNormColumnParallelLinear
         return resolver.resolve()
+
+
+def use_for_prediction() -> None:
+    """Have Bridge build layers of multi-token prediction without Transformer Engine; call it once."""
+    from megatron.core.models.gpt import gpt_layer_specs
+
+    inner = gpt_layer_specs.get_gpt_mtp_block_spec
+
+    def of_local_parts(config: Any, spec: Any, use_transformer_engine: bool, **kwargs: Any) -> Any:
+        del use_transformer_engine
+        return inner(config, spec, use_transformer_engine=False, **kwargs)
+
+    gpt_layer_specs.get_gpt_mtp_block_spec = of_local_parts
 
 
 def local_layers(config: Any, vp_stage: int | None = None) -> Any:
@@ -42,7 +55,10 @@ def local_layers(config: Any, vp_stage: int | None = None) -> Any:
     )
     if getattr(config, "multi_latent_attention", False):
         for layer in block.layer_specs:
-            layer.submodules.self_attention.submodules.core_attention = LatentDotProductAttention
+            parts = layer.submodules.self_attention.submodules
+            parts.core_attention = LatentDotProductAttention
+            if config.q_lora_rank is None:
+                parts.q_layernorm = IdentityOp
     return block
 
 
@@ -54,7 +70,5 @@ def layers_to_pretrain(config: Any, vp_stage: int | None = None) -> Any:
     block = local_layers(config, vp_stage)
     if getattr(config, "multi_latent_attention", False) and config.q_lora_rank is None:
         for layer in block.layer_specs:
-            attention = layer.submodules.self_attention
-            attention.module = FullRankLatentAttention
-            attention.submodules.q_layernorm = IdentityOp
+            layer.submodules.self_attention.module = FullRankLatentAttention
     return block

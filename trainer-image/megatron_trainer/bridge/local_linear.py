@@ -1,4 +1,7 @@
-"""Linear layers and norms that only Transformer Engine has in Megatron, of Megatron's own parts."""
+"""Linear layers and norms that only Transformer Engine has in Megatron, of Megatron's own parts.
+
+Their parameters have the names of Transformer Engine's, so that Bridge's mappings and checkpoints fit both.
+"""
 
 from typing import Any
 
@@ -17,9 +20,13 @@ class ZeroCentredRMSNorm(torch.nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the norm of `inputs`, in their type."""
-        wide = inputs.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (scaled * (1 + self.weight.float())).to(inputs.dtype)
+        return _rms_norm(inputs, 1 + self.weight.float(), self.eps)
+
+
+def _rms_norm(inputs: torch.Tensor, factor: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = inputs.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (scaled * factor).to(inputs.dtype)
 
 
 def norm(config: Any) -> Any:
@@ -27,28 +34,35 @@ def norm(config: Any) -> Any:
     return ZeroCentredRMSNorm if config.layernorm_zero_centered_gamma else WrappedTorchNorm
 
 
-def _norm_of(config: Any, size: int) -> Any:
-    return norm(config)(config=config, hidden_size=size, eps=config.layernorm_epsilon)
+class LayerNormColumnParallelLinear(ColumnParallelLinear):
+    """RMSNorm of the input, then a linear layer that is split by columns."""
 
-
-class NormColumnParallelLinear(ColumnParallelLinear):
-    """A norm of the input, then a linear layer that is split by columns."""
+    return_layernorm_output = False
+    """Whether the output is a pair with the normed input, which adapters of the layer take."""
 
     def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
-        self.layer_norm = _norm_of(config, input_size)
+        self._zero_centred = bool(config.layernorm_zero_centered_gamma)
+        self._eps = config.layernorm_epsilon
+        fill = torch.zeros if self._zero_centred else torch.ones
+        self.layer_norm_weight = torch.nn.Parameter(fill(input_size, dtype=config.params_dtype))
 
     def forward(self, input_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return output and bias, as ColumnParallelLinear does."""
-        return super().forward(self.layer_norm(input_), *args, **kwargs)
+        factor = self.layer_norm_weight.float() + self._zero_centred
+        normed = _rms_norm(input_, factor, self._eps)
+        output, bias = super().forward(normed, *args, **kwargs)
+        return ((output, normed) if self.return_layernorm_output else output), bias
 
 
-class RowParallelLinearNorm(RowParallelLinear):
+class RowParallelLinearLayerNorm(RowParallelLinear):
     """A linear layer that is split by rows, then a norm of the output; it has no bias."""
 
     def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
-        self.post_layernorm = _norm_of(config, output_size)
+        self.post_layernorm = norm(config)(
+            config=config, hidden_size=output_size, eps=config.layernorm_epsilon
+        )
 
     def forward(self, input_: torch.Tensor) -> Any:
         """Return the normed output, and None."""

@@ -20,6 +20,10 @@ _GPT_OSS: Final[Settings] = {
     "beta_slow": 1.0,
     "truncate": False,
 }
+_GEMMA: Final[Settings] = {
+    **{"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False},
+    **{"use_bidirectional_attention": False, "tie_word_embeddings": True},
+}
 _QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
 _QWEN3_VL: Final[Settings] = {"mrope_interleaved": True}
 _MINISTRAL3: Final[Settings] = {
@@ -35,6 +39,7 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "GptOssForCausalLM": {"yarn": _GPT_OSS},
     "DeepseekV2ForCausalLM": {"default": {}, "yarn": {}},
     "DeepseekV3ForCausalLM": {"default": {}, "yarn": {}},
+    "Exaone4ForCausalLM": {"default": {}, "llama3": _LLAMA},
     "Qwen2_5_VLForConditionalGeneration": {"default": _QWEN_VL, "mrope": _QWEN_VL},
     "Qwen3VLForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3VLMoeForConditionalGeneration": {"default": _QWEN3_VL},
@@ -47,6 +52,20 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen3ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"use_sliding_window": False},
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
+    "Gemma2ForCausalLM": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
+    "Gemma3ForCausalLM": {
+        **_GEMMA,
+        "sliding_window_pattern": 6,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+    "Glm4MoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": True},
+    "Exaone4ForCausalLM": {
+        **{"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False},
+        **{"sliding_window": None, "layer_types": ["full_attention"]},
+    },
+    "OlmoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": False, "clip_qkv": None},
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "silu"},
     "Mistral3ForConditionalGeneration": {
@@ -56,12 +75,17 @@ _FIXED: Final[Mapping[str, Settings]] = {
         **{"hidden_act": "silu", "decoder_sparse_step": 1, "mlp_only_layers": []},
     },
 }
-"""Architecture -> settings with the only value that the model gets, whatever config.json has."""
+"""Architecture -> settings with the only value that the model gets, whatever config.json has.
+
+A list repeats over the layers.
+"""
 _FIXED_VISION: Final[Mapping[str, Settings]] = {
     "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
 }
 """The same of `vision_config`."""
+_PARTLY_ROTATED: Final = frozenset({"Glm4MoeForCausalLM"})
+"""Architectures whose `partial_rotary_factor` the model gets."""
 
 
 def require_all_taken(folder: HuggingFaceFolder) -> None:
@@ -85,6 +109,15 @@ def _positions(folder: HuggingFaceFolder) -> Iterator[str]:
     if not isinstance(rope, dict):
         yield f"rope_parameters {rope!r}"
         return
+    # Gemma 3 has some for each kind of layer.
+    for each in [part for part in rope.values() if isinstance(part, dict)] or [rope]:
+        yield from _of_one_kind(each, known)
+    partly = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    if partly not in (None, 1, 1.0) and folder.architecture not in _PARTLY_ROTATED:
+        yield "partial_rotary_factor other than 1"
+
+
+def _of_one_kind(rope: Settings, known: Mapping[str, Settings]) -> Iterator[str]:
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     if kind not in known:
         # Of a family that always has one, its own class supplies what config.json leaves out.
@@ -94,8 +127,6 @@ def _positions(folder: HuggingFaceFolder) -> Iterator[str]:
     for name, value in known[kind].items():
         if rope.get(name, value) != value:
             yield f"{name} {rope[name]!r} of rope_type {kind!r}, which is {value} there"
-    if rope.get("partial_rotary_factor", text.get("partial_rotary_factor")) not in (None, 1, 1.0):
-        yield "partial_rotary_factor other than 1"
 
 
 def _others(folder: HuggingFaceFolder) -> Iterator[str]:
@@ -106,5 +137,11 @@ def _others(folder: HuggingFaceFolder) -> Iterator[str]:
     ):
         for name, value in fixed.get(folder.architecture, {}).items():
             found = settings.get(name)
-            if found is not None and found != value:
+            if found is not None and found != _repeated(value, found):
                 yield f"{name} {found!r}{place}, which is {value!r} there"
+
+
+def _repeated(value: Any, found: Any) -> Any:
+    if isinstance(found, list) and isinstance(value, list) and value:
+        return [value[layer % len(value)] for layer in range(len(found))]
+    return value

@@ -4,6 +4,7 @@ The models here are never filled: they give names, shapes, and the mappings betw
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,11 @@ from megatron_trainer.weights.tensors import TensorRecord, TensorSource, records
 
 OUTPUT_LAYERS = ("lm_head.weight", "language_model.lm_head.weight")
 """Its names in folders of Hugging Face."""
+_SHARED = {
+    "model.embed_tokens.weight": re.compile(r"model\.layers\.\d+\.embed_tokens\.weight"),
+    OUTPUT_LAYERS[0]: re.compile(r"model\.layers\.\d+\.shared_head\.head\.weight"),
+}
+"""Tensor -> its copies in layers of multi-token prediction, which share it in Megatron."""
 
 
 def import_weights(source: Path, target: Path, meter: Meter | None = None) -> Audit:
@@ -148,6 +154,8 @@ def exported(
         # transformers does not write it either.
         if not (tied and name in OUTPUT_LAYERS and name not in folder.headers):
             yield name, tensor
+        if name in _SHARED:
+            yield from ((copy, tensor) for copy in folder.headers if _SHARED[name].fullmatch(copy))
 
 
 def audit_import(folder: HuggingFaceFolder, bridge: Any, target: Path, meter: Meter) -> Audit:

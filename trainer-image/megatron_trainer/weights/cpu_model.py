@@ -43,6 +43,11 @@ CONVERTS: tuple[str, ...] = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "GptOssForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Exaone4ForCausalLM",
+    "OlmoeForCausalLM",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
@@ -74,6 +79,12 @@ def import_bridge() -> None:
 
     importlib.import_module("megatron.bridge")
     forget_transformer_engine()
+    from megatron_trainer.bridge import adapter_norms, local_layers, local_names, partial_rotary, query_norms
+
+    for module in (adapter_norms, local_names, partial_rotary):
+        module.install()
+    query_norms.leave_out()
+    local_layers.use_for_prediction()
 
 
 @contextlib.contextmanager
@@ -152,14 +163,14 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 
 def make_model(bridge: Any, dtype: str) -> Any:
     """Return a Megatron model without weights, on the CPU. Raises ConversionError."""
+    from megatron_trainer.bridge.family_layers import instead_of
     from megatron_trainer.bridge.hybrid_layers import hybrid_layers, is_hybrid
-    from megatron_trainer.bridge.local_layers import local_layers
 
     provider = make_provider(bridge, dtype)
     if is_hybrid(provider):
         provider.hybrid_stack_spec = hybrid_layers
     else:
-        provider.transformer_layer_spec = local_layers
+        provider.transformer_layer_spec = instead_of(provider.transformer_layer_spec, loads_weights=True)
     for name, value in ON_CPU.items():
         if hasattr(provider, name):
             setattr(provider, name, value)

@@ -1,0 +1,21 @@
+"""Latent attention whose queries have no low rank, with weights of a Hugging Face model.
+
+Megatron Core 0.19.2 puts a norm in front of their projection wherever those of a low rank have one. No model
+that is imported has that norm (DeepSeek-V2-Lite, Moonlight), and Bridge maps no weight to it.
+"""
+
+from typing import Any
+
+
+def leave_out() -> None:
+    """Call it once in a process, before a model is built that takes such weights."""
+    from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver as Resolver
+
+    inner = Resolver._mla_fused_linear_or_default
+
+    def without_norm(self: Any, module_spec: Any, module_name: str) -> Any:
+        if module_name == "linear_q_proj":
+            return module_spec or self.linear_impl
+        return inner(self, module_spec, module_name)
+
+    Resolver._mla_fused_linear_or_default = without_norm
