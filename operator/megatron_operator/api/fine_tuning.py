@@ -18,11 +18,17 @@ FOLDER_PATTERN = r"^/.+$"
 
 FolderPath = Annotated[Text, Field(min_length=1, pattern=FOLDER_PATTERN)]
 AbsolutePath = Annotated[Text, Field(min_length=1, pattern=ABSOLUTE_PATTERN)]
-TargetModule = (
-    Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-    | Literal["linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"]
-    | Literal["linear_kv_down_proj", "linear_kv_up_proj"]
-)
+TargetModule = Literal[
+    "linear_qkv",
+    "linear_proj",
+    "linear_fc1",
+    "linear_fc2",
+    "linear_q_proj",
+    "linear_q_down_proj",
+    "linear_q_up_proj",
+    "linear_kv_down_proj",
+    "linear_kv_up_proj",
+]
 TARGET_MODULES: tuple[TargetModule, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """All linear layers of a dense transformer layer, as Megatron names them."""
 LATENT_MODULES: tuple[TargetModule, ...] = ("linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")

@@ -122,12 +122,12 @@ def test_the_planned_layout_supports_expert_overlap(resolve: Any) -> None:
 
 def test_an_ep_that_is_too_small_is_rejected_with_one_that_fits(resolve: Any) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
-        plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": 1}))
+        plan(resolve("deepseek-v3", 256, parallelism={"expertModelParallelSize": 1}))
     [error] = refused.value.errors
     assert error.field == "spec.parallelism.expertModelParallelSize"
     assert "1: even the most memory-efficient layout with it" in error.message
     size = int(error.fix.split()[1].rstrip(","))
-    assert plan(resolve("deepseek-v3", 128, parallelism={"expertModelParallelSize": size}))
+    assert plan(resolve("deepseek-v3", 256, parallelism={"expertModelParallelSize": size}))
 
 
 def test_long_sequences_that_are_not_split_cause_a_warning(resolve: Any) -> None:

@@ -135,7 +135,7 @@ class GatedGroupRMSNorm(torch.nn.Module):
         """Return the weight as Megatron's checkpoints hold it, split over tensor-parallel ranks."""
         from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
-        return make_sharded_tensors_for_checkpoint(
+        return make_sharded_tensors_for_checkpoint(  # type: ignore[no-any-return]
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             {"weight": 0},

@@ -55,12 +55,13 @@ def estimate(resolved: ResolvedRecipe, plan: Plan) -> MemoryPerGpu:
 
 
 def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
-    """Memory of the pipeline stage that needs most: the first, the last, or the one with most layers.
+    """Memory of the pipeline stage that needs most: of those with the same layers the first holds most.
 
     `capacity` is the accelerator's bytes; without one (`cpu`) there is no accelerator runtime, and `other`
     is 0.
     """
-    stages = {0, w.dims.pp - 1, w.stage_layers.index(max(w.stage_layers))}
+    layers = w.kinds_of_stage
+    stages = {w.dims.pp - 1, *map(layers.index, layers)}
     parts = (
         (states(w, stage), max(activations(w, stage), optimizer_step(w, stage))) for stage in sorted(stages)
     )
