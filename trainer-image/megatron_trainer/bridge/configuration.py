@@ -34,7 +34,6 @@ from megatron_trainer.bridge import (
     vision_layers,
 )
 from megatron_trainer.bridge.family_layers import instead_of
-from megatron_trainer.bridge.hybrid_layers import hybrid_layers, is_hybrid
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
@@ -118,11 +117,8 @@ def make(run: BridgeRun) -> Any:
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
-        if is_hybrid(config.model):
-            config.model.hybrid_stack_spec = hybrid_layers
-        else:
-            layers = config.model.transformer_layer_spec
-            config.model.transformer_layer_spec = instead_of(layers, loads_weights=loads_weights)
+        layers = config.model.transformer_layer_spec
+        config.model.transformer_layer_spec = instead_of(layers, loads_weights=loads_weights)
         config.mixed_precision = "bf16_mixed"
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)

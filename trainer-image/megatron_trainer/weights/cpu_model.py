@@ -164,13 +164,9 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 def make_model(bridge: Any, dtype: str) -> Any:
     """Return a Megatron model without weights, on the CPU. Raises ConversionError."""
     from megatron_trainer.bridge.family_layers import instead_of
-    from megatron_trainer.bridge.hybrid_layers import hybrid_layers, is_hybrid
 
     provider = make_provider(bridge, dtype)
-    if is_hybrid(provider):
-        provider.hybrid_stack_spec = hybrid_layers
-    else:
-        provider.transformer_layer_spec = instead_of(provider.transformer_layer_spec, loads_weights=True)
+    provider.transformer_layer_spec = instead_of(provider.transformer_layer_spec, loads_weights=True)
     for name, value in ON_CPU.items():
         if hasattr(provider, name):
             setattr(provider, name, value)
