@@ -71,9 +71,11 @@ def _runs() -> dict[str, list[str]]:
                 # The largest of these do not fit on the GPUs of their function without its layout.
                 count = max(2 * layout.count, 8) if entry.reads_images else layout.count
                 training = EVERY_SETTING["training"] | ({} if short else TO_PRETRAIN)
-                found[f"{name}, every setting"] = arguments(
-                    name, count, files, **(EVERY_SETTING | {"training": training}), **of_mode
-                )
+                settings = EVERY_SETTING | {"training": training}
+                if "overlap-moe-expert-parallel-comm" in (layout.megatron_args or {}):
+                    # Megatron overlaps nothing where whole layers are computed again.
+                    settings["parallelism"] = {"recomputeGranularity": "selective"}
+                found[f"{name}, every setting"] = arguments(name, count, files, **settings, **of_mode)
     return found
 
 

@@ -41,6 +41,7 @@ PLATFORM = os.environ.get(ENV_PLATFORM) or DEFAULT_PLATFORM
 _OURS = (CHATS, IMAGE_TEXT, MOCK_DATA, MODEL_FOLDER, PACKED_FOLDER, PEFT_SCHEME)
 _TRAINING_FILE = "training.jsonl"
 _PRETRAINED = "checkpoint.pretrained_checkpoint"
+_PIPELINE_LAYOUT = "model.pipeline_model_parallel_layout"
 
 ON_CPU: dict[str, Value] = {
     "model.transformer_impl": "local",
@@ -261,7 +262,9 @@ def _set(config: Any, path: str, value: Value) -> None:
     present = getattr(owner, name)
     if isinstance(present, torch.dtype) or callable(present):
         raise RankError(ExitCode.USAGE, f"{path}: {type(present).__name__} cannot be set by an argument")
-    if not _fits(present, value):
+    # Megatron takes a list of layers or its text.
+    text = path == _PIPELINE_LAYOUT and isinstance(value, str)
+    if not (text or _fits(present, value)):
         raise RankError(
             ExitCode.USAGE,
             f"{path}: {value!r} is not of the type of {present!r}, which the recipe function sets",
