@@ -10,8 +10,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch.nn.functional import scaled_dot_product_attention
 
-_INPUT_NORM = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
-_MLP_NORM = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+from megatron_trainer.platform.norm_names import norm_names
 
 
 def install() -> None:
@@ -36,15 +35,13 @@ def follow_rope(provider: Any) -> None:
 def _text_layer(*, num_experts: int | None, qk_layernorm: bool, **_: Any) -> Any:
     """A layer of the language model; its norms have the names in checkpoints that a GPU gives them."""
     layer: Any = get_gpt_layer_local_spec(num_experts, False, qk_layernorm, normalization="RMSNorm")
-    # Transformer Engine's layers with experts have a norm of their own before these.
-    layer.submodules.sharded_state_dict_keys_map = _INPUT_NORM | ({} if num_experts else _MLP_NORM)
     return layer
 
 
 def _vision_layer() -> Any:
     layer: Any = vit_layer_specs.get_vit_layer_with_local_spec()
     layer.submodules.self_attention.submodules.core_attention = AttentionWithinImages
-    layer.submodules.sharded_state_dict_keys_map = _INPUT_NORM | _MLP_NORM
+    layer.submodules.sharded_state_dict_keys_map = norm_names(experts=False, latent_attention=False)
     return layer
 
 

@@ -114,8 +114,10 @@ def install() -> None:
     import megatron.core.optimizer
     import megatron.core.optimizer.distrib_optimizer
 
+    from megatron_trainer.platform import norm_names
     from megatron_trainer.platform.adam import FusedAdamOnCpu
 
+    norm_names.install()
     megatron.core.optimizer.Adam = FusedAdamOnCpu
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
     megatron.core.optimizer.distrib_optimizer.HAVE_APEX_OR_TE = True
