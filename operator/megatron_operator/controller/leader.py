@@ -113,7 +113,7 @@ class LeaderElector:
         changes = {"holderIdentity": "", "leaseDurationSeconds": RELEASED_DURATION}
         try:
             async with asyncio.timeout(self._request_timeout):
-                await self._api.replace(LEASES, self._changed(self._lease, changes))
+                await self._write(changes)
             log.info("lease released")
         except Exception as error:
             log.warning("lease not released, it expires: %s", error or repr(error))
@@ -163,11 +163,18 @@ class LeaderElector:
         self._fence.open(sent + self._times.renew_deadline)
 
     async def _renew(self) -> None:
-        """One renewal. A conflict may be due to an earlier one whose answer was lost."""
-        assert self._lease is not None, "renewed after it was acquired"
+        sent = await self._write({})
+        self._fence.open(sent + self._times.renew_deadline)
+
+    async def _write(self, changes: Object) -> float:
+        """Write the own Lease; returns the time at which it was sent. Raises LeaseLostError.
+
+        A conflict may be due to an earlier write whose answer was lost.
+        """
+        assert self._lease is not None, "written after it was acquired"
         sent = self._clock()
         try:
-            self._lease = await self._api.replace(LEASES, self._changed(self._lease, {}))
+            self._lease = await self._api.replace(LEASES, self._changed(self._lease, changes))
         except ApiError as error:
             if not (error.conflict or error.not_found):
                 raise
@@ -177,8 +184,8 @@ class LeaderElector:
             if (holder := self._lease["spec"].get("holderIdentity")) != self.identity:
                 raise LeaseLostError(f"it is held by {holder or 'nobody'}") from None
             sent = self._clock()
-            self._lease = await self._api.replace(LEASES, self._changed(self._lease, {}))
-        self._fence.open(sent + self._times.renew_deadline)
+            self._lease = await self._api.replace(LEASES, self._changed(self._lease, changes))
+        return sent
 
     def _changed(self, lease: Object, changes: Object) -> Object:
         """The Lease as this process holds it from now on."""

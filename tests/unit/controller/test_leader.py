@@ -238,6 +238,22 @@ async def test_a_released_lease_is_taken_at_the_next_attempt(election: Election)
     await election.until_leads(second, TIMES.retry_period)
 
 
+async def test_a_lease_is_released_although_the_answer_to_its_last_renewal_was_lost(
+    election: Election,
+) -> None:
+    """As when the process is terminated while it renews."""
+    first, second = await election.add("a"), await election.add("b")
+    await election.run(30)
+    first.connection.loses_answers = True
+    await election.run(TIMES.retry_period)
+    first.connection.loses_answers = False
+    first.task.cancel()
+    await first.elector.release()
+    assert election.server.lease is not None
+    assert election.server.lease["spec"]["holderIdentity"] == ""
+    await election.until_leads(second, TIMES.retry_period)
+
+
 async def test_releasing_a_lease_that_another_one_took_changes_nothing(election: Election) -> None:
     first, second = await election.add("a"), await election.add("b")
     await election.run(4)
