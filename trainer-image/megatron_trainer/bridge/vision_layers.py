@@ -10,8 +10,6 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch.nn.functional import scaled_dot_product_attention
 
-from megatron_trainer.platform.norm_names import norm_names
-
 
 def install() -> None:
     """Have Bridge's Qwen3-VL built without Transformer Engine."""
@@ -41,7 +39,11 @@ def _text_layer(*, num_experts: int | None, qk_layernorm: bool, **_: Any) -> Any
 def _vision_layer() -> Any:
     layer: Any = vit_layer_specs.get_vit_layer_with_local_spec()
     layer.submodules.self_attention.submodules.core_attention = AttentionWithinImages
-    layer.submodules.sharded_state_dict_keys_map = norm_names(experts=False, latent_attention=False)
+    # Where Transformer Engine's layers, which a GPU has, hold these norms.
+    layer.submodules.sharded_state_dict_keys_map = {
+        "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+        "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+    }
     return layer
 
 
