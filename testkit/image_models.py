@@ -7,6 +7,7 @@ from typing import Any
 
 from testkit import image_text
 from testkit.image_text import CHATML, SPECIAL, VOCABULARY
+from testkit.weights.families import disturb_vectors
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,7 @@ def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> A
 
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation="eager")
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for value in model.state_dict().values():
-            # Norms and biases are trivial in a new model: a mix-up of them would go unseen.
-            if value.dim() == 1 and value.is_floating_point():
-                value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    disturb_vectors(model)
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -133,18 +133,24 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, family.config)(**family.sizes)
     model = getattr(transformers, family.architecture)._from_config(config, attn_implementation="eager")
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for value in model.state_dict().values():
-            # Norms, biases and sinks are trivial in a new model: a mix-up of them would go unseen.
-            if value.dim() == 1 and value.is_floating_point():
-                value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    disturb_vectors(model)
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)
     if family.predicts:
         _write_prediction(family, folder)
     write_tokenizer(folder)
     return model
+
+
+def disturb_vectors(model: Any) -> None:
+    """Add noise to norms, biases and sinks, which are trivial in a new model: a mix-up would go unseen."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if value.dim() == 1 and value.is_floating_point():
+                value.add_(0.05 * torch.randn(value.shape, generator=generator))
 
 
 def _write_prediction(family: Family, folder: Path) -> None:
