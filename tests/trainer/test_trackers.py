@@ -171,7 +171,8 @@ def test_a_run_that_mlflow_does_not_have_gets_the_whole_curve(tmp_path: Path, se
 
 def offline_curves(save: Path) -> list[Curves]:
     """The curves of each start, all of the same run."""
-    files = sorted((save / "wandb").glob(f"offline-run-*-{RUN_ID}/run-{RUN_ID}.wandb"))
+    # wandb appends a number to the folder of a second start in the same second.
+    files = sorted((save / "wandb").glob(f"offline-run-*-{RUN_ID}*/run-{RUN_ID}.wandb"))
     return [read_curves("wandb", file) for file in files]
 
 
