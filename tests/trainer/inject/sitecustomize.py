@@ -2,10 +2,10 @@
 
 TEST_FAULTS is a JSON list of {"what", "rank", "at", "generations"}: at the forward pass of iteration `at` of
 rank `rank`, in those generations (by default all), the rank does `what`: `nan` or `spike` (its loss),
-`raise`, `loop` (endlessly, in Python), `leave` (exit code 0), `hold` (until the file "until" exists). A
-`slow-save` and a `slow-evaluation` take SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the
-asynchronous writer until the run has trained LATE_ITERATIONS more. `fail-load` is a load that fails to copy
-into a tensor.
+`raise`, `loop` (endlessly, in Python), `leave` (exit code 0). `hold` has all ranks complete their checkpoints
+and wait before iteration `at` until the file "until" exists. A `slow-save` and a `slow-evaluation` take
+SLOW_SECONDS. A `late-write` of checkpoint `at` waits in the asynchronous writer until the run has trained
+LATE_ITERATIONS more. `fail-load` is a load that fails to copy into a tensor.
 
 In the preflight `wrong-product` simulates a device whose memory flips a bit, `slow-product` one that computes
 100 times slower than it does, `deaf` a network interface through which no other node answers, `wrong-sum` one
@@ -33,6 +33,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,9 +89,11 @@ def endless_loop() -> None:
         pass
 
 
-def hold(iteration: int) -> None:
+def hold(iteration: int, finalize_saves: Callable[..., None]) -> None:
     for fault in FAULTS:
         if fault["what"] == "hold" and fault["at"] == iteration and due("hold", iteration):
+            # Only the ranks can complete a checkpoint whose writers are still at work.
+            finalize_saves(blocking=True)
             while not Path(fault["until"]).exists():
                 time.sleep(0.05)
 
@@ -110,7 +113,6 @@ def disturb_gpt(gpt: Any) -> None:
         iteration = getattr(gpt.get_args(), "curr_iteration", -1) + 1
         if due("raise", iteration):
             raise RuntimeError("sample 7 cannot be read")
-        hold(iteration)
         set_device_state(iteration)
         if due("abort", iteration):
             abort_by_device_error()
@@ -126,6 +128,11 @@ def disturb_gpt(gpt: Any) -> None:
 
 def disturb_checkpointing(training: Any) -> None:
     save, evaluate, load = training.save_checkpoint, training.evaluate, training.load_checkpoint
+    step = training.train_step
+
+    def disturbed_train_step(*args: Any, **kwargs: Any) -> Any:
+        hold(training.get_args().curr_iteration + 1, training.maybe_finalize_async_save)
+        return step(*args, **kwargs)
 
     def disturbed_save(iteration: int, *args: Any, **kwargs: Any) -> Any:
         if due("slow-save", iteration):
@@ -145,6 +152,7 @@ def disturb_checkpointing(training: Any) -> None:
                 torch.ones(2, requires_grad=True)[:1].copy_(torch.zeros(1))
         return load(*args, **kwargs)
 
+    training.train_step = disturbed_train_step
     training.save_checkpoint, training.evaluate = disturbed_save, disturbed_evaluation
     training.load_checkpoint = disturbed_load
 
