@@ -6,7 +6,7 @@ long. On a busy machine every deadline is stretched by the load.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 DEADLINE = 180.0
 """Seconds for anything that needs pods to start."""
@@ -24,7 +24,7 @@ def load_factor() -> float:
 def wait_until[T](
     what: str | Callable[[], str], probe: Callable[[], T | None], seconds: float = DEADLINE
 ) -> T:
-    """The first result of `probe` that is neither None nor False.
+    """The first result of `probe` that is neither None nor False, nor an empty collection.
 
     Args:
         what: Completes "timed out waiting for"; a function is called only when the wait runs out.
@@ -37,7 +37,7 @@ def wait_until[T](
     began = time.monotonic()
     while True:
         found = probe()
-        if found is not None and found is not False:
+        if found is not None and found is not False and not (isinstance(found, Sized) and not len(found)):
             return found
         if time.monotonic() - began > seconds * load_factor():
             text = what if isinstance(what, str) else what()

@@ -17,8 +17,8 @@ def test_the_load_factor_is_the_load_per_core_within_limits(
     assert load_factor() == factor
 
 
-def test_the_first_result_that_is_neither_none_nor_false_ends_the_wait() -> None:
-    results = iter([None, False, 0])
+def test_the_first_result_that_is_neither_none_nor_false_nor_empty_ends_the_wait() -> None:
+    results = iter([None, False, [], {}, "", 0])
     assert wait_until("a number", lambda: next(results)) == 0
 
 
