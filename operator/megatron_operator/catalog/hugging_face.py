@@ -79,6 +79,15 @@ _NAMES: Final = {
 NAMES: Final = {name.lower(): entry for entry, names in _NAMES.items() for name in names.split()}
 """Name on Hugging Face, in lower case -> entry."""
 
+_OF_THE_SAME_SHAPE: Final = frozenset(
+    {
+        "meta-llama/llama-3.3-70b",
+        "deepseek-ai/deepseek-v3-0324",
+        "deepseek-ai/deepseek-r1",
+    }
+)
+"""Names of the table that are later releases than the entry's own, with the same layers."""
+
 _VARIANT: Final = re.compile(r"-(base|instruct|chat|it|pt|thinking)(?=$|-)")
 """Trained further, or not yet: the shape is that of the model without this word."""
 
@@ -87,6 +96,11 @@ def entry_of(name: str) -> str | None:
     """The entry that trains a model of Hugging Face, in any case; None for one that is not in the table."""
     lower = name.lower()
     return NAMES.get(lower) or NAMES.get(_VARIANT.sub("", lower))
+
+
+def is_later_release(name: str) -> bool:
+    """Whether a name on Hugging Face is another release than the one its entry is named after."""
+    return _VARIANT.sub("", name.lower()) in _OF_THE_SAME_SHAPE
 
 
 def is_known(entry: str) -> bool:

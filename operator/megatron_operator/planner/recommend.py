@@ -108,6 +108,9 @@ def recommend(
         found.append((tried, _recommendation(query, tried, platform, catalog, limits)))
     found.sort(key=lambda each: (_identity(query, each[0]), not each[1].runnable, each[1].plan is None))
     best, *others = [made for _, made in found]
+    if asked is not None and best.plan is not None and hugging_face.is_later_release(asked):
+        same = f"{asked} has the layers of {query.model}"
+        best = replace(best, reasons=(same, *best.reasons))
     if best.plan is None:
         best = replace(best, reasons=(*best.reasons, *_what_would(query, best.entry, hardware, catalog)))
     return [best, *others[: MAX_RECOMMENDATIONS - 1]]
@@ -368,8 +371,20 @@ def _of_another_mode(query: Query, asked: str | None, hardware: str, catalog: Ca
         best = min(named, key=lambda each: each.order, default=None)
         if best is not None and best.match.rank <= 1:
             fix = f"set --mode {mode}, for which it has {best.entry.name}"
+            if others := _of_similar_size(query, best.entry, hardware, catalog):
+                fix += f", or name another model of its size: {' or '.join(others)}"
             return FieldError("--mode", f"the catalog has no {query.mode} recipe like {asked!r}", fix)
     return None
+
+
+def _of_similar_size(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> list[str]:
+    """At most two language models of the mode that the operator starts, the closest in size first."""
+    size = size_of(entry)
+    if size is None or query.mode == "pretrain":
+        return []
+    similar = _candidates(replace(query, model=f"{size / 1e9:.2g}b"), hardware, catalog)
+    closest = sorted(similar, key=lambda each: each.order)
+    return [each.entry.name for each in closest if each.entry.starts and is_language_model(each.entry)][:2]
 
 
 def _nothing(query: Query, asked: str | None, catalog: Catalog) -> FieldError:

@@ -199,6 +199,22 @@ def test_a_model_that_is_named_is_never_replaced(model: str, gpus: int, mode: st
 
 
 @pytest.mark.parametrize(
+    ("model", "gpus", "mode", "reason"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", 8, "lora", "has the layers of llama3.1-70b"),
+        ("deepseek-ai/DeepSeek-R1", 256, "pretrain", "has the layers of deepseek-v3"),
+    ],
+)
+def test_a_later_release_says_whose_layers_it_has(model: str, gpus: int, mode: str, reason: str) -> None:
+    assert choices(model, gpus, mode=mode)[0].reasons[0] == f"{model} {reason}"
+
+
+@pytest.mark.parametrize("model", ["meta-llama/Llama-3.1-70B-Instruct", "llama3.1-70b", "deepseek-v3"])
+def test_the_model_of_the_entry_itself_has_no_such_reason(model: str) -> None:
+    assert not any("has the layers of" in reason for reason in choices(model, 256)[0].reasons)
+
+
+@pytest.mark.parametrize(
     ("function", "gpus", "mode", "best"),
     [
         ("llama3_8b_pretrain_config", 8, "pretrain", "llama3-8b"),
@@ -229,6 +245,11 @@ def test_a_model_that_has_recipes_of_other_modes_is_answered_with_these(
     with pytest.raises(InvalidRecipeError, match=f"no {mode} recipe like '{model}'; {fix}") as refused:
         choices(model, 8, mode=mode)
     assert refused.value.errors[0].field == "--mode"
+
+
+def test_models_of_its_size_are_named_where_a_model_cannot_be_fine_tuned() -> None:
+    with pytest.raises(InvalidRecipeError, match="of its size: qwen2-7b-lora or qwen2.5-7b-lora$"):
+        choices("mistralai/Mistral-7B-v0.3", 8, mode="lora")
 
 
 def test_only_layouts_of_functions_that_the_operator_starts_count_as_published() -> None:
