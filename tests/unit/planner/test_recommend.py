@@ -248,7 +248,7 @@ def test_a_model_that_has_recipes_of_other_modes_is_answered_with_these(
 
 
 def test_models_of_its_size_are_named_where_a_model_cannot_be_fine_tuned() -> None:
-    with pytest.raises(InvalidRecipeError, match="of its size: qwen2-7b-lora or qwen2.5-7b-lora$"):
+    with pytest.raises(InvalidRecipeError, match=r"size: qwen2-7b-lora or qwen2\.5-7b-lora$"):
         choices("mistralai/Mistral-7B-v0.3", 8, mode="lora")
 
 
