@@ -205,7 +205,9 @@ def test_a_model_that_is_named_is_never_replaced(model: str, gpus: int, mode: st
         ("deepseek-ai/DeepSeek-R1", 256, "pretrain", "has the layers of deepseek-v3"),
     ],
 )
-def test_a_later_release_says_whose_layers_it_has(model: str, gpus: int, mode: str, reason: str) -> None:
+def test_a_later_release_names_the_model_whose_layers_it_has(
+    model: str, gpus: int, mode: str, reason: str
+) -> None:
     assert choices(model, gpus, mode=mode)[0].reasons[0] == f"{model} {reason}"
 
 
