@@ -6,7 +6,7 @@ from typing import Final
 _NAMES: Final = {
     "deepseek-v2": "deepseek-ai/DeepSeek-V2",
     "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
-    "deepseek-v3": "deepseek-ai/DeepSeek-V3 deepseek-ai/DeepSeek-V3-0324 deepseek-ai/DeepSeek-R1",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "exaone4-1.2b": "LGAI-EXAONE/EXAONE-4.0-1.2B",
     "gemma2-2b": "google/gemma-2-2b",
     "gemma2-9b": "google/gemma-2-9b",
@@ -27,7 +27,7 @@ _NAMES: Final = {
     "llama3-8b": "meta-llama/Meta-Llama-3-8B",
     "llama3-70b": "meta-llama/Meta-Llama-3-70B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B meta-llama/Meta-Llama-3.1-8B",
-    "llama3.1-70b": "meta-llama/Llama-3.1-70B meta-llama/Meta-Llama-3.1-70B meta-llama/Llama-3.3-70B",
+    "llama3.1-70b": "meta-llama/Llama-3.1-70B meta-llama/Meta-Llama-3.1-70B",
     "llama3.1-405b": "meta-llama/Llama-3.1-405B meta-llama/Meta-Llama-3.1-405B",
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
@@ -76,17 +76,17 @@ _NAMES: Final = {
 }
 """Entry, or what the names of its variants (`-sft`, `-lora`) begin with -> names on Hugging Face."""
 
-NAMES: Final = {name.lower(): entry for entry, names in _NAMES.items() for name in names.split()}
-"""Name on Hugging Face, in lower case -> entry."""
+_LATER_RELEASES: Final = {
+    "deepseek-ai/deepseek-v3-0324": "deepseek-v3",
+    "deepseek-ai/deepseek-r1": "deepseek-v3",
+    "meta-llama/llama-3.3-70b": "llama3.1-70b",
+}
+"""Name on Hugging Face, in lower case -> entry of an earlier release with the same layers."""
 
-_OF_THE_SAME_SHAPE: Final = frozenset(
-    {
-        "meta-llama/llama-3.3-70b",
-        "deepseek-ai/deepseek-v3-0324",
-        "deepseek-ai/deepseek-r1",
-    }
-)
-"""Names of the table that are later releases than the entry's own, with the same layers."""
+NAMES: Final = {
+    name.lower(): entry for entry, names in _NAMES.items() for name in names.split()
+} | _LATER_RELEASES
+"""Name on Hugging Face, in lower case -> entry."""
 
 _VARIANT: Final = re.compile(r"-(base|instruct|chat|it|pt|thinking)(?=$|-)")
 """Trained further, or not yet: the shape is that of the model without this word."""
@@ -99,8 +99,8 @@ def entry_of(name: str) -> str | None:
 
 
 def is_later_release(name: str) -> bool:
-    """Whether a name on Hugging Face is another release than the one its entry is named after."""
-    return _VARIANT.sub("", name.lower()) in _OF_THE_SAME_SHAPE
+    """Whether a name on Hugging Face is a later release than the one that its entry is named after."""
+    return _VARIANT.sub("", name.lower()) in _LATER_RELEASES
 
 
 def is_known(entry: str) -> bool:

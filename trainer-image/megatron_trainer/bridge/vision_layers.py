@@ -31,9 +31,8 @@ def follow_rope(provider: Any) -> None:
 
 
 def _text_layer(*, num_experts: int | None, qk_layernorm: bool, **_: Any) -> Any:
-    """A layer of the language model; its norms have the names in checkpoints that a GPU gives them."""
-    layer: Any = get_gpt_layer_local_spec(num_experts, False, qk_layernorm, normalization="RMSNorm")
-    return layer
+    """A layer of the language model."""
+    return get_gpt_layer_local_spec(num_experts, False, qk_layernorm, normalization="RMSNorm")
 
 
 def _vision_layer() -> Any:
