@@ -37,7 +37,7 @@ def test_a_slow_rank_is_named_with_its_node_until_it_is_as_fast_as_the_others(ga
 @pytest.mark.usefixtures("busy_machine")
 def test_a_healthy_gang_on_a_busy_machine_names_nobody(gang: Gang) -> None:
     gang.start(extra=LONG)
-    for iteration in range(80, 201, 20):
+    for iteration in range(80, 401, 20):
         gang.await_iteration(iteration)
         assert stragglers(gang, 0) == []
 

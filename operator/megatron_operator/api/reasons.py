@@ -277,8 +277,8 @@ class Reason(StrEnum):
     SLOW_RANK = (
         "SlowRank",
         "Event",
-        "The own work of ranks takes at least 1.5 times as long as that of the other ranks of their pipeline "
-        "stage, and all others wait for them; `status.stragglers` has pod and node.",
+        "The own work of ranks takes, for at least 30 s, at least 1.5 times as long as that of the other "
+        "ranks of their pipeline stage, and all others wait for them; `status.stragglers` has pod and node.",
         "Compare clocks, temperature and errors of that node's devices, and its CPU load, with those of "
         "another node.",
     )

@@ -91,7 +91,7 @@ class TelemetrySync:
             self._shared_steps = text
         if self._gang.node_rank == 0:
             pods = self._gang.store.children("steps").values()
-            self._stragglers = self._detector.update(step_times.load(pods, self._generation))
+            self._stragglers = self._detector.update(step_times.load(pods, self._generation), now)
 
     def _share_summary(self, journal: RunJournal) -> None:
         loaded_at = self._status.loaded_at

@@ -21,6 +21,9 @@ SLOW_UNTIL = 1.2
 _STEADY_SHARE = 0.75
 _COST_FROM = 0.1
 """Fraction of a step that the gang must lose to a rank for it to be named; below half of it it is cleared."""
+SLOW_SECONDS = 30.0
+"""Seconds for which all that must hold: the scheduler of a busy machine may prefer some processes over others
+for as long as WINDOW steps of a small model take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +42,30 @@ class StragglerDetector:
 
     def __init__(self) -> None:
         self._named: dict[int, ReportedStraggler] = {}
+        self._suspected: dict[int, tuple[float, int]] = {}
+        """Ranks that the last verdict found slow -> time and iteration since which all have."""
 
     def reset(self) -> None:
         """Forget who was slow: the ranks have been restarted."""
         self._named.clear()
+        self._suspected.clear()
 
-    def update(self, ranks: Iterable[RankSteps]) -> tuple[ReportedStraggler, ...]:
+    def update(self, ranks: Iterable[RankSteps], now: float) -> tuple[ReportedStraggler, ...]:
         """Return the slow ranks, slowest first, at most MAX_STRAGGLERS.
 
         Of more, those already named stay and the lowest ranks are added: how slow each is varies, and a
         choice by that would name others each time. While a stage has too few common steps its verdict stays.
+        `now`: seconds of a monotonic clock.
         """
         stages: dict[int, list[RankSteps]] = {}
         for each in ranks:
             stages.setdefault(each.stage, []).append(each)
-        found = [each for peers in stages.values() for each in self._slow_in(peers)]
+        found = [each for peers in stages.values() for each in self._slow_in(peers, now)]
         chosen = sorted(found, key=lambda each: (each.rank not in self._named, each.rank))[:MAX_STRAGGLERS]
         self._named = {each.rank: each for each in chosen}
         return tuple(sorted(chosen, key=lambda each: -each.slowdown))
 
-    def _slow_in(self, stage: Sequence[RankSteps]) -> Iterable[ReportedStraggler]:
+    def _slow_in(self, stage: Sequence[RankSteps], now: float) -> Iterable[ReportedStraggler]:
         if len(stage) < 2:
             return
         window = sorted(set.intersection(*(set(each.steps) for each in stage)))[-WINDOW:]
@@ -74,18 +81,27 @@ class StragglerDetector:
             own_seconds, peer_seconds = statistics.median(own), statistics.median(others)
             cost = (own_seconds - peer_seconds) / statistics.median(each.steps[step][1] for step in window)
             steady = sum(ratio > SLOW_UNTIL for ratio in ratios) >= _STEADY_SHARE * WINDOW
+            slow = slowdown >= SLOW_FROM and steady and cost >= _COST_FROM
+            since, iteration = self._since(each.rank, slow, now, window[0])
             known = self._named.get(each.rank)
-            new = slowdown >= SLOW_FROM and steady and cost >= _COST_FROM
+            new = slow and now - since >= SLOW_SECONDS
             still = known is not None and slowdown > SLOW_UNTIL and cost > _COST_FROM / 2
             if new or still:
                 yield ReportedStraggler(
                     rank=each.rank,
                     node_rank=each.node_rank,
-                    iteration=window[0] if known is None else known.iteration,
+                    iteration=iteration if known is None else known.iteration,
                     slowdown=slowdown,
                     own_seconds=own_seconds,
                     peer_seconds=peer_seconds,
                 )
+
+    def _since(self, rank: int, slow: bool, now: float, iteration: int) -> tuple[float, int]:
+        """Time and iteration since which each verdict is that `rank` is slow."""
+        if not slow:
+            self._suspected.pop(rank, None)
+            return now, iteration
+        return self._suspected.setdefault(rank, (now, iteration))
 
 
 def _median_of_others(ordered: Sequence[float], own: float) -> float:

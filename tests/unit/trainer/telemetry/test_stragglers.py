@@ -1,12 +1,21 @@
 """Which ranks are named slow, from the measured steps of all ranks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import pytest
 from megatron_contract.limits import MAX_STRAGGLERS
-from megatron_trainer.telemetry.stragglers import SLOW_FROM, SLOW_UNTIL, WINDOW, RankSteps, StragglerDetector
+from megatron_contract.progress import ReportedStraggler
+from megatron_trainer.telemetry.stragglers import (
+    SLOW_FROM,
+    SLOW_SECONDS,
+    SLOW_UNTIL,
+    WINDOW,
+    RankSteps,
+    StragglerDetector,
+)
 
 STEP = 1.0
 """Seconds of a step; a healthy rank works half of it."""
@@ -27,12 +36,25 @@ def gang(
     ]
 
 
-def named(ranks: Iterable[RankSteps], detector: StragglerDetector | None = None) -> list[int]:
-    return [each.rank for each in (detector or StragglerDetector()).update(ranks)]
+CLOCK = count(step=2 * SLOW_SECONDS)
+
+
+def verdict(
+    ranks: Sequence[RankSteps], detector: StragglerDetector | None = None
+) -> tuple[ReportedStraggler, ...]:
+    """The verdict on ranks that have been like this for long."""
+    detector = detector or StragglerDetector()
+    now = next(CLOCK)
+    detector.update(ranks, now)
+    return detector.update(ranks, now + SLOW_SECONDS)
+
+
+def named(ranks: Sequence[RankSteps], detector: StragglerDetector | None = None) -> list[int]:
+    return [each.rank for each in verdict(ranks, detector)]
 
 
 def test_the_rank_that_works_longest_is_named_with_its_node_and_its_peers_time() -> None:
-    [slow] = StragglerDetector().update(gang(lambda rank, _: 0.9 if rank == 5 else 0.5))
+    [slow] = verdict(gang(lambda rank, _: 0.9 if rank == 5 else 0.5))
     assert (slow.rank, slow.node_rank, slow.iteration) == (5, 1, 0)
     assert (slow.slowdown, slow.own_seconds, slow.peer_seconds) == (pytest.approx(1.8), 0.9, 0.5)
 
@@ -49,6 +71,18 @@ def test_a_busy_machine_names_nobody() -> None:
     detector = StragglerDetector()
     for _ in range(500):
         assert named(gang(lambda *_: random.uniform(0.2, 0.8)), detector) == []
+
+
+def test_a_rank_that_is_slow_for_a_moment_is_not_named_however_many_steps_that_was() -> None:
+    detector = StragglerDetector()
+    slow, healthy = gang(lambda rank, _: 0.9 if rank == 5 else 0.5), gang(lambda *_: 0.5)
+    assert detector.update(slow, 0) == ()
+    assert detector.update(slow, SLOW_SECONDS - 1) == ()
+    assert detector.update(healthy, SLOW_SECONDS) == ()
+    assert detector.update(slow, SLOW_SECONDS + 1) == ()
+    assert detector.update(slow, 2 * SLOW_SECONDS) == ()
+    [named] = detector.update(slow, 2 * SLOW_SECONDS + 1)
+    assert named.rank == 5
 
 
 def test_a_rank_that_stood_still_in_a_few_steps_is_not_named() -> None:
@@ -88,11 +122,11 @@ def test_a_named_rank_stays_named_until_it_is_as_fast_as_the_others() -> None:
 def test_a_verdict_stays_while_too_few_steps_are_common_to_all() -> None:
     detector = StragglerDetector()
     slow = gang(lambda rank, _: 0.9 if rank == 1 else 0.5)
-    verdict = detector.update(slow)
+    before = verdict(slow, detector)
     behind = replace(slow[0], steps={step - 4: times for step, times in slow[0].steps.items()})
-    assert detector.update([behind, *slow[1:]]) == verdict
+    assert verdict([behind, *slow[1:]], detector) == before
     later = [replace(each, steps={step + 4: t for step, t in each.steps.items()}) for each in slow]
-    [still] = detector.update(later)
+    [still] = verdict(later, detector)
     assert (still.rank, still.iteration) == (1, 0), "since the iteration at which it was first named"
 
 
