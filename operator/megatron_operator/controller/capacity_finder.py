@@ -13,6 +13,7 @@ from megatron_operator.controller.planning import Planning
 from megatron_operator.lifecycle.capacity import ClusterUsage, claimed_by_others, fitting_pods, places
 from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
+from megatron_operator.lifecycle.growths import Growths
 from megatron_operator.lifecycle.node_evidence import to_avoid
 from megatron_operator.lifecycle.node_state import node_of
 from megatron_operator.lifecycle.object_metadata import Object
@@ -41,10 +42,26 @@ class CapacityFinder:
         self._cluster = ClusterUsage()
         self._absent: frozenset[str] = frozenset()
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
+        self._growths = Growths()
+        self._growths_known: dict[RecipeKey, int] = {}
+        """How many growths had been decided on when a run's capacity was found."""
 
     def forget(self, key: RecipeKey) -> None:
         """Drop what is cached of a run."""
         self._fits.pop(key, None)
+        self._growths.forget(key)
+        self._growths_known.pop(key, None)
+
+    def grow(self, status: StatusBuilder, snapshot: RunSnapshot, count: int) -> bool:
+        """Reserve places for `count` accelerators, so that no other run grows into them.
+
+        False if another run has been given places since this run's capacity was found.
+        """
+        if self._growths_known.get(status.key) != self._growths.decided:
+            return False
+        template = _template(snapshot.existing_job)
+        self._growths.add(status.key, template, -(-count // snapshot.per_node), status.now)
+        return True
 
     async def find(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
         """The run's capacity; records in the status which larger count is free, and since when."""
@@ -61,12 +78,16 @@ class CapacityFinder:
         cluster = await self._read_cluster(placed.union(bad))
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
         template = _template(avoiding(snapshot.existing_job, recovery.nodes_avoided))
+        self._growths_known[status.key] = self._growths.decided
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fitting = await asyncio.to_thread(fitting_pods, cluster, template, own)
         fits = sum(fitting.values())
         if resizable and not waiting and fits > snapshot.size:
             # To grow, the run gives up all of its nodes, and those who wait would be bound first.
-            claimed = await asyncio.to_thread(claimed_by_others, cluster, template, fitting, own, status.now)
+            growing = self._growths.of_others(status.key, cluster, status.now)
+            claimed = await asyncio.to_thread(
+                claimed_by_others, cluster, template, fitting, own, status.now, growing
+            )
             fits = max(snapshot.size, fits - claimed)
         elastic = await self._elastic(status, snapshot, limits, fits) if resizable else None
         if not (releasable or bad):

@@ -23,7 +23,7 @@ from megatron_operator.lifecycle.recovery import (
     report_kept_nodes,
     unfinished_actions,
 )
-from megatron_operator.lifecycle.recovery_policy import Avoid, Wait, decide
+from megatron_operator.lifecycle.recovery_policy import Avoid, Resize, Wait, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
@@ -72,6 +72,12 @@ class Supervisor:
         decision = decide(observation)
         if snapshot.cached and not isinstance(decision, Wait):
             return DISCARDED
+        if (
+            isinstance(decision, Resize)
+            and decision.count > snapshot.accelerators
+            and not self._capacity.grow(status, snapshot, decision.count)
+        ):
+            return wait(SOON, "another run grows")
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)

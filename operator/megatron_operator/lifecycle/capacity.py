@@ -1,6 +1,7 @@
 """How many of a run's pods fit on the nodes of the cluster, by the scheduler's rules."""
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -55,6 +56,8 @@ class ClusterUsage:
     """Node and requests of the pods of recipes, by UID."""
     waiting: dict[tuple[str, str], WaitingGang] = field(default_factory=dict)
     """Gangs of trainers that are not bound, by namespace and recipe."""
+    present: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of trainers, bound or not, by namespace and recipe."""
 
     def add_node(self, node: Object) -> None:
         """Add a node."""
@@ -84,11 +87,15 @@ class ClusterUsage:
         recipe = labels.get(LABEL_RECIPE)
         if phase in ("Succeeded", "Failed"):
             return
+        run = (metadata.get("namespace", ""), recipe) if recipe is not None else None
+        trains = run is not None and labels.get(LABEL_ROLE) == ROLE_TRAINER
         if node_name is None:
-            waits = "deletionTimestamp" not in metadata and labels.get(LABEL_ROLE) == ROLE_TRAINER
-            if recipe is not None and waits:
-                self._add_waiting((metadata.get("namespace", ""), recipe), metadata, pod["spec"])
+            if run is not None and trains and "deletionTimestamp" not in metadata:
+                self.present[run] += 1
+                self._add_waiting(run, metadata, pod["spec"])
             return
+        if run is not None and trains:
+            self.present[run] += 1
         requests = _requests_and_pod(pod["spec"])
         _add(self.used.setdefault(node_name, {}), requests)
         if recipe is not None:
@@ -109,6 +116,18 @@ class ClusterUsage:
         return used
 
 
+def missing_gang(
+    cluster: ClusterUsage, run: tuple[str, str], template: Object, pods: int, now: float
+) -> WaitingGang | None:
+    """Those of a run's `pods` pods that the cluster does not have yet; none if it has all.
+
+    `run`: namespace and recipe. `now`: seconds since the epoch.
+    """
+    missing = {f"{'/'.join(run)}/{number}" for number in range(pods - cluster.present[run])}
+    spec = template["spec"]
+    return WaitingGang(_requests_and_pod(spec), _placement(spec), missing, now) if missing else None
+
+
 def places(cluster: ClusterUsage, template: Object) -> dict[str, int]:
     """Number of pods that fit each node, as `fitting_pods` counts them, if nothing else ran there."""
     return fitting_pods(ClusterUsage(cluster.nodes), template, ())
@@ -125,12 +144,18 @@ def fitting_pods(cluster: ClusterUsage, template: Object, own_uids: Collection[s
 
 
 def claimed_by_others(
-    cluster: ClusterUsage, template: Object, fits: Mapping[str, int], own_uids: Collection[str], now: float
+    cluster: ClusterUsage,
+    template: Object,
+    fits: Mapping[str, int],
+    own_uids: Collection[str],
+    now: float,
+    expected: Iterable[WaitingGang] = (),
 ) -> int:
     """How many of the pods in `fits` other runs would take, if this run gave its places up.
 
     Those are the waiting trainers of each run that request the same accelerators and fit as a whole: a gang
     that does not is not bound either way. One that has waited for `LONGEST_CLAIM` is not expected to be.
+    `expected` are gangs that the cluster does not have yet.
 
     Args:
         cluster: All nodes and pods.
@@ -141,7 +166,7 @@ def claimed_by_others(
     """
     accelerators = _extended(pod_requests(template["spec"]))
     gangs_by_spec: dict[str, list[WaitingGang]] = {}
-    for gang in cluster.waiting.values():
+    for gang in (*cluster.waiting.values(), *expected):
         competes = not accelerators or not accelerators.isdisjoint(_extended(gang.requests))
         if competes and now - gang.newest < LONGEST_CLAIM and gang.uids.isdisjoint(own_uids):
             gangs_by_spec.setdefault(gang.spec(), []).append(gang)

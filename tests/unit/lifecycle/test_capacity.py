@@ -13,6 +13,8 @@ from megatron_operator.lifecycle.capacity import (
     fitting_pods,
     pod_requests,
 )
+from megatron_operator.lifecycle.growths import LONGEST_GROWTH, Growths
+from megatron_operator.lifecycle.status_builder import RecipeKey
 
 GPU = "nvidia.com/gpu"
 NOW = 1_800_000_000.0
@@ -169,6 +171,37 @@ def test_a_runs_own_waiting_pods_claim_nothing() -> None:
     own = {each["metadata"]["uid"] for each in gang}
     fits = fitting_pods(seen, template(8), own)
     assert claimed_by_others(seen, template(8), fits, own, NOW) == 0
+
+
+@pytest.mark.parametrize(("present", "claimed"), [(0, 3), (1, 2), (3, 0)])
+def test_places_of_pods_that_a_growing_run_will_have_are_claimed(present: int, claimed: int) -> None:
+    """A growing run will have three pods; while its old one is bound, that has its place."""
+    names = ["a", "b", "c", "d"]
+    bound = [pod(f"other-{number}", names[number + 1]) for number in range(present)]
+    for each in bound:
+        each["metadata"] |= {
+            "namespace": "research",
+            "labels": {LABEL_RECIPE: "other", LABEL_ROLE: "trainer"},
+        }
+    seen = cluster([node(name) for name in names], [pod("own", "a"), *bound])
+    growths = Growths()
+    growths.add(RecipeKey("research", "other"), template(8), 3, NOW)
+    growing = growths.of_others(RecipeKey("research", "run"), seen, NOW)
+    fits = fitting_pods(seen, template(8), {"own"})
+    assert claimed_by_others(seen, template(8), fits, {"own"}, NOW, growing) == claimed
+
+
+def test_a_growth_claims_nothing_of_itself_nor_once_it_is_forgotten_or_old() -> None:
+    run, other = RecipeKey("research", "run"), RecipeKey("research", "other")
+    growths, seen = Growths(), cluster([], [])
+    growths.add(run, template(8), 3, NOW)
+    assert growths.of_others(run, seen, NOW) == []
+    [gang] = growths.of_others(other, seen, NOW + LONGEST_GROWTH - 1)
+    assert len(gang.uids) == 3
+    assert growths.of_others(other, seen, NOW + LONGEST_GROWTH) == []
+    growths.add(run, template(8), 3, NOW)
+    growths.forget(run)
+    assert growths.of_others(other, seen, NOW) == []
 
 
 @pytest.mark.parametrize(

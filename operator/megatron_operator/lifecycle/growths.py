@@ -1,0 +1,55 @@
+"""Runs that are growing: the places of the pods that they are about to have are no longer free for others."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from megatron_operator.lifecycle.capacity import ClusterUsage, WaitingGang, missing_gang
+from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.status_builder import RecipeKey
+
+LONGEST_GROWTH: Final = 1800.0
+"""Seconds for which a growth is expected to come: its pods end first, with a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    template: Object
+    pods: int
+    decided: float
+    """Seconds since the epoch."""
+
+
+class Growths:
+    """The growths that one operator has decided on.
+
+    They are not stored: after a change of the leader, the pods that wait are what is left of them.
+    """
+
+    def __init__(self) -> None:
+        self._growths: dict[RecipeKey, _Growth] = {}
+        self._decided = 0
+
+    @property
+    def decided(self) -> int:
+        """Number of growths so far: with the same number the places free for a run are the same."""
+        return self._decided
+
+    def add(self, run: RecipeKey, template: Object, pods: int, now: float) -> None:
+        """`run` will have `pods` pods of `template`; `now` is in seconds since the epoch."""
+        self._growths[run] = _Growth(template, pods, now)
+        self._decided += 1
+
+    def forget(self, run: RecipeKey) -> None:
+        """No longer expect that `run` grows."""
+        self._growths.pop(run, None)
+
+    def of_others(self, run: RecipeKey, cluster: ClusterUsage, now: float) -> list[WaitingGang]:
+        """The pods that other runs will have and `cluster` has not; `now` in seconds since the epoch."""
+        for key in [key for key, each in self._growths.items() if now - each.decided >= LONGEST_GROWTH]:
+            del self._growths[key]
+        gangs = (
+            missing_gang(cluster, key, each.template, each.pods, now)
+            for key, each in self._growths.items()
+            if key != run
+        )
+        return [gang for gang in gangs if gang is not None]

@@ -1,0 +1,105 @@
+"""Runs that could grow into the same nodes are given them one after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.recovery_status import ElasticStatus
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller.api_client import NODES, Resource
+from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.lifecycle.observation import Elastic, Limits
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+NOW = 1_800_000_000.0
+GPU = "nvidia.com/gpu"
+LIMITS = Limits(max_restarts=3, rendezvous_timeout=60, elastic=Elastic(8, 60, 60))
+SPEC = {"containers": [{"resources": {"limits": {GPU: "8"}}}]}
+
+
+def pod(run: str, on: str) -> dict[str, Any]:
+    labels = {LABEL_RECIPE: run, LABEL_ROLE: "trainer"}
+    return {
+        "metadata": {"uid": f"pod-{run}", "namespace": "research", "labels": labels},
+        "spec": {"nodeName": on, **SPEC},
+        "status": {"phase": "Running"},
+    }
+
+
+class ThreeNodes:
+    """An API server: each of two runs has a node, and the third is free."""
+
+    async def pages(
+        self, resource: Resource, _namespace: str | None, **_selectors: str
+    ) -> AsyncIterator[list[Any]]:
+        ready = {
+            "allocatable": {GPU: "8", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        nodes = [{"metadata": {"name": name}, "status": ready} for name in ("a", "b", "c")]
+        yield nodes if resource is NODES else [pod("one", "a"), pod("two", "b")]
+
+
+class AnyCount:
+    async def can_continue_on(self, _status: StatusBuilder, _count: int) -> bool:
+        return True
+
+
+class ShrunkRun:
+    """A run of 16 accelerators that has 8."""
+
+    def __init__(self, name: str, on: str, finder: CapacityFinder) -> None:
+        self.finder = finder
+        metadata = {"name": name, "namespace": "research", "uid": name, "generation": 1}
+        accelerator = {"type": "h100-sxm", "count": 16}
+        spec = {"recipe": "llama3-8b", "accelerator": accelerator, "data": {"mockData": True}}
+        self.status = StatusBuilder.of({"metadata": metadata, "spec": spec}, NOW)
+        self.status.set_recovery(elastic=ElasticStatus(count=8, since=timestamp(NOW), reason="node lost"))
+        template = {"spec": SPEC}
+        job: dict[str, Any] = {
+            "kind": "PyTorchJob",
+            "spec": {
+                "nprocPerNode": "8",
+                "pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": template}},
+            },
+        }
+        self.snapshot = RunSnapshot(NOW, job, (pod(name, on),))
+
+    async def larger(self) -> int | None:
+        """The count that the run could grow to."""
+        found = (await self.finder.find(self.status, self.snapshot, LIMITS)).elastic
+        return found and found.larger
+
+    def grow(self) -> bool:
+        return self.finder.grow(self.status, self.snapshot, 16)
+
+
+def two_runs() -> tuple[ShrunkRun, ShrunkRun]:
+    api: Any = ThreeNodes()
+    planning: Any = AnyCount()
+    finder = CapacityFinder(api, planning, allowed=True)
+    return ShrunkRun("one", "a", finder), ShrunkRun("two", "b", finder)
+
+
+def test_a_node_into_which_a_run_grows_is_not_free_for_another() -> None:
+    async def scenario() -> None:
+        one, two = two_runs()
+        assert await one.larger() == 16
+        assert one.grow()
+        assert await two.larger() is None
+        one.finder.forget(one.status.key)
+        assert await two.larger() == 16
+
+    asyncio.run(scenario())
+
+
+def test_of_two_runs_that_saw_the_same_node_free_the_second_looks_again() -> None:
+    async def scenario() -> None:
+        one, two = two_runs()
+        assert (await one.larger(), await two.larger()) == (16, 16)
+        assert (one.grow(), two.grow()) == (True, False)
+        assert await two.larger() is None
+
+    asyncio.run(scenario())
