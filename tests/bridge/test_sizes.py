@@ -203,9 +203,53 @@ def test_qwen_2_with_sound() -> None:
     assert counted(model) == of("Qwen2AudioForConditionalGeneration", config)
 
 
+def test_qwen_3_omni() -> None:
+    """The part that Bridge builds (`Qwen3OmniModel`): what understands, with both encoders."""
+    model = architecture("qwen3-omni-30b-a3b-sft")
+    sound = model.sound_tower
+    assert sound is not None
+    config = transformers.Qwen3OmniMoeThinkerConfig(
+        text_config=text(model, **experts(model)),
+        vision_config=qwen_vision(model) | {"deepstack_visual_indexes": [8, 16, 24]},
+        audio_config={
+            "encoder_layers": sound.layers,
+            "d_model": sound.hidden_size,
+            "encoder_ffn_dim": sound.ffn_hidden_size,
+            "encoder_attention_heads": sound.num_attention_heads,
+            "output_dim": model.hidden_size,
+        },
+    )
+    thinker = transformers.Qwen3OmniMoeThinkerForConditionalGeneration
+    assert counted(model) == built(lambda: thinker._from_config(config))
+
+
 def test_exaone_4() -> None:
     model = architecture("exaone4-1.2b")
     assert counted(model) == of("Exaone4ForCausalLM", transformers.Exaone4Config(**text(model)))
+
+
+def test_exaone_4_5_with_vision() -> None:
+    model = architecture("exaone4.5-vl-33b-sft")
+    tower = model.tower
+    assert tower is not None
+    vision = qwen_vision(model) | {"num_key_value_heads": tower.num_query_groups}
+    config = transformers.Exaone4_5_Config(
+        text_config=text(model) | {"model_type": "exaone4"}, vision_config=vision, tie_word_embeddings=False
+    )
+    assert counted(model) == of("Exaone4_5_ForConditionalGeneration", config)
+
+
+def test_kimi_k2_5_with_vision() -> None:
+    model = architecture("kimi-k2.5-vl-sft")
+    sizes = text(model, n_routed_experts=model.num_experts, n_shared_experts=1, first_k_dense_replace=1)
+    sizes |= experts(model) | {"num_key_value_heads": model.num_attention_heads}
+    sizes |= {"q_lora_rank": model.q_lora_rank, "kv_lora_rank": model.kv_lora_rank}
+    # Their config derives the width of a head from its parts.
+    del sizes["head_dim"]
+    config = transformers.Kimi_K25Config(
+        text_config=sizes | {"model_type": "deepseek_v3"}, tie_word_embeddings=False
+    )
+    assert counted(model) == of("Kimi_K25ForConditionalGeneration", config)
 
 
 def test_k_exaone() -> None:

@@ -22,10 +22,16 @@ class TowerSpec(ApiModel):
     hidden_size: Width
     ffn_hidden_size: Width
     num_attention_heads: Width
+    num_query_groups: Width | None = None
+    """Heads of keys and values, where they are fewer."""
     gated: bool = False
     """Whether its feed-forward layers are gated."""
+    conformer: bool = False
+    """Whether its layers have a second feed-forward part and a convolution (arXiv:2005.08100)."""
     parameters: Annotated[int, Field(ge=1)]
-    """Of the encoder and its projector to the language model, as transformers builds them."""
+    """Of the encoder and its projector to the language model."""
+    trained_parameters: Annotated[int, Field(ge=0)] | None = None
+    """What the functions train of them, where they freeze the encoder."""
     patches_per_token: Layers
     """Patches (or frames) that become one token of the language model."""
     tensor_parallel: bool = False
@@ -70,6 +76,8 @@ class Architecture(ModelSpec):
     """A norm behind attention and feed-forward part, beside that in front of them (Gemma)."""
     tower: TowerSpec | None = None
     """What encodes images or sound; on the first pipeline stage."""
+    sound_tower: TowerSpec | None = None
+    """What encodes sound beside a tower for images."""
     not_estimated: Text | None = None
     """Why the planner has no model of it; follows `parameters, memory and speed are not estimated: `."""
 

@@ -14,6 +14,7 @@ from megatron_operator.planner.estimate.kept import layer_bytes, tower_bytes
 from megatron_operator.planner.estimate.layers import DENSE, LayerKind, hybrid_layers
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, parameters
+from megatron_operator.planner.estimate.products import tower_patches, tower_products
 from megatron_operator.planner.estimate.step_time import step_time
 from megatron_operator.planner.estimate.uncertainty import spread, table
 from megatron_operator.planner.estimate.workload import Numerics, Workload
@@ -123,12 +124,11 @@ def test_a_tower_is_on_the_first_stage() -> None:
     on = hardware.get("h100-sxm")
     assert on is not None
     w = workload("qwen3-vl-8b", pp=2)
-    without = replace(w, shape=replace(w.shape, tower=None))
+    without = replace(w, shape=replace(w.shape, towers=()))
     with_tower, plain = (ComputeModel(each, on, FITTED) for each in (w, without))
     assert with_tower.stage(0).total > plain.stage(0).total
     assert with_tower.stage(1) == plain.stage(1)
-    tower = w.shape.tower
-    assert tower is not None
+    (tower,) = w.shape.towers
     more = sum(memory.held_parameters(w, 0)) - sum(memory.held_parameters(without, 0))
     assert more == tower.parameters
 
@@ -136,11 +136,37 @@ def test_a_tower_is_on_the_first_stage() -> None:
 @pytest.mark.parametrize(("recipe", "held"), [("qwen3-vl-8b", 0.25), ("qwen2.5-vl-7b", 1.0)])
 def test_only_megatrons_own_towers_are_split_over_tensor_parallel_ranks(recipe: str, held: float) -> None:
     w = workload(recipe, tp=4)
-    without = replace(w, shape=replace(w.shape, tower=None))
+    without = replace(w, shape=replace(w.shape, towers=()))
     more = sum(memory.held_parameters(w, 0)) - sum(memory.held_parameters(without, 0))
-    assert w.shape.tower is not None
-    assert more == held * w.shape.tower.parameters
+    (tower,) = w.shape.towers
+    assert more == held * tower.parameters
     assert tower_bytes(w) == pytest.approx(held * tower_bytes(workload(recipe)))
+
+
+def test_two_towers_share_the_encoded_tokens() -> None:
+    w = workload("qwen3-omni-30b-a3b-sft")
+    vision, sound = w.shape.towers
+    # Half of 8192 tokens, half of these from each; four patches become a token of an image.
+    assert (tower_patches(w, vision), tower_patches(w, sound)) == (4 * 2048, 2048)
+
+
+def test_a_frozen_encoder_is_held_but_neither_trained_nor_kept() -> None:
+    w = workload("nemotron3-nano-omni-30b-a3b-sft")
+    frozen = sum(tower.parameters - tower.trained for tower in w.shape.towers)
+    assert frozen == 1_262_491_136  # RADIO and Parakeet without their projectors
+    assert sum(memory.held_parameters(w, 0)) - sum(memory.trained_parameters(w, 0)) == frozen
+    assert tower_bytes(w) == 0
+    trained = replace(w.shape, towers=tuple(replace(x, trained=x.parameters) for x in w.shape.towers))
+    assert tower_bytes(replace(w, shape=trained)) > 0
+
+
+def test_a_conformer_layer_has_a_second_feed_forward_part_and_a_convolution() -> None:
+    w = workload("nemotron3-nano-omni-30b-a3b-sft")
+    _, sound = w.shape.towers
+    plain = replace(sound, conformer=False)
+    more = len(tower_products(w, sound)) - len(tower_products(w, plain))
+    assert more == 4
+    assert sum(p.inner * p.columns for p in tower_products(w, sound)) == 1024 * (7 * 1024 + 4 * 4096)
 
 
 @pytest.mark.parametrize("recipe", ["nemotron-h-8b", "gemma2-9b", "qwen3-vl-8b", "qwen3.5-9b"])

@@ -85,8 +85,8 @@ class ComputeModel:
         The output layer counts as a matrix product.
         """
         layers = [(self._of_kind(kind), count) for kind, count in self.layers(stage).items()]
-        if stage == 0 and self._w.shape.tower is not None:
-            layers.append((self._tower(self._w.shape.tower), 1))
+        if stage == 0:
+            layers += [(self._tower(tower), 1) for tower in self._w.shape.towers]
         return ComputeTime(
             matmul=sum(count * each.matmul for each, count in layers) + self._output(stage),
             attention=sum(count * each.attention for each, count in layers),
@@ -99,15 +99,19 @@ class ComputeModel:
         Own derivation: as a dense layer, with attention between the patches of one image and no mask.
         """
         w, on, c = self._w, self._on, self._c
-        passes = 1 if w.adapters is not None else 3
+        passes = 1 if w.adapters is not None or tower.frozen else 3
         split = w.dims.tp if tower.split else 1
-        patches = tower_patches(w)
+        patches = tower_patches(w, tower)
         attended = 4 * patches * IMAGE_TOKENS * tower.patches_per_token * tower.hidden / split
         # Heads of 64 to 80 elements; the backward pass of attention is 2.5 times the forward pass.
         attention = attended * (1 if passes == 1 else 3.5) / (on.bf16 * c.attention * 0.75)
-        moved = passes * patches * (20 * tower.hidden + 6 * tower.ffn) / split
+        # The convolution and its gate move as much as a part of the layer with its norm and residual.
+        parts = 4 if tower.conformer else 2
+        ffn = tower.ffn * (2 if tower.conformer else 1)
+        moved = passes * patches * (10 * parts * tower.hidden + 6 * ffn) / split
         return ComputeTime(
-            matmul=tower.layers * sum(self._product(p, fp8=False, passes=passes) for p in tower_products(w)),
+            matmul=tower.layers
+            * sum(self._product(p, fp8=False, passes=passes) for p in tower_products(w, tower)),
             attention=tower.layers * attention,
             elementwise=tower.layers * moved / (on.memory_bandwidth * c.memory),
         )

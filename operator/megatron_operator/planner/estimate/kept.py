@@ -1,6 +1,6 @@
 """Bytes that one layer keeps of its forward pass for its backward pass."""
 
-from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind
+from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind, Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.products import tower_patches
 from megatron_operator.planner.estimate.workload import Workload
@@ -35,16 +35,24 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
 
 
 def tower_bytes(w: Workload) -> float:
-    """Bytes that the tower keeps of one micro batch on one rank of the first stage; 0 without one.
+    """Bytes that the towers keep of one micro batch on one rank of the first stage; 0 without one.
 
     Own derivation, with 2 bytes an element: inputs and outputs of two norms, queries, keys, values and the
-    attention's output, the first product and the activation. Nothing where it is frozen.
+    attention's output, the first product and the activation. Conformers have two more norms, the product in
+    front of the convolution, what its gate passes on, its result and that of the norm and activation behind
+    it. Nothing where they are frozen.
     """
-    tower = w.shape.tower
-    if tower is None or w.adapters is not None:
+    if w.adapters is not None:
         return 0.0
-    width = 16 * tower.hidden + (6 if tower.gated else 4) * tower.ffn
-    return tower_patches(w) * tower.layers * width / (w.dims.tp if tower.split else 1)
+    return sum(_tower_bytes(w, tower) for tower in w.shape.towers if not tower.frozen)
+
+
+def _tower_bytes(w: Workload, tower: Tower) -> float:
+    feed_forward = (6 if tower.gated else 4) * tower.ffn
+    width = 10 * tower.hidden + 2 * tower.projected + feed_forward
+    if tower.conformer:
+        width += 18 * tower.hidden + feed_forward
+    return tower_patches(w, tower) * tower.layers * width / (w.dims.tp if tower.split else 1)
 
 
 def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float:

@@ -102,19 +102,38 @@ class Tower:
     hidden: int
     ffn: int
     heads: int
+    groups: int
+    """Heads of keys and values."""
     gated: bool
+    conformer: bool
+    """Whether its layers have a second feed-forward part and a convolution."""
     parameters: int
     """Of encoder and projector."""
+    trained: int
+    """Parameters that are trained without adapters; fewer than all where the encoder is frozen."""
     patches_per_token: int
     """Patches that become one token of the language model."""
     split: bool
     """Whether the tensor-parallel group splits it; else each rank has, and computes, all of it."""
     deepstack: int = 0
     """First layers of the language model that get its features as well."""
+    share: float = 1.0
+    """Share of the encoded tokens that come from it."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the encoder is not trained."""
+        return self.trained < self.parameters
+
+    @property
+    def projected(self) -> int:
+        """Width of queries, keys and values."""
+        return self.hidden + 2 * self.hidden * self.groups // self.heads
 
 
 ENCODED: Final = 0.5
-"""Share of the tokens that are taken to come from a tower: how many do depends on the data."""
+"""Share of the tokens that are taken to come from towers, from each as many: how many do depends on the
+data."""
 IMAGE_TOKENS: Final = 256
 """Tokens that are taken to come from one image, whose patches attend to each other."""
 CONVOLUTION: Final = 4

@@ -100,8 +100,8 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     tensor = sum(count * each.tensor for each, count in parts)
     layers = tensor / w.dims.tp + sum(count * each.replicated for each, count in parts)
     experts = sum(count * each.experts for each, count in parts) / (w.dims.etp * w.dims.ep)
-    if shape.tower is not None and stage == 0:
-        layers += shape.tower.parameters / (w.dims.tp if shape.tower.split else 1)
+    if stage == 0:
+        layers += sum(tower.parameters / (w.dims.tp if tower.split else 1) for tower in shape.towers)
     table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
     if stage == 0:
@@ -116,7 +116,10 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
 def trained_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     """Numbers of parameters of one rank that are trained, as `held_parameters` groups them."""
     if w.adapters is None:
-        return held_parameters(w, stage)
+        held, experts, vocabulary = held_parameters(w, stage)
+        for tower in w.shape.towers if stage == 0 else ():
+            held -= (tower.parameters - tower.trained) / (w.dims.tp if tower.split else 1)
+        return held, experts, vocabulary
     layers = Counter(w.kinds_of_stage[stage])
     if stage == w.dims.pp - 1:
         layers.update(mtp_copies(w.shape) * w.shape.mtp_kinds)
@@ -172,7 +175,7 @@ def activations(w: Workload, stage: int) -> float:
     """Bytes that forward passes keep for backward passes on one rank of a stage.
 
     Those of each layer (`layer_bytes`) for all micro batches in flight (`micro_batches_kept`). The first
-    stage adds the embedding's input, 8 bytes a token, its dropout mask and a tower; the last one the output
+    stage adds the embedding's input, 8 bytes a token, its dropout mask and towers; the last one the output
     layer.
     """
     shape, tokens, kept = w.shape, w.tokens, micro_batches_kept(w, stage)

@@ -94,7 +94,7 @@ class ModelShape:
     """Whether a gate of the same width multiplies the attention's output."""
     gelu_gate: bool = False
     """Gated by GELU: only Megatron-Bridge's FLOP count considers the third product."""
-    tower: Tower | None = None
+    towers: tuple[Tower, ...] = ()
     post_norms: bool = False
     """Whether each part has a norm behind it too."""
     dropout: bool = True
@@ -195,7 +195,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         moe_latent=more.moe_latent_size,
         gate=bool(more.attention_output_gate),
         gelu_gate=bool(more.geglu),
-        tower=_tower(more.tower),
+        towers=_towers(more),
         post_norms=bool(more.post_layernorm),
         dropout=model.hidden_dropout is None or model.hidden_dropout > 0,
         sinks=model.softmax_type == "learnable",
@@ -240,19 +240,27 @@ def _delta(more: Architecture) -> DeltaNet | None:
     return DeltaNet(*map(int, sizes)) if all(sizes) else None  # type: ignore[arg-type]
 
 
-def _tower(tower: TowerSpec | None) -> Tower | None:
-    if tower is None:
-        return None
+def _towers(more: Architecture) -> tuple[Tower, ...]:
+    specs = [tower for tower in (more.tower, more.sound_tower) if tower is not None]
+    return tuple(_tower(tower, 1 / len(specs)) for tower in specs)
+
+
+def _tower(tower: TowerSpec, share: float) -> Tower:
+    trained = tower.trained_parameters
     return Tower(
         layers=tower.layers,
         hidden=tower.hidden_size,
         ffn=tower.ffn_hidden_size,
         heads=tower.num_attention_heads,
+        groups=tower.num_query_groups or tower.num_attention_heads,
         gated=tower.gated,
+        conformer=tower.conformer,
         parameters=tower.parameters,
+        trained=tower.parameters if trained is None else trained,
         patches_per_token=tower.patches_per_token,
         split=tower.tensor_parallel,
         deepstack=tower.deepstack_layers,
+        share=share,
     )
 
 

@@ -130,7 +130,7 @@ def embedding_parameters(shape: ModelShape, vocab: int) -> int:
 
 def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
     """Number of parameters of the model without multi-token-prediction layers, as model cards count; with
-    the tower that encodes images or sound.
+    the towers that encode images or sound.
 
     `vocab` is the unpadded vocabulary for the count of a model card, the padded one for what is allocated.
     `active` counts only the experts of one token.
@@ -140,7 +140,7 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
         each = layer_parameters(shape, kind)
         layers += count * (each.active if active else each.total)
     output = 0 if shape.tied else vocab * shape.hidden
-    layers += shape.tower.parameters if shape.tower else 0
+    layers += sum(tower.parameters for tower in shape.towers)
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind
+from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind, Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -131,24 +131,24 @@ def mixed_width(shape: ModelShape, kind: LayerKind) -> int:
     return projections(shape, kind)[1]
 
 
-def tower_patches(w: Workload) -> float:
-    """Patches that the tower encodes for one micro batch; every context-parallel rank encodes all of them."""
-    tower = w.shape.tower
-    return w.tokens * w.dims.cp * ENCODED * tower.patches_per_token if tower else 0.0
+def tower_patches(w: Workload, tower: Tower) -> float:
+    """Patches that a tower encodes for one micro batch; every context-parallel rank encodes all of them."""
+    return w.tokens * w.dims.cp * ENCODED * tower.share * tower.patches_per_token
 
 
-def tower_products(w: Workload) -> list[MatMul]:
-    """Matrix products of one layer of the tower on one rank."""
-    tower, rows = w.shape.tower, tower_patches(w)
-    if tower is None:
-        return []
+def tower_products(w: Workload, tower: Tower) -> list[MatMul]:
+    """Matrix products of one layer of a tower on one rank; without the keys of relative positions."""
+    rows = tower_patches(w, tower)
     tp, h = w.dims.tp if tower.split else 1, tower.hidden
-    return [
-        MatMul(rows, h, 3 * h / tp),
-        MatMul(rows, h / tp, h),
+    attention = [MatMul(rows, h, tower.projected / tp), MatMul(rows, h / tp, h)]
+    feed_forward = [
         MatMul(rows, h, (2 if tower.gated else 1) * tower.ffn / tp),
         MatMul(rows, tower.ffn / tp, h),
     ]
+    if not tower.conformer:
+        return attention + feed_forward
+    # The convolution over frames is between two products, of which the first is gated.
+    return attention + 2 * feed_forward + [MatMul(rows, h, 2 * h / tp), MatMul(rows, h / tp, h)]
 
 
 _SCANS: Final = 4

@@ -67,7 +67,7 @@ def _is_measured(shape: ModelShape) -> bool:
     """
     if shape.hybrid and not shape.is_moe:
         return False
-    return not (shape.delta or shape.gate or shape.gelu_gate or shape.post_norms or shape.tower)
+    return not (shape.delta or shape.gate or shape.gelu_gate or shape.post_norms or shape.towers)
 
 
 def _precision(n: Numerics) -> str:

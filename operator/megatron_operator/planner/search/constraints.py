@@ -3,6 +3,7 @@
 The same constraints validate what a user requests and filter what the planner may choose.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +11,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.divisors import divisors
+from megatron_operator.planner.estimate.layers import Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.search.pipeline_split import StageSplit
 
@@ -66,7 +68,7 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     _check_tensor(layout.dims, context, found)
     _check_sequence(layout.dims, context, found)
     _check_experts(layout.dims, context, found)
-    _check_tower(layout, context, found)
+    _check_towers(layout, context, found)
     return found.errors
 
 
@@ -138,17 +140,23 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
             found.error(field, f"{tp} does not divide {name} {width}", f"set a divisor of {width}")
 
 
-def _check_tower(layout: Layout, context: ConstraintContext, found: Diagnostics) -> None:
-    """TP divides a tower that it splits, and the first stage has all layers that get features of a tower."""
-    tower, dims = context.shape.tower, layout.dims
-    if tower is None:
-        return
-    if tower.split and tower.heads % dims.tp:
-        found.error(
-            f"{_P}tensorModelParallelSize",
-            f"{dims.tp} does not divide the {tower.heads} attention heads of the vision tower",
-            f"set a divisor of {tower.heads}",
-        )
+def _check_towers(layout: Layout, context: ConstraintContext, found: Diagnostics) -> None:
+    """TP divides towers that it splits, and the first stage has all layers that get features of a tower."""
+    dims = layout.dims
+    for tower in context.shape.towers:
+        heads = math.gcd(tower.heads, tower.groups)
+        if tower.split and heads % dims.tp:
+            what = "attention heads" if tower.groups == tower.heads else "heads of keys and values"
+            found.error(
+                f"{_P}tensorModelParallelSize",
+                f"{dims.tp} does not divide the {heads} {what} of the vision tower",
+                f"set a divisor of {heads}",
+            )
+        _check_deepstack(tower, layout, found)
+
+
+def _check_deepstack(tower: Tower, layout: Layout, found: Diagnostics) -> None:
+    dims = layout.dims
     if layout.split and layout.split.layers[0] < tower.deepstack:
         found.error(
             f"{_P}pipelineModelParallelSize",

@@ -141,7 +141,7 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         return []
     if not problem.refine or problem.on_cpu or any(m % pp for m in micro_batches):
         return []
-    if problem.shape.hybrid or problem.shape.tower:
+    if problem.shape.hybrid or problem.shape.towers:
         # They need separators in the hybrid pattern; with a vision tower nothing was trained in them.
         return []
     chunked = [
