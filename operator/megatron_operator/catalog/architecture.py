@@ -40,6 +40,28 @@ class TowerSpec(ApiModel):
     """First layers of the language model that get its features as well, on the first pipeline stage."""
 
 
+class DiffusionSpec(ApiModel):
+    """What a diffusion transformer has beside its layers; `numLayers` counts all of these."""
+
+    joint_layers: Layers | None = None
+    """Layers in which latents and text have weights of their own; those behind them have both in one
+    sequence. Without, each layer attends to the text in a second attention."""
+    latent_channels: Width
+    """Channels of a token of latents."""
+    text_channels: Width
+    """Width of the encoded text."""
+    text_tokens: Layers
+    """Tokens of the text of a sample."""
+    time_channels: Width
+    """Channels of the encoded time step."""
+    pooled_channels: Width | None = None
+    """Width of the vector that stands for all of the text."""
+    guidance: bool = False
+    """Whether the layers depend on the strength of the guidance too."""
+    latent_tokens: Annotated[int, Field(ge=1)]
+    """Tokens of latents of a sample of the functions' random data."""
+
+
 class Architecture(ModelSpec):
     """Architecture of an entry, including what Megatron Core's own loop does not build."""
 
@@ -78,6 +100,8 @@ class Architecture(ModelSpec):
     """What encodes images or sound; on the first pipeline stage."""
     sound_tower: TowerSpec | None = None
     """What encodes sound beside a tower for images."""
+    diffusion: DiffusionSpec | None = None
+    """Images or videos are made from noise; there is no vocabulary."""
     not_estimated: Text | None = None
     """Why the planner has no model of it; follows `parameters, memory and speed are not estimated: `."""
 

@@ -18,9 +18,11 @@ from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner import diffusion_plan
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.estimate import memory, step_time
 from megatron_operator.planner.estimate.adapters import Adapters
+from megatron_operator.planner.estimate.diffusion import sample_tokens
 from megatron_operator.planner.estimate.layers import ENCODED
 from megatron_operator.planner.estimate.model_shape import model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
@@ -57,6 +59,12 @@ def is_modelled(resolved: ResolvedRecipe) -> bool:
     if shape is None:
         return False
     return resolved.mode != "lora" or Adapters.of(resolved) is not None
+
+
+def is_searched(resolved: ResolvedRecipe) -> bool:
+    """Whether the planner may choose other sizes than the function's: not for diffusion, of which Bridge does
+    not split every part."""
+    return is_modelled(resolved) and resolved.model.diffusion is None
 
 
 def for_function(resolved: ResolvedRecipe) -> ResolvedRecipe:
@@ -132,6 +140,7 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
     p, t, world = resolved.parallelism, resolved.training, resolved.accelerator_count
     dims = ParallelDims.of_spec(p, world)
     _check_divisible(resolved, dims)
+    diffusion_plan.check(resolved, dims)
     micro, batch = t.micro_batch_size or 1, t.global_batch_size or 1
     if resolved.layout is None and resolved.function is not None:
         published = f"the layout of {_name(resolved)} is for {resolved.function.title}"
@@ -177,7 +186,9 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         parameters=parameters(shape, shape.vocab) if shape else None,
         parameters_padded=allocated_parameters(shape, padded) if shape else None,
         active_parameters=parameters(shape, shape.vocab, active=True) if shape else None,
-        flops_per_token=flops_per_token(shape, t.seq_length or 1, padded) if shape else None,
+        flops_per_token=flops_per_token(shape, sample_tokens(shape, t.seq_length or 1), padded)
+        if shape
+        else None,
         notes=notes,
     )
     return _estimated(published_plan, resolved) if is_modelled(resolved) else published_plan
@@ -235,9 +246,8 @@ def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
         f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
         " not start its loop yet, and the command is untested on hardware"
     )
-    return plan.model_copy(
-        update={"notes": [*plan.notes, *_tower_notes(resolved), *_adapter_notes(resolved, plan), note]}
-    )
+    own = (*_tower_notes(resolved), *diffusion_plan.notes(resolved, plan), *_adapter_notes(resolved, plan))
+    return plan.model_copy(update={"notes": [*plan.notes, *own, note]})
 
 
 def _tower_notes(resolved: ResolvedRecipe) -> Iterator[str]:

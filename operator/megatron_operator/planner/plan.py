@@ -143,7 +143,7 @@ def _plan_bridge(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan
     """A plan for engine `bridge`: the planner's where its estimates apply, else the published layout."""
     resolved = bridge.for_function(resolved)
     found = Diagnostics(notes=list(resolved.notes))
-    if bridge.is_modelled(resolved):
+    if bridge.is_searched(resolved):
         try:
             free = bridge.for_function(bridge.without_published_layout(resolved))
             return bridge.with_bridge_note(_plan_as_before(free, previous), resolved)

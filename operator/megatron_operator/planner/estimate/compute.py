@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from megatron_operator.planner.estimate import diffusion_layers
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import IMAGE_TOKENS, LayerKind, Tower
+from megatron_operator.planner.estimate.matmul import MatMul
 from megatron_operator.planner.estimate.products import (
-    MatMul,
     adapter_products,
     layer_products,
     mixed_width,
@@ -72,7 +73,7 @@ class ComputeModel:
         Own derivation: the loss passes over the FP32 logits, 4 bytes each, six times.
         """
         w, shape = self._w, self._w.shape
-        if stage != w.dims.pp - 1:
+        if stage != w.dims.pp - 1 or not shape.vocab:
             return 0.0
         columns = shape.padded_vocab(w.dims.tp) / w.dims.tp
         product = self._product(MatMul(w.tokens, shape.hidden, columns), fp8=False)
@@ -145,7 +146,7 @@ class ComputeModel:
                 self._product(product, passes=factor, frozen=False) for product in adapter_products(w, kind)
             )
             + sum(self._product(product, passes=1) for product in recomputed_products(w, kind)),
-            attention=self._attention() if kind.mixer == "attention" else 0.0,
+            attention=self._attention() if kind.attends else 0.0,
             elementwise=(self._elementwise(kind) + mixing) * factor / _FORWARD_AND_BACKWARD,
         )
 
@@ -255,6 +256,9 @@ class ComputeModel:
         unfused. The backward pass moves twice as much.
         """
         w, shape = self._w, self._w.shape
+        if kind.is_diffusion:
+            seconds = diffusion_layers.moved_bytes(w, kind) / (self._on.memory_bandwidth * self._c.memory)
+            return _FORWARD_AND_BACKWARD * seconds * w.tokens / self._sequence_split
         moved = (10.0 + 4 * (shape.norms - 1)) * kind.parts * shape.hidden
         inputs = shape.hidden * kind.parts
         if kind.mixer == "attention":
@@ -292,8 +296,10 @@ class ComputeModel:
 def _keys(w: Workload) -> float:
     """Keys per query, averaged over all layers; a window is computed in whole tiles of 128 keys.
 
-    Own derivation: causal attention of s tokens has s / 2 keys per query on average.
+    Own derivation: causal attention of s tokens has s / 2 keys per query on average. Diffusion has no mask.
     """
+    if w.shape.diffusion is not None:
+        return diffusion_layers.keys(w)
     every = w.seq_length / 2
     if w.shape.window is None:
         return every

@@ -1,5 +1,6 @@
 """Bytes that one layer keeps of its forward pass for its backward pass."""
 
+from megatron_operator.planner.estimate import diffusion_layers
 from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind, Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.products import tower_patches
@@ -21,6 +22,8 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
     With sequence parallelism all of it is split over t tensor-parallel ranks, without only what is not 8 h
     and masks.
     """
+    if kind.is_diffusion:
+        return diffusion_layers.layer_bytes(w, kind)
     shape, modules, fp8 = w.shape, _modules(w), w.numerics.fp8
     norms = (3.0 if fp8 else 4.0) * shape.hidden * kind.parts
     if "layernorm" in modules:

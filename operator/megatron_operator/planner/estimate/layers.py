@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Mixer = Literal["attention", "mamba", "delta"]
+Mixer = Literal["attention", "mamba", "delta", "joint", "single", "cross"]
 FeedForward = Literal["dense", "experts"]
 
 
@@ -12,7 +12,9 @@ class LayerKind:
     """The parts of one layer: a transformer layer has both, a layer of a hybrid model has one."""
 
     mixer: Mixer | None
-    """Softmax attention (also latent), Mamba-2, a gated delta net, or nothing that mixes tokens."""
+    """Softmax attention (also latent), Mamba-2, a gated delta net, nothing that mixes tokens, or, in a
+    diffusion transformer, joint attention of latents and text, attention over both, or over one after the
+    other."""
     feed_forward: FeedForward | None
 
     @property
@@ -23,7 +25,17 @@ class LayerKind:
     @property
     def parts(self) -> int:
         """Number of parts, each with a norm in front of it and a residual around it."""
-        return (self.mixer is not None) + (self.feed_forward is not None)
+        return (self.mixer is not None) + (self.feed_forward is not None) + (self.mixer == "cross")
+
+    @property
+    def is_diffusion(self) -> bool:
+        """Whether it is a layer of a diffusion transformer."""
+        return self.mixer in ("joint", "single", "cross")
+
+    @property
+    def attends(self) -> bool:
+        """Whether softmax attention mixes the tokens."""
+        return self.mixer == "attention" or self.is_diffusion
 
 
 DENSE: Final = LayerKind("attention", "dense")
@@ -131,6 +143,24 @@ class Tower:
         return self.hidden + 2 * self.hidden * self.groups // self.heads
 
 
+@dataclass(frozen=True, slots=True)
+class Diffusion:
+    """What a diffusion transformer has beside its layers; sizes in elements."""
+
+    joint: bool
+    """Whether latents and text attend to each other in one sequence; else latents attend to the text."""
+    latent_channels: int
+    text_channels: int
+    text_tokens: int
+    text_hidden: int
+    """Width of the text to which the latents attend."""
+    time_channels: int
+    pooled_channels: int
+    guidance: bool
+    latent_tokens: int
+    """Of a sample of the functions' random data."""
+
+
 ENCODED: Final = 0.5
 """Share of the tokens that are taken to come from towers, from each as many: how many do depends on the
 data."""
@@ -158,3 +188,10 @@ def hybrid_layers(pattern: str) -> tuple[tuple[LayerKind, ...], tuple[LayerKind,
         tuple(_SYMBOLS[symbol] for symbol in text) for text in (main, "".join(predictions[:1]))
     )
     return layers, prediction, len(predictions)
+
+
+def diffusion_layers(joint: int | None, layers: int) -> tuple[LayerKind, ...]:
+    """Layers of a diffusion transformer; the first `joint` have weights of their own for the text."""
+    if joint is None:
+        return (LayerKind("cross", "dense"),) * layers
+    return (LayerKind("joint", "dense"),) * joint + (LayerKind("single", "dense"),) * (layers - joint)

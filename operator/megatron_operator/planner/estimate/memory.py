@@ -13,6 +13,7 @@ from functools import lru_cache
 from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
+from megatron_operator.planner.estimate.diffusion import outside_parameters
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.kept import layer_bytes, tower_bytes
 from megatron_operator.planner.estimate.layers import LayerKind
@@ -102,12 +103,13 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     experts = sum(count * each.experts for each, count in parts) / (w.dims.etp * w.dims.ep)
     if stage == 0:
         layers += sum(tower.parameters / (w.dims.tp if tower.split else 1) for tower in shape.towers)
+        layers += outside_parameters(shape) if shape.diffusion else 0
     table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
     if stage == 0:
         vocabulary += table + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
     if last:
-        layers += shape.hidden * shape.norm_size
+        layers += 0 if shape.diffusion else shape.hidden * shape.norm_size
         copies = (not shape.tied or stage > 0) + (stage > 0 and shape.mtp_layers > 0 and not shape.tied)
         vocabulary += copies * table
     return layers, experts, vocabulary

@@ -12,9 +12,11 @@ from megatron_operator.planner.estimate.layers import (
     DENSE,
     EXPERTS,
     DeltaNet,
+    Diffusion,
     LayerKind,
     Mamba,
     Tower,
+    diffusion_layers,
     hybrid_layers,
 )
 
@@ -95,6 +97,7 @@ class ModelShape:
     gelu_gate: bool = False
     """Gated by GELU: only Megatron-Bridge's FLOP count considers the third product."""
     towers: tuple[Tower, ...] = ()
+    diffusion: Diffusion | None = None
     post_norms: bool = False
     """Whether each part has a norm behind it too."""
     dropout: bool = True
@@ -143,7 +146,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         model.num_layers or 1,
         model.hidden_size or 1,
         model.num_attention_heads or 1,
-        model.vocab_size or 1,
+        model.vocab_size or (0 if more.diffusion else 1),
     )
     if model.num_experts is not None:
         topk = model.moe_router_topk or 2
@@ -196,6 +199,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         gate=bool(more.attention_output_gate),
         gelu_gate=bool(more.geglu),
         towers=_towers(more),
+        diffusion=_diffusion(more, hidden),
         post_norms=bool(more.post_layernorm),
         dropout=model.hidden_dropout is None or model.hidden_dropout > 0,
         sinks=model.softmax_type == "learnable",
@@ -210,6 +214,8 @@ def _kinds(
     """The layers, those of a multi-token prediction, and the number of predictions."""
     if more.hybrid_layer_pattern is not None:
         return hybrid_layers(more.hybrid_layer_pattern)
+    if more.diffusion is not None:
+        return diffusion_layers(more.diffusion.joint_layers, layers), (DENSE,), 0
     kinds = [DENSE] * layers
     if model.num_experts is not None:
         pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
@@ -264,9 +270,27 @@ def _tower(tower: TowerSpec, share: float) -> Tower:
     )
 
 
+def _diffusion(more: Architecture, hidden: int) -> Diffusion | None:
+    spec = more.diffusion
+    if spec is None:
+        return None
+    return Diffusion(
+        joint=spec.joint_layers is not None,
+        latent_channels=spec.latent_channels,
+        text_channels=spec.text_channels,
+        text_tokens=spec.text_tokens,
+        text_hidden=hidden,
+        time_channels=spec.time_channels,
+        pooled_channels=spec.pooled_channels or 0,
+        guidance=spec.guidance,
+        latent_tokens=spec.latent_tokens,
+    )
+
+
 def _check_sizes(model: ModelSpec, found: Diagnostics) -> None:
     """Add an error for each missing size and for sizes that contradict each other."""
-    for name in _REQUIRED:
+    diffusion = isinstance(model, Architecture) and model.diffusion is not None
+    for name in _REQUIRED[:3] if diffusion else _REQUIRED:
         if getattr(model, name) is None:
             field = ModelSpec.model_fields[name].alias
             found.error(f"spec.model.{field}", "is missing", "set it, or name a recipe that has it")

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
+from megatron_operator.planner.estimate import diffusion
 from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
 
@@ -87,6 +88,8 @@ _MIXERS = {"attention": _attention, "mamba": _mamba, "delta": _delta}
 
 def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
     """Numbers of parameters of one layer with its norms."""
+    if kind.is_diffusion:
+        return LayerParameters(*diffusion.layer_parameters(shape, kind))
     tensor, replicated = _MIXERS[kind.mixer](shape) if kind.mixer else (0, 0)
     replicated += kind.parts * shape.norms * shape.hidden * shape.norm_size
     if kind.feed_forward is None:
@@ -140,6 +143,8 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
         each = layer_parameters(shape, kind)
         layers += count * (each.active if active else each.total)
     output = 0 if shape.tied else vocab * shape.hidden
+    if shape.diffusion is not None:
+        return layers + diffusion.outside_parameters(shape)
     layers += sum(tower.parameters for tower in shape.towers)
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
@@ -161,6 +166,8 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
     what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its
     three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads.
     """
+    if shape.diffusion is not None:
+        return diffusion.flops_per_token(shape, seq_length)
     h, mtp = shape.hidden, shape.mtp_layers
     layers = sum(
         count * (_mixer_flops(shape, kind, seq_length) + _feed_forward_flops(shape, kind))

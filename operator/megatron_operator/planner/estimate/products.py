@@ -1,31 +1,12 @@
 """Matrix products of a layer on one rank, and the bytes that its scan moves."""
 
-from dataclasses import dataclass
 from typing import Final
 
+from megatron_operator.planner.estimate import diffusion_layers
 from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind, Tower
+from megatron_operator.planner.estimate.matmul import MatMul
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class MatMul:
-    """A matrix product of `rows` x `inner` by `inner` x `columns`, `count` of them in one launch."""
-
-    rows: float
-    inner: float
-    columns: float
-    count: float = 1
-
-    def work(self, edge: float) -> float:
-        """FLOPs including partly filled tiles: each dimension costs `edge` elements more than it has."""
-        return 2 * (self.rows + edge) * (self.inner + edge) * (self.columns + edge) * self.count
-
-    @property
-    def operands(self) -> tuple[float, float, float]:
-        """Elements of the input, the weight and the result, of all `count` products."""
-        rows, inner, columns = self.count * self.rows, self.inner, self.columns
-        return rows * inner, self.count * inner * columns, rows * columns
 
 
 def _attention_products(w: Workload) -> list[MatMul]:
@@ -102,6 +83,8 @@ def adapter_products(w: Workload, kind: LayerKind) -> list[MatMul]:
 def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     """Matrix products of the forward pass of one layer on one rank, without adapters and the scan of a
     Mamba-2 layer or a gated delta net."""
+    if kind.is_diffusion:
+        return diffusion_layers.products(w, kind)
     products: list[MatMul] = []
     if kind.mixer == "attention":
         products += _attention_products(w)

@@ -100,7 +100,7 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     slowest, kernels = max(stages.items(), key=lambda item: item[1].total)
     layers = compute.layers(slowest)
     moe = sum(count for kind, count in layers.items() if kind.is_moe)
-    attended = sum(count for kind, count in layers.items() if kind.mixer == "attention")
+    attended = sum(count for kind, count in layers.items() if kind.attends)
     tensor = sum(count * communication.tensor(kind) for kind, count in layers.items())
     context = attended * communication.context(kernels.attention / attended) if attended else 0.0
     context += sum(count * communication.heads(kind) for kind, count in layers.items())

@@ -33,6 +33,9 @@ def table() -> dict[str, dict[str, float]]:
 
 def spread(w: Workload, on: Accelerator) -> float:
     """Factor, at least 1, by which nine of ten measured runs like this one are at most slower or faster."""
+    if w.shape.diffusion is not None:
+        # No run of the kind was measured.
+        return max(factors[UNMEASURED] for factors in table().values())
     kind, group = group_of(w, on)
     factors = table()[kind]
     return factors.get(group, factors[UNMEASURED])

@@ -13,6 +13,7 @@ from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.adapters import Adapters
+from megatron_operator.planner.estimate.diffusion import sample_tokens
 from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 
@@ -132,7 +133,7 @@ class Workload:
         return cls(
             shape=shape,
             dims=ParallelDims.of_plan(plan),
-            seq_length=resolved.training.seq_length,
+            seq_length=sample_tokens(shape, resolved.training.seq_length),
             micro_batch=plan.micro_batch_size,
             micro_batches=plan.gradient_accumulation,
             stage_layers=tuple(plan.stage_layers),

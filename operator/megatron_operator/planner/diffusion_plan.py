@@ -1,0 +1,60 @@
+"""Recipes of diffusion models: sizes that Megatron-Bridge ignores, and what a plan's numbers count."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate.diffusion import UNUSED_SEQ_LENGTH, sample_tokens
+from megatron_operator.planner.estimate.model_shape import model_shape
+
+_IGNORED: Final = {
+    "pipelineModelParallelSize": ("pp", "each pipeline stage would build all layers"),
+    "contextParallelSize": ("cp", "no sequence would be split"),
+}
+"""Sizes that `Flux` of Megatron-Bridge 0.6.2 does not read, and what would happen instead."""
+
+
+def check(resolved: ResolvedRecipe, dims: ParallelDims) -> None:
+    """Raise InvalidRecipeError for sizes of the recipe that the model would ignore."""
+    spec, found = resolved.model.diffusion, Diagnostics()
+    if spec is None or spec.joint_layers is None:
+        return
+    for field, (name, why) in _IGNORED.items():
+        if getattr(dims, name) > 1:
+            found.error(
+                f"spec.parallelism.{field}",
+                f"{getattr(dims, name)}: Megatron-Bridge does not split this model so, and {why}",
+                "leave it out, and set tensorModelParallelSize instead",
+            )
+    if resolved.is_set_by_user("training.seqLength"):
+        found.error(
+            "spec.training.seqLength",
+            f"{resolved.training.seq_length} has no effect: sequences are as long as images and texts are",
+            "leave it out",
+        )
+    found.raise_errors()
+
+
+def notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
+    """What a token is, how many a sample has, and the speed in samples or packed sequences."""
+    shape = model_shape(resolved.model, Diagnostics())
+    if shape is None or shape.diffusion is None:
+        return
+    own, asked = shape.diffusion, resolved.training.seq_length or 1
+    tokens = sample_tokens(shape, asked)
+    if own.joint:
+        sample = f"{own.latent_tokens:,} tokens of latents and {own.text_tokens} of text"
+    else:
+        sample = f"{tokens:,} tokens of latents, which attend to {own.text_tokens} of text"
+    if own.joint or asked == UNUSED_SEQ_LENGTH:
+        unit, origin = "samples", f"the size of the function's random data, not seqLength {asked:,}"
+    else:
+        unit, origin = "sequences", "seqLength, up to which samples are packed"
+    speed = ""
+    if plan.expected is not None:
+        each = plan.expected.tokens_per_second_per_gpu / tokens
+        speed = f"; {each:.3g} {unit}/s per GPU"
+    yield f"estimated for {unit} of {sample} ({origin}){speed}. Encoders of text and images are not counted"
