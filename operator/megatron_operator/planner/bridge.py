@@ -24,7 +24,7 @@ from megatron_operator.planner.estimate import memory, step_time
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.diffusion import sample_tokens
 from megatron_operator.planner.estimate.layers import ENCODED
-from megatron_operator.planner.estimate.model_shape import model_shape
+from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.search.pipeline_split import automatic_split, requested_split
 
@@ -151,7 +151,6 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         notes = [*notes, f"parameters, memory and speed of this model are not estimated{why}"]
     elif not is_modelled(resolved):
         notes = [*notes, "memory and speed with these adapters are not estimated"]
-    padded = shape.padded_vocab(dims.tp) if shape else 0
     published_plan = Plan(
         world_size=world,
         nodes=-(-world // pod),
@@ -183,15 +182,23 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
         gradient_accumulation=batch // (micro * dims.dp),
         train_iters=iterations(t),
         train_samples=t.train_samples,
-        parameters=parameters(shape, shape.vocab) if shape else None,
-        parameters_padded=allocated_parameters(shape, padded) if shape else None,
-        active_parameters=parameters(shape, shape.vocab, active=True) if shape else None,
-        flops_per_token=flops_per_token(shape, sample_tokens(shape, t.seq_length or 1), padded)
-        if shape
-        else None,
+        **_sizes(shape, t.seq_length or 1, dims.tp),
         notes=notes,
     )
     return _estimated(published_plan, resolved) if is_modelled(resolved) else published_plan
+
+
+def _sizes(shape: ModelShape | None, seq_length: int, tp: int) -> dict[str, int]:
+    """Parameters and FLOPs of a model by the plan's fields; none where it is not modelled."""
+    if shape is None:
+        return {}
+    padded = shape.padded_vocab(tp)
+    return {
+        "parameters": parameters(shape, shape.vocab),
+        "parameters_padded": allocated_parameters(shape, padded),
+        "active_parameters": parameters(shape, shape.vocab, active=True),
+        "flops_per_token": flops_per_token(shape, sample_tokens(shape, seq_length), padded),
+    }
 
 
 def _estimated(plan: Plan, resolved: ResolvedRecipe) -> Plan:
