@@ -39,6 +39,13 @@ def test_a_model_without_estimates_keeps_its_functions_layout() -> None:
     assert f"parameters, memory and speed of this model are not estimated: {reason}" in p.notes
 
 
+def test_an_optimizer_that_only_bridges_own_image_has_is_planned_for_it() -> None:
+    """Kimi K2.5 is trained with Muon, and its function is for 512."""
+    r = resolved("kimi-k2.5-vl-sft", 1024)
+    assert r.training.optimizer == "dist_muon"
+    assert plan(r).expected is not None
+
+
 def test_additional_accelerators_are_data_parallel() -> None:
     p = plan(resolved("wan2.1-14b-sft", 32, training={"globalBatchSize": 64}))
     few = plan(resolved("wan2.1-14b-sft", 8, training={"globalBatchSize": 64}))

@@ -196,7 +196,8 @@ def training_errors(resolved: ResolvedRecipe) -> list[FieldError]:
             errors.append(
                 FieldError(f"spec.training.{name}", "is missing", "set it, or name a recipe that has it")
             )
-    if t.optimizer in _UNUSABLE_OPTIMIZERS:
+    in_bridges_own_image = resolved.engine == "bridge" and not resolved.starts
+    if t.optimizer in _UNUSABLE_OPTIMIZERS and not in_bridges_own_image:
         errors.append(
             FieldError(
                 "spec.training.optimizer",
