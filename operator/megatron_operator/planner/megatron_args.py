@@ -177,12 +177,13 @@ def _experts(resolved: ResolvedRecipe) -> list[str]:
     if not m.num_experts:
         return []
     grouped_on_gpus = m.moe_grouped_gemm and has_fused_experts(resolved)
+    balancing = m.moe_router_load_balancing_type or "aux_loss"
     return [
         *_flags(m, _EXPERTS, moe_router_topk=2, moe_permute_fusion=has_fused_experts(resolved)),
         # TEGroupedMLP asserts it (megatron/core/transformer/moe/experts.py), when the model is built.
         *(["--no-bias-dropout-fusion"] if grouped_on_gpus and not m.disable_bias_linear else []),
-        *_flag("moe_router_load_balancing_type", m.moe_router_load_balancing_type or "aux_loss"),
-        *_flag("moe_aux_loss_coeff", m.moe_aux_loss_coeff if m.moe_aux_loss_coeff is not None else 0.0),
+        *_flag("moe_router_load_balancing_type", balancing),
+        *_flags(m, ("moe_aux_loss_coeff",), moe_aux_loss_coeff=0.0 if "aux" in balancing else None),
         *_flag("moe_token_dispatcher_type", m.moe_token_dispatcher_type or _dispatcher(resolved)),
     ]
 

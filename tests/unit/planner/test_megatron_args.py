@@ -50,6 +50,14 @@ def test_surprising_defaults_of_megatron_are_always_set(resolve: Any) -> None:
         assert value(words, flag)
 
 
+def test_the_coefficient_of_a_balancing_loss_is_set_only_with_such_a_loss(resolve: Any) -> None:
+    experts: dict[str, Any] = {"numExperts": 8, "moeRouterTopk": 2}
+    assert value(words_of(resolve("llama3-8b", 64, model=experts)), "--moe-aux-loss-coeff") == "0"
+    without = words_of(resolve("llama3-8b", 64, model=experts | {"moeRouterLoadBalancingType": "none"}))
+    assert value(without, "--moe-router-load-balancing-type") == "none"
+    assert "--moe-aux-loss-coeff" not in without
+
+
 def test_iterations_and_samples_are_never_mixed(resolve: Any) -> None:
     in_iterations, in_samples = words_of(resolve("llama3-8b", 8)), words_of(resolve("gpt3-1.3b", 8))
     assert not [word for word in in_iterations if word.endswith("-samples")]
