@@ -162,8 +162,7 @@ def _section(entry: Entry) -> Iterator[str]:
     if entry.engine == "bridge":
         yield from _of_bridge(entry)
         return
-    sizes = _plan(entry, None)
-    size, active = _size(entry), sizes.active_parameters
+    size, active = _size(entry), _parameters(entry.name, active=True)
     of_them = f", {_billions(active)} of them active" if active and active != size else ""
     yield f"{_billions(size)} parameters ({size:,}{of_them})."
     yield ""
@@ -244,14 +243,9 @@ def _row(entry: Entry, layout: PublishedLayout) -> Iterator[str]:
     yield layout.source
 
 
-def _plan(entry: Entry, layout: PublishedLayout | None) -> Plan:
-    """The plan of a layout, by default of the entry's first one, or of eight H100."""
-    layout = layout or next(iter(entry.layouts), None)
-    asked = (
-        {"type": layout.accelerators[0], "count": layout.count}
-        if layout
-        else {"type": "h100-sxm", "count": 8}
-    )
+def _plan(entry: Entry, layout: PublishedLayout) -> Plan:
+    """The plan of a layout."""
+    asked = {"type": layout.accelerators[0], "count": layout.count}
     spec = {"recipe": entry.name, "accelerator": asked, "data": {"mockData": True}}
     known: dict[str, dict[str, str]] = {name: {} for name in hardware.table()}
     platform = PlatformConfig.model_validate({"accelerators": known | {"cpu": {"platform": "cpu"}}})
@@ -259,10 +253,10 @@ def _plan(entry: Entry, layout: PublishedLayout | None) -> Plan:
 
 
 @cache
-def _parameters(name: str) -> int:
+def _parameters(name: str, *, active: bool = False) -> int:
     entry = catalog.load().get(name)
     a = model_shape(entry.model, Diagnostics())
-    return parameters(a, a.vocab) if a else 0
+    return parameters(a, a.vocab, active=active) if a else 0
 
 
 def _size(entry: Entry) -> int:

@@ -134,7 +134,7 @@ def build(name: str, spec: dict[str, Any], packages: tuple[ImagePackage, ...] = 
 
 
 def _published() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every layout of every entry of engine megatron; one node where none is published.
+    """Every layout of every entry of engine megatron; the fewest nodes where none is published.
 
     A layout for several accelerators is one case where its argument list is the same on all of them.
     """
@@ -142,8 +142,7 @@ def _published() -> Iterator[tuple[str, dict[str, Any]]]:
         if entry.engine != "megatron":
             continue
         if not entry.layouts:
-            asked = {"type": "h100-sxm", "count": 8}
-            yield entry.name, {"recipe": entry.name, "accelerator": asked, "data": CORPUS}
+            yield entry.name, _on_few_nodes(entry.name)
         for layout in entry.layouts:
             seen: list[list[str]] = []
             for accelerator in layout.accelerators:
@@ -153,6 +152,16 @@ def _published() -> Iterator[tuple[str, dict[str, Any]]]:
                 if words not in seen:
                     seen.append(words)
                     yield name, spec
+
+
+def _on_few_nodes(recipe: str) -> dict[str, Any]:
+    """The recipe on one node, or on the first of 8 and 64 nodes on which it fits."""
+    for count in (8, 64, 512):
+        spec = {"recipe": recipe, "accelerator": {"type": "h100-sxm", "count": count}, "data": CORPUS}
+        with contextlib.suppress(InvalidRecipeError):
+            build(recipe, spec)
+            return spec
+    raise ValueError(f"{recipe} fits on none of 1, 8 and 64 nodes")
 
 
 @cache
