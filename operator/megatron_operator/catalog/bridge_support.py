@@ -70,14 +70,19 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
 
 _UNKNOWN: Final = "unknown to Megatron-Bridge 0.6.2"
 _NO_MODEL: Final = "transformers has no model with these layers"
+_NOT_CONVERTED: Final = "no small model of this architecture was converted"
 _NO_OWN_LOOP: Final = "the own loop was not tried with its weights"
 _OWN_LOOP: Final[Mapping[str, str]] = {
     "deepseek": "the own loop was not tried with its weights, and multi-token prediction does not convert",
+    "ernie": _NOT_CONVERTED,
     "glm": _NO_OWN_LOOP,
     "gpt-oss": _NO_OWN_LOOP,
     "gpt-scaling": _NO_MODEL,
     "gpt3": _NO_MODEL,
+    "hy3": _NOT_CONVERTED,
     "kimi": _NO_OWN_LOOP,
+    "ling": _NOT_CONVERTED,
+    "mimo": _NOT_CONVERTED,
     "mixtral": _UNKNOWN,
     "nemotron4": _ZERO_CENTRED,
     "tiny": _NO_MODEL,
