@@ -18,6 +18,7 @@ from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Entry, PublishedLayout, bridge_support
+from megatron_operator.catalog.unsupported_models import UNSUPPORTED
 from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.model_shape import model_shape
@@ -85,6 +86,12 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             f" ({len(catalog.load().functions())} in total).",
             "",
             *_table(("Recipe", "Engine", "Mode", "Parameters", "Accelerators", ""), rows),
+            "",
+            "## Known, and not in the catalog",
+            "",
+            "`megatron recommend` gives the reason for their names on Hugging Face.",
+            "",
+            *_table(("Model", "No recipe trains it because"), ((x.title, x.reason) for x in UNSUPPORTED)),
             "",
         ]
     )

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, shown, shown_key
 from megatron_operator.api.text_checks import character_errors
-from megatron_operator.catalog import bridge_tables, hugging_face, loader
+from megatron_operator.catalog import bridge_tables, hugging_face, loader, unsupported_models
 from megatron_operator.catalog.entry import Entry, PublishedLayout
 from megatron_operator.catalog.loader import CatalogFiles, EntrySource
 from megatron_operator.catalog.merge import SECTIONS, overlay
@@ -176,6 +176,10 @@ class Catalog:
         return own
 
     def _unknown(self, name: str) -> FieldError:
+        message = f"the catalog has no recipe {shown(name)}"
+        all_of_them = f"`{LIST_COMMAND}` lists all {len(self)}"
+        if reason := unsupported_models.why_unsupported(name):
+            return FieldError("spec.recipe", f"{message}: {reason}", f"name another one; {all_of_them}")
         known = [*self.names(), *self._aliases, *self._functions]
         trained_by = hugging_face.entry_of(name)
         of_that_model = [trained_by] if trained_by in known else []
@@ -184,8 +188,8 @@ class Catalog:
         broken = "".join(f"; {problem}" for problem in self.problems)
         return FieldError(
             "spec.recipe",
-            f"the catalog has no recipe {shown(name)}{broken}",
-            f"{hint}`{LIST_COMMAND}` lists all {len(self)}; or set model and training completely",
+            f"{message}{broken}",
+            f"{hint}{all_of_them}; or set model and training completely",
         )
 
 

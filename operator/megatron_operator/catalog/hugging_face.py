@@ -7,6 +7,8 @@ _NAMES: Final = {
     "deepseek-v2": "deepseek-ai/DeepSeek-V2",
     "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "ernie4.5-21b-a3b": "baidu/ERNIE-4.5-21B-A3B",
+    "ernie4.5-300b-a47b": "baidu/ERNIE-4.5-300B-A47B",
     "exaone4-1.2b": "LGAI-EXAONE/EXAONE-4.0-1.2B",
     "gemma2-2b": "google/gemma-2-2b",
     "gemma2-9b": "google/gemma-2-9b",
@@ -15,12 +17,22 @@ _NAMES: Final = {
     "gemma3-vl-4b": "google/gemma-3-4b",
     "gemma3-vl-12b": "google/gemma-3-12b",
     "gemma3-vl-27b": "google/gemma-3-27b",
+    "gemma4-e4b": "google/gemma-4-E4B",
+    "gemma4-vl-26b": "google/gemma-4-26B-A4B",
     "glm4.5-355b": "zai-org/GLM-4.5",
     "glm4.5-air": "zai-org/GLM-4.5-Air",
     "glm4.5v-106b": "zai-org/GLM-4.5V",
+    "glm4.7-flash": "zai-org/GLM-4.7-Flash",
+    "glm5.1": "zai-org/GLM-5.1",
+    "glm5.2": "zai-org/GLM-5.2",
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gpt-oss-120b": "openai/gpt-oss-120b",
+    "hy3": "tencent/Hy3-preview tencent/Hy3",
     "kimi-k2": "moonshotai/Kimi-K2",
+    "kimi-k2.5-vl": "moonshotai/Kimi-K2.5",
+    "ling-1t": "inclusionAI/Ling-1T",
+    "ling-flash-2.0": "inclusionAI/Ling-flash-2.0",
+    "ling-mini-2.0": "inclusionAI/Ling-mini-2.0",
     "llama2-7b": "meta-llama/Llama-2-7b meta-llama/Llama-2-7b-hf",
     "llama2-13b": "meta-llama/Llama-2-13b meta-llama/Llama-2-13b-hf",
     "llama2-70b": "meta-llama/Llama-2-70b meta-llama/Llama-2-70b-hf",
@@ -31,9 +43,11 @@ _NAMES: Final = {
     "llama3.1-405b": "meta-llama/Llama-3.1-405B meta-llama/Meta-Llama-3.1-405B",
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
+    "mimo-7b": "XiaomiMiMo/MiMo-7B XiaomiMiMo/MiMo-7B-SFT XiaomiMiMo/MiMo-7B-RL",
     "mistral-7b": "mistralai/Mistral-7B-v0.3",
     "mistral-7b-v0.1": "mistralai/Mistral-7B-v0.1",
     "mistral-nemo-12b": "mistralai/Mistral-Nemo-Base-2407 mistralai/Mistral-Nemo-Instruct-2407",
+    "mistral-small-24b": ("mistralai/Mistral-Small-24B-Base-2501 mistralai/Mistral-Small-24B-Instruct-2501"),
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
     "mixtral-8x22b": "mistralai/Mixtral-8x22B-v0.1",
     "moonlight-16b-a3b": "moonshotai/Moonlight-16B-A3B",
@@ -76,16 +90,27 @@ _NAMES: Final = {
 }
 """Entry, or what the names of its variants (`-sft`, `-lora`) begin with -> names on Hugging Face."""
 
-_LATER_RELEASES: Final = {
+_OTHER_RELEASES: Final = {
     "deepseek-ai/deepseek-v3-0324": "deepseek-v3",
     "deepseek-ai/deepseek-r1": "deepseek-v3",
+    "glm4.6": "glm4.5-355b",
+    "glm4.7": "glm4.5-355b",
     "meta-llama/llama-3.3-70b": "llama3.1-70b",
+    "nvidia/llama-3.1-nemotron-70b-instruct-hf": "llama3.1-70b",
+    "nvidia/llama-3.1-nemotron-nano-8b-v1": "llama3.1-8b",
+    "zai-org/glm-4.6": "glm4.5-355b",
+    "zai-org/glm-4.7": "glm4.5-355b",
+    "zai-org/glm-5": "glm5.1",
 }
-"""Name on Hugging Face, in lower case -> entry of an earlier release with the same layers."""
+"""Name on Hugging Face, or of the catalog's form, in lower case -> entry of a release with the same layers.
+
+GLM-4.6 and GLM-4.7 differ from GLM-4.5 in the longest position alone, 202752. Megatron-Bridge builds them
+and GLM-5 by the bridges of these entries (docs/models/glm there); Llama-Nemotron Nano 8B and 70B are Llamas.
+"""
 
 NAMES: Final = {
     name.lower(): entry for entry, names in _NAMES.items() for name in names.split()
-} | _LATER_RELEASES
+} | _OTHER_RELEASES
 """Name on Hugging Face, in lower case -> entry."""
 
 _VARIANT: Final = re.compile(r"-(base|instruct|chat|it|pt|thinking)(?=$|-)")
@@ -98,9 +123,10 @@ def entry_of(name: str) -> str | None:
     return NAMES.get(lower) or NAMES.get(_VARIANT.sub("", lower))
 
 
-def is_later_release(name: str) -> bool:
-    """Whether a name on Hugging Face is a later release than the one that its entry is named after."""
-    return _VARIANT.sub("", name.lower()) in _LATER_RELEASES
+def is_other_release(name: str) -> bool:
+    """Whether a name on Hugging Face is another release than the one that its entry is named after."""
+    lower = name.lower()
+    return lower in _OTHER_RELEASES or _VARIANT.sub("", lower) in _OTHER_RELEASES
 
 
 def is_known(entry: str) -> bool:

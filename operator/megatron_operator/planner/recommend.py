@@ -1,6 +1,5 @@
 """Recommends recipes for a model, a mode and the available accelerators."""
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from megatron_operator.planner.matching import (
     match,
     size_of,
 )
+from megatron_operator.planner.no_match import no_match
 
 MAX_RECOMMENDATIONS = 4
 """Recipes that are planned: the best and three others."""
@@ -99,7 +99,7 @@ def recommend(
     if missing and (error := _of_another_mode(query, asked, hardware, catalog)):
         raise InvalidRecipeError([error])
     if not candidates:
-        raise InvalidRecipeError([_nothing(query, asked, catalog)])
+        raise InvalidRecipeError([no_match(query.model, query.mode, asked, catalog)])
     found: list[tuple[_Candidate, Recommendation]] = []
     for candidate in candidates[:MAX_TRIED]:
         if len(found) >= MAX_RECOMMENDATIONS and any(made.plan for _, made in found):
@@ -108,7 +108,7 @@ def recommend(
         found.append((tried, _recommendation(query, tried, platform, catalog, limits)))
     found.sort(key=lambda each: (_identity(query, each[0]), not each[1].runnable, each[1].plan is None))
     best, *others = [made for _, made in found]
-    if asked is not None and best.plan is not None and hugging_face.is_later_release(asked):
+    if asked is not None and best.plan is not None and hugging_face.is_other_release(asked):
         same = f"{asked} has the layers of {query.model}"
         best = replace(best, reasons=(same, *best.reasons))
     if best.plan is None:
@@ -120,7 +120,8 @@ def _model(asked: str, catalog: Catalog) -> str:
     """The model by the catalog's name: also of Hugging Face's, and of a function of Megatron-Bridge."""
     if catalog.function(asked) is not None:
         return catalog.get(asked).name
-    return (hugging_face.entry_of(asked) or asked.rpartition("/")[2].lower()) if "/" in asked else asked
+    trained_by = hugging_face.entry_of(asked)
+    return trained_by or (asked.rpartition("/")[2].lower() if "/" in asked else asked)
 
 
 def _identity(query: Query, candidate: "_Candidate") -> int:
@@ -385,15 +386,3 @@ def _of_similar_size(query: Query, entry: Entry, hardware: str, catalog: Catalog
     similar = _candidates(replace(query, model=f"{size / 1e9:.2g}b"), hardware, catalog)
     closest = sorted(similar, key=lambda each: each.order)
     return [each.entry.name for each in closest if each.entry.starts and is_language_model(each.entry)][:2]
-
-
-def _nothing(query: Query, asked: str | None, catalog: Catalog) -> FieldError:
-    like = f" like {asked!r}" if asked is not None else ""
-    near = difflib.get_close_matches((query.model or "").lower(), catalog.names(), n=1)
-    hint = f"did you mean {near[0]}? " if near and query.mode in catalog.get(near[0]).modes else ""
-    return FieldError(
-        "--mode" if asked is None else "--model",
-        f"the catalog has no {query.mode} recipe{like}",
-        f"{hint}name one of its {len(catalog)} recipes (megatron recipes list), a family, or a size such as"
-        " 8b",
-    )

@@ -4,6 +4,7 @@ import pytest
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog.hugging_face import NAMES
+from megatron_operator.catalog.unsupported_models import why_unsupported
 from megatron_operator.planner.matching import is_language_model
 from megatron_operator.planner.recommend import Query, recommend
 
@@ -50,6 +51,13 @@ def test_a_recipe_that_cannot_run_has_the_reason() -> None:
         ("meta-llama/Llama-3.1-8B", 8, "pretrain", "llama3.1-8b"),
         ("deepseek-ai/DeepSeek-V3", 1024, "pretrain", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-V3", 64, "pretrain", "deepseek-v3"),
+        ("zai-org/GLM-4.7-Flash", 16, "pretrain", "glm4.7-flash"),
+        ("zai-org/GLM-5.2", 416, "pretrain", "glm5.2"),
+        ("inclusionAI/Ling-mini-base-2.0", 8, "pretrain", "ling-mini-2.0"),
+        ("baidu/ERNIE-4.5-21B-A3B-Base-PT", 16, "pretrain", "ernie4.5-21b-a3b"),
+        ("tencent/Hy3-preview-Base", 256, "pretrain", "hy3"),
+        ("mistralai/Mistral-Small-24B-Base-2501", 16, "pretrain", "mistral-small-24b"),
+        ("XiaomiMiMo/MiMo-7B-Base", 8, "pretrain", "mimo-7b"),
         ("meta-llama/Llama-3.3-70B-Instruct", 32, "sft", "llama3.1-70b-sft"),
         ("7b", 8, "pretrain", "llama2-7b"),
         ("llama3-8b", 32, "lora", "llama3-8b-lora"),
@@ -66,9 +74,13 @@ def test_a_model_that_is_named_is_never_replaced(model: str, gpus: int, mode: st
     [
         ("meta-llama/Llama-3.3-70B-Instruct", 8, "lora", "has the layers of llama3.1-70b"),
         ("deepseek-ai/DeepSeek-R1", 256, "pretrain", "has the layers of deepseek-v3"),
+        ("zai-org/GLM-4.7", 128, "pretrain", "has the layers of glm4.5-355b"),
+        ("zai-org/GLM-4.7", 128, "sft", "has the layers of glm4.5-355b"),
+        ("glm4.7", 16, "lora", "has the layers of glm4.5-355b"),
+        ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", 8, "sft", "has the layers of llama3.1-8b"),
     ],
 )
-def test_a_later_release_names_the_model_whose_layers_it_has(
+def test_another_release_names_the_model_whose_layers_it_has(
     model: str, gpus: int, mode: str, reason: str
 ) -> None:
     assert choices(model, gpus, mode=mode)[0].reasons[0] == f"{model} {reason}"
@@ -128,6 +140,33 @@ def test_only_layouts_of_functions_that_the_operator_starts_count_as_published()
 def test_a_model_that_the_catalog_lacks_is_not_replaced_by_one_of_its_size(model: str) -> None:
     with pytest.raises(InvalidRecipeError, match=f"no pretrain recipe like '{model}'"):
         choices(model, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("MiniMaxAI/MiniMax-M2.5", "it normalizes queries and keys of all heads at once"),
+        ("tiiuae/Falcon-H1-7B-Base", "attention beside a state-space mixer"),
+        ("falcon-h1", "attention beside a state-space mixer"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", "its layers differ in width"),
+        ("XiaomiMiMo/MiMo-V2-Flash", "differ in query groups and rotary base"),
+        ("moonshotai/Kimi-K3", "it is not in Megatron-Bridge 0.6.2"),
+        ("google/gemma-4-31B-it", "lacks Gemma's layers"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["pretrain", "lora"])
+def test_a_known_model_that_no_recipe_trains_is_answered_with_the_reason(
+    model: str, reason: str, mode: str
+) -> None:
+    with pytest.raises(InvalidRecipeError, match=f"no {mode} recipe like '{model}': .*{reason}") as refused:
+        choices(model, 256, mode=mode)
+    assert "did you mean" not in str(refused.value)
+
+
+def test_the_reason_of_a_model_is_not_that_of_one_whose_name_goes_on() -> None:
+    assert why_unsupported("MiniMaxAI/MiniMax-M2") is not None
+    assert why_unsupported("MiniMaxAI/MiniMax-M25") is None
+    assert why_unsupported("MiniMaxAI/MiniMax-M3") is None
 
 
 def test_every_name_of_hugging_face_belongs_to_an_entry() -> None:
