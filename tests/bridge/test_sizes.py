@@ -238,3 +238,32 @@ def test_minimax_m3() -> None:
     )
     whole = built(lambda: transformers.AutoModelForImageTextToText.from_config(config))
     assert counted(model) == whole
+
+
+DEEPSEEK_V4_PRO = {
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "n_routed_experts": 384,
+    "moe_intermediate_size": 3072,
+    "q_lora_rank": 1536,
+    "o_groups": 16,
+    "index_topk": 1024,
+}
+"""What the published config.json of DeepSeek-V4-Pro has otherwise than the defaults, which are Flash's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "sizes"), [("flash", [0, 0], {}), ("pro", [128, 128], DEEPSEEK_V4_PRO)]
+)
+def test_deepseek_v4(name: str, first: list[int], sizes: dict[str, int]) -> None:
+    layers = sizes.get("num_hidden_layers", 43)
+    config = transformers.DeepseekV4Config(compress_ratios=(first + [4, 128] * 30)[:layers], **sizes)
+    assert counted(architecture(f"deepseek-v4-{name}")) == of("DeepseekV4ForCausalLM", config)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"), [("glm5.1", {}), ("glm5.2", {"index_topk_freq": 4, "index_skip_topk_offset": 3})]
+)
+def test_glm_5(name: str, shared: dict[str, int]) -> None:
+    assert counted(architecture(name)) == of("GlmMoeDsaForCausalLM", transformers.GlmMoeDsaConfig(**shared))

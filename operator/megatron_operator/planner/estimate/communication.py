@@ -4,6 +4,7 @@ from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.products import projections
+from megatron_operator.planner.estimate.sparse_parameters import key_width
 from megatron_operator.planner.estimate.workload import Workload
 
 
@@ -59,6 +60,17 @@ class CommunicationModel:
         block = 2 * w.tokens * max(width / w.dims.tp, 2 * shape.head_dim)
         seconds = self._seconds(3 * (w.dims.cp - 1) * block, w.dims.tp * w.dims.cp)
         return max(seconds - self._c.hidden * attention, seconds * (1 - self._c.hidden))
+
+    def gathered_keys(self, kind: LayerKind) -> float:
+        """All-gather of the keys of attention that selects or compresses them, and reduce-scatter of their
+        gradients, of one layer; nothing overlaps them (`cp_comm_type` allgather in `DSAttention`).
+
+        2 x 2 (c - 1) s b w bytes, where c is CP and w the width of the one key that all heads share, and of
+        the indexer's.
+        """
+        w = self._w
+        width = key_width(w.shape, kind)
+        return self._seconds(4 * w.tokens * width * (w.dims.cp - 1), w.dims.tp * w.dims.cp)
 
     def heads(self, kind: LayerKind) -> float:
         """All-to-all of a Mamba-2 layer or a gated delta net, forward and backward, which gives each
@@ -122,7 +134,8 @@ class CommunicationModel:
         return max(0.0, 1 - alone / (self._w.micro_batches * dims.vp))
 
     def pipeline(self) -> float:
-        """Activations to the next stage and gradients back: 2 x 2 s b h / t bytes for each chunk.
+        """Activations to the next stage and gradients back: 2 x 2 s b h / t bytes for each chunk and each
+        residual stream.
 
         Own derivation, where t is TP, or 1 without sequence parallelism. The slowest boundary between
         stages determines the time. Interleaved stages send while they compute
@@ -131,7 +144,14 @@ class CommunicationModel:
         w = self._w
         if w.dims.pp == 1:
             return 0.0
-        moved = 4 * w.tokens * w.shape.hidden / (w.dims.tp if w.split_sequence else 1) * w.dims.vp
+        moved = (
+            4
+            * w.tokens
+            * w.shape.streams
+            * w.shape.hidden
+            / (w.dims.tp if w.split_sequence else 1)
+            * w.dims.vp
+        )
         seconds = self._seconds(moved, w.dims.world_size)
         return seconds * (1 - self._c.hidden if w.dims.vp > 1 else 1)
 

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from megatron_operator.planner.estimate import sparse_attention
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import IMAGE_TOKENS, LayerKind, Tower
+from megatron_operator.planner.estimate.matmul import MatMul
 from megatron_operator.planner.estimate.products import (
-    MatMul,
     adapter_products,
     layer_products,
     mixed_width,
@@ -17,6 +19,7 @@ from megatron_operator.planner.estimate.products import (
     tower_patches,
     tower_products,
 )
+from megatron_operator.planner.estimate.residual_streams import moved_bytes
 from megatron_operator.planner.estimate.workload import Workload
 
 _BIAS_BYTES = 68
@@ -27,6 +30,8 @@ _CLAMP_BYTES = 40
 """Bytes moved per element of the experts' width for the clamp of a quick GEGLU and for the gradient of the
 first bias: `weighted_bias_quick_geglu_impl` clamps both halves and concatenates them before its fused part
 (16), the gradients do the same (20), and the bias' gradient reads the product's (4)."""
+_FP32_SHARE = 1 / 15
+"""FLOP/s of FP32 products without tensor cores, relative to the BF16 peak (H100 data sheet: 67 of 989)."""
 _FORWARD_AND_BACKWARD = 3
 """The backward pass of a product is two products of the same size."""
 
@@ -140,8 +145,10 @@ class ComputeModel:
             + sum(
                 self._product(product, passes=factor, frozen=False) for product in adapter_products(w, kind)
             )
-            + sum(self._product(product, passes=1) for product in recomputed_products(w, kind)),
-            attention=self._attention() if kind.mixer == "attention" else 0.0,
+            + sum(self._product(product, passes=1) for product in recomputed_products(w, kind))
+            # Their inputs have no gradients.
+            + sum(self._product(product, passes=factor - 1) for product in _index_products(w, kind)),
+            attention=self._attention_of(kind) if kind.mixer == "attention" else 0.0,
             elementwise=(self._elementwise(kind) + mixing) * factor / _FORWARD_AND_BACKWARD,
         )
 
@@ -194,7 +201,7 @@ class ComputeModel:
         read and written.
         """
         w, on, c = self._w, self._on, self._c
-        in_fp8 = fp8 and w.numerics.fp8 and on.fp8 is not None
+        in_fp8 = fp8 and not product.in_bf16 and w.numerics.fp8 and on.fp8 is not None
         peak = self._fp8 * c.fp8 if in_fp8 else self._bf16 * c.bf16
         size = 1 if in_fp8 else 2
         first, second, out = product.operands
@@ -233,6 +240,23 @@ class ComputeModel:
         products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
         return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
 
+    def _attention_of(self, kind: LayerKind) -> float:
+        """Seconds of attention of one layer of this kind, forward and backward."""
+        if kind.attention is None:
+            return self._attention()
+        w, on, c = self._w, self._on, self._c
+        full = self._recomputed_share if w.recompute.granularity == "full" else 0.0
+        done = sparse_attention.work(w, kind.attention, forward_passes=1 + full)
+        if isinstance(kind.attention, Indexed) or w.execution.fused_sparse_attention:
+            # Taken to be as fast as dense attention of wide heads.
+            flops = done.attention * (3.5 + full) + done.index
+            return flops / (on.bf16 * c.attention) + done.moved * (1 + full) / (
+                on.memory_bandwidth * c.memory
+            )
+        passes = _FORWARD_AND_BACKWARD + full
+        flops = (done.attention * passes + done.index) / (on.bf16 * _FP32_SHARE)
+        return flops + done.moved * passes / (on.memory_bandwidth * c.memory)
+
     @property
     def _selective(self) -> frozenset[str]:
         recompute = self._w.recompute
@@ -252,11 +276,14 @@ class ComputeModel:
         """
         w, shape = self._w, self._w.shape
         moved = (10.0 + 4 * (shape.norms - 1)) * kind.parts * shape.hidden
+        moved += kind.parts * moved_bytes(shape.hidden, shape.streams)
         inputs = shape.hidden * kind.parts
         if kind.mixer == "attention":
             heads = shape.heads * shape.head_dim
             moved += 4 * (heads + shape.groups * shape.head_dim) + (6 * heads if shape.gate else 0)
             inputs += heads
+            # DeepSeek-V4 normalizes each head's query in a kernel of its own, and rotates its output back.
+            moved += 8 * heads if isinstance(kind.attention, Compressed) else 0
         elif kind.mixer is not None:
             inputs += mixed_width(shape, kind)
         activation = (6 if shape.gated else 4) + (4 if shape.gelu_gate else 0)
@@ -283,6 +310,10 @@ class ComputeModel:
             return 0.0
         clamp = _CLAMP_BYTES * shape.expert_ffn if shape.quick_geglu else 0.0
         return shape.topk * (_BIAS_BYTES * shape.hidden + clamp)
+
+
+def _index_products(w: Workload, kind: LayerKind) -> list[MatMul]:
+    return sparse_attention.index_products(w, kind.attention) if kind.attention else []
 
 
 def _keys(w: Workload) -> float:

@@ -1,5 +1,7 @@
 """Bytes that one layer keeps of its forward pass for its backward pass."""
 
+from megatron_operator.planner.estimate import residual_streams, sparse_attention
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.products import tower_patches
@@ -27,11 +29,18 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
         norms -= (1 if fp8 else 2) * shape.hidden * kind.parts
     if shape.post_norms:
         norms += 2 * shape.hidden * kind.parts
+    norms += kind.parts * residual_streams.kept_bytes(shape.hidden, shape.streams, modules)
     whole = norms + (shape.hidden * kind.parts if shape.dropout else 0)
     split = _mixer_width(w, kind, modules)
     if kind.feed_forward is not None:
         split += _expert_width(w, modules) if kind.is_moe else _dense_width(w, modules)
     return w.tokens * (split / w.dims.tp + whole / (w.dims.tp if w.split_sequence else 1))
+
+
+def stream_bytes(w: Workload, kind: LayerKind) -> float:
+    """Bytes of the residual streams of one layer while they are recomputed, of one micro batch."""
+    each = residual_streams.recomputed_bytes(w.shape.hidden, w.shape.streams, _modules(w))
+    return w.tokens * kind.parts * each / (w.dims.tp if w.split_sequence else 1)
 
 
 def tower_bytes(w: Workload) -> float:
@@ -55,7 +64,11 @@ def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float
         return _mamba_width(w)
     if kind.mixer == "delta":
         return _delta_width(w)
+    if isinstance(kind.attention, Compressed):
+        return sparse_attention.kept(w, kind.attention, modules)
     width = _attention_width(w, modules)
+    if isinstance(kind.attention, Indexed):
+        width += sparse_attention.indexed_kept(w, kind.attention)
     if w.execution.unfused_attention and w.recompute.granularity is None:
         width += 5 * w.shape.heads * w.seq_length / w.dims.cp
     return width

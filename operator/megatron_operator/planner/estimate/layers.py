@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
+
 Mixer = Literal["attention", "mamba", "delta"]
 FeedForward = Literal["dense", "experts"]
 
@@ -14,6 +16,8 @@ class LayerKind:
     mixer: Mixer | None
     """Softmax attention (also latent), Mamba-2, a gated delta net, or nothing that mixes tokens."""
     feed_forward: FeedForward | None
+    attention: Indexed | Compressed | None = None
+    """What the layer's attention has beyond that of the model's sizes."""
 
     @property
     def is_moe(self) -> bool:

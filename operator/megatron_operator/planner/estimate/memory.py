@@ -14,7 +14,7 @@ from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.estimate.kept import layer_bytes, tower_bytes
+from megatron_operator.planner.estimate.kept import layer_bytes, stream_bytes, tower_bytes
 from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.parameters import (
@@ -23,6 +23,7 @@ from megatron_operator.planner.estimate.parameters import (
     mtp_copies,
     mtp_parameters,
 )
+from megatron_operator.planner.estimate.residual_streams import head_parameters
 from megatron_operator.planner.estimate.workload import Workload
 
 CONTEXT_BYTES = 2 * GIB
@@ -107,7 +108,7 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     if stage == 0:
         vocabulary += table + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
     if last:
-        layers += shape.hidden * shape.norm_size
+        layers += shape.hidden * shape.norm_size + head_parameters(shape.hidden, shape.streams)
         copies = (not shape.tied or stage > 0) + (stage > 0 and shape.mtp_layers > 0 and not shape.tied)
         vocabulary += copies * table
     return layers, experts, vocabulary
@@ -188,7 +189,7 @@ def activations(w: Workload, stage: int) -> float:
     if w.recompute.granularity == "full":
         total = _recomputed(w, sum(layers.values()), max(each.values(), default=0.0), whole, kept)
     else:
-        total = whole * kept
+        total = whole * kept + sum(count * stream_bytes(w, kind) for kind, count in layers.items())
     if stage == 0:
         embedding = tokens * (8 + (shape.hidden if shape.dropout else 0)) * kept
         total += embedding / w.dims.tp if w.split_sequence else embedding
@@ -220,7 +221,7 @@ def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: fl
     It keeps the inputs of all units, and all of one unit at a time (arXiv:2205.05198). `largest` is the bytes
     of the largest layer, `whole` those of all `layers`, each of one micro batch.
     """
-    boundary = 2 * w.tokens * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
+    boundary = 2 * w.tokens * w.shape.streams * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
     unit = w.recompute.layers
     if w.recompute.method == "block":
         recomputed = min(unit, layers)

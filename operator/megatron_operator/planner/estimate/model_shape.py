@@ -1,12 +1,13 @@
 """Shape of a model, with Megatron's defaults filled in (`megatron/training/arguments.py`, 0.19.2)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.catalog.architecture import Architecture, TowerSpec
+from megatron_operator.planner.estimate.layer_attention import Special, layer_attention
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
 from megatron_operator.planner.estimate.layers import (
     DENSE,
@@ -105,6 +106,8 @@ class ModelShape:
     """Keys that a query attends to in windowed layers; none without windowed layers."""
     windowed: float = 0.0
     """Share of the layers that are windowed."""
+    streams: int = 1
+    """Residual streams."""
 
     @property
     def is_moe(self) -> bool:
@@ -154,6 +157,9 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
                 f"set at most {model.num_experts}",
             )
     kinds, prediction, predictions = _kinds(model, more, layers, found)
+    own, of_prediction = layer_attention(more, layers, found)
+    kinds = _with_attention(kinds, own)
+    prediction = _with_attention(prediction, (of_prediction,) * len(prediction))
     latent = _latent(model, found)
     window, windowed = _window(model, layers, found)
     if len(found.errors) > before:
@@ -201,6 +207,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         sinks=model.softmax_type == "learnable",
         window=window,
         windowed=windowed,
+        streams=more.num_residual_streams or 1,
     )
 
 
@@ -223,6 +230,14 @@ def _kinds(
             for kind, is_linear in zip(kinds, linear, strict=True)
         ]
     return tuple(kinds), (prediction,), model.mtp_num_layers or 0
+
+
+def _with_attention(kinds: tuple[LayerKind, ...], own: tuple[Special, ...]) -> tuple[LayerKind, ...]:
+    """The layers with what their attention has beyond the model's sizes."""
+    return tuple(
+        replace(kind, attention=each) if each and kind.mixer == "attention" else kind
+        for kind, each in zip(kinds, own, strict=False)
+    )
 
 
 def _mamba(more: Architecture) -> Mamba | None:

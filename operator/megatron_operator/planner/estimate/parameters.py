@@ -8,8 +8,15 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.residual_streams import head_parameters, mapping_parameters
+from megatron_operator.planner.estimate.sparse_parameters import (
+    compressed_flops,
+    compressed_parameters,
+    indexer_parameters,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,10 @@ class LayerParameters:
         return self.tensor + self.replicated + self.active_experts
 
 
-def _attention(shape: ModelShape) -> tuple[int, int]:
+def _attention(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
     """Parameters of attention: (split over TP, replicated)."""
+    if isinstance(kind.attention, Compressed):
+        return 0, compressed_parameters(shape, kind.attention)
     h, n = shape.hidden, shape.heads
     proj_bias = h if shape.bias else 0
     if shape.latent is None:
@@ -56,6 +65,8 @@ def _attention(shape: ModelShape) -> tuple[int, int]:
     else:
         tensor += m.q_rank * query_width
         replicated += h * m.q_rank + (m.q_rank * shape.norm_size if shape.qk_norm else 0)
+    if isinstance(kind.attention, Indexed):
+        replicated += indexer_parameters(shape, kind.attention)
     return tensor, replicated
 
 
@@ -65,7 +76,7 @@ def _mlp(shape: ModelShape, width: int, hidden: int | None = None) -> tuple[int,
     return h * width * (fc1 + 1) + (fc1 * width if shape.bias else 0), h if shape.bias else 0
 
 
-def _mamba(shape: ModelShape) -> tuple[int, int]:
+def _mamba(shape: ModelShape, _: LayerKind) -> tuple[int, int]:
     """Parameters of a Mamba-2 mixer, all split over TP: projections, convolution, three numbers per head
     (time step, decay, skip) and the gated norm."""
     m = shape.mamba
@@ -74,7 +85,7 @@ def _mamba(shape: ModelShape) -> tuple[int, int]:
     return projections + (CONVOLUTION + 1) * m.convolved + 3 * m.heads + m.inner, 0
 
 
-def _delta(shape: ModelShape) -> tuple[int, int]:
+def _delta(shape: ModelShape, _: LayerKind) -> tuple[int, int]:
     """Parameters of a gated delta net: (split over TP, replicated); the convolution has no bias."""
     d = shape.delta
     assert d is not None, "only for models with gated delta nets"
@@ -87,8 +98,9 @@ _MIXERS = {"attention": _attention, "mamba": _mamba, "delta": _delta}
 
 def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
     """Numbers of parameters of one layer with its norms."""
-    tensor, replicated = _MIXERS[kind.mixer](shape) if kind.mixer else (0, 0)
+    tensor, replicated = _MIXERS[kind.mixer](shape, kind) if kind.mixer else (0, 0)
     replicated += kind.parts * shape.norms * shape.hidden * shape.norm_size
+    replicated += kind.parts * mapping_parameters(shape.hidden, shape.streams)
     if kind.feed_forward is None:
         return LayerParameters(tensor, replicated)
     if kind.feed_forward == "dense":
@@ -110,6 +122,7 @@ def mtp_parameters(shape: ModelShape) -> LayerParameters:
     """One multi-token prediction: its layers, its projection and three norms."""
     layers = [layer_parameters(shape, kind) for kind in shape.mtp_kinds]
     projection, norms = 2 * shape.hidden * shape.hidden, 3 * shape.hidden * shape.norm_size
+    norms += head_parameters(shape.hidden, shape.streams)
     return LayerParameters(
         sum(layer.tensor for layer in layers) + projection,
         sum(layer.replicated for layer in layers) + norms,
@@ -141,6 +154,7 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
         layers += count * (each.active if active else each.total)
     output = 0 if shape.tied else vocab * shape.hidden
     layers += shape.tower.parameters if shape.tower else 0
+    layers += head_parameters(shape.hidden, shape.streams)
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
 
@@ -159,7 +173,8 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
 
     `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
     what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its
-    three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads.
+    three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads. Keys
+    that an indexer leaves out are deducted for DeepSeek-V4 alone, and its residual streams are not counted.
     """
     h, mtp = shape.hidden, shape.mtp_layers
     layers = sum(
@@ -187,6 +202,8 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
     h, n = shape.hidden, shape.heads
     if kind.mixer is None:
         return 0
+    if isinstance(kind.attention, Compressed):
+        return int(compressed_flops(shape, kind.attention, seq_length))
     if kind.mixer == "mamba":
         m = shape.mamba
         assert m is not None, "only for models with Mamba-2 layers"

@@ -1,37 +1,21 @@
 """Matrix products of a layer on one rank, and the bytes that its scan moves."""
 
-from dataclasses import dataclass
 from typing import Final
 
+from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind
+from megatron_operator.planner.estimate.matmul import MatMul
 from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.sparse_attention import compressed_products
 from megatron_operator.planner.estimate.workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
-class MatMul:
-    """A matrix product of `rows` x `inner` by `inner` x `columns`, `count` of them in one launch."""
-
-    rows: float
-    inner: float
-    columns: float
-    count: float = 1
-
-    def work(self, edge: float) -> float:
-        """FLOPs including partly filled tiles: each dimension costs `edge` elements more than it has."""
-        return 2 * (self.rows + edge) * (self.inner + edge) * (self.columns + edge) * self.count
-
-    @property
-    def operands(self) -> tuple[float, float, float]:
-        """Elements of the input, the weight and the result, of all `count` products."""
-        rows, inner, columns = self.count * self.rows, self.inner, self.columns
-        return rows * inner, self.count * inner * columns, rows * columns
-
-
-def _attention_products(w: Workload) -> list[MatMul]:
+def _attention_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     """Linear layers of attention on one tensor-parallel rank, with the shapes of Megatron's `SelfAttention`
     or, for latent attention, `MLASelfAttention`."""
     shape, rows = w.shape, w.tokens
+    if isinstance(kind.attention, Compressed):
+        return compressed_products(w, kind.attention)
     if shape.latent is None:
         width = shape.heads * shape.head_dim
         projected = width * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
@@ -100,11 +84,11 @@ def adapter_products(w: Workload, kind: LayerKind) -> list[MatMul]:
 
 
 def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
-    """Matrix products of the forward pass of one layer on one rank, without adapters and the scan of a
-    Mamba-2 layer or a gated delta net."""
+    """Matrix products of the forward pass of one layer on one rank, without adapters, an indexer, and the
+    scan of a Mamba-2 layer or a gated delta net."""
     products: list[MatMul] = []
     if kind.mixer == "attention":
-        products += _attention_products(w)
+        products += _attention_products(w, kind)
     elif kind.mixer is not None:
         projected, inner = projections(w.shape, kind)
         products += [
@@ -182,9 +166,14 @@ def recomputed_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     """Products that selective recomputation repeats."""
     modules = w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
     again: list[MatMul] = []
+    if "mla_up_proj" in modules and isinstance(kind.attention, Compressed):
+        # `DSv4HybridSelfAttention` recomputes the queries of all heads and the one key.
+        again += compressed_products(w, kind.attention)[1:3]
     if "mla_up_proj" in modules and kind.mixer == "attention" and w.shape.latent is not None:
         again += [
-            p for p in _attention_products(w) if p.inner in (w.shape.latent.q_rank, w.shape.latent.kv_rank)
+            p
+            for p in _attention_products(w, kind)
+            if p.inner in (w.shape.latent.q_rank, w.shape.latent.kv_rank)
         ]
     if "mlp" in modules and kind.feed_forward == "dense":
         again += _dense_products(w)
