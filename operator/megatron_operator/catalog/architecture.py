@@ -34,12 +34,22 @@ class TowerSpec(ApiModel):
     """First layers of the language model that get its features as well, on the first pipeline stage."""
 
 
+class HeadsSpec(ApiModel):
+    """Heads of the layers without a window; what is not set is that of the others."""
+
+    num_attention_heads: Width | None = None
+    num_query_groups: Width | None = None
+    kv_channels: Width | None = None
+
+
 class Architecture(ModelSpec):
     """Architecture of an entry, including what Megatron Core's own loop does not build."""
 
     hybrid_layer_pattern: Annotated[str, Field(pattern=HYBRID_PATTERN, max_length=512)] | None = None
     """Layers in order, each with one part: `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts. Each
     `/` is followed by the layers of one multi-token prediction."""
+    mtp_dense: bool | None = None
+    """Whether the layer of a multi-token prediction is dense in a model with experts."""
     mtp_use_repeated_layer: bool | None = None
     """Whether all multi-token predictions use the same weights."""
     mamba_num_heads: Width | None = None
@@ -66,6 +76,8 @@ class Architecture(ModelSpec):
     """Whether the attention's output is multiplied by a gate of the same width, projected from its input."""
     geglu: bool | None = None
     """Feed-forward layers gated by GELU."""
+    full_attention: HeadsSpec | None = None
+    """Heads of the layers without a window, where they differ from those with one."""
     dsa_indexer_n_heads: Width | None = None
     """Heads of the indexer that selects the keys to which a query attends (DeepSeek sparse attention)."""
     dsa_indexer_head_dim: Width | None = None

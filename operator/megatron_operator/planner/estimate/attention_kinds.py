@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of softmax attention, where they differ between layers with and without a window."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    windowed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Index:
     """An indexer, which scores every key with heads of its own to select `topk` of them for each query."""
 

@@ -3,6 +3,7 @@
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import LayerKind
+from megatron_operator.planner.estimate.model_shape import heads_of
 from megatron_operator.planner.estimate.products import projections
 from megatron_operator.planner.estimate.sparse_parameters import key_width
 from megatron_operator.planner.estimate.workload import Workload
@@ -44,20 +45,21 @@ class CommunicationModel:
         )
         return seconds * (1 - self._c.hidden if w.execution.tensor_overlap else 1)
 
-    def context(self, attention: float) -> float:
+    def context(self, kind: LayerKind, attention: float) -> float:
         """Keys and values passed around the context-parallel ring, less what attention overlaps.
 
-        `attention` is the seconds of attention of one layer. Forward (c - 1) blocks of keys and values,
-        backward the same blocks and their gradients, where c is CP (arXiv:2310.01889, section 3). The
+        `attention` is the seconds of attention of one layer of this kind. Forward (c - 1) blocks of keys and
+        values, backward the same blocks and their gradients, where c is CP (arXiv:2310.01889, section 3). The
         transfer of a block overlaps the attention of the previous one.
         """
         w, shape = self._w, self._w.shape
-        if w.dims.cp == 1:
+        if w.dims.cp == 1 or kind.mixer != "attention" or kind.sparse:
             return 0.0
-        width = 2 * shape.groups * shape.head_dim
+        own = heads_of(shape, kind)
+        width = 2 * own.groups * own.head_dim
         if shape.latent is not None:
             width = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
-        block = 2 * w.tokens * max(width / w.dims.tp, 2 * shape.head_dim)
+        block = 2 * w.tokens * max(width / w.dims.tp, 2 * own.head_dim)
         seconds = self._seconds(3 * (w.dims.cp - 1) * block, w.dims.tp * w.dims.cp)
         return max(seconds - self._c.hidden * attention, seconds * (1 - self._c.hidden))
 

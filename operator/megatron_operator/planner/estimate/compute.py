@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_operator.planner.estimate import sparse_attention
-from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Heads, Indexed
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import IMAGE_TOKENS, LayerKind, Tower
 from megatron_operator.planner.estimate.matmul import MatMul
+from megatron_operator.planner.estimate.model_shape import heads_of
 from megatron_operator.planner.estimate.products import (
     adapter_products,
     layer_products,
@@ -117,6 +118,10 @@ class ComputeModel:
             elementwise=tower.layers * moved / (on.memory_bandwidth * c.memory),
         )
 
+    def attention(self, kind: LayerKind) -> float:
+        """Seconds of scores and values of one micro batch in a layer of this kind."""
+        return self._of_kind(kind).attention
+
     def optimizer(self, held: tuple[float, float, float]) -> float:
         """Seconds of the optimizer's step; `held` are parameters as `held_parameters` returns them.
 
@@ -215,10 +220,11 @@ class ComputeModel:
         weights = max(arithmetic, (size * (out + first) + 2 * w.numerics.gradient * second) / bandwidth)
         return forward * (passes - 2) + inputs + weights + passes * c.matmul_seconds
 
-    def _attention(self) -> float:
+    def _attention(self, own: Heads, keys: float) -> float:
         """Seconds of scores and values of one layer, forward and backward, without the masked half.
 
-        Forward s x core operations per token, where s is the sequence length and core = 2 x heads x head
+        Forward 2 x keys x core operations per token, where `keys` are half of the sequence, or fewer in a
+        window, and core = 2 x heads x head
         width or, for latent attention, heads x (query width + value width). The backward pass of
         FlashAttention is 2.5 times that (arXiv:2307.08691, section 3.1). A head of width d below 128 reaches
         d / (d + 64) of the peak instead of 2/3, as it has the same number of exponentials for fewer products
@@ -226,24 +232,26 @@ class ComputeModel:
         attention also computes the masked half and writes its probabilities: 12 bytes per score and pass.
         """
         w, shape, c = self._w, self._w.shape, self._c
-        core = 2 * shape.heads * shape.head_dim
+        core = 2 * own.heads * own.head_dim
         if shape.latent is not None:
             core = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
-        forward = w.tokens * 2 * _keys(w) * core / w.dims.tp
+        forward = w.tokens * 2 * keys * core / w.dims.tp
         repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
         passes = 3.5 + repeats
         if not w.execution.unfused_attention:
-            width = core / (2 * shape.heads)
+            width = core / (2 * own.heads)
             reached = c.attention * min(1.0, 1.5 * width / (width + 64))
             return forward * passes / (self._on.bf16 * reached)
-        scores = w.tokens * w.seq_length * shape.heads / w.dims.tp
+        scores = w.tokens * w.seq_length * own.heads / w.dims.tp
         products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
         return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
 
     def _attention_of(self, kind: LayerKind) -> float:
         """Seconds of attention of one layer of this kind, forward and backward."""
         if kind.attention is None:
-            return self._attention()
+            return self._attention(heads_of(self._w.shape, kind), _keys(self._w))
+        if isinstance(kind.attention, Heads):
+            return self._attention(kind.attention, _keys_of(self._w, kind.attention))
         w, on, c = self._w, self._on, self._c
         full = self._recomputed_share if w.recompute.granularity == "full" else 0.0
         done = sparse_attention.work(w, kind.attention, forward_passes=1 + full)
@@ -279,8 +287,9 @@ class ComputeModel:
         moved += kind.parts * moved_bytes(shape.hidden, shape.streams)
         inputs = shape.hidden * kind.parts
         if kind.mixer == "attention":
-            heads = shape.heads * shape.head_dim
-            moved += 4 * (heads + shape.groups * shape.head_dim) + (6 * heads if shape.gate else 0)
+            own = heads_of(shape, kind)
+            heads = own.heads * own.head_dim
+            moved += 4 * (heads + own.groups * own.head_dim) + (6 * heads if shape.gate else 0)
             inputs += heads
             # DeepSeek-V4 normalizes each head's query in a kernel of its own, and rotates its output back.
             moved += 8 * heads if isinstance(kind.attention, Compressed) else 0
@@ -313,7 +322,7 @@ class ComputeModel:
 
 
 def _index_products(w: Workload, kind: LayerKind) -> list[MatMul]:
-    return sparse_attention.index_products(w, kind.attention) if kind.attention else []
+    return sparse_attention.index_products(w, kind.sparse) if kind.sparse else []
 
 
 def _keys(w: Workload) -> float:
@@ -321,7 +330,15 @@ def _keys(w: Workload) -> float:
 
     Own derivation: causal attention of s tokens has s / 2 keys per query on average.
     """
+    every, window = w.seq_length / 2, _window(w)
+    return w.shape.windowed * window + (1 - w.shape.windowed) * every
+
+
+def _keys_of(w: Workload, own: Heads) -> float:
+    """Keys per query of a layer that has heads of its own."""
+    return _window(w) if own.windowed else w.seq_length / 2
+
+
+def _window(w: Workload) -> float:
     every = w.seq_length / 2
-    if w.shape.window is None:
-        return every
-    return w.shape.windowed * min(every, w.shape.window + 128) + (1 - w.shape.windowed) * every
+    return every if w.shape.window is None else min(every, w.shape.window + 128)

@@ -3,7 +3,7 @@
 from megatron_operator.planner.estimate import residual_streams, sparse_attention
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
 from megatron_operator.planner.estimate.products import tower_patches
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -66,11 +66,11 @@ def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float
         return _delta_width(w)
     if isinstance(kind.attention, Compressed):
         return sparse_attention.kept(w, kind.attention, modules)
-    width = _attention_width(w, modules)
+    width = _attention_width(w, kind, modules)
     if isinstance(kind.attention, Indexed):
         width += sparse_attention.indexed_kept(w, kind.attention)
     if w.execution.unfused_attention and w.recompute.granularity is None:
-        width += 5 * w.shape.heads * w.seq_length / w.dims.cp
+        width += 5 * heads_of(w.shape, kind).heads * w.seq_length / w.dims.cp
     return width
 
 
@@ -97,13 +97,14 @@ def _delta_width(w: Workload) -> float:
     return 2.0 * kept + (1 if w.numerics.fp8 else 2) * d.values
 
 
-def _attention_width(w: Workload, modules: frozenset[str]) -> float:
+def _attention_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float:
     """Bytes per token of queries, keys, values, the inputs of their norms and the attention's output."""
     shape, fp8 = w.shape, w.numerics.fp8
     if shape.latent is not None:
         output = shape.heads * shape.latent.v_dim
         return _latent_width(shape, "mla_up_proj" in modules) + (output if fp8 else 0)
-    heads, groups = shape.heads * shape.head_dim, shape.groups * shape.head_dim
+    own = heads_of(shape, kind)
+    heads, groups = own.heads * own.head_dim, own.groups * own.head_dim
     normalized = 2.0 * (heads + groups) if shape.qk_norm else 0.0
     # The gate, and the product with it, which is the projection's input.
     gated = (3.0 if fp8 else 4.0) * heads if shape.gate else 0.0

@@ -2,11 +2,11 @@
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
-from megatron_operator.catalog.architecture import Architecture
-from megatron_operator.planner.estimate.attention_kinds import Compressed, Index, Indexed
-from megatron_operator.planner.estimate.layer_pattern import ratio_pattern
+from megatron_operator.catalog.architecture import Architecture, HeadsSpec
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Heads, Index, Indexed
+from megatron_operator.planner.estimate.layer_pattern import ratio_pattern, window_pattern
 
-Special = Indexed | Compressed | None
+Special = Heads | Indexed | Compressed | None
 
 _COMPRESSED = ("csa_window_size", "q_lora_rank", "o_groups", "o_lora_rank")
 _INDEX = ("dsa_indexer_n_heads", "dsa_indexer_head_dim", "dsa_indexer_topk")
@@ -30,12 +30,29 @@ def layer_attention(
         )
     if model.csa_compress_ratios is not None:
         return _compressed(model, layers, index, found)
+    if model.full_attention is not None:
+        return _heads(model, model.full_attention, layers)
     if index is None:
         return (None,) * layers, None
     freq, offset = model.dsa_indexer_topk_freq or 1, max(model.dsa_indexer_skip_topk_offset or 0, 1)
     # `is_dsa_skip_topk_layer`, whose layers are numbered from 1.
     kinds = tuple(Indexed(index, shared=max(n + 1 - offset, 0) % freq != 0) for n in range(layers))
     return kinds, Indexed(index)
+
+
+def _heads(model: Architecture, full: HeadsSpec, layers: int) -> tuple[tuple[Special, ...], Special]:
+    """Heads of layers with and without a window. The layer of a prediction has one."""
+    heads, hidden = model.num_attention_heads or 1, model.hidden_size or 1
+    groups, head_dim = model.num_query_groups or heads, model.kv_channels or hidden // heads
+    windowed = Heads(heads, groups, head_dim, windowed=True)
+    other = Heads(
+        full.num_attention_heads or heads,
+        full.num_query_groups or groups,
+        full.kv_channels or head_dim,
+        windowed=False,
+    )
+    pattern = window_pattern(model.window_attn_skip_freq, layers)
+    return tuple(windowed if each else other for each in pattern), windowed
 
 
 def _compressed(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Heads, Indexed
 
 Mixer = Literal["attention", "mamba", "delta"]
 FeedForward = Literal["dense", "experts"]
@@ -16,8 +16,13 @@ class LayerKind:
     mixer: Mixer | None
     """Softmax attention (also latent), Mamba-2, a gated delta net, or nothing that mixes tokens."""
     feed_forward: FeedForward | None
-    attention: Indexed | Compressed | None = None
+    attention: Heads | Indexed | Compressed | None = None
     """What the layer's attention has beyond that of the model's sizes."""
+
+    @property
+    def sparse(self) -> Indexed | Compressed | None:
+        """Attention to keys that are selected or compressed; none for any other."""
+        return None if isinstance(self.attention, Heads) else self.attention
 
     @property
     def is_moe(self) -> bool:

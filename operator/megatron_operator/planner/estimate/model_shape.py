@@ -7,6 +7,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.catalog.architecture import Architecture, TowerSpec
+from megatron_operator.planner.estimate.attention_kinds import Heads
 from megatron_operator.planner.estimate.layer_attention import Special, layer_attention
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
 from megatron_operator.planner.estimate.layers import (
@@ -130,6 +131,13 @@ class ModelShape:
         return -(-self.vocab // multiple) * multiple
 
 
+def heads_of(shape: ModelShape, kind: LayerKind) -> Heads:
+    """The heads of a layer with softmax attention: its own, or the model's."""
+    if isinstance(kind.attention, Heads):
+        return kind.attention
+    return Heads(shape.heads, shape.groups, shape.head_dim, windowed=False)
+
+
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
 
 
@@ -222,7 +230,7 @@ def _kinds(
         pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
         kinds = [EXPERTS if is_moe else DENSE for is_moe in pattern]
     # The layer of a prediction is one with softmax attention, like the last one of a model with delta nets.
-    prediction = kinds[-1]
+    prediction = DENSE if more.mtp_dense else kinds[-1]
     if more.linear_attention_freq is not None:
         linear = window_pattern(more.linear_attention_freq, layers)
         kinds = [

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
 from megatron_operator.planner.estimate.residual_streams import head_parameters, mapping_parameters
 from megatron_operator.planner.estimate.sparse_parameters import (
     compressed_flops,
@@ -50,7 +50,8 @@ def _attention(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
     h, n = shape.hidden, shape.heads
     proj_bias = h if shape.bias else 0
     if shape.latent is None:
-        d, g = shape.head_dim, shape.groups
+        own = heads_of(shape, kind)
+        n, d, g = own.heads, own.head_dim, own.groups
         projected = (n * (2 if shape.gate else 1) + 2 * g) * d
         tensor = h * projected + n * d * h + (projected if shape.qkv_bias else 0)
         tensor += n if shape.sinks else 0
@@ -216,8 +217,9 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
         rule = d.value_heads * d.value_dim**2 * 4
         return 6 * (h * (d.projected + d.values) + CONVOLUTION * d.convolved + rule)
     if shape.latent is None:
-        width = n * shape.head_dim
-        projected = width * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
+        own = heads_of(shape, kind)
+        width = own.heads * own.head_dim
+        projected = width * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
         return 6 * (h * projected + width * h) + 3 * seq_length * 2 * width
     latent = shape.latent
     query_width = n * (latent.qk_dim + latent.rope_dim)

@@ -5,7 +5,7 @@ from typing import Final
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind
 from megatron_operator.planner.estimate.matmul import MatMul
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
 from megatron_operator.planner.estimate.sparse_attention import compressed_products
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -17,8 +17,9 @@ def _attention_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     if isinstance(kind.attention, Compressed):
         return compressed_products(w, kind.attention)
     if shape.latent is None:
-        width = shape.heads * shape.head_dim
-        projected = width * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
+        own = heads_of(shape, kind)
+        width = own.heads * own.head_dim
+        projected = width * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
         return [
             MatMul(rows, shape.hidden, projected / w.dims.tp),
             MatMul(rows, width / w.dims.tp, shape.hidden),

@@ -37,7 +37,7 @@ def scored(kind: Indexed | Compressed, seq_length: int) -> float:
 
 def key_width(shape: ModelShape, kind: LayerKind) -> float:
     """Elements per token of the keys that context-parallel ranks exchange; 0 for plain attention."""
-    own = kind.attention
+    own = kind.sparse
     if isinstance(own, Compressed):
         index = own.index.head_dim if own.index else 0
         return (shape.head_dim + index) / own.ratio if own.ratio else 0.0

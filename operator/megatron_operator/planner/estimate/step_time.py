@@ -100,11 +100,14 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     slowest, kernels = max(stages.items(), key=lambda item: item[1].total)
     layers = compute.layers(slowest)
     moe = sum(count for kind, count in layers.items() if kind.is_moe)
-    ring = sum(count for kind, count in layers.items() if kind.mixer == "attention" and not kind.attention)
     tensor = sum(count * communication.tensor(kind) for kind, count in layers.items())
-    context = ring * communication.context(kernels.attention / ring) if ring else 0.0
-    context += sum(
-        count * (communication.heads(kind) + communication.gathered_keys(kind))
+    context = sum(
+        count
+        * (
+            communication.context(kind, compute.attention(kind))
+            + communication.heads(kind)
+            + communication.gathered_keys(kind)
+        )
         for kind, count in layers.items()
     )
     expert, pipeline = moe * communication.expert(), communication.pipeline()

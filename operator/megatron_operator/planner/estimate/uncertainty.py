@@ -43,7 +43,7 @@ def spread(w: Workload, on: Accelerator) -> float:
     kind, group = group_of(w, on)
     factors = table()[kind]
     factor = factors.get(group, factors[UNMEASURED])
-    return factor**_NEW_KERNELS if any(each.attention for each in w.shape.kinds) else factor
+    return factor**_NEW_KERNELS if any(each.sparse for each in w.shape.kinds) else factor
 
 
 def mean_error(factor: float) -> float:
@@ -70,8 +70,9 @@ def group_of(w: Workload, on: Accelerator) -> tuple[str, str]:
 def _is_measured(shape: ModelShape) -> bool:
     """Whether runs of models of such parts are in `bench/data/published.yaml`.
 
-    No run has attention that selects or compresses keys, a gated delta net, a gate on its attention, a GELU
-    gate, norms behind its parts, a vision tower, or layers of Mamba-2 without experts.
+    No run has attention that selects or compresses keys, heads that differ by layer, a gated delta net, a
+    gate on its attention, a GELU gate, norms behind its parts, a vision tower, or layers of Mamba-2 without
+    experts.
     """
     if (shape.hybrid and not shape.is_moe) or any(kind.attention for kind in shape.kinds):
         return False
