@@ -12,7 +12,7 @@ import transformers
 from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.catalog.architecture import Architecture
-from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of, model_shape
 from megatron_operator.planner.estimate.parameters import parameters
 
 CATALOG = catalog.load()
@@ -267,3 +267,31 @@ def test_deepseek_v4(name: str, first: list[int], sizes: dict[str, int]) -> None
 )
 def test_glm_5(name: str, shared: dict[str, int]) -> None:
     assert counted(architecture(name)) == of("GlmMoeDsaForCausalLM", transformers.GlmMoeDsaConfig(**shared))
+
+
+def test_step_3_7() -> None:
+    """transformers has a gate for each head, Megatron Core 0.19.2 one of the attention's width."""
+    model = architecture("step3.7-flash")
+    layers = (["full_attention"] + ["sliding_attention"] * 3) * 12
+    sizes = {
+        "vocab_size": 128896,
+        "layer_types": layers[: model.num_layers],
+        "attention_other_setting": {"num_attention_heads": 96},
+    }
+    whole = of("Step3p7ForConditionalGeneration", transformers.Step3p7Config(text_config=sizes))
+    shape = shape_of(model)
+    gates = sum(shape.hidden * heads_of(shape, kind).heads * 127 for kind in shape.kinds)
+    assert counted(model) == whole + gates
+
+
+def test_gemma_4() -> None:
+    """Megatron-Bridge has keys and values also in the last 18 layers, which attend to those of others."""
+    model = architecture("gemma4-e4b")
+    shared, shape = 18, shape_of(model)
+    config = transformers.Gemma4TextConfig(**text(model), num_kv_shared_layers=shared)
+    whole = of("Gemma4ForCausalLM", config)
+    unused = 0
+    for kind in shape.kinds[-shared:]:
+        own = heads_of(shape, kind)
+        unused += 2 * shape.hidden * own.groups * own.head_dim + own.head_dim
+    assert counted(model) == whole + unused

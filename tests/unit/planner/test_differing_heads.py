@@ -17,7 +17,8 @@ from megatron_operator.planner.estimate.memory import held_parameters
 from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of, model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, parameters
 from megatron_operator.planner.estimate.uncertainty import spread, table
-from megatron_operator.planner.estimate.workload import Workload
+from megatron_operator.planner.estimate.workload import Execution, Workload
+from megatron_operator.planner.search.constraints import ConstraintContext, Layout, layout_errors
 
 
 def shape_of(recipe: str) -> ModelShape:
@@ -102,3 +103,36 @@ def test_parameters_of_step_3_5_are_those_of_the_model_card() -> None:
     shape = shape_of("step3.5-196b-a11b")
     gates = sum(4096 * heads_of(shape, kind).heads * (128 - 1) for kind in shape.kinds)
     assert (parameters(shape, shape.vocab) - gates) / 1e9 == pytest.approx(197, abs=0.5)
+
+
+def test_layers_of_gemma_4_without_a_window_have_wider_heads() -> None:
+    shape = shape_of("gemma4-e4b")
+    assert [heads_of(shape, kind).head_dim for kind in shape.kinds] == [256, 256, 256, 256, 256, 512] * 7
+
+
+def test_embeddings_of_each_layer_are_in_the_first_stage() -> None:
+    w = replace(workload("gemma4-e4b", pp=2), stage_layers=(21, 21))
+    vocabulary = [held_parameters(w, stage)[2] for stage in (0, 1)]
+    table = 262144 * 2560
+    assert vocabulary == [table + 262144 * 42 * 256, table]
+
+
+def test_gemma_4_with_embeddings_of_each_layer_has_one_stage() -> None:
+    context = ConstraintContext(
+        shape=shape_of("gemma4-e4b"),
+        world=8,
+        pod=8,
+        nvlink_ranks=8,
+        seq_length=4096,
+        sequence_parallel=False,
+        cp_comm_type=None,
+        local_layers=True,
+    )
+    (error,) = layout_errors(Layout(ParallelDims(pp=2, dp=4), None), context)
+    assert error.message == "2 splits a model with perLayerEmbeddingSize"
+
+
+def test_unfused_attention_computes_what_is_outside_of_the_window() -> None:
+    w = replace(workload("gemma4-e4b", 8192), execution=Execution(unfused_attention=True))
+    windowed, full = (ComputeModel(w, h100(), FITTED).attention(w.shape.kinds[n]) for n in (0, 5))
+    assert full > windowed > 0.5 * full

@@ -235,6 +235,8 @@ class ComputeModel:
         core = 2 * own.heads * own.head_dim
         if shape.latent is not None:
             core = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
+        if w.execution.unfused_attention:
+            keys = w.seq_length / 2
         forward = w.tokens * 2 * keys * core / w.dims.tp
         repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
         passes = 3.5 + repeats
@@ -285,6 +287,8 @@ class ComputeModel:
         w, shape = self._w, self._w.shape
         moved = (10.0 + 4 * (shape.norms - 1)) * kind.parts * shape.hidden
         moved += kind.parts * moved_bytes(shape.hidden, shape.streams)
+        # A norm and a residual around each layer's own embedding.
+        moved += 10.0 * shape.hidden if shape.per_layer_width else 0.0
         inputs = shape.hidden * kind.parts
         if kind.mixer == "attention":
             own = heads_of(shape, kind)

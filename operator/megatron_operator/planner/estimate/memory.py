@@ -22,6 +22,7 @@ from megatron_operator.planner.estimate.parameters import (
     layer_parameters,
     mtp_copies,
     mtp_parameters,
+    per_layer_projection,
 )
 from megatron_operator.planner.estimate.residual_streams import head_parameters
 from megatron_operator.planner.estimate.workload import Workload
@@ -106,7 +107,9 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
     if stage == 0:
-        vocabulary += table + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
+        vocabulary += table * (1 + shape.layers * shape.per_layer_width / shape.hidden)
+        layers += per_layer_projection(shape)
+        vocabulary += shape.max_positions * shape.hidden if shape.learned_positions else 0
     if last:
         layers += shape.hidden * shape.norm_size + head_parameters(shape.hidden, shape.streams)
         copies = (not shape.tied or stage > 0) + (stage > 0 and shape.mtp_layers > 0 and not shape.tied)

@@ -107,6 +107,8 @@ class ModelShape:
     """Keys that a query attends to in windowed layers; none without windowed layers."""
     windowed: float = 0.0
     """Share of the layers that are windowed."""
+    per_layer_width: int = 0
+    """Width of the embeddings that every layer has of its own."""
     streams: int = 1
     """Residual streams."""
 
@@ -215,6 +217,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         sinks=model.softmax_type == "learnable",
         window=window,
         windowed=windowed,
+        per_layer_width=more.per_layer_embedding_size or 0,
         streams=more.num_residual_streams or 1,
     )
 

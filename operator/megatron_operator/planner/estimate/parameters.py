@@ -102,6 +102,8 @@ def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
     tensor, replicated = _MIXERS[kind.mixer](shape, kind) if kind.mixer else (0, 0)
     replicated += kind.parts * shape.norms * shape.hidden * shape.norm_size
     replicated += kind.parts * mapping_parameters(shape.hidden, shape.streams)
+    if shape.per_layer_width:
+        replicated += shape.hidden * (2 * shape.per_layer_width + shape.norm_size)
     if kind.feed_forward is None:
         return LayerParameters(tensor, replicated)
     if kind.feed_forward == "dense":
@@ -137,9 +139,18 @@ def mtp_copies(shape: ModelShape) -> int:
     return min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
 
 
+def per_layer_projection(shape: ModelShape) -> int:
+    """Parameters of what projects the first layer's input to the embeddings of all layers, with its norm
+    (`_attach_ple_modules` of Megatron-Bridge); 0 without them."""
+    width = shape.per_layer_width
+    return width * (shape.hidden * shape.layers + shape.norm_size)
+
+
 def embedding_parameters(shape: ModelShape, vocab: int) -> int:
-    """Number of parameters of word embeddings of `vocab` entries and of learned positions."""
-    return vocab * shape.hidden + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
+    """Number of parameters of word embeddings of `vocab` entries, also of those that each layer has of its
+    own, and of learned positions."""
+    words = vocab * (shape.hidden + shape.layers * shape.per_layer_width)
+    return words + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
 
 
 def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
@@ -155,7 +166,7 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
         layers += count * (each.active if active else each.total)
     output = 0 if shape.tied else vocab * shape.hidden
     layers += shape.tower.parameters if shape.tower else 0
-    layers += head_parameters(shape.hidden, shape.streams)
+    layers += head_parameters(shape.hidden, shape.streams) + per_layer_projection(shape)
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
 
@@ -175,7 +186,8 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
     `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
     what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its
     three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads. Keys
-    that an indexer leaves out are deducted for DeepSeek-V4 alone, and its residual streams are not counted.
+    that an indexer leaves out are deducted for DeepSeek-V4 alone; its residual streams and embeddings of
+    each layer are not counted.
     """
     h, mtp = shape.hidden, shape.mtp_layers
     layers = sum(

@@ -98,6 +98,9 @@ def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
         ]
     if kind.feed_forward is not None:
         products += _expert_products(w) if kind.is_moe else _dense_products(w)
+    if width := w.shape.per_layer_width:
+        # To the layer's own embedding and, as its gate, again; then back to the hidden size.
+        products += 2 * [MatMul(w.tokens, w.shape.hidden, width)] + [MatMul(w.tokens, width, w.shape.hidden)]
     return products
 
 

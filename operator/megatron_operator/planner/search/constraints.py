@@ -69,6 +69,10 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     _check_experts(layout.dims, context, found)
     _check_tower(layout, context, found)
     _check_compressed_attention(layout.dims, context, found)
+    if context.shape.per_layer_width and layout.dims.pp > 1:
+        # `Gemma4DenseProvider.provide` of Megatron-Bridge.
+        message = f"{layout.dims.pp} splits a model with perLayerEmbeddingSize"
+        found.error(f"{_P}pipelineModelParallelSize", message, "set 1")
     return found.errors
 
 
