@@ -13,7 +13,7 @@ from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of, model_shape
-from megatron_operator.planner.estimate.parameters import parameters
+from megatron_operator.planner.estimate.parameters import allocated_parameters, parameters
 
 CATALOG = catalog.load()
 
@@ -215,6 +215,13 @@ def test_k_exaone() -> None:
     sizes = text(model, **experts(model), num_shared_experts=1)
     config = transformers.ExaoneMoeConfig(**sizes, **layers)
     assert counted(model) == of("ExaoneMoeForCausalLM", config)
+
+
+def test_k_exaone_2() -> None:
+    """Megatron-Bridge's model card counts 1,498,715,008,512 bytes with the prediction, 2 for each parameter
+    and 4 for each expert bias of 76 layers."""
+    shape = shape_of(architecture("k-exaone2-750b-a37b"))
+    assert 2 * allocated_parameters(shape, shape.vocab) + 4 * 76 * 256 == 1_498_715_008_512
 
 
 def test_glm_4_5_with_vision() -> None:

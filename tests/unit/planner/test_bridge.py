@@ -63,7 +63,7 @@ def test_a_published_layout_that_the_planner_rejects_is_kept_with_a_note() -> No
 @pytest.mark.parametrize(
     ("recipe", "count", "field", "message"),
     [
-        ("k-exaone2-750b-a37b", 40, "spec.accelerator.count", "is not a multiple of"),
+        ("gemma4-vl-26b", 4, "spec.accelerator.count", "is not a multiple of"),
         ("wan2.1-14b", 12, "spec.accelerator.count", "is not a multiple of the 8 accelerators of a node"),
         ("wan2.1-14b", 24, "spec.training.globalBatchSize", "is not a multiple of microBatchSize 1 x DP"),
     ],
