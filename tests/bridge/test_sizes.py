@@ -302,3 +302,32 @@ def test_gemma_4() -> None:
         own = heads_of(shape, kind)
         unused += 2 * shape.hidden * own.groups * own.head_dim + own.head_dim
     assert counted(model) == whole + unused
+
+
+def test_gemma_4_with_vision() -> None:
+    """Megatron-Bridge has projections of values also in the layers whose keys are their values."""
+    model = architecture("gemma4-vl-26b")
+    tower, shape = model.tower, shape_of(model)
+    assert tower is not None
+    language = text(model, **experts(model)) | {
+        "enable_moe_block": True,
+        "top_k_experts": model.moe_router_topk,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0,
+    }
+    vision = {
+        "num_hidden_layers": tower.layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.ffn_hidden_size,
+        "num_attention_heads": tower.num_attention_heads,
+        "num_key_value_heads": tower.num_attention_heads,
+        "head_dim": 72,
+        "global_head_dim": 72,
+        "standardize": True,
+    }
+    config = transformers.Gemma4Config(text_config=language, vision_config=vision, audio_config=None)
+    whole = of("Gemma4ForConditionalGeneration", config)
+    full = [heads_of(shape, kind) for kind in shape.kinds[5::6]]
+    values = sum(shape.hidden * own.groups * own.head_dim for own in full)
+    assert counted(model) == whole + values

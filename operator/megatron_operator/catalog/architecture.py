@@ -76,6 +76,8 @@ class Architecture(ModelSpec):
     """Whether the attention's output is multiplied by a gate of the same width, projected from its input."""
     geglu: bool | None = None
     """Feed-forward layers gated by GELU."""
+    moe_norms: bool | None = None
+    """Whether experts, shared experts and router have norms of their own (Gemma 4)."""
     per_layer_embedding_size: Width | None = None
     """Width of the embeddings that every layer has of its own, beside that of the first layer (Gemma 4)."""
     full_attention: HeadsSpec | None = None

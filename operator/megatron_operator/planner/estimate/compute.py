@@ -287,6 +287,8 @@ class ComputeModel:
         w, shape = self._w, self._w.shape
         moved = (10.0 + 4 * (shape.norms - 1)) * kind.parts * shape.hidden
         moved += kind.parts * moved_bytes(shape.hidden, shape.streams)
+        # Three norms and the router's, which read and write.
+        moved += 16.0 * shape.hidden if shape.expert_norms and kind.is_moe else 0.0
         # A norm and a residual around each layer's own embedding.
         moved += 10.0 * shape.hidden if shape.per_layer_width else 0.0
         inputs = shape.hidden * kind.parts

@@ -31,6 +31,9 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
         norms += 2 * shape.hidden * kind.parts
     norms += kind.parts * residual_streams.kept_bytes(shape.hidden, shape.streams, modules)
     whole = norms + (shape.hidden * kind.parts if shape.dropout else 0)
+    if shape.expert_norms and kind.is_moe:
+        # Inputs of the norms behind experts and shared experts, the shared experts' input and the router's.
+        whole += 8.0 * shape.hidden
     if shape.per_layer_width:
         # The layer's own embedding, its gate before and behind its GELU, their product, and the norm's input.
         whole += 8.0 * shape.per_layer_width + 2.0 * shape.hidden

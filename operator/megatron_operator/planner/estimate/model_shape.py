@@ -107,6 +107,8 @@ class ModelShape:
     """Keys that a query attends to in windowed layers; none without windowed layers."""
     windowed: float = 0.0
     """Share of the layers that are windowed."""
+    expert_norms: bool = False
+    """Whether experts, shared experts and router have norms of their own."""
     per_layer_width: int = 0
     """Width of the embeddings that every layer has of its own."""
     streams: int = 1
@@ -217,6 +219,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         sinks=model.softmax_type == "learnable",
         window=window,
         windowed=windowed,
+        expert_norms=bool(more.moe_norms),
         per_layer_width=more.per_layer_embedding_size or 0,
         streams=more.num_residual_streams or 1,
     )

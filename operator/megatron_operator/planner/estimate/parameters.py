@@ -110,6 +110,10 @@ def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
         dense, dense_bias = _mlp(shape, shape.ffn)
         return LayerParameters(tensor + dense, replicated + dense_bias)
     replicated += shape.hidden * shape.experts + (shape.experts if shape.bias else 0)
+    if shape.expert_norms:
+        # In front of the shared experts, behind these and the others, and the router's scales
+        # (`Gemma4TransformerLayer`, `Gemma4MoELayer` and `Gemma4TopKRouter` of Megatron-Bridge).
+        replicated += 4 * shape.hidden + shape.experts
     if shape.shared_ffn:
         shared, shared_bias = _mlp(shape, shape.shared_ffn)
         tensor, replicated = (
