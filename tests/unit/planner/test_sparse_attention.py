@@ -6,7 +6,11 @@ import pytest
 from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.parallel_dims import ParallelDims
+from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog import resolve
 from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.cli.default_platform import default_platform
+from megatron_operator.planner import plan
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layer_pattern import ratio_pattern
@@ -207,3 +211,13 @@ def test_attention_of_deepseek_v4_is_not_split(size: str) -> None:
     assert layout_errors(Layout(ParallelDims(dp=16, ep=8), None), context) == []
     split = layout_errors(Layout(ParallelDims(dp=8, ep=8, **{size: 2}), None), context)
     assert [error.message for error in split] == ["2 splits attention with csaCompressRatios"]
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4_flash_pretrain_64gpu_gb200_bf16_config", "deepseek-v4-flash"])
+def test_what_deepseek_v4_has_beyond_megatrons_own_fields_is_not_rejected(name: str) -> None:
+    asked = {"recipe": name, "accelerator": {"type": "gb200", "count": 64}}
+    resolved = resolve(MegatronRecipeSpec.model_validate(asked), default_platform(), catalog.load())
+    planned = plan(resolved)
+    assert planned.memory_per_gpu is not None
+    assert planned.expected is not None
+    assert [note for note in planned.notes if "rejects" in note or "dropped" in note] == []
