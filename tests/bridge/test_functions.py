@@ -101,7 +101,7 @@ def options_of(name: str) -> set[str]:
         words = line.split()
         also = next((word[5:].split(",") for word in words if word.startswith("also=")), [])
         if words and name in (words[0], *also):
-            valued = ("grads", "gather", "aware", "flex", "sms", "budget", "stash", "fuser", "graphs")
+            valued = ("grads", "gather", "aware", "flex", "sms", "budget", "stash", "fuser", "graphs", "dsa")
             kinds = tuple(f"{name}=" for name in (*valued, "recompute"))
             return {w for w in words[1:] if w.startswith(kinds) or w in performance_options.BARE}
     raise AssertionError(f"{name} has no line")

@@ -12,8 +12,8 @@ import transformers
 from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.catalog.architecture import Architecture
-from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
-from megatron_operator.planner.estimate.parameters import parameters
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of, model_shape
+from megatron_operator.planner.estimate.parameters import allocated_parameters, parameters
 
 CATALOG = catalog.load()
 
@@ -261,6 +261,13 @@ def test_k_exaone() -> None:
     assert counted(model) == of("ExaoneMoeForCausalLM", config)
 
 
+def test_k_exaone_2() -> None:
+    """Megatron-Bridge's model card counts 1,498,715,008,512 bytes with the prediction, 2 for each parameter
+    and 4 for each expert bias of 76 layers."""
+    shape = shape_of(architecture("k-exaone2-750b-a37b"))
+    assert 2 * allocated_parameters(shape, shape.vocab) + 4 * 76 * 256 == 1_498_715_008_512
+
+
 def test_glm_4_5_with_vision() -> None:
     model = architecture("glm4.5v-106b")
     sizes = text(model, n_routed_experts=model.num_experts, **experts(model))
@@ -282,3 +289,89 @@ def test_minimax_m3() -> None:
     )
     whole = built(lambda: transformers.AutoModelForImageTextToText.from_config(config))
     assert counted(model) == whole
+
+
+DEEPSEEK_V4_PRO = {
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "n_routed_experts": 384,
+    "moe_intermediate_size": 3072,
+    "q_lora_rank": 1536,
+    "o_groups": 16,
+    "index_topk": 1024,
+}
+"""What the published config.json of DeepSeek-V4-Pro has otherwise than the defaults, which are Flash's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "sizes"), [("flash", [0, 0], {}), ("pro", [128, 128], DEEPSEEK_V4_PRO)]
+)
+def test_deepseek_v4(name: str, first: list[int], sizes: dict[str, int]) -> None:
+    layers = sizes.get("num_hidden_layers", 43)
+    config = transformers.DeepseekV4Config(compress_ratios=(first + [4, 128] * 30)[:layers], **sizes)
+    assert counted(architecture(f"deepseek-v4-{name}")) == of("DeepseekV4ForCausalLM", config)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"), [("glm5.1", {}), ("glm5.2", {"index_topk_freq": 4, "index_skip_topk_offset": 3})]
+)
+def test_glm_5(name: str, shared: dict[str, int]) -> None:
+    assert counted(architecture(name)) == of("GlmMoeDsaForCausalLM", transformers.GlmMoeDsaConfig(**shared))
+
+
+def test_step_3_7() -> None:
+    """transformers has a gate for each head, Megatron Core 0.19.2 one of the attention's width."""
+    model = architecture("step3.7-flash")
+    layers = (["full_attention"] + ["sliding_attention"] * 3) * 12
+    sizes = {
+        "vocab_size": 128896,
+        "layer_types": layers[: model.num_layers],
+        "attention_other_setting": {"num_attention_heads": 96},
+    }
+    whole = of("Step3p7ForConditionalGeneration", transformers.Step3p7Config(text_config=sizes))
+    shape = shape_of(model)
+    gates = sum(shape.hidden * heads_of(shape, kind).heads * 127 for kind in shape.kinds)
+    assert counted(model) == whole + gates
+
+
+def test_gemma_4() -> None:
+    """Megatron-Bridge has keys and values also in the last 18 layers, which attend to those of others."""
+    model = architecture("gemma4-e4b")
+    shared, shape = 18, shape_of(model)
+    config = transformers.Gemma4TextConfig(**text(model), num_kv_shared_layers=shared)
+    whole = of("Gemma4ForCausalLM", config)
+    unused = 0
+    for kind in shape.kinds[-shared:]:
+        own = heads_of(shape, kind)
+        unused += 2 * shape.hidden * own.groups * own.head_dim + own.head_dim
+    assert counted(model) == whole + unused
+
+
+def test_gemma_4_with_vision() -> None:
+    """Megatron-Bridge has projections of values also in the layers whose keys are their values."""
+    model = architecture("gemma4-vl-26b")
+    tower, shape = model.tower, shape_of(model)
+    assert tower is not None
+    language = text(model, **experts(model)) | {
+        "enable_moe_block": True,
+        "top_k_experts": model.moe_router_topk,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0,
+    }
+    vision = {
+        "num_hidden_layers": tower.layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.ffn_hidden_size,
+        "num_attention_heads": tower.num_attention_heads,
+        "num_key_value_heads": tower.num_attention_heads,
+        "head_dim": 72,
+        "global_head_dim": 72,
+        "standardize": True,
+    }
+    config = transformers.Gemma4Config(text_config=language, vision_config=vision, audio_config=None)
+    whole = of("Gemma4ForConditionalGeneration", config)
+    full = [heads_of(shape, kind) for kind in shape.kinds[5::6]]
+    values = sum(shape.hidden * own.groups * own.head_dim for own in full)
+    assert counted(model) == whole + values

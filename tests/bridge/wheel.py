@@ -140,6 +140,7 @@ def fast_settings(config: Any) -> list[str]:
     if experts and getattr(model, "moe_token_dispatcher_type", None) == "flex":
         words += [f"flex={model.moe_flex_dispatcher_backend}", *_flex(model)]
     words += [word for word, field in SWITCHES.items() if getattr(model, field, False)]
+    words += ["dsa=cudnn"] if _has_sparse_kernels(model) else []
     if getattr(model, "use_transformer_engine_op_fuser", False):
         words.append(f"fuser={model.moe_mlp_glu_interleave_size or 0}")
     words += ["fp8-attention"] if precision.get("fp8_dot_product_attention") else []
@@ -173,6 +174,12 @@ def _flex(model: Any) -> list[str]:
         sizes = [getattr(model, f"moe_paged_stash_buffer_size_factor_{each}") for each in ("cuda", "cpu")]
         words.append(f"stash={','.join(str(float(size)) for size in sizes)}")
     return words
+
+
+def _has_sparse_kernels(model: Any) -> bool:
+    """Whether sparse attention runs in cuDNN's kernels; DeepSeek-V4 has a switch of its own for them."""
+    switch = getattr(model, "apply_dsa_kernel_fusion", False)
+    return switch or getattr(model, "dsa_kernel_backend", "none") == "cudnn"
 
 
 def _parts(config: Any, name: str) -> dict[str, Any]:

@@ -62,12 +62,22 @@ class DiffusionSpec(ApiModel):
     """Tokens of latents of a sample of the functions' random data."""
 
 
+class HeadsSpec(ApiModel):
+    """Heads of the layers without a window; what is not set is that of the others."""
+
+    num_attention_heads: Width | None = None
+    num_query_groups: Width | None = None
+    kv_channels: Width | None = None
+
+
 class Architecture(ModelSpec):
     """Architecture of an entry, including what Megatron Core's own loop does not build."""
 
     hybrid_layer_pattern: Annotated[str, Field(pattern=HYBRID_PATTERN, max_length=512)] | None = None
     """Layers in order, each with one part: `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts. Each
     `/` is followed by the layers of one multi-token prediction."""
+    mtp_dense: bool | None = None
+    """Whether the layer of a multi-token prediction is dense in a model with experts."""
     mtp_use_repeated_layer: bool | None = None
     """Whether all multi-token predictions use the same weights."""
     mamba_num_heads: Width | None = None
@@ -94,6 +104,33 @@ class Architecture(ModelSpec):
     """Whether the attention's output is multiplied by a gate of the same width, projected from its input."""
     geglu: bool | None = None
     """Feed-forward layers gated by GELU."""
+    moe_norms: bool | None = None
+    """Whether experts, shared experts and router have norms of their own (Gemma 4)."""
+    per_layer_embedding_size: Width | None = None
+    """Width of the embeddings that every layer has of its own, beside that of the first layer (Gemma 4)."""
+    full_attention: HeadsSpec | None = None
+    """Heads of the layers without a window, where they differ from those with one."""
+    dsa_indexer_n_heads: Width | None = None
+    """Heads of the indexer that selects the keys to which a query attends (DeepSeek sparse attention)."""
+    dsa_indexer_head_dim: Width | None = None
+    """Width of one of them."""
+    dsa_indexer_topk: Width | None = None
+    """Keys that it selects for each query."""
+    dsa_indexer_topk_freq: Layers | None = None
+    """Layers that share one indexer: the first of each n has it."""
+    dsa_indexer_skip_topk_offset: int | None = Field(default=None, ge=0)
+    """Number of the layer, from 1, from which on layers share indexers; all before have their own."""
+    csa_compress_ratios: Text | None = None
+    """Tokens that become one key, of each layer, such as `[0]*2+[4,128]*20+[4]`; 0 attends to a window alone
+    (DeepSeek-V4)."""
+    csa_window_size: Width | None = None
+    """Keys of single tokens to which a query attends in these layers."""
+    o_groups: Width | None = None
+    """Groups of heads of these layers, each with a projection of its own to `oLoraRank` elements."""
+    o_lora_rank: Width | None = None
+    """Width of the output of one of them."""
+    num_residual_streams: Layers | None = None
+    """Residual streams, mixed around each part of a layer (manifold-constrained hyper-connections)."""
     post_layernorm: bool | None = None
     """A norm behind attention and feed-forward part, beside that in front of them (Gemma)."""
     tower: TowerSpec | None = None

@@ -10,6 +10,7 @@
     fuser=N                 Transformer Engine's operation fuser, with gates in blocks of N (0: no gates)
     ep-overlap, delay-wgrad, a2a-stream, tp-overlap, nccl-ub, router-padding, fp8-output, mla-fusion
     graphs=IMPL[:MODULES]   CUDA graphs
+    dsa=BACKEND             kernels of sparse attention (cudnn)
     recompute=MODULES       selective; full:METHOD:LAYERS for whole layers
     fsdp, offload, fp8-attention, qkv-rope, tp-buffers      not available here, and named in a note
 
@@ -51,6 +52,8 @@ _SWITCHES: Final = {
     "mla-fusion": "mla-down-proj-fusion",
 }
 """Options that are one switch of Megatron."""
+_OF_LATER_RELEASES: Final = frozenset({"mhc"})
+"""Modules of selective recomputation that the image's Megatron lacks: residual streams (DeepSeek-V4)."""
 _BEFORE_THE_EXCHANGE: Final = "transformer_engine:moe_router,moe_preprocess"
 """Graphs that the dispatcher alltoall allows; with those of attention Megatron refuses biases."""
 BARE: Final = frozenset({"tp-overlap", *_LEFT_OUT, *_SWITCHES})
@@ -107,8 +110,12 @@ def settings(bare: list[str], options: dict[str, str], precision: str) -> FastSe
         args |= {} if padded else _graphs(_BEFORE_THE_EXCHANGE)
     elif graphs:
         args |= _graphs(graphs)
+    if backend := options.pop("dsa", None):
+        args["dsa-kernel-backend"] = backend
     if recompute := options.pop("recompute", None):
         found.parallelism |= _recomputation(recompute)
+        if _OF_LATER_RELEASES & {*recompute.split(",")}:
+            args["recompute-modules"] = recompute.split(",")
     return found
 
 
@@ -176,4 +183,5 @@ def _recomputation(text: str) -> dict[str, Any]:
             "recomputeMethod": method,
             "recomputeNumLayers": int(layers),
         }
-    return {"recomputeGranularity": "selective", "recomputeModules": kind.split(",")}
+    modules = [module for module in kind.split(",") if module not in _OF_LATER_RELEASES]
+    return {"recomputeGranularity": "selective", "recomputeModules": modules}

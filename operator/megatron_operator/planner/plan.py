@@ -251,7 +251,11 @@ def _problem(
     found.extend(recompute_errors(asked, resolved))
     found.extend(optimizer_errors(asked, distributed_optimizer))
     check_ineffective_settings(resolved, found)
-    found.extend(passthrough_errors(resolved.megatron_args))
+    args = resolved.megatron_args
+    if resolved.engine == "bridge":
+        # Modules of a later Megatron (`performance_options`), which the field does not accept.
+        args = {flag: value for flag, value in args.items() if flag != "recompute-modules"}
+    found.extend(passthrough_errors(args))
     found.extend(profile_errors(resolved))
     found.extend(tracking_errors(resolved))
     found.extend(tokenizer_errors(resolved))

@@ -8,6 +8,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import ResolvedRecipe, load, resolve
+from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.planner import PlannedRun, megatron_arguments, plan, plan_and_alternatives
 
@@ -17,6 +18,12 @@ NOT_STARTED = "this operator does not start its loop yet, and the command is unt
 def resolved(recipe: str, count: int, accelerator: str = "h100-sxm", **spec: Any) -> ResolvedRecipe:
     asked = {"recipe": recipe, "accelerator": {"type": accelerator, "count": count}} | spec
     return resolve(MegatronRecipeSpec.model_validate(asked), default_platform(), load())
+
+
+def without_estimates(recipe: str, count: int) -> ResolvedRecipe:
+    """The recipe, as if the planner had no model of its architecture."""
+    unknown = Architecture(not_estimated="nobody knows its layers")
+    return resolved(recipe, count).model_copy(update={"model": unknown})
 
 
 def layout(p: Plan) -> tuple[int, ...]:
@@ -30,13 +37,20 @@ def layout(p: Plan) -> tuple[int, ...]:
 
 
 def test_a_model_without_estimates_keeps_its_functions_layout() -> None:
-    p = plan(resolved("gemma4_vl_26b_sft_8gpu_h100_bf16_config", 8))
+    p = plan(without_estimates("gemma4_vl_26b_sft_8gpu_h100_bf16_config", 8))
     assert layout(p) == (4, 1, 1, 8, 2)
     assert (p.micro_batch_size, p.global_batch_size, p.gradient_accumulation) == (1, 32, 16)
     assert p.parameters is p.memory_per_gpu is p.expected is p.flops_per_token is None
     assert NOT_STARTED in p.notes[-1]
-    reason = "layers of Gemma 4 differ in their heads, and some have embeddings of their own or share keys"
-    assert f"parameters, memory and speed of this model are not estimated: {reason}" in p.notes
+    assert "parameters, memory and speed of this model are not estimated: nobody knows its layers" in p.notes
+
+
+def test_the_layout_of_a_model_without_estimates_needs_a_multiple_of_its_sizes() -> None:
+    with pytest.raises(InvalidRecipeError) as refused:
+        plan(without_estimates("glm5.2", 40))
+    (error,) = refused.value.errors
+    assert error.field == "spec.accelerator.count"
+    assert error.message.startswith("40 is not a multiple of 416, which TP 1 x PP 13 x CP 1 and EP 32")
 
 
 def test_an_optimizer_that_only_bridges_own_image_has_is_planned_for_it() -> None:
@@ -70,7 +84,6 @@ def test_a_published_layout_that_the_planner_rejects_is_kept_with_a_note() -> No
 @pytest.mark.parametrize(
     ("recipe", "count", "field", "message"),
     [
-        ("glm5.2", 40, "spec.accelerator.count", "is not a multiple of"),
         ("wan2.1-14b", 12, "spec.accelerator.count", "is not a multiple of the 8 accelerators of a node"),
         ("wan2.1-14b", 24, "spec.training.globalBatchSize", "is not a multiple of microBatchSize 1 x DP"),
     ],

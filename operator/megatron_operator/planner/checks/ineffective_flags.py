@@ -10,6 +10,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown_key
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
+from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.resolved import ResolvedRecipe
 
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type")
@@ -66,8 +67,11 @@ def _without_effect(resolved: ResolvedRecipe) -> Iterator[tuple[str, str, str]]:
         if "aux" not in (m.moe_router_load_balancing_type or "aux_loss"):
             yield "model", "moe_aux_loss_coeff", "a moeRouterLoadBalancingType with aux_loss"
     if not m.multi_latent_attention:
+        # DeepSeek-V4's attention compresses queries too.
+        compressed = isinstance(m, Architecture) and m.csa_compress_ratios is not None
         for name in _LATENT:
-            yield "model", name, "multiLatentAttention: true"
+            if not (compressed and name == "q_lora_rank"):
+                yield "model", name, "multiLatentAttention: true"
     if not m.mtp_num_layers:
         yield "model", "mtp_loss_scaling_factor", "mtpNumLayers"
     if t.optimizer == "sgd":

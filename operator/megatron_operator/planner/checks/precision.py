@@ -2,6 +2,7 @@
 
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.catalog.architecture import Architecture
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.model_shape import ModelShape
@@ -106,7 +107,9 @@ def _module_errors(p: ParallelismSpec, resolved: ResolvedRecipe) -> list[FieldEr
         problems.append(
             (f"is set with recomputeGranularity {p.recompute_granularity or 'none'}", "set it to selective")
         )
-    if "mla_up_proj" in modules and not model.multi_latent_attention:
+    # DeepSeek-V4's attention is a latent one of its own.
+    compressed = isinstance(model, Architecture) and model.csa_compress_ratios is not None
+    if "mla_up_proj" in modules and not (model.multi_latent_attention or compressed):
         problems.append(("mla_up_proj without multiLatentAttention", "leave it out"))
     if "moe_act" in modules and not model.moe_grouped_gemm:
         problems.append(("moe_act without moeGroupedGemm", "leave it out, or set moeGroupedGemm: true"))

@@ -12,7 +12,7 @@ from typing import Final
 from megatron_operator.api.fine_tuning import TARGET_MODULES
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.layers import LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
 from megatron_operator.planner.estimate.parameters import mtp_copies
 
 _AFTER_NORM: Final = frozenset({"linear_qkv", "linear_fc1", "in_proj"})
@@ -125,7 +125,8 @@ def _linear_layers(shape: ModelShape, kind: LayerKind) -> list[AdaptedLayer]:
 
 
 def _mixer_layers(shape: ModelShape, kind: LayerKind) -> list[AdaptedLayer]:
-    h, heads = shape.hidden, shape.heads * shape.head_dim
+    h, own = shape.hidden, heads_of(shape, kind)
+    heads = own.heads * own.head_dim
     if kind.mixer is None:
         return []
     if kind.mixer == "mamba":
@@ -137,7 +138,7 @@ def _mixer_layers(shape: ModelShape, kind: LayerKind) -> list[AdaptedLayer]:
         assert d is not None, "only for models with gated delta nets"
         return [AdaptedLayer("in_proj", h, d.projected), AdaptedLayer("out_proj", d.values, h)]
     if shape.latent is None:
-        projected = heads * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
+        projected = heads * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
         return [AdaptedLayer("linear_qkv", h, projected), AdaptedLayer("linear_proj", heads, h)]
     a = shape.latent
     query = shape.heads * (a.qk_dim + a.rope_dim)

@@ -3,7 +3,9 @@
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import LayerKind
+from megatron_operator.planner.estimate.model_shape import heads_of
 from megatron_operator.planner.estimate.products import projections
+from megatron_operator.planner.estimate.sparse_parameters import key_width
 from megatron_operator.planner.estimate.workload import Workload
 
 
@@ -45,22 +47,34 @@ class CommunicationModel:
         )
         return seconds * (1 - self._c.hidden if w.execution.tensor_overlap else 1)
 
-    def context(self, attention: float) -> float:
+    def context(self, kind: LayerKind, attention: float) -> float:
         """Keys and values passed around the context-parallel ring, less what attention overlaps.
 
-        `attention` is the seconds of attention of one layer. Forward (c - 1) blocks of keys and values,
-        backward the same blocks and their gradients, where c is CP (arXiv:2310.01889, section 3). The
+        `attention` is the seconds of attention of one layer of this kind. Forward (c - 1) blocks of keys and
+        values, backward the same blocks and their gradients, where c is CP (arXiv:2310.01889, section 3). The
         transfer of a block overlaps the attention of the previous one.
         """
         w, shape = self._w, self._w.shape
-        if w.dims.cp == 1:
+        if w.dims.cp == 1 or not kind.attends or kind.sparse:
             return 0.0
-        width = 2 * shape.groups * shape.head_dim
+        own = heads_of(shape, kind)
+        width = 2 * own.groups * own.head_dim
         if shape.latent is not None:
             width = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
-        block = 2 * w.tokens * max(width / w.dims.tp, 2 * shape.head_dim)
+        block = 2 * w.tokens * max(width / w.dims.tp, 2 * own.head_dim)
         seconds = self._seconds(3 * (w.dims.cp - 1) * block, w.dims.tp * w.dims.cp)
         return max(seconds - self._c.hidden * attention, seconds * (1 - self._c.hidden))
+
+    def gathered_keys(self, kind: LayerKind) -> float:
+        """All-gather of the keys of attention that selects or compresses them, and reduce-scatter of their
+        gradients, of one layer; nothing overlaps them (`cp_comm_type` allgather in `DSAttention`).
+
+        2 x 2 (c - 1) s b w bytes, where c is CP and w the width of the one key that all heads share, and of
+        the indexer's.
+        """
+        w = self._w
+        width = key_width(w.shape, kind)
+        return self._seconds(4 * w.tokens * width * (w.dims.cp - 1), w.dims.tp * w.dims.cp)
 
     def heads(self, kind: LayerKind) -> float:
         """All-to-all of a Mamba-2 layer or a gated delta net, forward and backward, which gives each
@@ -124,7 +138,8 @@ class CommunicationModel:
         return max(0.0, 1 - alone / (self._w.micro_batches * dims.vp))
 
     def pipeline(self) -> float:
-        """Activations to the next stage and gradients back: 2 x 2 s b h / t bytes for each chunk.
+        """Activations to the next stage and gradients back: 2 x 2 s b h / t bytes for each chunk and each
+        residual stream.
 
         Own derivation, where t is TP, or 1 without sequence parallelism. The slowest boundary between
         stages determines the time. Interleaved stages send while they compute
@@ -133,7 +148,14 @@ class CommunicationModel:
         w = self._w
         if w.dims.pp == 1:
             return 0.0
-        moved = 4 * w.tokens * w.shape.hidden / (w.dims.tp if w.split_sequence else 1) * w.dims.vp
+        moved = (
+            4
+            * w.tokens
+            * w.shape.streams
+            * w.shape.hidden
+            / (w.dims.tp if w.split_sequence else 1)
+            * w.dims.vp
+        )
         seconds = self._seconds(moved, w.dims.world_size)
         return seconds * (1 - self._c.hidden if w.dims.vp > 1 else 1)
 

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megatron_operator.planner.estimate import diffusion_layers
+from megatron_operator.planner.estimate import diffusion_layers, sparse_attention
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Heads, Indexed
 from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import IMAGE_TOKENS, LayerKind, Tower
 from megatron_operator.planner.estimate.matmul import MatMul
+from megatron_operator.planner.estimate.model_shape import heads_of
 from megatron_operator.planner.estimate.products import (
     adapter_products,
     layer_products,
@@ -18,6 +20,7 @@ from megatron_operator.planner.estimate.products import (
     tower_patches,
     tower_products,
 )
+from megatron_operator.planner.estimate.residual_streams import moved_bytes
 from megatron_operator.planner.estimate.workload import Workload
 
 _BIAS_BYTES = 68
@@ -28,6 +31,8 @@ _CLAMP_BYTES = 40
 """Bytes moved per element of the experts' width for the clamp of a quick GEGLU and for the gradient of the
 first bias: `weighted_bias_quick_geglu_impl` clamps both halves and concatenates them before its fused part
 (16), the gradients do the same (20), and the bias' gradient reads the product's (4)."""
+_FP32_SHARE = 1 / 15
+"""FLOP/s of FP32 products without tensor cores, relative to the BF16 peak (H100 data sheet: 67 of 989)."""
 _FORWARD_AND_BACKWARD = 3
 """The backward pass of a product is two products of the same size."""
 
@@ -117,6 +122,10 @@ class ComputeModel:
             elementwise=tower.layers * moved / (on.memory_bandwidth * c.memory),
         )
 
+    def attention(self, kind: LayerKind) -> float:
+        """Seconds of scores and values of one micro batch in a layer of this kind."""
+        return self._of_kind(kind).attention
+
     def optimizer(self, held: tuple[float, float, float]) -> float:
         """Seconds of the optimizer's step; `held` are parameters as `held_parameters` returns them.
 
@@ -145,8 +154,10 @@ class ComputeModel:
             + sum(
                 self._product(product, passes=factor, frozen=False) for product in adapter_products(w, kind)
             )
-            + sum(self._product(product, passes=1) for product in recomputed_products(w, kind)),
-            attention=self._attention() if kind.attends else 0.0,
+            + sum(self._product(product, passes=1) for product in recomputed_products(w, kind))
+            # Their inputs have no gradients.
+            + sum(self._product(product, passes=factor - 1) for product in _index_products(w, kind)),
+            attention=self._attention_of(kind) if kind.attends else 0.0,
             elementwise=(self._elementwise(kind) + mixing) * factor / _FORWARD_AND_BACKWARD,
         )
 
@@ -199,7 +210,7 @@ class ComputeModel:
         read and written.
         """
         w, on, c = self._w, self._on, self._c
-        in_fp8 = fp8 and w.numerics.fp8 and on.fp8 is not None
+        in_fp8 = fp8 and not product.in_bf16 and w.numerics.fp8 and on.fp8 is not None
         peak = self._fp8 * c.fp8 if in_fp8 else self._bf16 * c.bf16
         size = 1 if in_fp8 else 2
         first, second, out = product.operands
@@ -213,10 +224,11 @@ class ComputeModel:
         weights = max(arithmetic, (size * (out + first) + 2 * w.numerics.gradient * second) / bandwidth)
         return forward * (passes - 2) + inputs + weights + passes * c.matmul_seconds
 
-    def _attention(self) -> float:
+    def _attention(self, own: Heads, keys: float) -> float:
         """Seconds of scores and values of one layer, forward and backward, without the masked half.
 
-        Forward s x core operations per token, where s is the sequence length and core = 2 x heads x head
+        Forward 2 x keys x core operations per token, where `keys` are half of the sequence, or fewer in a
+        window, and core = 2 x heads x head
         width or, for latent attention, heads x (query width + value width). The backward pass of
         FlashAttention is 2.5 times that (arXiv:2307.08691, section 3.1). A head of width d below 128 reaches
         d / (d + 64) of the peak instead of 2/3, as it has the same number of exponentials for fewer products
@@ -224,19 +236,40 @@ class ComputeModel:
         attention also computes the masked half and writes its probabilities: 12 bytes per score and pass.
         """
         w, shape, c = self._w, self._w.shape, self._c
-        core = 2 * shape.heads * shape.head_dim
+        core = 2 * own.heads * own.head_dim
         if shape.latent is not None:
             core = shape.heads * (shape.latent.qk_dim + shape.latent.rope_dim + shape.latent.v_dim)
-        forward = w.tokens * 2 * _keys(w) * core / w.dims.tp
+        if w.execution.unfused_attention:
+            keys = w.seq_length / 2
+        forward = w.tokens * 2 * keys * core / w.dims.tp
         repeats = w.recompute.granularity == "full" or "core_attn" in self._selective
         passes = 3.5 + repeats
         if not w.execution.unfused_attention:
-            width = core / (2 * shape.heads)
+            width = core / (2 * own.heads)
             reached = c.attention * min(1.0, 1.5 * width / (width + 64))
             return forward * passes / (self._on.bf16 * reached)
-        scores = w.tokens * w.seq_length * shape.heads / w.dims.tp
+        scores = w.tokens * w.seq_length * own.heads / w.dims.tp
         products = 2 * forward * (3 + repeats) / (self._bf16 * c.bf16)
         return products + scores * 12 * (3 + repeats) / (self._on.memory_bandwidth * c.memory)
+
+    def _attention_of(self, kind: LayerKind) -> float:
+        """Seconds of attention of one layer of this kind, forward and backward."""
+        if kind.attention is None:
+            return self._attention(heads_of(self._w.shape, kind), _keys(self._w))
+        if isinstance(kind.attention, Heads):
+            return self._attention(kind.attention, _keys_of(self._w, kind.attention))
+        w, on, c = self._w, self._on, self._c
+        full = self._recomputed_share if w.recompute.granularity == "full" else 0.0
+        done = sparse_attention.work(w, kind.attention, forward_passes=1 + full)
+        if isinstance(kind.attention, Indexed) or w.execution.fused_sparse_attention:
+            # Taken to be as fast as dense attention of wide heads.
+            flops = done.attention * (3.5 + full) + done.index
+            return flops / (on.bf16 * c.attention) + done.moved * (1 + full) / (
+                on.memory_bandwidth * c.memory
+            )
+        passes = _FORWARD_AND_BACKWARD + full
+        flops = (done.attention * passes + done.index) / (on.bf16 * _FP32_SHARE)
+        return flops + done.moved * passes / (on.memory_bandwidth * c.memory)
 
     @property
     def _selective(self) -> frozenset[str]:
@@ -260,11 +293,19 @@ class ComputeModel:
             seconds = diffusion_layers.moved_bytes(w, kind) / (self._on.memory_bandwidth * self._c.memory)
             return _FORWARD_AND_BACKWARD * seconds * w.tokens / self._sequence_split
         moved = (10.0 + 4 * (shape.norms - 1)) * kind.parts * shape.hidden
+        moved += kind.parts * moved_bytes(shape.hidden, shape.streams)
+        # Three norms and the router's, which read and write.
+        moved += 16.0 * shape.hidden if shape.expert_norms and kind.is_moe else 0.0
+        # A norm and a residual around each layer's own embedding.
+        moved += 10.0 * shape.hidden if shape.per_layer_width else 0.0
         inputs = shape.hidden * kind.parts
         if kind.mixer == "attention":
-            heads = shape.heads * shape.head_dim
-            moved += 4 * (heads + shape.groups * shape.head_dim) + (6 * heads if shape.gate else 0)
+            own = heads_of(shape, kind)
+            heads = own.heads * own.head_dim
+            moved += 4 * (heads + own.groups * own.head_dim) + (6 * heads if shape.gate else 0)
             inputs += heads
+            # DeepSeek-V4 normalizes each head's query in a kernel of its own, and rotates its output back.
+            moved += 8 * heads if isinstance(kind.attention, Compressed) else 0
         elif kind.mixer is not None:
             inputs += mixed_width(shape, kind)
         activation = (6 if shape.gated else 4) + (4 if shape.gelu_gate else 0)
@@ -293,6 +334,10 @@ class ComputeModel:
         return shape.topk * (_BIAS_BYTES * shape.hidden + clamp)
 
 
+def _index_products(w: Workload, kind: LayerKind) -> list[MatMul]:
+    return sparse_attention.index_products(w, kind.sparse) if kind.sparse else []
+
+
 def _keys(w: Workload) -> float:
     """Keys per query, averaged over all layers; a window is computed in whole tiles of 128 keys.
 
@@ -300,7 +345,15 @@ def _keys(w: Workload) -> float:
     """
     if w.shape.diffusion is not None:
         return diffusion_layers.keys(w)
+    every, window = w.seq_length / 2, _window(w)
+    return w.shape.windowed * window + (1 - w.shape.windowed) * every
+
+
+def _keys_of(w: Workload, own: Heads) -> float:
+    """Keys per query of a layer that has heads of its own."""
+    return _window(w) if own.windowed else w.seq_length / 2
+
+
+def _window(w: Workload) -> float:
     every = w.seq_length / 2
-    if w.shape.window is None:
-        return every
-    return w.shape.windowed * min(every, w.shape.window + 128) + (1 - w.shape.windowed) * every
+    return every if w.shape.window is None else min(every, w.shape.window + 128)

@@ -1,8 +1,9 @@
 """Bytes that one layer keeps of its forward pass for its backward pass."""
 
-from megatron_operator.planner.estimate import diffusion_layers
+from megatron_operator.planner.estimate import diffusion_layers, residual_streams, sparse_attention
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind, Tower
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
 from megatron_operator.planner.estimate.products import tower_patches
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -30,11 +31,24 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
         norms -= (1 if fp8 else 2) * shape.hidden * kind.parts
     if shape.post_norms:
         norms += 2 * shape.hidden * kind.parts
+    norms += kind.parts * residual_streams.kept_bytes(shape.hidden, shape.streams, modules)
     whole = norms + (shape.hidden * kind.parts if shape.dropout else 0)
+    if shape.expert_norms and kind.is_moe:
+        # Inputs of the norms behind experts and shared experts, the shared experts' input and the router's.
+        whole += 8.0 * shape.hidden
+    if shape.per_layer_width:
+        # The layer's own embedding, its gate before and behind its GELU, their product, and the norm's input.
+        whole += 8.0 * shape.per_layer_width + 2.0 * shape.hidden
     split = _mixer_width(w, kind, modules)
     if kind.feed_forward is not None:
         split += _expert_width(w, modules) if kind.is_moe else _dense_width(w, modules)
     return w.tokens * (split / w.dims.tp + whole / (w.dims.tp if w.split_sequence else 1))
+
+
+def stream_bytes(w: Workload, kind: LayerKind) -> float:
+    """Bytes of the residual streams of one layer while they are recomputed, of one micro batch."""
+    each = residual_streams.recomputed_bytes(w.shape.hidden, w.shape.streams, _modules(w))
+    return w.tokens * kind.parts * each / (w.dims.tp if w.split_sequence else 1)
 
 
 def tower_bytes(w: Workload) -> float:
@@ -66,9 +80,13 @@ def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float
         return _mamba_width(w)
     if kind.mixer == "delta":
         return _delta_width(w)
-    width = _attention_width(w, modules)
+    if isinstance(kind.attention, Compressed):
+        return sparse_attention.kept(w, kind.attention, modules)
+    width = _attention_width(w, kind, modules)
+    if isinstance(kind.attention, Indexed):
+        width += sparse_attention.indexed_kept(w, kind.attention)
     if w.execution.unfused_attention and w.recompute.granularity is None:
-        width += 5 * w.shape.heads * w.seq_length / w.dims.cp
+        width += 5 * heads_of(w.shape, kind).heads * w.seq_length / w.dims.cp
     return width
 
 
@@ -95,13 +113,14 @@ def _delta_width(w: Workload) -> float:
     return 2.0 * kept + (1 if w.numerics.fp8 else 2) * d.values
 
 
-def _attention_width(w: Workload, modules: frozenset[str]) -> float:
+def _attention_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float:
     """Bytes per token of queries, keys, values, the inputs of their norms and the attention's output."""
     shape, fp8 = w.shape, w.numerics.fp8
     if shape.latent is not None:
         output = shape.heads * shape.latent.v_dim
         return _latent_width(shape, "mla_up_proj" in modules) + (output if fp8 else 0)
-    heads, groups = shape.heads * shape.head_dim, shape.groups * shape.head_dim
+    own = heads_of(shape, kind)
+    heads, groups = own.heads * own.head_dim, own.groups * own.head_dim
     normalized = 2.0 * (heads + groups) if shape.qk_norm else 0.0
     # The gate, and the product with it, which is the projection's input.
     gated = (3.0 if fp8 else 4.0) * heads if shape.gate else 0.0

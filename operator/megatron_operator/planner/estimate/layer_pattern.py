@@ -1,4 +1,5 @@
-"""Patterns over layers: Megatron's `--moe-layer-freq` and `--window-attn-skip-freq`.
+"""Patterns over layers: Megatron's `--moe-layer-freq` and `--window-attn-skip-freq`, and the ratios of
+DeepSeek-V4's compressed attention (`csa_compress_ratios`).
 
 Megatron evaluates a list as Python. This grammar accepts the documented forms and no others, and each step is
 bounded, because the text comes from a recipe:
@@ -6,7 +7,7 @@ bounded, because the text comes from a recipe:
     pattern := NUMBER | sum
     sum     := product ("+" product)*
     product := list ("*" NUMBER)*
-    list    := "[" BIT ("," BIT)* "]" | "(" sum ")"
+    list    := "[" VALUE ("," VALUE)* "]" | "(" sum ")"
 """
 
 import re
@@ -53,15 +54,25 @@ def window_pattern(freq: str | None, layers: int) -> tuple[bool, ...]:
     return value
 
 
+def ratio_pattern(text: str, layers: int) -> tuple[int, ...]:
+    """`csa_compress_ratios` as one ratio per layer: 0 (a window alone), 4 or 128. Raises ValueError for
+    anything else."""
+    return _listed(text, layers, ("0", "4", "128"))
+
+
 def _pattern(text: str, layers: int) -> int | tuple[bool, ...]:
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"it has {len(text)} characters, at most {LONGEST_TEXT} are read")
     if _NUMBER.fullmatch(text):
         number = int(text)
         if number < 1:
             raise ValueError(f"{number} is below 1")
         return number
-    value = _Reader(text).read()
+    return tuple(value == 1 for value in _listed(text, layers, ("0", "1")))
+
+
+def _listed(text: str, layers: int, values: tuple[str, ...]) -> tuple[int, ...]:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"it has {len(text)} characters, at most {LONGEST_TEXT} are read")
+    value = _Reader(text, values).read()
     if len(value) != layers:
         raise ValueError(f"it lists {len(value)} layers, the model has {layers}")
     return tuple(value)
@@ -70,17 +81,19 @@ def _pattern(text: str, layers: int) -> int | tuple[bool, ...]:
 class _Reader:
     """A recursive-descent reader of one list. `read` raises ValueError for a text outside of the grammar."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, values: tuple[str, ...]) -> None:
+        self._values = values
+        self._invalid = _NEITHER if values == ("0", "1") else f"it is no list of {', '.join(values)}"
         self._words: list[str] = _TOKEN.findall(text)
         if "".join(self._words) != text:
-            raise ValueError(_NEITHER)
+            raise ValueError(self._invalid)
         self._next = 0
         self._terms = 0
 
-    def read(self) -> list[bool]:
+    def read(self) -> list[int]:
         value = self._sum(0)
         if self._peek():
-            raise ValueError(_NEITHER)
+            raise ValueError(self._invalid)
         return value
 
     def _peek(self) -> str:
@@ -93,28 +106,28 @@ class _Reader:
 
     def _expect(self, *words: str) -> str:
         if not self._accept(*words):
-            raise ValueError(_NEITHER)
+            raise ValueError(self._invalid)
         return self._words[self._next - 1]
 
-    def _sum(self, depth: int) -> list[bool]:
+    def _sum(self, depth: int) -> list[int]:
         value = self._product(depth)
         while self._accept("+"):
             value = _bounded(value, self._product(depth))
         return value
 
-    def _product(self, depth: int) -> list[bool]:
+    def _product(self, depth: int) -> list[int]:
         value = self._list(depth)
         while self._accept("*"):
             factor = self._peek()
             if not _NUMBER.fullmatch(factor):
-                raise ValueError(_NEITHER if not factor.isdigit() else "a factor has more than 6 digits")
+                raise ValueError(self._invalid if not factor.isdigit() else "a factor has more than 6 digits")
             self._next += 1
             if len(value) * int(factor) > MOST_LAYERS:
                 raise ValueError(f"it lists more than {MOST_LAYERS} layers")
             value *= int(factor)
         return value
 
-    def _list(self, depth: int) -> list[bool]:
+    def _list(self, depth: int) -> list[int]:
         self._terms += 1
         if self._terms > MOST_TERMS or depth > DEEPEST:
             raise ValueError(f"it has more than {MOST_TERMS} lists, or more than {DEEPEST} nested brackets")
@@ -123,14 +136,14 @@ class _Reader:
             self._expect(")")
             return value
         self._expect("[")
-        value = [self._expect("0", "1") == "1"]
+        value = [int(self._expect(*self._values))]
         while self._accept(","):
-            value.append(self._expect("0", "1") == "1")
+            value.append(int(self._expect(*self._values)))
         self._expect("]")
         return value
 
 
-def _bounded(first: list[bool], second: list[bool]) -> list[bool]:
+def _bounded(first: list[int], second: list[int]) -> list[int]:
     if len(first) + len(second) > MOST_LAYERS:
         raise ValueError(f"it lists more than {MOST_LAYERS} layers")
     return first + second

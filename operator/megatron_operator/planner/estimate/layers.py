@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Heads, Indexed
+
 Mixer = Literal["attention", "mamba", "delta", "joint", "single", "cross"]
 FeedForward = Literal["dense", "experts"]
 
@@ -16,6 +18,13 @@ class LayerKind:
     diffusion transformer, joint attention of latents and text, attention over both, or over one after the
     other."""
     feed_forward: FeedForward | None
+    attention: Heads | Indexed | Compressed | None = None
+    """What the layer's attention has beyond that of the model's sizes."""
+
+    @property
+    def sparse(self) -> Indexed | Compressed | None:
+        """Attention to keys that are selected or compressed; none for any other."""
+        return None if isinstance(self.attention, Heads) else self.attention
 
     @property
     def is_moe(self) -> bool:

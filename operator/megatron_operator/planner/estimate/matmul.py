@@ -1,4 +1,4 @@
-"""A matrix product: its FLOPs and operands."""
+"""A matrix product and its cost."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,8 @@ class MatMul:
     inner: float
     columns: float
     count: float = 1
+    in_bf16: bool = False
+    """Whether it is in BF16 where linear layers are in FP8."""
 
     def work(self, edge: float) -> float:
         """FLOPs including partly filled tiles: each dimension costs `edge` elements more than it has."""

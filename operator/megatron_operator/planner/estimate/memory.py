@@ -15,7 +15,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate import hardware
 from megatron_operator.planner.estimate.diffusion import outside_parameters
 from megatron_operator.planner.estimate.hardware import GIB
-from megatron_operator.planner.estimate.kept import layer_bytes, tower_bytes
+from megatron_operator.planner.estimate.kept import layer_bytes, stream_bytes, tower_bytes
 from megatron_operator.planner.estimate.layers import LayerKind
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.estimate.parameters import (
@@ -23,7 +23,9 @@ from megatron_operator.planner.estimate.parameters import (
     layer_parameters,
     mtp_copies,
     mtp_parameters,
+    per_layer_projection,
 )
+from megatron_operator.planner.estimate.residual_streams import head_parameters
 from megatron_operator.planner.estimate.workload import Workload
 
 CONTEXT_BYTES = 2 * GIB
@@ -107,9 +109,12 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     table = shape.padded_vocab(w.dims.tp) * shape.hidden / w.dims.tp
     vocabulary = 0.0
     if stage == 0:
-        vocabulary += table + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
+        vocabulary += table * (1 + shape.layers * shape.per_layer_width / shape.hidden)
+        layers += per_layer_projection(shape)
+        vocabulary += shape.max_positions * shape.hidden if shape.learned_positions else 0
     if last:
-        layers += 0 if shape.diffusion else shape.hidden * shape.norm_size
+        final_norm = 0 if shape.diffusion else shape.hidden * shape.norm_size
+        layers += final_norm + head_parameters(shape.hidden, shape.streams)
         copies = (not shape.tied or stage > 0) + (stage > 0 and shape.mtp_layers > 0 and not shape.tied)
         vocabulary += copies * table
     return layers, experts, vocabulary
@@ -193,7 +198,7 @@ def activations(w: Workload, stage: int) -> float:
     if w.recompute.granularity == "full":
         total = _recomputed(w, sum(layers.values()), max(each.values(), default=0.0), whole, kept)
     else:
-        total = whole * kept
+        total = whole * kept + sum(count * stream_bytes(w, kind) for kind, count in layers.items())
     if stage == 0:
         embedding = tokens * (8 + (shape.hidden if shape.dropout else 0)) * kept
         total += embedding / w.dims.tp if w.split_sequence else embedding
@@ -225,7 +230,7 @@ def _recomputed(w: Workload, layers: int, largest: float, whole: float, kept: fl
     It keeps the inputs of all units, and all of one unit at a time (arXiv:2205.05198). `largest` is the bytes
     of the largest layer, `whole` those of all `layers`, each of one micro batch.
     """
-    boundary = 2 * w.tokens * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
+    boundary = 2 * w.tokens * w.shape.streams * w.shape.hidden / (w.dims.tp if w.split_sequence else 1)
     unit = w.recompute.layers
     if w.recompute.method == "block":
         recomputed = min(unit, layers)

@@ -1,12 +1,14 @@
 """Shape of a model, with Megatron's defaults filled in (`megatron/training/arguments.py`, 0.19.2)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.catalog.architecture import Architecture, TowerSpec
+from megatron_operator.planner.estimate.attention_kinds import Heads
+from megatron_operator.planner.estimate.layer_attention import Special, layer_attention
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
 from megatron_operator.planner.estimate.layers import (
     DENSE,
@@ -108,6 +110,12 @@ class ModelShape:
     """Keys that a query attends to in windowed layers; none without windowed layers."""
     windowed: float = 0.0
     """Share of the layers that are windowed."""
+    expert_norms: bool = False
+    """Whether experts, shared experts and router have norms of their own."""
+    per_layer_width: int = 0
+    """Width of the embeddings that every layer has of its own."""
+    streams: int = 1
+    """Residual streams."""
 
     @property
     def is_moe(self) -> bool:
@@ -128,6 +136,13 @@ class ModelShape:
         """Entries of the vocabulary as Megatron pads it, to a multiple of `makeVocabSizeDivisibleBy` x TP."""
         multiple = self.vocab_multiple * tp
         return -(-self.vocab // multiple) * multiple
+
+
+def heads_of(shape: ModelShape, kind: LayerKind) -> Heads:
+    """The heads of a layer with softmax attention: its own, or the model's."""
+    if isinstance(kind.attention, Heads):
+        return kind.attention
+    return Heads(shape.heads, shape.groups, shape.head_dim, windowed=False)
 
 
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
@@ -157,6 +172,9 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
                 f"set at most {model.num_experts}",
             )
     kinds, prediction, predictions = _kinds(model, more, layers, found)
+    own, of_prediction = layer_attention(more, layers, found)
+    kinds = _with_attention(kinds, own)
+    prediction = _with_attention(prediction, (of_prediction,) * len(prediction))
     latent = _latent(model, found)
     window, windowed = _window(model, layers, found)
     if len(found.errors) > before:
@@ -205,6 +223,9 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         sinks=model.softmax_type == "learnable",
         window=window,
         windowed=windowed,
+        expert_norms=bool(more.moe_norms),
+        per_layer_width=more.per_layer_embedding_size or 0,
+        streams=more.num_residual_streams or 1,
     )
 
 
@@ -221,7 +242,7 @@ def _kinds(
         pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
         kinds = [EXPERTS if is_moe else DENSE for is_moe in pattern]
     # The layer of a prediction is one with softmax attention, like the last one of a model with delta nets.
-    prediction = kinds[-1]
+    prediction = DENSE if more.mtp_dense else kinds[-1]
     if more.linear_attention_freq is not None:
         linear = window_pattern(more.linear_attention_freq, layers)
         kinds = [
@@ -229,6 +250,14 @@ def _kinds(
             for kind, is_linear in zip(kinds, linear, strict=True)
         ]
     return tuple(kinds), (prediction,), model.mtp_num_layers or 0
+
+
+def _with_attention(kinds: tuple[LayerKind, ...], own: tuple[Special, ...]) -> tuple[LayerKind, ...]:
+    """The layers with what their attention has beyond the model's sizes."""
+    return tuple(
+        replace(kind, attention=each) if each and kind.mixer == "attention" else kind
+        for kind, each in zip(kinds, own, strict=False)
+    )
 
 
 def _mamba(more: Architecture) -> Mamba | None:

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from megatron_operator.planner.estimate import diffusion
+from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
+from megatron_operator.planner.estimate.residual_streams import head_parameters, mapping_parameters
+from megatron_operator.planner.estimate.sparse_parameters import (
+    compressed_flops,
+    compressed_parameters,
+    indexer_parameters,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +44,15 @@ class LayerParameters:
         return self.tensor + self.replicated + self.active_experts
 
 
-def _attention(shape: ModelShape) -> tuple[int, int]:
+def _attention(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
     """Parameters of attention: (split over TP, replicated)."""
+    if isinstance(kind.attention, Compressed):
+        return 0, compressed_parameters(shape, kind.attention)
     h, n = shape.hidden, shape.heads
     proj_bias = h if shape.bias else 0
     if shape.latent is None:
-        d, g = shape.head_dim, shape.groups
+        own = heads_of(shape, kind)
+        n, d, g = own.heads, own.head_dim, own.groups
         projected = (n * (2 if shape.gate else 1) + 2 * g) * d
         tensor = h * projected + n * d * h + (projected if shape.qkv_bias else 0)
         tensor += n if shape.sinks else 0
@@ -57,6 +67,8 @@ def _attention(shape: ModelShape) -> tuple[int, int]:
     else:
         tensor += m.q_rank * query_width
         replicated += h * m.q_rank + (m.q_rank * shape.norm_size if shape.qk_norm else 0)
+    if isinstance(kind.attention, Indexed):
+        replicated += indexer_parameters(shape, kind.attention)
     return tensor, replicated
 
 
@@ -66,7 +78,7 @@ def _mlp(shape: ModelShape, width: int, hidden: int | None = None) -> tuple[int,
     return h * width * (fc1 + 1) + (fc1 * width if shape.bias else 0), h if shape.bias else 0
 
 
-def _mamba(shape: ModelShape) -> tuple[int, int]:
+def _mamba(shape: ModelShape, _: LayerKind) -> tuple[int, int]:
     """Parameters of a Mamba-2 mixer, all split over TP: projections, convolution, three numbers per head
     (time step, decay, skip) and the gated norm."""
     m = shape.mamba
@@ -75,7 +87,7 @@ def _mamba(shape: ModelShape) -> tuple[int, int]:
     return projections + (CONVOLUTION + 1) * m.convolved + 3 * m.heads + m.inner, 0
 
 
-def _delta(shape: ModelShape) -> tuple[int, int]:
+def _delta(shape: ModelShape, _: LayerKind) -> tuple[int, int]:
     """Parameters of a gated delta net: (split over TP, replicated); the convolution has no bias."""
     d = shape.delta
     assert d is not None, "only for models with gated delta nets"
@@ -90,14 +102,21 @@ def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
     """Numbers of parameters of one layer with its norms."""
     if kind.is_diffusion:
         return LayerParameters(*diffusion.layer_parameters(shape, kind))
-    tensor, replicated = _MIXERS[kind.mixer](shape) if kind.mixer else (0, 0)
+    tensor, replicated = _MIXERS[kind.mixer](shape, kind) if kind.mixer else (0, 0)
     replicated += kind.parts * shape.norms * shape.hidden * shape.norm_size
+    replicated += kind.parts * mapping_parameters(shape.hidden, shape.streams)
+    if shape.per_layer_width:
+        replicated += shape.hidden * (2 * shape.per_layer_width + shape.norm_size)
     if kind.feed_forward is None:
         return LayerParameters(tensor, replicated)
     if kind.feed_forward == "dense":
         dense, dense_bias = _mlp(shape, shape.ffn)
         return LayerParameters(tensor + dense, replicated + dense_bias)
     replicated += shape.hidden * shape.experts + (shape.experts if shape.bias else 0)
+    if shape.expert_norms:
+        # In front of the shared experts, behind these and the others, and the router's scales
+        # (`Gemma4TransformerLayer`, `Gemma4MoELayer` and `Gemma4TopKRouter` of Megatron-Bridge).
+        replicated += 4 * shape.hidden + shape.experts
     if shape.shared_ffn:
         shared, shared_bias = _mlp(shape, shape.shared_ffn)
         tensor, replicated = (
@@ -113,6 +132,7 @@ def mtp_parameters(shape: ModelShape) -> LayerParameters:
     """One multi-token prediction: its layers, its projection and three norms."""
     layers = [layer_parameters(shape, kind) for kind in shape.mtp_kinds]
     projection, norms = 2 * shape.hidden * shape.hidden, 3 * shape.hidden * shape.norm_size
+    norms += head_parameters(shape.hidden, shape.streams)
     return LayerParameters(
         sum(layer.tensor for layer in layers) + projection,
         sum(layer.replicated for layer in layers) + norms,
@@ -126,9 +146,18 @@ def mtp_copies(shape: ModelShape) -> int:
     return min(shape.mtp_layers, 1) if shape.mtp_repeated else shape.mtp_layers
 
 
+def per_layer_projection(shape: ModelShape) -> int:
+    """Parameters of what projects the first layer's input to the embeddings of all layers, with its norm
+    (`_attach_ple_modules` of Megatron-Bridge); 0 without them."""
+    width = shape.per_layer_width
+    return width * (shape.hidden * shape.layers + shape.norm_size)
+
+
 def embedding_parameters(shape: ModelShape, vocab: int) -> int:
-    """Number of parameters of word embeddings of `vocab` entries and of learned positions."""
-    return vocab * shape.hidden + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
+    """Number of parameters of word embeddings of `vocab` entries, also of those that each layer has of its
+    own, and of learned positions."""
+    words = vocab * (shape.hidden + shape.layers * shape.per_layer_width)
+    return words + (shape.max_positions * shape.hidden if shape.learned_positions else 0)
 
 
 def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
@@ -146,6 +175,7 @@ def parameters(shape: ModelShape, vocab: int, *, active: bool = False) -> int:
     if shape.diffusion is not None:
         return layers + diffusion.outside_parameters(shape)
     layers += sum(tower.parameters for tower in shape.towers)
+    layers += head_parameters(shape.hidden, shape.streams) + per_layer_projection(shape)
     return embedding_parameters(shape, vocab) + layers + shape.hidden * shape.norm_size + output
 
 
@@ -164,7 +194,9 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
 
     `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
     what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its
-    three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads.
+    three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads. Keys
+    that an indexer leaves out are deducted for DeepSeek-V4 alone; its residual streams and embeddings of
+    each layer are not counted.
     """
     if shape.diffusion is not None:
         return diffusion.flops_per_token(shape, seq_length)
@@ -194,6 +226,8 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
     h, n = shape.hidden, shape.heads
     if kind.mixer is None:
         return 0
+    if isinstance(kind.attention, Compressed):
+        return int(compressed_flops(shape, kind.attention, seq_length))
     if kind.mixer == "mamba":
         m = shape.mamba
         assert m is not None, "only for models with Mamba-2 layers"
@@ -206,8 +240,9 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
         rule = d.value_heads * d.value_dim**2 * 4
         return 6 * (h * (d.projected + d.values) + CONVOLUTION * d.convolved + rule)
     if shape.latent is None:
-        width = n * shape.head_dim
-        projected = width * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
+        own = heads_of(shape, kind)
+        width = own.heads * own.head_dim
+        projected = width * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
         return 6 * (h * projected + width * h) + 3 * seq_length * 2 * width
     latent = shape.latent
     query_width = n * (latent.qk_dim + latent.rope_dim)

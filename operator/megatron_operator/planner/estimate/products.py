@@ -3,19 +3,24 @@
 from typing import Final
 
 from megatron_operator.planner.estimate import diffusion_layers
+from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind, Tower
 from megatron_operator.planner.estimate.matmul import MatMul
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
+from megatron_operator.planner.estimate.sparse_attention import compressed_products
 from megatron_operator.planner.estimate.workload import Workload
 
 
-def _attention_products(w: Workload) -> list[MatMul]:
+def _attention_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     """Linear layers of attention on one tensor-parallel rank, with the shapes of Megatron's `SelfAttention`
     or, for latent attention, `MLASelfAttention`."""
     shape, rows = w.shape, w.tokens
+    if isinstance(kind.attention, Compressed):
+        return compressed_products(w, kind.attention)
     if shape.latent is None:
-        width = shape.heads * shape.head_dim
-        projected = width * (2 if shape.gate else 1) + 2 * shape.groups * shape.head_dim
+        own = heads_of(shape, kind)
+        width = own.heads * own.head_dim
+        projected = width * (2 if shape.gate else 1) + 2 * own.groups * own.head_dim
         return [
             MatMul(rows, shape.hidden, projected / w.dims.tp),
             MatMul(rows, width / w.dims.tp, shape.hidden),
@@ -81,13 +86,13 @@ def adapter_products(w: Workload, kind: LayerKind) -> list[MatMul]:
 
 
 def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
-    """Matrix products of the forward pass of one layer on one rank, without adapters and the scan of a
-    Mamba-2 layer or a gated delta net."""
+    """Matrix products of the forward pass of one layer on one rank, without adapters, an indexer, and the
+    scan of a Mamba-2 layer or a gated delta net."""
     if kind.is_diffusion:
         return diffusion_layers.products(w, kind)
     products: list[MatMul] = []
     if kind.mixer == "attention":
-        products += _attention_products(w)
+        products += _attention_products(w, kind)
     elif kind.mixer is not None:
         projected, inner = projections(w.shape, kind)
         products += [
@@ -96,6 +101,9 @@ def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
         ]
     if kind.feed_forward is not None:
         products += _expert_products(w) if kind.is_moe else _dense_products(w)
+    if width := w.shape.per_layer_width:
+        # To the layer's own embedding and, as its gate, again; then back to the hidden size.
+        products += 2 * [MatMul(w.tokens, w.shape.hidden, width)] + [MatMul(w.tokens, width, w.shape.hidden)]
     return products
 
 
@@ -165,9 +173,14 @@ def recomputed_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     """Products that selective recomputation repeats."""
     modules = w.recompute.modules if w.recompute.granularity == "selective" else frozenset()
     again: list[MatMul] = []
+    if "mla_up_proj" in modules and isinstance(kind.attention, Compressed):
+        # `DSv4HybridSelfAttention` recomputes the queries of all heads and the one key.
+        again += compressed_products(w, kind.attention)[1:3]
     if "mla_up_proj" in modules and kind.mixer == "attention" and w.shape.latent is not None:
         again += [
-            p for p in _attention_products(w) if p.inner in (w.shape.latent.q_rank, w.shape.latent.kv_rank)
+            p
+            for p in _attention_products(w, kind)
+            if p.inner in (w.shape.latent.q_rank, w.shape.latent.kv_rank)
         ]
     if "mlp" in modules and kind.feed_forward == "dense":
         again += _dense_products(w)

@@ -100,10 +100,16 @@ def step_time(w: Workload, on: Accelerator, constants: Calibration = FITTED) -> 
     slowest, kernels = max(stages.items(), key=lambda item: item[1].total)
     layers = compute.layers(slowest)
     moe = sum(count for kind, count in layers.items() if kind.is_moe)
-    attended = sum(count for kind, count in layers.items() if kind.attends)
     tensor = sum(count * communication.tensor(kind) for kind, count in layers.items())
-    context = attended * communication.context(kernels.attention / attended) if attended else 0.0
-    context += sum(count * communication.heads(kind) for kind, count in layers.items())
+    context = sum(
+        count
+        * (
+            communication.context(kind, compute.attention(kind))
+            + communication.heads(kind)
+            + communication.gathered_keys(kind)
+        )
+        for kind, count in layers.items()
+    )
     expert, pipeline = moe * communication.expert(), communication.pipeline()
     working = kernels.total + tensor + context + expert + pipeline
     waiting = compute.waiting(slowest, working)

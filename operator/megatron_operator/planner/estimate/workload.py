@@ -62,6 +62,8 @@ class Execution:
 
     unfused_attention: bool = False
     """Attention that writes its probabilities to memory."""
+    fused_sparse_attention: bool = False
+    """DeepSeek-V4's attention in kernels that gather the selected keys themselves."""
     tensor_overlap: bool = False
     expert_overlap: bool = False
     gradient_overlap: bool = True
@@ -144,7 +146,7 @@ class Workload:
                 granularity=_granularity(plan.recompute_granularity),
                 method="block" if plan.recompute_method == "block" else "uniform",
                 layers=plan.recompute_num_layers or 1,
-                modules=frozenset(plan.recompute_modules or ()),
+                modules=frozenset(plan.recompute_modules or ()) | _list_of(args, "recompute-modules"),
             ),
             execution=execution(
                 resolved.training,
@@ -160,6 +162,11 @@ class Workload:
 
 def _granularity(value: str | None) -> Literal["full", "selective"] | None:
     return "full" if value == "full" else "selective" if value == "selective" else None
+
+
+def _list_of(args: MegatronArgs, flag: str) -> frozenset[str]:
+    value = args.get(flag)
+    return frozenset(map(str, value)) if isinstance(value, list) else frozenset()
 
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -222,6 +229,7 @@ def execution(
     return Execution(
         unfused_attention=training.attention_backend in ("unfused", "local")
         or training.transformer_impl == "local",
+        fused_sparse_attention=args.get("dsa-kernel-backend", "none") != "none",
         tensor_overlap=bool(parallelism.tp_comm_overlap),
         expert_overlap=bool(args.get("overlap-moe-expert-parallel-comm")),
         gradient_overlap=gradient_overlap,

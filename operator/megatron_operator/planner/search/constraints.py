@@ -11,6 +11,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.divisors import divisors
+from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import Tower
 from megatron_operator.planner.estimate.model_shape import ModelShape
 from megatron_operator.planner.search.pipeline_split import StageSplit
@@ -69,6 +70,11 @@ def layout_errors(layout: Layout, context: ConstraintContext) -> list[FieldError
     _check_sequence(layout.dims, context, found)
     _check_experts(layout.dims, context, found)
     _check_towers(layout, context, found)
+    _check_compressed_attention(layout.dims, context, found)
+    if context.shape.per_layer_width and layout.dims.pp > 1:
+        # `Gemma4DenseProvider.provide` of Megatron-Bridge.
+        message = f"{layout.dims.pp} splits a model with perLayerEmbeddingSize"
+        found.error(f"{_P}pipelineModelParallelSize", message, "set 1")
     return found.errors
 
 
@@ -177,6 +183,16 @@ def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
         f"set one of {_divisors(shape.layers)}, or set the split with decoderFirst/LastPipelineNumLayers, "
         "accountForEmbedding/LossInPipelineSplit or pipelineModelParallelLayout",
     )
+
+
+def _check_compressed_attention(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
+    """DeepSeek-V4's attention is not split over TP (`DSv4HybridAttention`), and over CP for packed sequences
+    alone."""
+    if not any(isinstance(kind.attention, Compressed) for kind in context.shape.kinds):
+        return
+    for name, size in (("tensorModelParallelSize", dims.tp), ("contextParallelSize", dims.cp)):
+        if size > 1:
+            found.error(f"{_P}{name}", f"{size} splits attention with csaCompressRatios", "set 1")
 
 
 def _check_sequence(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
