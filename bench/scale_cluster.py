@@ -190,7 +190,7 @@ def volume(name: str) -> Object:
 def recipe(name: str) -> Object:
     """A run of two pods with two simulated GPUs each."""
     return {
-        "apiVersion": "megatron.training/v1alpha1",
+        "apiVersion": "megatron.training/v1beta1",
         "kind": "MegatronRecipe",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {

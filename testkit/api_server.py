@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from kubernetes import config
 from megatron_operator.api import json_documents
+from megatron_operator.api.labels import STORED_API_VERSION
 
 from testkit.errors import ApiError
 
@@ -14,7 +15,8 @@ Object = dict[str, Any]
 
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _PATHS = {
-    "MegatronRecipe": "/apis/megatron.training/v1alpha1/{ns}/megatronrecipes",
+    # The version that a release without v1beta1 serves too.
+    "MegatronRecipe": f"/apis/{STORED_API_VERSION}/{{ns}}/megatronrecipes",
     "PyTorchJob": "/apis/kubeflow.org/v1/{ns}/pytorchjobs",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/{ns}/jobsets",
     "TrainJob": "/apis/trainer.kubeflow.org/v1alpha1/{ns}/trainjobs",
@@ -89,6 +91,11 @@ class Api:
         path = _PATHS[kind].format(ns=f"namespaces/{namespace}" if namespace else "").replace("//", "/")
         return f"{path}/{name}" if name else path
 
+    def _path_of(self, body: Object) -> str:
+        """The path of the kind of an object, in the version in which it is written."""
+        path = self.path(body["kind"], body["metadata"].get("namespace"))
+        return path.replace(STORED_API_VERSION, body["apiVersion"])
+
     def find(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """The object, or None where there is none."""
         try:
@@ -110,8 +117,7 @@ class Api:
 
     def apply(self, body: Object, manager: str = "tests", **query: str) -> Object:
         """Server-side apply; conflicts are overwritten. Raises ApiError."""
-        metadata = body["metadata"]
-        path = self.path(body["kind"], metadata.get("namespace"), metadata["name"])
+        path = f"{self._path_of(body)}/{body['metadata']['name']}"
         return dict(
             self.request(
                 "PATCH",
@@ -126,8 +132,7 @@ class Api:
 
     def create(self, body: Object, **query: str) -> Object:
         """POST. Raises ApiError with status 409 when the object exists."""
-        path = self.path(body["kind"], body["metadata"].get("namespace"))
-        return dict(self.request("POST", path, body, **query))
+        return dict(self.request("POST", self._path_of(body), body, **query))
 
     def patch(
         self, kind: str, namespace: str | None, name: str, body: Object, subresource: str = ""

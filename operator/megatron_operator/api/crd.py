@@ -48,22 +48,34 @@ def custom_resource_definition() -> dict[str, Any]:
                 "shortNames": [labels.SHORT_NAME],
                 "categories": ["all"],
             },
+            # The versions differ in their names only, so the API server converts without a webhook.
+            "conversion": {"strategy": "None"},
             "versions": [
-                {
-                    "name": labels.VERSION,
-                    "served": True,
+                _version(labels.VERSION),
+                _version(labels.STORED_VERSION)
+                | {
                     "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path}
-                        | ({"priority": priority} if priority else {})
-                        for name, kind, path, priority in _COLUMNS
-                    ],
-                    "selectableFields": [{"jsonPath": path} for path in SELECTABLE_FIELDS],
-                    "schema": {"openAPIV3Schema": _schema()},
-                }
+                    "deprecated": True,
+                    "deprecationWarning": f"{labels.STORED_API_VERSION} {labels.KIND} is deprecated; "
+                    f"write apiVersion: {labels.API_VERSION}, with the same fields",
+                },
             ],
         },
+    }
+
+
+def _version(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "served": True,
+        "storage": False,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [
+            {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+            for name, kind, path, priority in _COLUMNS
+        ],
+        "selectableFields": [{"jsonPath": path} for path in SELECTABLE_FIELDS],
+        "schema": {"openAPIV3Schema": _schema()},
     }
 
 

@@ -3,8 +3,13 @@
 from typing import Final
 
 GROUP: Final = "megatron.training"
-VERSION: Final = "v1alpha1"
+VERSION: Final = "v1beta1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
+STORED_VERSION: Final = "v1alpha1"
+"""Deprecated. Objects are stored in it, so that a release that does not know v1beta1 can read them; both have
+the same fields."""
+STORED_API_VERSION: Final = f"{GROUP}/{STORED_VERSION}"
+API_VERSIONS: Final = (API_VERSION, STORED_API_VERSION)
 KIND: Final = "MegatronRecipe"
 PLURAL: Final = "megatronrecipes"
 SINGULAR: Final = "megatronrecipe"

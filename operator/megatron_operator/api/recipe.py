@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from megatron_operator.api import duration
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import (
     LARGEST_SETTING,
@@ -16,10 +17,10 @@ from megatron_operator.api.bounds import (
     PerNode,
     Rank,
     Samples,
-    Seconds,
     Text,
     Weight,
 )
+from megatron_operator.api.duration import Duration
 from megatron_operator.api.fine_tuning import ExportSpec, InitSpec, PeftSpec
 from megatron_operator.api.model import ModelSpec
 from megatron_operator.api.pod_environment import EnvFromSource, EnvVarSource
@@ -28,7 +29,7 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
 RELATIVE_PATTERN = r"^[^/].*$"
-HANG_PATTERN = r"^(auto|off|[1-9][0-9]*s)$"
+HANG_PATTERN = r"^(auto|off|([0-9]+[hms])+)$"
 SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
 ENDPOINT_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._/-]*)?$"
 REGION_PATTERN = r"^[a-z0-9-]+$"
@@ -43,6 +44,10 @@ LabelValue = Annotated[str, Field(max_length=63)]
 EnvValue = Annotated[str, Field(max_length=32768)]
 FlagValues = Annotated[list[Text | int | float], Field(max_length=LONGEST_TEXT)]
 MegatronArgs = Annotated[dict[str, Text | int | float | bool | FlagValues], Field(max_length=1024)]
+
+
+def _in_seconds(timeout: str) -> str:
+    return timeout if timeout in ("auto", "off") else f"{duration.seconds(timeout)}s"
 
 
 class AcceleratorSpec(ApiModel):
@@ -210,10 +215,10 @@ class ElasticSpec(ApiModel):
 
     min_count: Accelerators
     """Smallest number of accelerators to run on."""
-    shrink_after: Seconds = 600
-    """Seconds that pods may be unschedulable before the run shrinks."""
-    grow_after: Seconds = 300
-    """Seconds that more accelerators must be free before the run grows."""
+    shrink_after: Duration = 600
+    """How long pods may be unschedulable before the run shrinks: `10m`, or a number of seconds."""
+    grow_after: Duration = 300
+    """How long more accelerators must be free before the run grows: `5m`, or a number of seconds."""
 
 
 class LossSpec(ApiModel):
@@ -242,10 +247,12 @@ class RecoverySpec(ApiModel):
     """Restarts without a new checkpoint before the run fails; drains, preemptions and resizes are free."""
     max_rank_restarts: Count = 3
     """Restarts of ranks inside their pods before a pod is replaced."""
-    hang_timeout: Annotated[str, Field(pattern=HANG_PATTERN, max_length=10)] = "auto"
-    """Longest time of a training step: `auto` (3 of the run's own step times and 75 s), `off`, or `600s`."""
-    rendezvous_timeout: Seconds = 600
-    """Seconds that pods wait for each other before all of them are re-created."""
+    hang_timeout: Annotated[
+        str, Field(pattern=HANG_PATTERN, max_length=duration.LONGEST_TEXT), AfterValidator(_in_seconds)
+    ] = "auto"
+    """Longest time of a training step: `auto` (3 of the run's own step times and 75 s), `off`, or `10m`."""
+    rendezvous_timeout: Duration = 600
+    """How long pods wait for each other before all of them are re-created: `10m`, or a number of seconds."""
     termination_grace_period_seconds: Grace | None = None
     """Seconds from SIGTERM to SIGKILL for a last checkpoint; default by its size, at least 300 on GPUs."""
     preflight: bool = False

@@ -71,6 +71,8 @@ def type_text(field: Schema) -> str:
     """The type of a field as Markdown: choices are code."""
     if "enum" in field:
         return ", ".join(f"`{choice}`" for choice in field["enum"])
+    if field.get("x-kubernetes-int-or-string"):
+        return "duration"
     match field.get("type"):
         case "array":
             return f"list of {type_text(field['items'])}"

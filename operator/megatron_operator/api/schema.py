@@ -21,6 +21,8 @@ _KEPT = (
     "required",
 )
 
+_INT_OR_STRING = "x-kubernetes-int-or-string"
+
 
 def structural(model: type[ApiModel]) -> Schema:
     """The model's schema with references inlined, null branches dropped and OpenAPI 3.0 spelling."""
@@ -46,6 +48,8 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
     kind = node.get("type")
     if kind is not None:
         schema["type"] = kind
+    if node.get(_INT_OR_STRING):
+        schema[_INT_OR_STRING] = True
     if kind == "integer":
         schema["format"] = "int64"
     if kind == "array":

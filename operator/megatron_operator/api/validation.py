@@ -10,11 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from megatron_operator.api import duration
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import LONGEST_TEXT
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.fine_tuning import ABSOLUTE_PATTERN, FOLDER_PATTERN
-from megatron_operator.api.labels import API_VERSION, KIND
+from megatron_operator.api.labels import API_VERSIONS, KIND
 from megatron_operator.api.model import WINDOW_PATTERN
 from megatron_operator.api.other_names import fix_for_name, fix_for_value, plain
 from megatron_operator.api.platform import SIGN_PATTERN
@@ -41,10 +42,10 @@ def parse_recipe(resource: Mapping[str, Any]) -> MegatronRecipeSpec:
         FieldError(
             name,
             f"unsupported value {shown(resource[name])}" if resource.get(name) else "is required",
-            f"set {required}",
+            f"set {supported[0]}",
         )
-        for name, required in (("apiVersion", API_VERSION), ("kind", KIND))
-        if resource.get(name) != required
+        for name, supported in (("apiVersion", API_VERSIONS), ("kind", (KIND,)))
+        if resource.get(name) not in supported
     ]
     if errors:
         raise InvalidRecipeError(errors)
@@ -142,7 +143,8 @@ _PATTERNS = {
         "name a folder of a volume, for example /data/model: no hub is reached, so download the model there",
     ),
     RELATIVE_PATTERN: ("path", "use a path relative to the data volume, without a leading slash"),
-    HANG_PATTERN: ("timeout", "use auto, off or seconds, for example 600s"),
+    duration.PATTERN: ("duration", "use seconds, or for example 10m or 1h30m"),
+    HANG_PATTERN: ("timeout", "use auto, off, or for example 10m or 90s"),
     SPLIT_PATTERN: ("split", "use three shares, for example 99,1,0"),
     ENDPOINT_PATTERN: ("URL", "use for example http://minio.storage:9000, without credentials in it"),
     REGION_PATTERN: ("region", "use small letters, digits and -, for example eu-central-1"),

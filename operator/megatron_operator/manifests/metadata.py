@@ -9,12 +9,12 @@ from typing import Any
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import (
     ANNOTATION_HASH,
-    API_VERSION,
     FIELD_MANAGER,
     KIND,
     LABEL_MANAGED_BY,
     LABEL_RECIPE,
     LABEL_ROLE,
+    STORED_API_VERSION,
 )
 
 Manifest = dict[str, Any]
@@ -94,7 +94,7 @@ class Owner:
         if owned and self.uid:
             metadata["ownerReferences"] = [
                 {
-                    "apiVersion": API_VERSION,
+                    "apiVersion": STORED_API_VERSION,
                     "kind": KIND,
                     "name": self.name,
                     "uid": self.uid,

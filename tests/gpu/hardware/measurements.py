@@ -151,7 +151,7 @@ def judge_precision(bf16: Measured, fp8: Measured | None) -> Result:
 def recipe(model: Mapping[str, Any], hardware: str) -> dict[str, Any]:
     """Return a recipe that trains the model on one device."""
     return {
-        "apiVersion": "megatron.training/v1alpha1",
+        "apiVersion": "megatron.training/v1beta1",
         "kind": "MegatronRecipe",
         "metadata": {"name": "planned"},
         "spec": {

@@ -46,6 +46,8 @@ def missing_bound(node: dict[str, Any]) -> str | None:
             needed = "maxItems"
         case "object" if "properties" not in node:
             needed = "maxProperties"
+        case None if "x-kubernetes-int-or-string" in node:
+            needed = "maximum" if "maxLength" in node else "maxLength"
         case None:
             needed = "type"
         case _:

@@ -45,9 +45,22 @@ def test_it_fits_into_the_annotation_of_client_side_apply() -> None:
     assert len(json.dumps(custom_resource_definition())) < 256 * 1024
 
 
-def test_every_node_has_a_type_or_preserves_unknown_fields() -> None:
+def test_the_versions_are_served_with_the_same_fields_and_the_oldest_is_stored() -> None:
+    """So that the API server converts by the name alone, and a release without v1beta1 reads all objects."""
+    beta, alpha = custom_resource_definition()["spec"]["versions"]
+    assert (beta["name"], beta["served"], beta["storage"]) == ("v1beta1", True, False)
+    assert (alpha["name"], alpha["served"], alpha["storage"]) == ("v1alpha1", True, True)
+    assert alpha["deprecated"]
+    assert "apiVersion: megatron.training/v1beta1" in alpha["deprecationWarning"]
+    own = {"name", "storage", "deprecated", "deprecationWarning"}
+    assert {k: v for k, v in beta.items() if k not in own} == {k: v for k, v in alpha.items() if k not in own}
+    assert custom_resource_definition()["spec"]["conversion"] == {"strategy": "None"}
+
+
+def test_every_node_has_a_type_or_is_a_duration_or_preserves_unknown_fields() -> None:
     for path, node in nodes(schema()):
-        assert "type" in node or node.get("x-kubernetes-preserve-unknown-fields") is True, path
+        typed = "type" in node or node.get("x-kubernetes-int-or-string") is True
+        assert typed or node.get("x-kubernetes-preserve-unknown-fields") is True, path
         assert not node.keys() & {"$ref", "anyOf", "allOf", "title", "const"}, path
 
 

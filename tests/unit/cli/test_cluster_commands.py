@@ -187,7 +187,7 @@ def test_diff_compares_with_the_job_in_the_cluster(kubectl: FakeKubectl, tmp_pat
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         """\
-apiVersion: megatron.training/v1alpha1
+apiVersion: megatron.training/v1beta1
 kind: MegatronRecipe
 metadata: {name: llama3.1-8b, namespace: research}
 spec: {recipe: llama3-8b, data: {mockData: true}, accelerator: {type: h100-sxm, count: 8}}

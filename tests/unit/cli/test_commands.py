@@ -15,7 +15,7 @@ from megatron_operator.cli.main import cli
 LLAMA = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
 
 RECIPE = """\
-apiVersion: megatron.training/v1alpha1
+apiVersion: megatron.training/v1beta1
 kind: MegatronRecipe
 metadata: {name: mine}
 spec:
@@ -165,8 +165,8 @@ def test_errors_are_printed_as_json_if_json_is_requested(
         (f"{RECIPE}  suspend: false\n  suspend: true\n", "invalid YAML in line 10: duplicate key 'suspend'"),
         ("kind: Pod", "has no MegatronRecipe (found: Pod); give a recipe file"),
         ("", "has no MegatronRecipe (found: nothing); give a recipe file"),
-        ("kind: MegatronRecipe\napiVersion: megatron.training/v2\n", "set megatron.training/v1alpha1"),
-        ("kind: MegatronRecipe\napiVersion: megatron.training/v1alpha1\n", "spec: is required"),
+        ("kind: MegatronRecipe\napiVersion: megatron.training/v2\n", "set megatron.training/v1beta1"),
+        ("kind: MegatronRecipe\napiVersion: megatron.training/v1beta1\n", "spec: is required"),
         (
             f"{RECIPE}---\n{RECIPE.replace('mine', 'other')}",
             "has 2 recipes; give a file with one, or use validate",

@@ -13,7 +13,7 @@ from megatron_operator.cli.main import cli
 
 LLAMA = ("--recipe", "llama3-8b", "--gpus", "8", "--accelerator", "h100-sxm")
 RECIPE = {
-    "apiVersion": "megatron.training/v1alpha1",
+    "apiVersion": "megatron.training/v1beta1",
     "kind": "MegatronRecipe",
     "metadata": {"name": "mine"},
     "spec": {"recipe": "llama3-8b", "accelerator": {"count": 8}, "data": {"mockData": True}},
@@ -60,7 +60,7 @@ def test_a_wrong_command_line_is_answered_with_the_right_one(words: tuple[str, .
 @pytest.mark.parametrize(
     ("document", "answer"),
     [
-        ({"kind": "MegatronRecipe", "spec": {}}, "apiVersion: is required; set megatron.training/v1alpha1"),
+        ({"kind": "MegatronRecipe", "spec": {}}, "apiVersion: is required; set megatron.training/v1beta1"),
         (RECIPE | {"metadata": {}}, "metadata.name: is required; name the run, for example metadata: {name:"),
         (RECIPE | {"metadata": {"name": "My_Run"}}, "metadata.name: invalid name 'My_Run'; use the name of"),
         ({"platform": {}}, "recipe.yaml: has no MegatronRecipe (found: an object without kind); give a"),

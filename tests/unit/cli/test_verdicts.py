@@ -38,7 +38,7 @@ def texts(document: dict[str, Any]) -> list[str]:
 @pytest.fixture(params=SPECS.values(), ids=SPECS.keys())
 def resource(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {
-        "apiVersion": "megatron.training/v1alpha1",
+        "apiVersion": "megatron.training/v1beta1",
         "kind": "MegatronRecipe",
         "metadata": {"name": "mine"},
         "spec": request.param | {"data": {"mockData": True}},

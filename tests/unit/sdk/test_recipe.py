@@ -26,7 +26,7 @@ def test_a_name_with_overrides_is_the_recipe_of_a_file() -> None:
         image_pull_secrets=("registry",),
     )
     assert made.to_dict() == {
-        "apiVersion": "megatron.training/v1alpha1",
+        "apiVersion": "megatron.training/v1beta1",
         "kind": "MegatronRecipe",
         "metadata": {"name": "ours", "namespace": "research"},
         "spec": {

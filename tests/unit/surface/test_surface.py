@@ -57,7 +57,8 @@ def test_commands_and_flags(lock: Any) -> None:
 
 def field_lines(path: str, schema: dict[str, Any]) -> Iterator[str]:
     """One line per field of an OpenAPI schema: path, type, choices."""
-    kind = schema.get("type", "any")
+    duration = schema.get("x-kubernetes-int-or-string")
+    kind = schema.get("type", "duration" if duration else "any")
     if "enum" in schema:
         kind += f" [{', '.join(map(str, schema['enum']))}]"
     yield f"{path}: {kind}"
