@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from localcluster import Cluster
+from megatron_operator.api.labels import API_VERSION
 
 from testkit.api_server import Api, Object
 from testkit.chart_installation import CHART, chart_objects, install_chart
@@ -43,12 +45,27 @@ class Versions:
     def upgrade(self) -> None:
         """What `helm upgrade` does."""
         self._released.stop()
+        self.begin_upgrade()
+
+    def begin_upgrade(self) -> None:
+        """What `helm upgrade` does until the old pod ends: both run, for the release elects no leader."""
         install_chart(self._cluster, self._api, OPERATOR_NAMESPACE, VALUES, self._folder, CHART)
         self._current.ensure()
 
     def roll_back(self) -> None:
         """What `helm rollback` does: it also deletes what the older release has not."""
         self._current.stop()
+        self._install_release()
+        self._released.ensure()
+
+    def roll_back_with_this_crd(self) -> None:
+        """The same, and then `kubectl apply` of the CRD with v1beta1."""
+        self._current.stop()
+        self._install_release()
+        self._api.apply(yaml.safe_load((ROOT / "crds" / "megatronrecipes.yaml").read_text()))
+        self._released.ensure()
+
+    def _install_release(self) -> None:
         newer, older = (
             chart_objects(self._cluster, OPERATOR_NAMESPACE, VALUES, self._folder, chart)
             for chart in (CHART, self._chart)
@@ -59,7 +76,6 @@ class Versions:
             if (each["kind"], metadata["name"]) not in kept:
                 self._api.delete(each["kind"], metadata.get("namespace"), metadata["name"])
         install_chart(self._cluster, self._api, OPERATOR_NAMESPACE, VALUES, self._folder, self._chart)
-        self._released.ensure()
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +192,33 @@ def test_an_upgrade_and_a_rollback_start_nothing_that_waits_or_has_ended(
         world.wait_for("suspended", phase="Suspended", job=False, pods=0)
         world.wait_for("queued", phase="Pending", conditions={"Running": "Queued"}, pods=0)
         world.wait_for("refused", phase="Refused", job=False, pods=0)
+
+
+def test_two_versions_that_run_at_once_recover_a_run_once(with_release: World, versions: Versions) -> None:
+    world = with_release
+    world.apply("run")
+    started = identity(world.train("run", 60, checkpoint=50))
+    versions.begin_upgrade()
+    after_loss = lose_worker(world, 2, 70)
+    assert after_loss.recovery["restarts"] == 1
+    assert after_loss.job_uid == started[1]
+    versions.upgrade()
+    state = world.train("run", 80, checkpoint=70, generation=2, resumedFrom=59)
+    assert identity(state) == identity(after_loss)
+    assert state.recovery["restarts"] == 1
+
+
+def test_a_recipe_of_the_newer_version_lives_on_with_the_release_and_the_newer_crd(
+    with_release: World, versions: Versions
+) -> None:
+    """Without v1beta1 in the CRD the API server refuses to apply a status to what was written in it."""
+    world = with_release
+    versions.upgrade()
+    recipe = world.apply("run")
+    recipe["metadata"].pop("managedFields")
+    world.api.apply(recipe | {"apiVersion": API_VERSION})
+    started = identity(world.train("run", 60, checkpoint=50))
+    versions.roll_back_with_this_crd()
+    state = lose_worker(world, 2, 70)
+    assert state.recovery["restarts"] == 1
+    assert state.job_uid == started[1]

@@ -6,8 +6,8 @@ GROUP: Final = "megatron.training"
 VERSION: Final = "v1beta1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 STORED_VERSION: Final = "v1alpha1"
-"""Deprecated. Objects are stored in it, so that a release that does not know v1beta1 can read them; both have
-the same fields."""
+"""Deprecated, with the same fields. Objects are stored in it, and the operator writes it: a release without
+v1beta1 could neither read what is stored in that version, nor apply to what was written in it."""
 STORED_API_VERSION: Final = f"{GROUP}/{STORED_VERSION}"
 API_VERSIONS: Final = (API_VERSION, STORED_API_VERSION)
 KIND: Final = "MegatronRecipe"

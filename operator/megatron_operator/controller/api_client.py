@@ -12,7 +12,7 @@ from kubernetes.aio import client, config
 
 from megatron_operator.api import json_documents
 from megatron_operator.api.errors import OperatorError
-from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, VERSION
+from megatron_operator.api.labels import FIELD_MANAGER, GROUP, PLURAL, STORED_VERSION
 from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from megatron_operator.controller.metrics import API_REQUESTS, WRITES
@@ -45,7 +45,7 @@ class Resource:
         return f"/apis/{self.group}/{self.version}/{self.plural}" if self.group else f"/api/v1/{self.plural}"
 
 
-RECIPES: Final = Resource(GROUP, VERSION, PLURAL)
+RECIPES: Final = Resource(GROUP, STORED_VERSION, PLURAL)
 TRAINING_JOBS: Final = {
     each.KIND: Resource(each.GROUP, each.VERSION, each.PLURAL) for each in BACKENDS.values()
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.labels import API_VERSION, KIND
+from megatron_operator.api.labels import KIND, STORED_API_VERSION
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recovery_status import RecoveryStatus
 from megatron_operator.api.status import CheckpointStatus, MegatronRecipeStatus, Progress, RecipeCondition
@@ -187,7 +187,7 @@ class StatusBuilder:
         """The body for a server-side apply of the status; it only applies to the version that was read."""
         metadata = self.body["metadata"]
         return {
-            "apiVersion": API_VERSION,
+            "apiVersion": STORED_API_VERSION,
             "kind": KIND,
             "metadata": {
                 "name": metadata["name"],

@@ -15,6 +15,7 @@ from kubernetes.aio import client, config
 from megatron_contract.environment import CONTAINER_NAME
 
 from megatron_operator.api import json_documents
+from megatron_operator.api.labels import STORED_API_VERSION
 from megatron_operator.controller.api_client import PAGE, PODS, RECIPES, ApiClient, ApiError
 from megatron_operator.sdk.errors import ClusterUnreachableError
 
@@ -39,7 +40,9 @@ class SdkClient(ApiClient):
         metadata = body["metadata"]
         query = {"fieldManager": manager, "force": "true" if force else "false"}
         path = RECIPES.path(metadata["namespace"], metadata["name"])
-        return await self._request("PATCH", path, query, body, "application/apply-patch+yaml")
+        # The version that the operator writes too: STORED_VERSION has the reason.
+        stored = {**body, "apiVersion": STORED_API_VERSION}
+        return await self._request("PATCH", path, query, stored, "application/apply-patch+yaml")
 
     async def patch_spec(self, namespace: str, name: str, spec: Object, manager: str) -> Object:
         """JSON merge patch of a recipe's spec."""

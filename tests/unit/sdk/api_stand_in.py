@@ -15,7 +15,7 @@ from megatron_operator.sdk.event_loop import EventLoopThread
 
 Object = dict[str, Any]
 CREATED = "2026-01-01T10:00:00Z"
-RECIPES = "/apis/megatron.training/v1beta1/namespaces/{namespace}/megatronrecipes"
+RECIPES = "/apis/megatron.training/v1alpha1/namespaces/{namespace}/megatronrecipes"
 
 
 class ApiStandIn:
@@ -92,7 +92,7 @@ class ApiStandIn:
         app = web.Application()
         one = RECIPES + "/{name}"
         core = "/api/v1/namespaces/{namespace}"
-        app.router.add_get("/apis/megatron.training/v1beta1/megatronrecipes", self._list)
+        app.router.add_get("/apis/megatron.training/v1alpha1/megatronrecipes", self._list)
         app.router.add_get(RECIPES, self._list)
         app.router.add_get(one, self._get)
         app.router.add_patch(one, self._patch)
