@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.catalog.architecture import Architecture, TowerSpec
+from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.planner.estimate import architecture_sizes
 from megatron_operator.planner.estimate.attention_kinds import Heads
 from megatron_operator.planner.estimate.layer_attention import Special, layer_attention
 from megatron_operator.planner.estimate.layer_pattern import moe_pattern, window_pattern
@@ -211,13 +212,13 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         mtp_kinds=prediction,
         mtp_repeated=bool(more.mtp_use_repeated_layer),
         hybrid=more.hybrid_layer_pattern is not None,
-        mamba=_mamba(more),
-        delta=_delta(more),
+        mamba=architecture_sizes.mamba(more),
+        delta=architecture_sizes.delta(more),
         moe_latent=more.moe_latent_size,
         gate=bool(more.attention_output_gate),
         gelu_gate=bool(more.geglu),
-        towers=_towers(more),
-        diffusion=_diffusion(more, hidden),
+        towers=architecture_sizes.towers(more),
+        diffusion=architecture_sizes.diffusion(more, hidden),
         post_norms=bool(more.post_layernorm),
         dropout=model.hidden_dropout is None or model.hidden_dropout > 0,
         sinks=model.softmax_type == "learnable",
@@ -257,62 +258,6 @@ def _with_attention(kinds: tuple[LayerKind, ...], own: tuple[Special, ...]) -> t
     return tuple(
         replace(kind, attention=each) if each and kind.mixer == "attention" else kind
         for kind, each in zip(kinds, own, strict=False)
-    )
-
-
-def _mamba(more: Architecture) -> Mamba | None:
-    sizes = (more.mamba_num_heads, more.mamba_head_dim, more.mamba_state_dim, more.mamba_num_groups)
-    return Mamba(*map(int, sizes)) if all(sizes) else None  # type: ignore[arg-type]
-
-
-def _delta(more: Architecture) -> DeltaNet | None:
-    sizes = (
-        more.linear_num_key_heads,
-        more.linear_key_head_dim,
-        more.linear_num_value_heads,
-        more.linear_value_head_dim,
-    )
-    return DeltaNet(*map(int, sizes)) if all(sizes) else None  # type: ignore[arg-type]
-
-
-def _towers(more: Architecture) -> tuple[Tower, ...]:
-    specs = [tower for tower in (more.tower, more.sound_tower) if tower is not None]
-    return tuple(_tower(tower, 1 / len(specs)) for tower in specs)
-
-
-def _tower(tower: TowerSpec, share: float) -> Tower:
-    trained = tower.trained_parameters
-    return Tower(
-        layers=tower.layers,
-        hidden=tower.hidden_size,
-        ffn=tower.ffn_hidden_size,
-        heads=tower.num_attention_heads,
-        groups=tower.num_query_groups or tower.num_attention_heads,
-        gated=tower.gated,
-        conformer=tower.conformer,
-        parameters=tower.parameters,
-        trained=tower.parameters if trained is None else trained,
-        patches_per_token=tower.patches_per_token,
-        split=tower.tensor_parallel,
-        deepstack=tower.deepstack_layers,
-        share=share,
-    )
-
-
-def _diffusion(more: Architecture, hidden: int) -> Diffusion | None:
-    spec = more.diffusion
-    if spec is None:
-        return None
-    return Diffusion(
-        joint=spec.joint_layers is not None,
-        latent_channels=spec.latent_channels,
-        text_channels=spec.text_channels,
-        text_tokens=spec.text_tokens,
-        text_hidden=hidden,
-        time_channels=spec.time_channels,
-        pooled_channels=spec.pooled_channels or 0,
-        guidance=spec.guidance,
-        latent_tokens=spec.latent_tokens,
     )
 
 
