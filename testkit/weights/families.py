@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_H
+
 VOCABULARY = 256
 """Entries of the vocabulary of every model."""
 BASE: dict[str, Any] = {
@@ -113,6 +115,9 @@ FAMILIES = (
     Family("Gemma", "Gemma", {**BASE, **HEADS}),
     Family("Gemma 2", "Gemma2", GEMMA),
     Family("Gemma 3", "Gemma3", {**GEMMA, "num_hidden_layers": 6}, "Gemma3TextConfig"),
+    Family("Nemotron-H", "NemotronH", NEMOTRON_H),
+    Family("Nemotron 3 Nano", "NemotronH", NEMOTRON_3),
+    Family("Nemotron 3 Super without MTP", "NemotronH", {**NEMOTRON_3, "moe_latent_size": 32}),
     Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **HEADS}),
     Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),

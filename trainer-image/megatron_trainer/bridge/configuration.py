@@ -33,7 +33,7 @@ from megatron_trainer.bridge import (
     query_norms,
     vision_layers,
 )
-from megatron_trainer.bridge.family_layers import instead_of
+from megatron_trainer.bridge.family_layers import build_locally
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
@@ -118,8 +118,7 @@ def make(run: BridgeRun) -> Any:
     if PLATFORM == "cpu":
         for path, value in ON_CPU.items():
             _set(config, path, value)
-        layers = config.model.transformer_layer_spec
-        config.model.transformer_layer_spec = instead_of(layers, loads_weights=loads_weights)
+        build_locally(config.model, loads_weights=loads_weights)
         config.mixed_precision = "bf16_mixed"
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)

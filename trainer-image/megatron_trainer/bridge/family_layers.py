@@ -14,6 +14,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
+from megatron_trainer.bridge.hybrid_layers import hybrid_layers
 from megatron_trainer.bridge.local_layers import layers_to_pretrain, local_layers
 from megatron_trainer.bridge.local_linear import (
     LayerNormColumnParallelLinear,
@@ -24,11 +25,19 @@ from megatron_trainer.bridge.local_linear import (
 type Layers = Callable[..., Any]
 
 
-def instead_of(layers: object, *, loads_weights: bool) -> Layers:
-    """Return what builds the same layers as Bridge's function `layers`, without Transformer Engine.
+def build_locally(model: Any, *, loads_weights: bool) -> None:
+    """Have a model's configuration build its layers without Transformer Engine.
 
     `loads_weights`: whether the model takes weights that it has not trained itself.
     """
+    if hasattr(model, "hybrid_stack_spec"):
+        model.hybrid_stack_spec = hybrid_layers
+    else:
+        model.transformer_layer_spec = instead_of(model.transformer_layer_spec, loads_weights=loads_weights)
+
+
+def instead_of(layers: object, *, loads_weights: bool) -> Layers:
+    """Return what builds the same layers as Bridge's function `layers`, without Transformer Engine."""
     others = local_layers if loads_weights else layers_to_pretrain
     return _FAMILIES.get(getattr(layers, "__name__", ""), others)
 

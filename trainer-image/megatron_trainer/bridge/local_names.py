@@ -16,6 +16,7 @@ def install() -> None:
     from megatron.bridge.models.conversion.param_mapping import AutoMapping
 
     AutoMapping.register_module_type("RowParallelLinearLayerNorm", "row")
+    AutoMapping.register_module_type("DuplicatedLinear", "replicated")
     inner = MegatronMappingRegistry.__init__
 
     def with_local_experts(self: Any, *mappings: Any) -> None:

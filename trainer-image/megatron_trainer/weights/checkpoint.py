@@ -158,7 +158,7 @@ def _sharded(directory: Path, model: Any, keep: str | None = None) -> dict[str, 
     """Return the model's sharded state dict without extra state. Raises ConversionError if they differ."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
+    from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor, apply_factories
 
     metadata = dist_checkpointing.load_content_metadata(str(directory)) or {}
     wanted = {
@@ -166,7 +166,10 @@ def _sharded(directory: Path, model: Any, keep: str | None = None) -> dict[str, 
         for name, entry in model.sharded_state_dict(metadata=metadata).items()
         if not name.endswith("_extra_state") and (keep is None or keep in name)
     }
-    entries = [entry for entry in nested_values({"model": wanted}) if isinstance(entry, ShardedBase)]
+    # A state-space layer has names of its own for the parts of a tensor.
+    parts = dict(wanted)
+    apply_factories(parts)
+    entries = [entry for entry in nested_values(parts) if isinstance(entry, ShardedBase)]
     shapes = {name: shape for name, shape in names(directory).items() if keep is None or keep in name}
     keys = {entry.key for entry in entries}
     problems = [f"{name} is missing" for name in sorted(keys - shapes.keys())]

@@ -43,6 +43,7 @@ CONVERTS: tuple[str, ...] = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "GptOssForCausalLM",
+    "NemotronHForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "Glm4MoeForCausalLM",
@@ -163,10 +164,10 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 
 def make_model(bridge: Any, dtype: str) -> Any:
     """Return a Megatron model without weights, on the CPU. Raises ConversionError."""
-    from megatron_trainer.bridge.family_layers import instead_of
+    from megatron_trainer.bridge.family_layers import build_locally
 
     provider = make_provider(bridge, dtype)
-    provider.transformer_layer_spec = instead_of(provider.transformer_layer_spec, loads_weights=True)
+    build_locally(provider, loads_weights=True)
     for name, value in ON_CPU.items():
         if hasattr(provider, name):
             setattr(provider, name, value)

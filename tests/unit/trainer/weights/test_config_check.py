@@ -39,6 +39,7 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("GptOss", {}),
         ("DeepseekV3", {"rope_scaling": {"type": "yarn", "factor": 40}}),
         ("Mistral3", ministral3(rms_norm_eps=1e-5)),
+        ("NemotronH", {"mlp_hidden_act": "relu2", "partial_rotary_factor": 1.0, "moe_latent_size": 1024}),
         ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [], "decoder_sparse_step": 1}}),
     ],
 )
@@ -58,6 +59,9 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
         ("Qwen3Moe", {"use_sliding_window": True}, "use_sliding_window True, which is False there"),
         ("Mistral", {"hidden_act": "gelu"}, "hidden_act 'gelu', which is 'silu' there"),
         ("GptOss", {"rope_parameters": {"rope_type": "yarn", "factor": 16.0}}, "factor 16.0"),
+        ("NemotronH", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu', which is 'relu2' there"),
+        ("NemotronH", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers 1, which is 0 there"),
+        ("NemotronH", {"conv_kernel": 3, "use_conv_bias": False}, "use_conv_bias False, which is True"),
         ("Mistral3", ministral3(model_type="mistral"), "model_type 'mistral', which is 'ministral3' there"),
         ("Mistral3", ministral3(rms_norm_eps=1e-6), "rms_norm_eps 1e-06, which is 1e-05 there"),
         ("Mistral3", ministral3(rope_parameters={"rope_type": "yarn", "factor": 8.0}), "factor 8.0"),

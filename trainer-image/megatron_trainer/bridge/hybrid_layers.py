@@ -1,0 +1,59 @@
+"""The layers of Megatron's hybrid models (Mamba-2, attention, MLP, experts) without Transformer Engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.models.hybrid import hybrid_block
+from megatron.core.post_training.modelopt.hybrid.model_specs import get_hybrid_stack_modelopt_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.transformer.moe import moe_layer
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+from megatron_trainer.bridge import state_space_on_cpu
+
+
+class InputProjection(ColumnParallelLinear):
+    """The first projection of a state-space layer; an adapter of it needs the size of its group."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tp_size = self.tp_group.size()
+
+
+class DuplicatedLinear(torch.nn.Linear):
+    """A linear layer that every tensor-parallel rank has as a whole: the way to and from latent experts."""
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: Any,
+        init_method: Callable[[torch.Tensor], Any],
+        bias: bool,
+        **_: Any,
+    ) -> None:
+        super().__init__(input_size, output_size, bias=bias, dtype=config.params_dtype)
+        if config.perform_initialization:
+            init_method(self.weight)
+
+    def forward(self, input: torch.Tensor) -> Any:
+        """Return the output with its bias, and None, as Megatron's layers do."""
+        return super().forward(input), None
+
+
+def hybrid_layers(_config: Any) -> Any:
+    """Return the layers, under the names that Transformer Engine's have in a checkpoint."""
+    state_space_on_cpu.install()
+    hybrid_block.TENorm = WrappedTorchNorm
+    moe_layer.HAVE_TE, moe_layer.TELinear = True, DuplicatedLinear
+    stack = get_hybrid_stack_modelopt_spec(local_core_attention=True, remap_te_layernorm=True)
+    layers = stack.submodules
+    state_space = layers.mamba_layer.submodules
+    state_space.norm = WrappedTorchNorm
+    state_space.mixer.submodules.in_proj = InputProjection
+    layers.attention_layer.submodules.input_layernorm = WrappedTorchNorm
+    for layer in (layers.mlp_layer, layers.moe_layer):
+        layer.submodules.pre_mlp_layernorm = WrappedTorchNorm
+    return stack
