@@ -2,7 +2,9 @@
 
 import json
 import string
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from megatron_contract.bridge_run import MOCK_DATA, MODEL_FOLDER, BridgeRun, Value
@@ -96,18 +98,28 @@ class BridgeGang(Gang):
 class RecipeGang(BridgeGang):
     """The launcher of a run with the arguments and the engine that the operator renders for a recipe.
 
-    `data` stands for the data volume, the gang's own folder for that of the checkpoints.
+    `data` stands for the data volume, the gang's own folder for that of the checkpoints. `overrides` of
+    Bridge's configuration make the model small that a function has itself.
     """
 
-    def __init__(self, folder: Path, warm: WarmProcess, data: Path, spec: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        warm: WarmProcess,
+        data: Path,
+        spec: dict[str, Any],
+        overrides: Mapping[str, Value] = MappingProxyType({}),
+    ) -> None:
         super().__init__(folder, warm, data, "of the recipe")
-        self._rendered = [
+        rendered = [
             word.replace('"/data/', f'"{data}/').replace('"/checkpoints/run', f'"{self.save}')
             for word in _rendered(spec)
         ]
+        run = BridgeRun.from_arguments(rendered)
+        self._arguments = BridgeRun(run.function, {**run.overrides, **overrides}).to_arguments()
 
     def arguments(self) -> list[str]:
-        return self._rendered
+        return self._arguments
 
 
 def rendered_preparation(spec: dict[str, Any], data: Path) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.environment import VALIDATION_FILE
 from megatron_contract.exit_codes import ExitCode
 
@@ -38,12 +37,7 @@ class PretrainingGang(RecipeGang):
         for suffix in (".bin", ".idx"):
             (data / f"again_text_document{suffix}").symlink_to(corpus / f"text_text_document{suffix}")
         case.write_config(data / "model")
-        super().__init__(folder, warm, data, _spec(case) | settings)
-        self._overrides = case.overrides
-
-    def arguments(self) -> list[str]:
-        run = BridgeRun.from_arguments(super().arguments())
-        return BridgeRun(run.function, {**run.overrides, **self._overrides}).to_arguments()
+        super().__init__(folder, warm, data, _spec(case) | settings, case.overrides)
 
 
 def _spec(case: PretrainingCase) -> dict[str, Any]:
