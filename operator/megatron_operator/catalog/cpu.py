@@ -16,6 +16,7 @@ _UNSUPPORTED: Final = {
     _LATENT: "it needs Transformer Engine",
     "model.applyLayernorm1p": "it needs Apex or Transformer Engine",
 }
+_OF_FUNCTIONS: Final = (_AWARE, "parallelism.sequenceParallel", "parallelism.tpCommOverlap")
 _MUST_BE_ONE: Final = {
     "parallelism.contextParallelSize": "context parallelism needs Transformer Engine",
 }
@@ -32,11 +33,14 @@ _REPLACED_KERNELS: Final = {
 def adapt_to_cpu(merged: Sections, found: Diagnostics, *, by_bridge: bool = False) -> None:
     """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting.
 
-    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention on a CPU, and another
-    optimizer than the function's.
+    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention on a CPU. What its
+    function sets and a CPU lacks is left out.
     """
-    if by_bridge and merged["training"].pop("usePrecisionAwareOptimizer", None):
-        found.note(f"usePrecisionAwareOptimizer of the function is left out: {_UNSUPPORTED[_AWARE]}")
+    for path in _OF_FUNCTIONS if by_bridge else ():
+        if _at(merged, path) and not found.is_set_by_user(path):
+            section, leaf = path.split(".")
+            merged[section].pop(leaf)
+            found.note(f"{leaf} of the function is left out: {_UNSUPPORTED[path]}")
     for path, why in _UNSUPPORTED.items():
         if _at(merged, path) and not (by_bridge and path == _LATENT):
             found.error(f"spec.{path}", f"is not supported on platform cpu: {why}", _LEAVE)

@@ -183,6 +183,18 @@ def test_a_setting_that_the_function_does_not_take_is_refused_by_its_name(
     assert [line.partition(":")[0] for line in refusals(**spec)] == [f"spec.{field}"]
 
 
+def test_sequence_parallelism_of_a_function_is_left_out_on_a_cpu_and_refused_of_a_recipe() -> None:
+    cpu = {"type": "cpu", "count": 2}
+    sizes = {"tensorModelParallelSize": 1, "expertModelParallelSize": 2}
+    run = planned("moonlight-16b-a3b", accelerator=cpu, parallelism=sizes)
+    assert run.plan.sequence_parallel is False
+    assert any(note.startswith("sequenceParallel of the function is left out: ") for note in run.plan.notes)
+    (refused,) = refusals(
+        "moonlight-16b-a3b", accelerator=cpu, parallelism=sizes | {"sequenceParallel": True}
+    )
+    assert refused.startswith("spec.parallelism.sequenceParallel: ")
+
+
 @pytest.mark.parametrize(
     ("recipe", "reason"),
     [
