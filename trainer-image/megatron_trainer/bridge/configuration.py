@@ -28,6 +28,7 @@ from megatron_trainer.bridge import (
     absent_packages,
     adapter_norms,
     local_layers,
+    model_folder,
     packing,
     partial_rotary,
     query_norms,
@@ -142,6 +143,8 @@ def make(run: BridgeRun) -> Any:
     for path, value in ours.items():
         if path.startswith("dataset."):
             _set(config, path, value)
+    if loads_weights and isinstance(folder, str):
+        model_folder.follow(config.model, Path(folder))
     _size_null_tokenizer(run, config)
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))

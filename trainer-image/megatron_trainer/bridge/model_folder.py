@@ -1,0 +1,44 @@
+"""Functions that have the architecture of a hybrid model themselves, beside the folder of the weights.
+
+Megatron-Bridge only logs what a checkpoint lacks, so layers that are not in it would stay random.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from megatron_contract.exit_codes import ExitCode
+
+from megatron_trainer.worker.failures import RankError
+
+_SIZES: Final = (
+    *("hybrid_layer_pattern", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("kv_channels", "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups"),
+)
+"""Fields of Bridge's configuration on which the shapes of a hybrid model's weights depend."""
+
+
+def follow(model: Any, folder: Path) -> None:
+    """Give a hybrid `model` the vocabulary of config.json in `folder`, if the function leaves it open.
+
+    The tokenizer's may be smaller, and Megatron drops rows of a checkpoint that the model lacks. Raises
+    RankError with BAD_DATA if the sizes differ.
+    """
+    if not hasattr(model, "hybrid_layer_pattern"):
+        return
+    import transformers
+    from megatron.bridge import AutoBridge
+
+    config = transformers.AutoConfig.from_pretrained(str(folder))
+    of_folder = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
+    model.vocab_size = model.vocab_size or of_folder.vocab_size
+    differing = [
+        f"{name} {getattr(of_folder, name, None)!r} instead of {getattr(model, name)!r}"
+        for name in _SIZES
+        if getattr(model, name) != getattr(of_folder, name, None)
+    ]
+    if differing:
+        raise RankError(
+            ExitCode.BAD_DATA,
+            f"{folder}/config.json is of another model than the recipe's: {', '.join(differing)}; name the "
+            "recipe of this model, or the folder of the recipe's",
+        )
