@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, ImagePackage, PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog import Entry, PublishedLayout, bridge_support
@@ -67,6 +67,7 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
     entries = [entry for group in families.values() for entry in group]
     of_bridge = [entry for entry in entries if entry.engine == "bridge"]
     started = [entry for entry in of_bridge if entry.starts]
+    with_kernels = [entry for entry in of_bridge if _starts_with_kernels(entry)]
     return "\n".join(
         [
             MADE,
@@ -79,9 +80,10 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             f"{len(entries) - len(of_bridge)} recipes use Megatron Core's own training loop (engine"
             f" `megatron`). {len(of_bridge)} require Megatron-Bridge (engine `bridge`). Of these the operator"
             f" starts {len(started)} ([fine-tuning](../fine-tuning.md),"
-            " [pretraining](../bridge-pretraining.md)), not seen on GPUs yet. The others are"
-            " planned only, [each for a reason](bridge.md): `megatron args` prints the command that starts"
-            " them, untested on hardware."
+            " [pretraining](../bridge-pretraining.md)), not seen on GPUs yet, and"
+            f" {len(with_kernels)} more on CPUs and where the image has [their kernels](bridge.md)."
+            " The others are planned only, [each for a reason](bridge.md): `megatron args` prints the command"
+            " that starts them, untested on hardware."
             f" A recipe is also found by the names of its Megatron-Bridge functions"
             f" ({len(catalog.load().functions())} in total).",
             "",
@@ -99,12 +101,21 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
 
 _COLUMNS = """*Called*: functions that were called in Megatron-Bridge 0.6.2 and returned the settings of
 the catalog, of all that the recipe has. *Settings*: all that the operator renders was set in what they return
-(`make test`). *Trained*: a model of two layers (Gemma 3: six) of this architecture was trained for
-two steps in this mode,
+(`make test`). *Trained*: a model of two layers (Gemma 3 and Nemotron: six) of this architecture was trained
+for two steps in this mode,
 with the settings that the operator renders, on two CPU ranks (`make bridge-training`). For SFT and LoRA
 transformers made it, and it was imported; models that read images saw some. Pretraining began with Bridge's
 random weights, and read real text. Its layers were Megatron's own instead of Transformer Engine's. No recipe
 was run on a GPU."""
+
+
+_KERNELS = AcceleratorProfile(image_has=list(get_args(ImagePackage)))
+"""GPUs whose image has every package."""
+
+
+def _starts_with_kernels(entry: Entry) -> bool:
+    """Whether it starts on GPUs only if the image has what the project's lacks."""
+    return not entry.starts and entry.on(_KERNELS).starts
 
 
 def _bridge_page(entries: list[Entry]) -> str:
@@ -126,20 +137,23 @@ def _bridge_page(entries: list[Entry]) -> str:
                 entry.modes[0],
                 f"`{_architecture(entry)}`" if _architecture(entry) else "",
                 ran,
-                "yes" if entry.starts else "",
-                "yes" if _architecture(entry) in kinds and entry.starts else "",
+                "yes" if entry.on(_KERNELS).starts else "",
+                "yes" if _architecture(entry) in kinds and entry.on(_KERNELS).starts else "",
                 entry.obstacle or "",
             )
         )
     head = ("Recipe", "Mode", "Architecture", "Called", "Settings", "Trained", "Not started because")
     started = sum(entry.starts for entry in of_bridge)
+    with_kernels = sum(_starts_with_kernels(entry) for entry in of_bridge)
     return "\n".join(
         [
             MADE,
             "",
             "# What ran of Megatron-Bridge",
             "",
-            f"The operator starts {started} of {len(of_bridge)} recipes of engine `bridge`. {_COLUMNS}",
+            f"The operator starts {started} of {len(of_bridge)} recipes of engine `bridge`. {with_kernels}"
+            " more, those with *yes* and a reason, start on CPUs and on GPUs whose profile names the packages"
+            f" in `imageHas`. {_COLUMNS}",
             "",
             *_table(head, rows),
             "",
@@ -194,11 +208,15 @@ def _of_bridge(entry: Entry) -> Iterator[str]:
         f"; {_billions(size)} parameters ({size:,})." if size else "."
     )
     yield ""
-    if entry.starts:
+    if entry.on(_KERNELS).starts:
         how = "[fine-tuning](../fine-tuning.md)"
         if not entry.fine_tunes:
             how = "[pretraining by Megatron-Bridge](../bridge-pretraining.md)"
-        yield f"The operator starts it ({how}); not seen on GPUs yet."
+        where = ""
+        if not entry.starts:
+            has = " and ".join(bridge_support.KERNELS[entry.obstacle])
+            where = f" on CPUs, and on GPUs whose image has {has} (`imageHas`), which the project's lacks"
+        yield f"The operator starts it{where} ({how}); not seen on GPUs yet."
     else:
         yield f"Planned only: the operator does not start it, because {entry.obstacle}."
     yield from ("", *_functions(entry.layouts), "")

@@ -1,15 +1,23 @@
 """What `make bridge-training` trains by Megatron-Bridge on two CPU ranks, from small random models."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from testkit.weights.hybrid import HYBRID_OF_BRIDGE
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe, the family of testkit.weights.families whose model it trains, and its layout."""
+    """A recipe, the family of testkit.weights.families whose model it trains, and its layout.
+
+    A function that has the architecture itself is made small by `overrides` of Bridge's configuration.
+    """
 
     recipe: str
     family: str
     parallelism: dict[str, int | bool] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 _TP: dict[str, int | bool] = {"tensorModelParallelSize": 2}
@@ -17,6 +25,8 @@ _PP: dict[str, int | bool] = {"pipelineModelParallelSize": 2}
 _EP: dict[str, int | bool] = {"expertModelParallelSize": 2}
 # Functions with experts at TP above 1 set it; a CPU has no norm that splits sequences.
 _EP_ONLY: dict[str, int | bool] = {**_EP, "sequenceParallel": False}
+_TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
+_PP_ONLY: dict[str, int | bool] = {**_PP, "tensorModelParallelSize": 1, "sequenceParallel": False}
 
 CASES = (
     Case("llama3.2-1b-sft", "Llama", _TP),
@@ -39,6 +49,13 @@ CASES = (
     Case("exaone4-1.2b-lora", "EXAONE 4.0", _TP),
     Case("moonlight-16b-a3b-sft", "Moonlight", _EP_ONLY),
     Case("moonlight-16b-a3b-lora", "Moonlight", _EP_ONLY),
+    Case("nemotron-h-4b-sft", "Nemotron-H", _TP_ONLY, HYBRID_OF_BRIDGE),
+    Case("nemotron-nano2-9b-sft", "Nemotron-H", _TP_ONLY, HYBRID_OF_BRIDGE),
+    Case("nemotron-nano2-9b-lora", "Nemotron-H", _TP_ONLY, HYBRID_OF_BRIDGE),
+    Case("nemotron-nano2-12b-sft", "Nemotron-H", _PP_ONLY, HYBRID_OF_BRIDGE),
+    Case("nemotron-nano2-12b-lora", "Nemotron-H", _PP_ONLY, HYBRID_OF_BRIDGE),
+    Case("nemotron3-nano-30b-a3b-sft", "Nemotron 3 Nano", _EP_ONLY),
+    Case("nemotron3-nano-30b-a3b-lora", "Nemotron 3 Nano", _EP_ONLY),
 )
 """At least one of each architecture and mode that reads text alone."""
 IMAGE_CASES = (

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from testkit.weights.families import BASE, EXPERTS, GEMMA, HEADS, LATENT, ROUTED
+from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE
 
 type Sizes = Mapping[str, Any]
 
@@ -36,6 +37,7 @@ class PretrainingCase:
 
 
 _TP: dict[str, int | bool] = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 1}
+_TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP: dict[str, int | bool] = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 2}
 # A CPU has no norm that splits sequences, and experts at TP above 1 need it.
 _EP: dict[str, int | bool] = {
@@ -84,6 +86,9 @@ CASES = (
     ),
     PretrainingCase("gemma2-2b", "Gemma2ForCausalLM", _TP, "Gemma2Config", GEMMA),
     PretrainingCase("gemma3-1b", "Gemma3ForCausalLM", _PP, overrides=_GEMMA3),
+    PretrainingCase("nemotron-h-4b", "NemotronHForCausalLM", _TP, overrides=HYBRID_OF_BRIDGE),
+    PretrainingCase("nemotron-nano2-9b", "NemotronHForCausalLM", _TP_ONLY, overrides=HYBRID_OF_BRIDGE),
+    PretrainingCase("nemotron3-nano-30b-a3b", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),
     PretrainingCase("olmoe-7b", "OlmoeForCausalLM", _EP, overrides=_OLMOE),
 )
 """Each architecture that the operator pretrains by Megatron-Bridge."""

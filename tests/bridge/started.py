@@ -1,12 +1,24 @@
 """The runs that the operator renders for every recipe that it starts by Megatron-Bridge."""
 
-from typing import Any
+from typing import Any, get_args
 
 from megatron_operator import catalog
+from megatron_operator.api.platform import ImagePackage, PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_pretraining
 from megatron_operator.cli.default_platform import default_platform
 from megatron_operator.planner import admit
+
+
+def _with_every_package() -> PlatformConfig:
+    """The default platform with an image that has all packages without which some recipes do not start."""
+    platform = default_platform()
+    profile = platform.accelerators["h100-sxm"].model_copy(update={"image_has": [*get_args(ImagePackage)]})
+    return platform.model_copy(update={"accelerators": {**platform.accelerators, "h100-sxm": profile}})
+
+
+PLATFORM = _with_every_package()
+ENTRIES = [entry.on(PLATFORM.accelerators["h100-sxm"]) for entry in catalog.load()]
 
 FILES: dict[str, Any] = {"volume": {"claimName": "corpus"}, "datasetRoot": "chats", "numWorkers": 2}
 IMAGES: dict[str, Any] = {
@@ -28,6 +40,8 @@ EVERY_SETTING: dict[str, Any] = {
 }
 TO_PRETRAIN: dict[str, Any] = {"trainSamples": 640_000_000}
 """The length of a run that pretrains, or reads images: warm-ups of the functions end within it."""
+NOT_OF_WHOLE_LAYERS = {"overlap-moe-expert-parallel-comm", "cuda-graph-impl"}
+"""What Megatron refuses where whole layers are computed again."""
 DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 1, "targetModules": ["linear_proj"]}}
 
 
@@ -48,7 +62,7 @@ def arguments(recipe: str, count: int, data: dict[str, Any], **settings: Any) ->
         "data": {"volume": {"claimName": "corpus"}} | data,
         **settings,
     }
-    admitted = admit("run", MegatronRecipeSpec.model_validate(spec), default_platform(), catalog.load())
+    admitted = admit("run", MegatronRecipeSpec.model_validate(spec), PLATFORM, catalog.load())
     return admitted.arguments
 
 
@@ -60,7 +74,7 @@ def _init(entry: catalog.Entry) -> dict[str, Any]:
 
 def _runs() -> dict[str, list[str]]:
     found = {}
-    for entry in catalog.load():
+    for entry in ENTRIES:
         if entry.engine == "bridge" and entry.starts:
             for layout in filter(entry.can_start, entry.layouts):
                 name, of_mode = str(layout.function), DORA if entry.modes[0] == "lora" else {}
@@ -69,11 +83,11 @@ def _runs() -> dict[str, list[str]]:
                 found[f"{name}, files"] = arguments(name, layout.count, files)
                 short = entry.fine_tunes and not entry.reads_images
                 # The largest of these do not fit on the GPUs of their function without its layout.
-                count = max(2 * layout.count, 8) if entry.reads_images else layout.count
+                large = entry.reads_images or entry.model.hybrid_layer_pattern
+                count = max(2 * layout.count, 8) if large else layout.count
                 training = EVERY_SETTING["training"] | ({} if short else TO_PRETRAIN)
                 settings = EVERY_SETTING | {"training": training}
-                if "overlap-moe-expert-parallel-comm" in (layout.megatron_args or {}):
-                    # Megatron overlaps nothing where whole layers are computed again.
+                if NOT_OF_WHOLE_LAYERS & (layout.megatron_args or {}).keys():
                     settings["parallelism"] = {"recomputeGranularity": "selective"}
                 found[f"{name}, every setting"] = arguments(name, count, files, **settings, **of_mode)
     return found

@@ -12,7 +12,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.fine_tuning import TARGET_MODULES
 from megatron_operator.catalog import PublishedLayout, bridge_support, bridge_tables, performance_options
 from megatron_operator.planner.estimate.model_shape import model_shape
-from started import STARTED, UNKNOWN
+from started import ENTRIES, STARTED, UNKNOWN
 
 CATALOG = catalog.load()
 REASONS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("not_callable.yaml").read_text())
@@ -145,7 +145,7 @@ def test_every_option_of_the_command_sets_a_field_that_every_function_has(wheel:
 def test_every_function_that_the_operator_starts_takes_the_overrides_that_are_rendered(wheel: Wheel) -> None:
     refused = dict(zip(STARTED, wheel.refused, strict=False))
 
-    assert len(STARTED) == 3 * 105
+    assert len(STARTED) == 3 * 129
     assert {name: problem for name, problem in refused.items() if problem is not None} == {}
 
 
@@ -156,10 +156,10 @@ def test_a_path_that_no_function_has_would_be_found(wheel: Wheel) -> None:
 
 
 def test_adapters_are_on_the_layers_that_the_catalog_states(wheel: Wheel) -> None:
-    startable = [each for entry in CATALOG for each in filter(entry.can_start, entry.layouts)]
+    startable = [each for entry in ENTRIES for each in filter(entry.can_start, entry.layouts)]
     layouts = [each for each in startable if each.lora_rank]
 
-    assert len(layouts) == 47
+    assert len(layouts) == 55
     targets = {str(x.function): wheel.functions[str(x.function)]["lora_target_modules"] for x in layouts}
     assert targets == {str(x.function): x.lora_targets or list(TARGET_MODULES) for x in layouts}
 

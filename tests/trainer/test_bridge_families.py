@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.weights import huggingface_folder
 from megatron_trainer.weights.tensors import records
 
@@ -21,9 +22,11 @@ from tests.trainer.warm_process import WarmProcess
 ITERATIONS = 2
 CLOSE, ROUNDED = 1e-5, 0.02
 """Largest differences of logits up to 2, in float32."""
-WITH_EXPERTS = {"Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight"}
+WITH_EXPERTS = {"Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight", "Nemotron 3 Nano"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 LATENT = {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}
+HYBRID = {"Nemotron-H", "Nemotron 3 Nano"}
+STATE_SPACE = {"in_proj", "out_proj"}
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -60,6 +63,21 @@ def _tensors(folder: Path) -> dict[str, Any]:
     return records(huggingface_folder.read(folder, "", weights=True).tensors())
 
 
+def _spec(case: Case, iterations: int = ITERATIONS) -> dict[str, Any]:
+    return {
+        "recipe": case.recipe,
+        "accelerator": {"type": "cpu", "count": 2},
+        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
+        "data": {"volume": {"claimName": "corpus"}, "datasetRoot": "samples"},
+        "parallelism": case.parallelism,
+        "training": {
+            **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
+            **{"lr": 0.01, "lrWarmupIters": 1, "lrDecayIters": 100, "evalIters": 0},
+        },
+        "checkpoint": {"saveInterval": ITERATIONS, "volume": {"size": "100Ti"}},
+    }
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.recipe} {case.parallelism}")
 def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
     case: Case,
@@ -68,19 +86,7 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
     tmp_path: Path,
     warm_bridge: WarmProcess,
 ) -> None:
-    spec: dict[str, Any] = {
-        "recipe": case.recipe,
-        "accelerator": {"type": "cpu", "count": 2},
-        "init": {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}},
-        "data": {"volume": {"claimName": "corpus"}, "datasetRoot": "samples"},
-        "parallelism": case.parallelism,
-        "training": {
-            **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": ITERATIONS},
-            **{"lr": 0.01, "lrWarmupIters": 1, "evalIters": 0},
-        },
-        "checkpoint": {"saveInterval": ITERATIONS, "volume": {"size": "100Ti"}},
-    }
-    run = RecipeGang(tmp_path, warm_bridge, imported[case.family], spec)
+    run = RecipeGang(tmp_path, warm_bridge, imported[case.family], _spec(case), case.overrides)
     run.run_to_end()
 
     assert sorted(run.losses()) == list(range(1, ITERATIONS + 1))
@@ -99,7 +105,48 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
     before, after = _tensors(source), _tensors(exported)
     changed = {name.split(".")[-2] for name in before if before[name] != after[name]}
     assert before.keys() == after.keys()
-    attention = LATENT if case.family == "Moonlight" else ATTENTION
-    assert changed >= attention
+    adapted = LATENT if case.family == "Moonlight" else ATTENTION
+    if case.family in HYBRID:
+        adapted = adapted | STATE_SPACE
+    assert changed >= adapted
     if case.recipe.endswith("-lora") and case.family in WITH_EXPERTS:
-        assert changed == attention
+        assert changed == adapted
+
+
+def test_adapters_of_state_space_layers_resume_with_the_losses_of_an_undisturbed_run(
+    imported: Models, tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess
+) -> None:
+    (case,) = (case for case in CASES if case.recipe == "nemotron-nano2-9b-lora")
+
+    def gang(name: str, iterations: int) -> RecipeGang:
+        folder = tmp_path_factory.mktemp(name)
+        spec = _spec(case, iterations)
+        return RecipeGang(folder, warm_bridge, imported[case.family], spec, case.overrides)
+
+    undisturbed = gang("undisturbed", 2 * ITERATIONS)
+    undisturbed.run_to_end()
+    run = gang("killed", 100)
+    run.start()
+    try:
+        run.await_iteration(ITERATIONS + 1)
+        run.kill_rank(0)
+        run.await_iteration(2 * ITERATIONS, generation=2)
+    finally:
+        run.stop()
+
+    expected = {iteration: set(losses) for iteration, losses in undisturbed.losses().items()}
+    found = {iteration: set(losses) for iteration, losses in run.losses().items() if iteration in expected}
+    assert sorted(expected) == list(range(1, 2 * ITERATIONS + 1))
+    assert found == expected
+    assert run.incidents()[0]["resumedFrom"] >= ITERATIONS
+
+
+def test_weights_of_another_model_than_the_recipes_end_the_run_before_it_trains(
+    imported: Models, tmp_path: Path, warm_bridge: WarmProcess
+) -> None:
+    (case,) = (case for case in CASES if case.recipe == "nemotron-nano2-9b-sft")
+    run = RecipeGang(tmp_path, warm_bridge, imported[case.family], _spec(case))
+    run.run_to_end(int(ExitCode.BAD_DATA))
+    message = run.termination(0)["message"]
+    assert "config.json is of another model than the recipe's: hybrid_layer_pattern 'M-M*M-' " in message
+    assert "hidden_size 64 instead of 4480" in message

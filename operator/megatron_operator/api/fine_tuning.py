@@ -28,11 +28,15 @@ TargetModule = Literal[
     "linear_q_up_proj",
     "linear_kv_down_proj",
     "linear_kv_up_proj",
+    "in_proj",
+    "out_proj",
 ]
 TARGET_MODULES: tuple[TargetModule, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """All linear layers of a dense transformer layer, as Megatron names them."""
 LATENT_MODULES: tuple[TargetModule, ...] = ("linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
 """Those of latent attention, beside those of its queries."""
+STATE_SPACE_MODULES: tuple[TargetModule, ...] = ("in_proj", "out_proj")
+"""Those of a Mamba-2 layer."""
 
 
 class MegatronWeights(ApiModel):
@@ -112,8 +116,8 @@ class PeftSpec(ApiModel):
     """Adapters are scaled by alpha / dim."""
     dropout: Fraction | None = None
     """Dropout in front of the adapters."""
-    target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=9)] | None = None
-    """Linear layers that get an adapter; of models with experts those of attention only."""
+    target_modules: Annotated[list[TargetModule], Field(min_length=1, max_length=11)] | None = None
+    """Linear layers that get an adapter; of models with experts those of attention and Mamba-2 only."""
 
 
 class ExportSpec(ApiModel):

@@ -29,7 +29,8 @@ class PodResources(ApiModel):
     """Without /dev/shm, which is added to it."""
 
 
-ImagePackage = Literal["deepep", "hybridep", "ncclep"]
+DispatcherPackage = Literal["deepep", "hybridep", "ncclep"]
+ImagePackage = Literal[DispatcherPackage, "mamba-ssm"]
 
 
 class DataSheet(ApiModel):
@@ -87,9 +88,10 @@ class AcceleratorProfile(ApiModel):
     image: Image | None = None
     """Trainer image; default the platform's."""
     image_has: Annotated[list[ImagePackage], Field(max_length=8)] = Field(default_factory=list)
-    """Packages of the dispatcher flex in that image, which the project's own lacks: `deepep`, `hybridep`,
-    `ncclep`. A recipe of a Megatron-Bridge function then has the function's dispatcher, and CUDA graphs of
-    whole iterations where these need it."""
+    """Packages that the image of its runs has and the project's own lacks. Those of the dispatcher flex
+    (`deepep`, `hybridep`, `ncclep`): a recipe of a Megatron-Bridge function then has the function's
+    dispatcher, and CUDA graphs of whole iterations where these need it. `mamba-ssm`, with causal-conv1d: the
+    kernels of state-space layers, without which Nemotron-H is not started on GPUs."""
     pod_template: PodTemplateOverlay = PodTemplateOverlay()
     """What a fabric needs from the pods besides: annotations, volumes, devices, sidecars."""
     bind_cpus: bool = True

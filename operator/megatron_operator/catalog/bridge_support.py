@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from megatron_operator.api.platform import AcceleratorProfile, ImagePackage
+
 _ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
 _MORE_THAN_TEXT: Final = (
     "images, video and sound are not passed on, and the conversion of its weights is not tried"
@@ -19,7 +21,10 @@ _WAN: Final = _DIFFUSION.format("diffusers, imageio and megatron-energon")
 
 _IMAGES: Final = "images, video and sound are not passed on"
 _LACKS: Final = "the trainer's image lacks {}"
-_STATE_SPACE: Final = _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
+_STATE_SPACE: Final = "on GPUs " + _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
+_AND_DEEPEP: Final = f"{_STATE_SPACE} and its dispatcher (deepep)"
+_AND_HYBRIDEP: Final = f"{_STATE_SPACE} and its dispatcher (hybridep)"
+_PREDICTION: Final = "its layers of multi-token prediction were not trained here"
 _DELTA_NET: Final = _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
 _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
 _PROJECTOR: Final = (
@@ -55,6 +60,9 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _MORE_THAN_TEXT),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _MORE_THAN_TEXT),
+    (r"nemotron_3_5_lightning", "NemotronHForCausalLM", _PREDICTION),
+    (r"nemotron_3_(super|ultra)", "NemotronHForCausalLM", _PREDICTION),
+    (r"nemotron_3_nano_(sft|peft)", "NemotronHForCausalLM", _AND_DEEPEP),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", _NO_SMALL_MODEL),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _MORE_THAN_TEXT),
@@ -99,7 +107,11 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"gemma3_1b", False, ""),
     (r"glm52", True, _NO_SMALL_MODEL),
     (r"moonlight", True, ""),
-    (r"nemotron", True, _STATE_SPACE),
+    (r"nemotron_3_5_lightning", False, _PREDICTION),
+    (r"nemotron_3_(super|ultra)", True, _PREDICTION),
+    (r"nemotron_3_nano_4b", False, _STATE_SPACE),
+    (r"nemotron_3_nano", False, _AND_HYBRIDEP),
+    (r"nemotron", False, _STATE_SPACE),
     (r"olmoe", False, ""),
     (r"qwen3_next", True, _DELTA_NET),
     (r"qwen35_text", True, _DELTA_NET),
@@ -112,8 +124,21 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"wan", False, _WAN),
 )
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
+OF_FUNCTION: Final[Mapping[str, str]] = {
+    "nemotron_3_nano_gb200_pretrain_config": (
+        "reads a model's folder, which the other functions of its recipe do not"
+    ),
+}
+"""Function -> why it starts no recipe, though others of its recipe do."""
 
-STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason)
+KERNELS: Final[Mapping[str, tuple[ImagePackage, ...]]] = {
+    _STATE_SPACE: ("mamba-ssm",),
+    _AND_DEEPEP: ("mamba-ssm", "deepep"),
+    _AND_HYBRIDEP: ("mamba-ssm", "hybridep"),
+}
+"""Reason that holds on GPUs alone -> the packages without one of which it does."""
+
+STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason or reason in KERNELS)
 """Architectures that the operator fine-tunes: their weights convert, and a small one of each was trained."""
 
 
@@ -138,11 +163,15 @@ def architecture(function: str) -> str:
     return _model(function)[0]
 
 
-def obstacle(function: str, mode: str) -> str:
-    """Why the operator does not start a function; empty if it does."""
-    if mode == "pretrain":
-        return _pretraining(function)[1]
-    return _model(function)[1]
+def obstacle(function: str, mode: str, profile: AcceleratorProfile | None = None) -> str:
+    """Why the operator does not start a function; empty if it does.
+
+    `profile`: where it would run; by default GPUs with the project's image.
+    """
+    reason = (_pretraining if mode == "pretrain" else _model)(function)[1]
+    if profile is None or reason not in KERNELS:
+        return reason
+    return "" if profile.platform == "cpu" or {*KERNELS[reason]} <= {*profile.image_has} else reason
 
 
 def conversion_obstacle(family: str, *, shared_experts: bool) -> str:

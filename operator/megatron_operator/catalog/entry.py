@@ -3,13 +3,13 @@
 from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.bounds import Accelerators, Width
 from megatron_operator.api.fine_tuning import TargetModule
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.api.platform import ImagePackage
+from megatron_operator.api.platform import AcceleratorProfile, DispatcherPackage, ImagePackage
 from megatron_operator.api.recipe import DataSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
@@ -49,7 +49,7 @@ class LeftOut(ApiModel):
     setting: Text
     reason: Text
     """Follows the setting and a comma."""
-    needs: ImagePackage | None = None
+    needs: DispatcherPackage | None = None
     """Package of the image with which it is used; none where no image helps."""
     args: MegatronArgs | None = None
     """Its arguments, by which the planner predicts what leaving it out costs; none where it cannot."""
@@ -125,7 +125,9 @@ class PublishedLayout(ApiModel):
             return "is not in the image's release of Megatron-Bridge"
         if self.precision != "bf16":
             return f"trains in {self.precision}"
-        return "splits samples over ranks" if (self.parallelism.context_parallel_size or 1) > 1 else ""
+        if (self.parallelism.context_parallel_size or 1) > 1:
+            return "splits samples over ranks"
+        return bridge_support.OF_FUNCTION.get(self.function or "", "")
 
     @property
     def title(self) -> str:
@@ -157,6 +159,15 @@ class Entry(ApiModel):
     source: Text
     """Origin of the values."""
     corrections: list[Correction] = Field(default_factory=list)
+    _profile: AcceleratorProfile | None = PrivateAttr(default=None)
+
+    def on(self, profile: AcceleratorProfile) -> "Entry":
+        """The entry as it runs on these accelerators: some of engine `bridge` start only on some."""
+        if self.engine == "megatron":
+            return self
+        found = self.model_copy()
+        found._profile = profile
+        return found
 
     @property
     def starts(self) -> bool:
@@ -165,11 +176,11 @@ class Entry(ApiModel):
 
     @property
     def obstacle(self) -> str:
-        """Why it is planned only; empty if it starts."""
+        """Why it is planned only, without `on` on GPUs with the project's image; empty if it starts."""
         if self.engine == "megatron":
             return ""
         function = next((x.function for x in self.layouts if x.function), "")
-        return bridge_support.obstacle(function, self.modes[0])
+        return bridge_support.obstacle(function, self.modes[0], self._profile)
 
     @property
     def fine_tunes(self) -> bool:

@@ -11,7 +11,13 @@ from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, shown
-from megatron_operator.api.fine_tuning import LATENT_MODULES, TARGET_MODULES, PeftSpec, TargetModule
+from megatron_operator.api.fine_tuning import (
+    LATENT_MODULES,
+    STATE_SPACE_MODULES,
+    TARGET_MODULES,
+    PeftSpec,
+    TargetModule,
+)
 from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.catalog import bridge_pretraining, chats
@@ -85,7 +91,8 @@ def _target_modules(entry: Entry) -> tuple[TargetModule, ...]:
     model = entry.model
     queries: tuple[TargetModule, ...] = ("linear_q_proj",)
     if not model.multi_latent_attention:
-        return TARGET_MODULES[:2] if model.num_experts else TARGET_MODULES
+        transformer = TARGET_MODULES[:2] if model.num_experts else TARGET_MODULES
+        return (*transformer, *(STATE_SPACE_MODULES if "M" in (model.hybrid_layer_pattern or "") else ()))
     if model.q_lora_rank is not None:
         queries = ("linear_q_down_proj", "linear_q_up_proj")
     return (*queries, *LATENT_MODULES, *(() if model.num_experts else TARGET_MODULES[2:]))
@@ -187,7 +194,14 @@ def adapters(
     }
     for name in own:
         found.origins[f"peft.{name}"] = "recipe" if name in asked.wire() else f"catalog {entry.name}"
-    return PeftSpec.model_validate(own | asked.wire())
+    complete = PeftSpec.model_validate(own | asked.wire())
+    if complete.type == "dora" and "in_proj" in (complete.target_modules or ()):
+        found.error(
+            "spec.peft.targetModules",
+            f"in_proj of {entry.name} cannot have DoRA, whose adapter of it Megatron-Bridge does not save",
+            f"set {', '.join(x for x in known if x != 'in_proj')}, or type lora",
+        )
+    return complete
 
 
 def packing_errors(spec: MegatronRecipeSpec, profile: AcceleratorProfile) -> Iterator[FieldError]:

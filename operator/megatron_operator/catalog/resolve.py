@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.fine_tuning import InitSpec
-from megatron_operator.api.platform import AcceleratorProfile, ImagePackage, PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, DispatcherPackage, PlatformConfig
 from megatron_operator.api.platform_validation import beyond_baseline
 from megatron_operator.api.recipe import (
     CheckpointSpec,
@@ -44,7 +44,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.catalog.sources import with_formats
 
 _DEFAULTS: Final[Settings] = {"training": {"evalInterval": 1000, "evalIters": 32, "logInterval": 10}}
-_EVERY_PACKAGE: Final = get_args(ImagePackage)
+_EVERY_PACKAGE: Final = get_args(DispatcherPackage)
 """Megatron-Bridge's own image has them, in which the command of a recipe that the operator does not start
 runs."""
 _SAVE_INTERVAL: Final = 500
@@ -89,6 +89,7 @@ def resolve_for_planning(
     if isinstance(picked, FieldError):
         raise InvalidRecipeError([*found.errors, picked])
     accelerator, profile = picked
+    entry = entry and entry.on(profile)
     found.extend(limit_errors(spec.accelerator, accelerator, platform, namespace))
     found.extend(service_account_errors(spec.service_account_name, platform))
     found.extend(queue_errors(spec.scheduling.queue, platform))

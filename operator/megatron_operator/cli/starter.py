@@ -60,6 +60,7 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
     """
     name, entry = _recipe(request, platform, catalog)
     accelerator, counts = _accelerators(request, entry, catalog.function(name), platform)
+    entry = entry.on(platform.accelerators[accelerator])
     failed: list[FieldError] = []
     for count in counts:
         body = _resource(name, entry, accelerator, count)

@@ -282,18 +282,20 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
     """Why no job is created for a recipe whose Megatron-Bridge function the trainer image does not start."""
     function = resolved.function
     assert function is not None, "every recipe of engine bridge has a function"
-    reason = bridge_support.obstacle(str(function.function), resolved.mode)
+    reason = bridge_support.obstacle(str(function.function), resolved.mode, resolved.profile)
     if not reason:
         return FieldError(
             "spec.recipe",
             f"{_name(resolved)} {function.obstacle}, and the trainer image does not start it",
             f"name the recipe instead: {resolved.recipe}",
         )
+    packages = " and ".join(bridge_support.KERNELS.get(reason, ()))
+    added = f", add {packages} to imageHas of profile {resolved.accelerator_type} if its image has them"
     return FieldError(
         "spec.recipe",
         f"{resolved.recipe} is run by Megatron-Bridge ({_name(resolved)}) and not started: {reason}",
-        "choose a recipe that is started (docs/catalog/bridge.md), or start the command that `megatron args`"
-        " prints yourself",
+        f"choose a recipe that is started (docs/catalog/bridge.md){added if packages else ''}, or start the"
+        " command that `megatron args` prints yourself",
     )
 
 

@@ -101,7 +101,7 @@ def recommend(
     if not candidates:
         raise InvalidRecipeError([no_match(query.model, query.mode, asked, catalog)])
     found: list[tuple[_Candidate, Recommendation]] = []
-    for candidate in candidates[:MAX_TRIED]:
+    for candidate in (replace(each, entry=each.entry.on(profile)) for each in candidates[:MAX_TRIED]):
         if len(found) >= MAX_RECOMMENDATIONS and any(made.plan for _, made in found):
             break
         tried = replace(candidate, stands_in=missing and candidate.match.rank == 2)

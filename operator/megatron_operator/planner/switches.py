@@ -7,8 +7,9 @@ that recomputes less, and overlapped experts need virtual stages, which a layout
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+from megatron_operator.api.platform import DispatcherPackage
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.entry import BACKEND
 from megatron_operator.catalog.resolved import ResolvedRecipe
@@ -153,7 +154,8 @@ def _of_memory(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, 
 
 def _of_flex(resolved: ResolvedRecipe, w: Workload) -> Iterator[tuple[Switch, Workload]]:
     """The dispatcher flex, and with it CUDA graphs of whole iterations."""
-    run, has = w.execution, resolved.profile.image_has
+    run = w.execution
+    has = [each for each in resolved.profile.image_has if each in get_args(DispatcherPackage)]
     once = replace(run, deduplicated_dispatch=True)
     if not run.deduplicated_dispatch:
         backend = next(iter(has), None)

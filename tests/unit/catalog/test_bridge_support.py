@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from megatron_operator import catalog
+from megatron_operator.api.platform import AcceleratorProfile
 from megatron_operator.catalog import Entry, bridge_support
 from megatron_trainer.weights.cpu_model import CONVERTS
 
@@ -14,6 +15,7 @@ from testkit.weights.families import by_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "weights.md"
 OF_BRIDGE = [entry for entry in catalog.load() if entry.engine == "bridge"]
+ON_CPUS = [entry.on(AcceleratorProfile(platform="cpu")) for entry in OF_BRIDGE]
 
 
 def architecture(entry: Entry) -> str:
@@ -78,16 +80,24 @@ def test_every_function_that_fine_tunes_has_a_known_model() -> None:
     assert unknown == set()
 
 
-@pytest.mark.parametrize("entry", [x for x in OF_BRIDGE if x.starts], ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [x for x in ON_CPUS if x.starts], ids=lambda entry: entry.name)
 def test_a_recipe_that_is_started_has_a_function_that_is(entry: Entry) -> None:
     assert [layout for layout in entry.layouts if entry.can_start(layout)]
 
 
 def test_a_small_model_of_every_architecture_that_is_pretrained_was_trained() -> None:
-    pretrained = {architecture(entry) for entry in OF_BRIDGE if entry.starts and not entry.fine_tunes}
+    pretrained = {architecture(entry) for entry in ON_CPUS if entry.starts and not entry.fine_tunes}
     entries = {entry.name: entry for entry in OF_BRIDGE}
 
     assert {case.architecture for case in PRETRAINED} == pretrained
     assert {case.recipe: architecture(entries[case.recipe]) for case in PRETRAINED} == {
         case.recipe: case.architecture for case in PRETRAINED
     }
+
+
+def test_only_models_with_state_space_layers_start_on_fewer_accelerators_than_cpus() -> None:
+    kernels = {entry.name for entry in ON_CPUS if entry.starts} - {x.name for x in OF_BRIDGE if x.starts}
+    hybrid = {entry.name for entry in OF_BRIDGE if entry.model.hybrid_layer_pattern}
+    predicting = {entry.name for entry in OF_BRIDGE if "/" in (entry.model.hybrid_layer_pattern or "")}
+    assert kernels == hybrid - predicting
+    assert len(kernels) == 24
