@@ -6,6 +6,8 @@ There is deliberately no method that reads a part of the status: see testkit.run
 from collections.abc import Mapping
 from typing import Any
 
+from megatron_operator.api.labels import STORED_API_VERSION
+
 from testkit.api_server import Api, Object
 from testkit.fake_trainers import FakeProgressServer, terminate_container
 from testkit.operator_process import OperatorProcess
@@ -33,7 +35,7 @@ class World:
         self.gateway = gateway
         self.trainers = trainers
 
-    def apply(self, name: str, **changes: Any) -> Object:
+    def apply(self, name: str, *, api_version: str = STORED_API_VERSION, **changes: Any) -> Object:
         """Apply a recipe of two pods with two simulated GPUs each; `changes` replace sections of its spec.
 
         No hang is detected unless `changes` ask for it: the iteration of a fake trainer stands still while a
@@ -48,7 +50,7 @@ class World:
         }
         return self.api.apply(
             {
-                "apiVersion": "megatron.training/v1alpha1",
+                "apiVersion": api_version,
                 "kind": "MegatronRecipe",
                 "metadata": {"name": name, "namespace": self.namespace},
                 "spec": spec | changes,
