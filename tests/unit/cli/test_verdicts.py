@@ -135,7 +135,7 @@ def test_recommend_exits_with_2_where_the_model_does_not_fit_and_prints_what_wou
 
 
 def test_recommend_and_plan_agree_on_a_raised_batch() -> None:
-    words = ("--model", "gemma4-vl-26b", "--gpus", "256", "--mode", "lora", "-o", "json")
+    words = ("--model", "flux1-12b", "--gpus", "256", "-o", "json")
     [best, *_] = json.loads(megatron("recommend", *words).stdout)
     assert best["next"].endswith("--set training.globalBatchSize=256")
     assert megatron(*best["next"].split()[1:]).exit_code == 0

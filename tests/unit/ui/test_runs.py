@@ -122,7 +122,7 @@ async def test_a_page_of_one_namespace_watches_only_that(run: Run, kubeconfig: P
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     paths = {path for method, path, _ in api.requests if method == "GET"}
-    assert paths == {"/apis/megatron.training/v1beta1/namespaces/research/megatronrecipes"}
+    assert paths == {"/apis/megatron.training/v1alpha1/namespaces/research/megatronrecipes"}
 
 
 async def test_logs_give_points_memory_and_the_failure_and_are_read_once(
