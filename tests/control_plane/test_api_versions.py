@@ -40,7 +40,9 @@ def test_a_recipe_is_read_and_edited_in_either_version(world: World) -> None:
     assert (again.job_uid, again.pod_uids) == (state.job_uid, state.pod_uids)
 
 
-@pytest.mark.parametrize("written", ["10", "10 minutes", 0], ids=["no-unit", "words", "zero"])
+@pytest.mark.parametrize(
+    "written", ["10", "10 minutes", 0, "0m"], ids=["no-unit", "words", "zero", "no-minutes"]
+)
 def test_what_is_no_duration_is_refused_by_the_api_server(world: World, written: str | int) -> None:
     with pytest.raises(ApiError, match=r"spec\.recovery\.rendezvousTimeout"):
         world.apply("run", recovery={"rendezvousTimeout": written})

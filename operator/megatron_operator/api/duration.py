@@ -6,39 +6,52 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
-PATTERN: Final = r"^([0-9]+[hms])+$"
-"""What of Go's `time.ParseDuration` a recipe may use: whole hours, minutes and seconds."""
+_PATTERN: Final = r"([0-9]+[hms])*[0-9]*[1-9][0-9]*[hms]([0-9]+[hms])*"
+PATTERN: Final = f"^{_PATTERN}$"
+"""What of Go's `time.ParseDuration` a recipe may use: whole hours, minutes and seconds, above zero."""
+WORD_PATTERN: Final = f"^(auto|off|{_PATTERN})$"
+"""The same, or a word instead."""
 LONGEST_TEXT: Final = 20
 """Characters of a duration."""
-_LONGEST: Final = 100_000_000
+LONGEST: Final = 100_000_000
+"""Seconds."""
 _UNITS: Final = {"h": 3600, "m": 60, "s": 1}
 
 
 def seconds(text: str) -> int:
-    """`1h30m` -> 5400. Raises ValueError for what is no duration."""
-    if not re.fullmatch(PATTERN, text):
-        raise ValueError(f"{text!r} is no duration")
+    """`1h30m` -> 5400, for a text that PATTERN matches."""
     return sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"([0-9]+)([hms])", text))
 
 
 def _parse(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    try:
-        return seconds(value[: LONGEST_TEXT + 1])
-    except ValueError:
-        raise PydanticKnownError("string_pattern_mismatch", {"pattern": PATTERN}) from None
+    if len(value) > LONGEST_TEXT or not re.fullmatch(PATTERN, value):
+        raise PydanticKnownError("string_pattern_mismatch", {"pattern": PATTERN})
+    return seconds(value)
+
+
+def seconds_or_word(value: str) -> str:
+    """`10m` -> `600s`, for a text that WORD_PATTERN matches; a word stays.
+
+    Raises PydanticKnownError for more than LONGEST.
+    """
+    if value in ("auto", "off"):
+        return value
+    if (found := seconds(value)) > LONGEST:
+        raise PydanticKnownError("less_than_equal", {"le": LONGEST})
+    return f"{found}s"
 
 
 Duration = Annotated[
     int,
     BeforeValidator(_parse),
-    Field(ge=1, le=_LONGEST),
+    Field(ge=1, le=LONGEST),
     WithJsonSchema(
         {
             "x-kubernetes-int-or-string": True,
             "minimum": 1,
-            "maximum": _LONGEST,
+            "maximum": LONGEST,
             "pattern": PATTERN,
             "maxLength": LONGEST_TEXT,
         }

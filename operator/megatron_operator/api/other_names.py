@@ -92,7 +92,7 @@ _VALUES: Final[Mapping[tuple[str, str], str]] = {
     ("accelerator", "missing"): "set type and count, for example {type: h100-sxm, count: 8}",
     ("count", "missing"): "set the number of accelerators of the whole run",
     ("size", "string_type"): "write a quantity with its unit, for example 400Gi",
-    ("hangTimeout", "string_type"): "write auto, off or seconds with their unit, for example 600s",
+    ("hangTimeout", "string_type"): "write auto, off, or for example 600s or 10m",
     ("saveInterval", "int_type"): "set a number of iterations; `megatron plan` has the seconds of one",
     ("fp8Format", "literal_error"): "set hybrid or e4m3; leave it out for BF16",
 }

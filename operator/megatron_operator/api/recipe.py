@@ -29,7 +29,6 @@ from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
 RELATIVE_PATTERN = r"^[^/].*$"
-HANG_PATTERN = r"^(auto|off|([0-9]+[hms])+)$"
 SPLIT_PATTERN = r"^[0-9.]+(\s*,\s*[0-9.]+){2}$"
 ENDPOINT_PATTERN = r"^https?://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._/-]*)?$"
 REGION_PATTERN = r"^[a-z0-9-]+$"
@@ -44,10 +43,6 @@ LabelValue = Annotated[str, Field(max_length=63)]
 EnvValue = Annotated[str, Field(max_length=32768)]
 FlagValues = Annotated[list[Text | int | float], Field(max_length=LONGEST_TEXT)]
 MegatronArgs = Annotated[dict[str, Text | int | float | bool | FlagValues], Field(max_length=1024)]
-
-
-def _in_seconds(timeout: str) -> str:
-    return timeout if timeout in ("auto", "off") else f"{duration.seconds(timeout)}s"
 
 
 class AcceleratorSpec(ApiModel):
@@ -248,7 +243,9 @@ class RecoverySpec(ApiModel):
     max_rank_restarts: Count = 3
     """Restarts of ranks inside their pods before a pod is replaced."""
     hang_timeout: Annotated[
-        str, Field(pattern=HANG_PATTERN, max_length=duration.LONGEST_TEXT), AfterValidator(_in_seconds)
+        str,
+        Field(pattern=duration.WORD_PATTERN, max_length=duration.LONGEST_TEXT),
+        AfterValidator(duration.seconds_or_word),
     ] = "auto"
     """Longest time of a training step: `auto` (3 of the run's own step times and 75 s), `off`, or `10m`."""
     rendezvous_timeout: Duration = 600

@@ -23,7 +23,6 @@ from megatron_operator.api.pod_environment import KEY_PATTERN, PREFIX_PATTERN
 from megatron_operator.api.recipe import (
     DATASET_PATTERN,
     ENDPOINT_PATTERN,
-    HANG_PATTERN,
     QUANTITY_PATTERN,
     REGION_PATTERN,
     RELATIVE_PATTERN,
@@ -144,7 +143,7 @@ _PATTERNS = {
     ),
     RELATIVE_PATTERN: ("path", "use a path relative to the data volume, without a leading slash"),
     duration.PATTERN: ("duration", "use seconds, or for example 10m or 1h30m"),
-    HANG_PATTERN: ("timeout", "use auto, off, or for example 10m or 90s"),
+    duration.WORD_PATTERN: ("timeout", "use auto, off, or for example 10m or 90s"),
     SPLIT_PATTERN: ("split", "use three shares, for example 99,1,0"),
     ENDPOINT_PATTERN: ("URL", "use for example http://minio.storage:9000, without credentials in it"),
     REGION_PATTERN: ("region", "use small letters, digits and -, for example eu-central-1"),

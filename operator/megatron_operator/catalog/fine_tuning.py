@@ -198,7 +198,7 @@ def adapters(
     if complete.type == "dora" and "in_proj" in (complete.target_modules or ()):
         found.error(
             "spec.peft.targetModules",
-            f"in_proj of {entry.name} cannot have DoRA, whose adapter of it Megatron-Bridge does not save",
+            f"DoRA on in_proj of {entry.name} cannot be saved by Megatron-Bridge",
             f"set {', '.join(x for x in known if x != 'in_proj')}, or type lora",
         )
     return complete

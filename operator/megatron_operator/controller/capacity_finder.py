@@ -52,6 +52,10 @@ class CapacityFinder:
         self._growths.forget(key)
         self._growths_known.pop(key, None)
 
+    def forget_growth(self, key: RecipeKey) -> None:
+        """Give up the places that a run has not taken yet."""
+        self._growths.forget(key)
+
     def grow(self, status: StatusBuilder, snapshot: RunSnapshot, count: int) -> bool:
         """Reserve places for `count` accelerators, so that no other run grows into them.
 

@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from megatron_operator.api.labels import FIELD_MANAGER, KIND, STORED_API_VERSION
+from megatron_operator.api.labels import API_VERSION, FIELD_MANAGER, KIND
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller import metrics
@@ -61,7 +61,7 @@ def _body(status: StatusBuilder, event: RecipeEvent) -> dict[str, object]:
             "namespace": metadata["namespace"],
         },
         "involvedObject": {
-            "apiVersion": STORED_API_VERSION,
+            "apiVersion": API_VERSION,
             "kind": KIND,
             "name": metadata["name"],
             "namespace": metadata["namespace"],

@@ -59,6 +59,7 @@ class Supervisor:
         if snapshot.cached and is_notable(status):
             return DISCARDED
         if status.ended or status.phase == Phase.EXPORTING:
+            self._capacity.forget_growth(status.key)
             if not exporting:
                 self._poller.forget(status.key)
             return expire_job(status, snapshot)
@@ -78,6 +79,8 @@ class Supervisor:
             and not self._capacity.grow(status, snapshot, decision.count)
         ):
             return wait(SOON, "another run grows")
+        if isinstance(decision, Resize) and decision.count <= snapshot.accelerators:
+            self._capacity.forget_growth(status.key)
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)

@@ -45,11 +45,11 @@ class Growths:
 
     def of_others(self, run: RecipeKey, cluster: ClusterUsage, now: float) -> list[WaitingGang]:
         """The pods that other runs will have and `cluster` has not; `now` in seconds since the epoch."""
-        for key in [key for key, each in self._growths.items() if now - each.decided >= LONGEST_GROWTH]:
-            del self._growths[key]
-        gangs = (
-            missing_gang(cluster, key, each.template, each.pods, now)
-            for key, each in self._growths.items()
-            if key != run
-        )
-        return [gang for gang in gangs if gang is not None]
+        found = []
+        for key, growth in list(self._growths.items()):
+            gang = missing_gang(cluster, key, growth.template, growth.pods, now)
+            if gang is None or now - growth.decided >= LONGEST_GROWTH:
+                del self._growths[key]
+            elif key != run:
+                found.append(gang)
+        return found

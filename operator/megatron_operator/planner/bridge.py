@@ -289,12 +289,15 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
             f"{_name(resolved)} {function.obstacle}, and the trainer image does not start it",
             f"name the recipe instead: {resolved.recipe}",
         )
-    packages = " and ".join(bridge_support.KERNELS.get(reason, ()))
-    added = f", add {packages} to imageHas of profile {resolved.accelerator_type} if its image has them"
+    missing = [x for x in bridge_support.KERNELS.get(reason, ()) if x not in resolved.profile.image_has]
+    packages, added = " and ".join(missing), ""
+    if missing:
+        reason = f"on GPUs the trainer's image lacks kernels that it needs: {packages}"
+        added = f", add {packages} to imageHas of profile {resolved.accelerator_type} if its image has them"
     return FieldError(
         "spec.recipe",
         f"{resolved.recipe} is run by Megatron-Bridge ({_name(resolved)}) and not started: {reason}",
-        f"choose a recipe that is started (docs/catalog/bridge.md){added if packages else ''}, or start the"
+        f"choose a recipe that is started (docs/catalog/bridge.md){added}, or start the"
         " command that `megatron args` prints yourself",
     )
 

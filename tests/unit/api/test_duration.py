@@ -26,7 +26,8 @@ def test_a_duration_is_a_number_of_seconds_or_a_text_with_units(written: Any, se
 
 
 @pytest.mark.parametrize(
-    "written", ["10", "10 m", "1.5h", "1d", "-5m", "5ms", "", "m", "10m\n", "1" * 25 + "s"]
+    "written",
+    ["10", "10 m", "1.5h", "1d", "-5m", "5ms", "", "m", "10m\n", "0s", "0h0m0s", "10s" * 7, "10m" * 7 + "x"],
 )
 def test_what_is_no_duration_is_refused_with_examples(written: str) -> None:
     with pytest.raises(InvalidRecipeError) as refused:
@@ -37,10 +38,16 @@ def test_what_is_no_duration_is_refused_with_examples(written: str) -> None:
     assert error.fix == "use seconds, or for example 10m or 1h30m"
 
 
-@pytest.mark.parametrize(("written", "fix"), [("0s", "set at least 1"), ("30000h", "set at most 100000000")])
-def test_a_duration_out_of_bounds_is_refused_in_seconds(written: str, fix: str) -> None:
+@pytest.mark.parametrize(("written", "fix"), [(0, "set at least 1"), ("30000h", "set at most 100000000")])
+def test_a_duration_out_of_bounds_is_refused_in_seconds(written: Any, fix: str) -> None:
     with pytest.raises(InvalidRecipeError, match=fix):
         recovery(rendezvousTimeout=written)
+
+
+@pytest.mark.parametrize("written", ["0s", "0m", "600", "never", "10s" * 7, "30000h"])
+def test_the_limit_of_a_step_has_the_same_bounds(written: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=r"spec\.recovery\.hangTimeout"):
+        recovery(hangTimeout=written)
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,22 @@ class RankSteps:
     steps: Mapping[int, tuple[float, float]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    """When a rank was found slow, in seconds, and the first and last step of that verdict."""
+
+    time: float
+    first: int
+    last: int
+
+
 class StragglerDetector:
     """Names slow ranks from the measured steps of all ranks, with hysteresis."""
 
     def __init__(self) -> None:
         self._named: dict[int, ReportedStraggler] = {}
-        self._suspected: dict[int, tuple[float, int]] = {}
-        """Ranks that the last verdict found slow -> time and iteration since which all have."""
+        self._suspected: dict[int, _Suspicion] = {}
+        """Ranks that the last verdict found slow -> the first of the verdicts that did."""
 
     def reset(self) -> None:
         """Forget who was slow: the ranks have been restarted."""
@@ -70,6 +79,8 @@ class StragglerDetector:
             return
         window = sorted(set.intersection(*(set(each.steps) for each in stage)))[-WINDOW:]
         if len(window) < WINDOW:
+            for each in stage:
+                self._suspected.pop(each.rank, None)
             yield from (self._named[each.rank] for each in stage if each.rank in self._named)
             return
         ordered = {step: sorted(each.steps[step][0] for each in stage) for step in window}
@@ -82,9 +93,9 @@ class StragglerDetector:
             cost = (own_seconds - peer_seconds) / statistics.median(each.steps[step][1] for step in window)
             steady = sum(ratio > SLOW_UNTIL for ratio in ratios) >= _STEADY_SHARE * WINDOW
             slow = slowdown >= SLOW_FROM and steady and cost >= _COST_FROM
-            since, iteration = self._since(each.rank, slow, now, window[0])
+            iteration, lasting = self._suspect(each.rank, slow, window, now)
             known = self._named.get(each.rank)
-            new = slow and now - since >= SLOW_SECONDS
+            new = slow and lasting
             still = known is not None and slowdown > SLOW_UNTIL and cost > _COST_FROM / 2
             if new or still:
                 yield ReportedStraggler(
@@ -96,12 +107,17 @@ class StragglerDetector:
                     peer_seconds=peer_seconds,
                 )
 
-    def _since(self, rank: int, slow: bool, now: float, iteration: int) -> tuple[float, int]:
-        """Time and iteration since which each verdict is that `rank` is slow."""
+    def _suspect(self, rank: int, slow: bool, window: Sequence[int], now: float) -> tuple[int, bool]:
+        """The iteration since which `rank` is slow in each verdict, and whether it is for long enough.
+
+        Half of the steps must have come since then: while no step does, the verdict is the same.
+        """
         if not slow:
             self._suspected.pop(rank, None)
-            return now, iteration
-        return self._suspected.setdefault(rank, (now, iteration))
+            return window[0], False
+        since = self._suspected.setdefault(rank, _Suspicion(now, window[0], window[-1]))
+        lasting = now - since.time >= SLOW_SECONDS and window[WINDOW // 2] > since.last
+        return since.first, lasting
 
 
 def _median_of_others(ordered: Sequence[float], own: float) -> float:

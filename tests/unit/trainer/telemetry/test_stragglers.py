@@ -39,6 +39,13 @@ def gang(
 CLOCK = count(step=2 * SLOW_SECONDS)
 
 
+def later(ranks: Sequence[RankSteps], steps: int = WINDOW // 2) -> list[RankSteps]:
+    """The same own times, so many measured steps later."""
+    return [
+        replace(each, steps={at + 4 * steps: times for at, times in each.steps.items()}) for each in ranks
+    ]
+
+
 def verdict(
     ranks: Sequence[RankSteps], detector: StragglerDetector | None = None
 ) -> tuple[ReportedStraggler, ...]:
@@ -46,7 +53,7 @@ def verdict(
     detector = detector or StragglerDetector()
     now = next(CLOCK)
     detector.update(ranks, now)
-    return detector.update(ranks, now + SLOW_SECONDS)
+    return detector.update(later(ranks), now + SLOW_SECONDS)
 
 
 def named(ranks: Sequence[RankSteps], detector: StragglerDetector | None = None) -> list[int]:
@@ -73,16 +80,34 @@ def test_a_busy_machine_names_nobody() -> None:
         assert named(gang(lambda *_: random.uniform(0.2, 0.8)), detector) == []
 
 
+SLOW = gang(lambda rank, _: 0.9 if rank == 5 else 0.5)
+
+
 def test_a_rank_that_is_slow_for_a_moment_is_not_named_however_many_steps_that_was() -> None:
     detector = StragglerDetector()
-    slow, healthy = gang(lambda rank, _: 0.9 if rank == 5 else 0.5), gang(lambda *_: 0.5)
-    assert detector.update(slow, 0) == ()
-    assert detector.update(slow, SLOW_SECONDS - 1) == ()
-    assert detector.update(healthy, SLOW_SECONDS) == ()
-    assert detector.update(slow, SLOW_SECONDS + 1) == ()
-    assert detector.update(slow, 2 * SLOW_SECONDS) == ()
-    [named] = detector.update(slow, 2 * SLOW_SECONDS + 1)
-    assert named.rank == 5
+    assert detector.update(SLOW, 0) == ()
+    assert detector.update(later(SLOW, 100), SLOW_SECONDS - 1) == ()
+    assert detector.update(later(gang(lambda *_: 0.5), 200), SLOW_SECONDS) == ()
+    assert detector.update(later(SLOW, 300), SLOW_SECONDS + 1) == ()
+    assert detector.update(later(SLOW, 400), 2 * SLOW_SECONDS) == ()
+    [named] = detector.update(later(SLOW, 500), 2 * SLOW_SECONDS + 1)
+    assert (named.rank, named.iteration) == (5, 4 * 300)
+
+
+def test_a_rank_is_not_named_from_the_same_steps_while_none_is_added() -> None:
+    detector = StragglerDetector()
+    assert detector.update(SLOW, 0) == ()
+    assert detector.update(SLOW, 2 * SLOW_SECONDS) == ()
+    assert detector.update(later(SLOW, WINDOW // 2 - 1), 2 * SLOW_SECONDS) == ()
+    assert len(detector.update(later(SLOW, WINDOW // 2), 2 * SLOW_SECONDS)) == 1
+
+
+def test_a_suspicion_ends_where_too_few_steps_are_common_to_all() -> None:
+    detector = StragglerDetector()
+    assert detector.update(SLOW, 0) == ()
+    assert detector.update([later(SLOW)[0], *SLOW[1:]], 1) == ()
+    assert detector.update(later(SLOW), SLOW_SECONDS) == ()
+    assert len(detector.update(later(SLOW, WINDOW), 2 * SLOW_SECONDS)) == 1
 
 
 def test_a_rank_that_stood_still_in_a_few_steps_is_not_named() -> None:
@@ -125,8 +150,7 @@ def test_a_verdict_stays_while_too_few_steps_are_common_to_all() -> None:
     before = verdict(slow, detector)
     behind = replace(slow[0], steps={step - 4: times for step, times in slow[0].steps.items()})
     assert verdict([behind, *slow[1:]], detector) == before
-    later = [replace(each, steps={step + 4: t for step, t in each.steps.items()}) for each in slow]
-    [still] = verdict(later, detector)
+    [still] = verdict(later(slow, 1), detector)
     assert (still.rank, still.iteration) == (1, 0), "since the iteration at which it was first named"
 
 
