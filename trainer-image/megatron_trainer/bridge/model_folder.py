@@ -13,10 +13,11 @@ from megatron_trainer.worker.failures import RankError
 _SIZES: Final = (
     *("hybrid_layer_pattern", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
     *("kv_channels", "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups"),
-    *("num_moe_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
     *("share_embeddings_and_output_weights", "vocab_size"),
 )
 """Fields of Bridge's configuration on which the shapes of a hybrid model's weights depend."""
+_EXPERTS: Final = ("num_moe_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
+"""The same of its experts; the configuration of a folder has some even where the model has none."""
 
 
 def follow(model: Any, folder: Path) -> None:
@@ -33,10 +34,11 @@ def follow(model: Any, folder: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(str(folder))
     of_folder = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
     model.vocab_size = model.vocab_size or of_folder.vocab_size
+    sizes = (*_SIZES, *(_EXPERTS if model.num_moe_experts else ()))
     differing = [
-        f"{name} {getattr(of_folder, name, None)!r} instead of {getattr(model, name, None)!r}"
-        for name in _SIZES
-        if getattr(model, name, None) != getattr(of_folder, name, None)
+        f"{name} {getattr(of_folder, name, None)!r} instead of {getattr(model, name)!r}"
+        for name in sizes
+        if getattr(model, name) != getattr(of_folder, name, None)
     ]
     if differing:
         raise RankError(
