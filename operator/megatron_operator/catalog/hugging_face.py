@@ -93,8 +93,12 @@ _NAMES: Final = {
 _OTHER_RELEASES: Final = {
     "deepseek-ai/deepseek-v3-0324": "deepseek-v3",
     "deepseek-ai/deepseek-r1": "deepseek-v3",
+    "glm-4.6": "glm4.5-355b",
+    "glm-4.7": "glm4.5-355b",
+    "glm-5": "glm5.1",
     "glm4.6": "glm4.5-355b",
     "glm4.7": "glm4.5-355b",
+    "glm5": "glm5.1",
     "meta-llama/llama-3.3-70b": "llama3.1-70b",
     "nvidia/llama-3.1-nemotron-70b-instruct-hf": "llama3.1-70b",
     "nvidia/llama-3.1-nemotron-nano-8b-v1": "llama3.1-8b",
@@ -113,8 +117,8 @@ NAMES: Final = {
 } | _OTHER_RELEASES
 """Name on Hugging Face, in lower case -> entry."""
 
-_VARIANT: Final = re.compile(r"-(base|instruct|chat|it|pt|thinking)(?=$|-)")
-"""Trained further, or not yet: the shape is that of the model without this word."""
+_VARIANT: Final = re.compile(r"-(base|instruct|chat|it|pt|thinking|fp8|bf16)(?=$|-)")
+"""Trained further, not yet, or rounded: the shape is that of the model without this word."""
 
 
 def entry_of(name: str) -> str | None:

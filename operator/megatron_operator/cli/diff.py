@@ -52,7 +52,7 @@ def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: K
 
     recipe = load_recipe(options)
     planned = plan_recipe(options, recipe)
-    speed = None
+    speed, other = None, "the running job"
     if running is not None:
         before = flags(_arguments(documents.read_yaml(running), str(running)))
     elif live:
@@ -67,6 +67,8 @@ def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: K
 
         published = plan_with({})
         before = flags(published.arguments)
+        how = "as published" if published.resolved.layout is not None else "as planned without settings"
+        other = f"{published.resolved.recipe} {how}"
         speed = compare(recipe["spec"], published, planned, plan_with)
     changes = _changes(before, flags(planned.arguments))
     if output != "table":
@@ -78,7 +80,6 @@ def command(options: RecipeOptions, running: Path | None, live: bool, kubectl: K
         if speed is not None:
             show(speed)
         if not changes and (speed is None or speed.is_as_published):
-            other = f"{planned.resolved.recipe} as published" if speed is not None else "the running job"
             click.echo(f"no flag differs from {other}", err=True)
     if changes or (speed is not None and not speed.is_as_published):
         raise click.exceptions.Exit(EXIT_DIFFERENT)

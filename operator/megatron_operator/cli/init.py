@@ -44,7 +44,8 @@ def command(
 ) -> None:
     """Write a commented recipe that the operator admits.
 
-    MODEL is a recipe of the catalog. Without --gpus the smallest published count is taken. Without MODEL, or
+    MODEL is a recipe of the catalog. Without --gpus the smallest published count is
+    taken, or else the smallest that fits. Without MODEL, or
     with a name that `megatron recommend` knows, the recommended recipe for --gpus is taken.
 
     \b

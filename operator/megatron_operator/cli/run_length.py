@@ -69,8 +69,9 @@ def batch_remark(plan: Plan) -> str | None:
     if plan.gradient_accumulation > dims.pp or plan.global_batch_size >= plan.world_size:
         return None
     ranks = plan.global_batch_size // plan.micro_batch_size
+    some = "one rank" if ranks == 1 else f"{ranks:,} ranks"
     return (
-        f"too small for {plan.world_size:,} GPUs: at most {ranks:,} ranks can be data parallel, and "
+        f"too small for {plan.world_size:,} GPUs: at most {some} can be data parallel, and "
         f"{dims.tp * dims.pp * dims.cp} GPUs share a sample; set a larger training.globalBatchSize (with its "
         "learning rate), or take fewer GPUs"
     )

@@ -26,6 +26,7 @@ from megatron_operator.planner.estimate.diffusion import sample_tokens
 from megatron_operator.planner.estimate.layers import ENCODED
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
+from megatron_operator.planner.notes import memory_warnings
 from megatron_operator.planner.search.pipeline_split import automatic_split, requested_split
 
 SCRIPT: Final = "scripts/training/run_recipe.py"
@@ -140,7 +141,7 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
     p, t, world = resolved.parallelism, resolved.training, resolved.accelerator_count
     dims = ParallelDims.of_spec(p, world)
     _check_divisible(resolved, dims)
-    diffusion_plan.check(resolved, dims)
+    diffusion_plan.check(resolved, dims, pod)
     micro, batch = t.micro_batch_size or 1, t.global_batch_size or 1
     if resolved.layout is None and resolved.function is not None:
         published = f"the layout of {_name(resolved)} is for {resolved.function.title}"
@@ -210,10 +211,12 @@ def _estimated(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     if resolved.starts or split is None:
         return plan
     estimated = plan.model_copy(update={"stage_layers": list(split.layers)})
+    needed = memory.estimate(resolved, estimated)
     return estimated.model_copy(
         update={
-            "memory_per_gpu": memory.estimate(resolved, estimated),
+            "memory_per_gpu": needed,
             "expected": step_time.estimate(resolved, estimated),
+            "notes": [*plan.notes, *memory_warnings(needed)],
         }
     )
 

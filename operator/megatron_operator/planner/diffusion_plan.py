@@ -17,10 +17,32 @@ _IGNORED: Final = {
 """Sizes that `Flux` of Megatron-Bridge 0.6.2 does not read, and what would happen instead."""
 
 
-def check(resolved: ResolvedRecipe, dims: ParallelDims) -> None:
-    """Raise InvalidRecipeError for sizes of the recipe that the model would ignore."""
+def check(resolved: ResolvedRecipe, dims: ParallelDims, pod: int) -> None:
+    """Raise InvalidRecipeError for sizes of the recipe that the model would ignore or cannot be split by.
+
+    `pod` is the number of ranks of a pod.
+    """
     spec, found = resolved.model.diffusion, Diagnostics()
-    if spec is None or spec.joint_layers is None:
+    if spec is None:
+        return
+    _check_split(resolved, dims, pod, found)
+    if spec.joint_layers is None:
+        if (layers := resolved.model.num_layers or 1) % dims.pp:
+            found.error(
+                "spec.parallelism.pipelineModelParallelSize",
+                f"{dims.pp} does not divide the {layers} layers",
+                "set a divisor",
+            )
+        if (
+            resolved.is_set_by_user("training.seqLength")
+            and resolved.training.seq_length == UNUSED_SEQ_LENGTH
+        ):
+            found.error(
+                "spec.training.seqLength",
+                f"{UNUSED_SEQ_LENGTH} stands for the size of the function's random data",
+                "set another length, up to which samples are packed, or leave it out",
+            )
+        found.raise_errors()
         return
     for field, (name, why) in _IGNORED.items():
         if getattr(dims, name) > 1:
@@ -36,6 +58,29 @@ def check(resolved: ResolvedRecipe, dims: ParallelDims) -> None:
             "leave it out",
         )
     found.raise_errors()
+
+
+def _check_split(resolved: ResolvedRecipe, dims: ParallelDims, pod: int, found: Diagnostics) -> None:
+    heads = resolved.model.num_attention_heads or 1
+    at = "spec.parallelism."
+    if heads % dims.tp:
+        found.error(
+            f"{at}tensorModelParallelSize", f"{dims.tp} does not divide the {heads} heads", "set a divisor"
+        )
+    if dims.tp > pod:
+        found.error(
+            f"{at}tensorModelParallelSize",
+            f"{dims.tp} is above the {pod} GPUs of a pod",
+            f"set at most {pod}",
+        )
+    if dims.vp > 1:
+        found.error(
+            f"{at}numVirtualStagesPerPipelineRank",
+            f"{dims.vp}: diffusion models have no virtual stages",
+            "leave it out",
+        )
+    if dims.ep > 1:
+        found.error(f"{at}expertModelParallelSize", f"{dims.ep}: the model has no experts", "leave it out")
 
 
 def notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:

@@ -27,6 +27,13 @@ class Match(NamedTuple):
     by: str = "name"
 
 
+MAX_PARAMETERS_BY_COUNT = ((128, None), (16, 80e9), (8, 16e9), (4, 8e9), (1, 4e9))
+"""Without a name: (minimum accelerators, maximum parameters of a dense model), as Megatron-Bridge's index
+recommends (8B-16B on a node, 70B on 16 to 64, 405B from 128); twice that for experts,
+and for LoRA.
+"""
+
+
 def size_of(entry: Entry) -> int | None:
     """Number of parameters, from the model's shape, else from the name."""
     shape = model_shape(entry.model, Diagnostics())
@@ -102,3 +109,11 @@ def _billions(text: str) -> int | None:
     found = _SIZE.search(text)
     # Zero parameters are no size.
     return round(float(found[1]) * _UNITS[found[2]]) or None if found else None
+
+
+def is_comfortable(entry: Entry, size: int | None, gpus: int, mode: str) -> bool:
+    """Whether a model of `size` parameters is not too large for what is usual on so many accelerators."""
+    most = next(most for least, most in MAX_PARAMETERS_BY_COUNT if gpus >= least)
+    if most is None:
+        return True
+    return (size or 0) <= most * (2 if entry.model.num_experts else 1) * (2 if mode == "lora" else 1)

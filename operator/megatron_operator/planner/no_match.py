@@ -18,6 +18,6 @@ def no_match(model: str | None, mode: str, asked: str | None, catalog: Catalog) 
     return FieldError(
         "--mode" if asked is None else "--model",
         f"the catalog has no {mode} recipe{like}{f': {reason}' if reason else ''}",
-        f"{hint}name one of its {len(catalog)} recipes (megatron recipes list), a family, or a size such as"
-        " 8b",
+        f"{hint}name one of the catalog's {len(catalog)} recipes (megatron recipes list), a family, or a size"
+        " such as 8b",
     )

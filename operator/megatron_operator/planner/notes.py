@@ -1,6 +1,6 @@
 """Notes of a plan (`status.plan.notes`): the reason for each choice."""
 
-from megatron_operator.api.status import MemoryPerGpu
+from megatron_operator.api.status import MemoryPerGpu, Plan
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.search.problem import Candidate, PlanningProblem
 from megatron_operator.planner.search.rank import Ranking
@@ -95,8 +95,18 @@ def _memory(problem: PlanningProblem, chosen: Candidate) -> list[str]:
 
 
 def memory_warnings(memory: MemoryPerGpu | None) -> list[str]:
-    """A warning where a fully requested layout may not fit."""
+    """A warning where the layout of the plan may not fit."""
     if memory is None or memory.capacity is None or memory.total <= memory.capacity:
         return []
     total, capacity = memory.total / GIB, memory.capacity / GIB
     return [f"memory may not suffice: {total:.1f} GiB estimated, {capacity:.1f} GiB available"]
+
+
+def beyond_memory(plan: Plan | None) -> str | None:
+    """Why the layout of a plan is not expected to fit; None if it is. No plan: it was refused."""
+    if plan is None:
+        return "is refused"
+    memory = plan.memory_per_gpu
+    if memory is None or memory.capacity is None or memory.total <= memory.capacity:
+        return None
+    return f"needs {memory.total / GIB:.0f} of {memory.capacity / GIB:.0f} GiB, as estimated"

@@ -150,7 +150,9 @@ def _plan_bridge(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan
         except InvalidRecipeError as invalid:
             if resolved.layout is None:
                 raise
-            found.note(f"published layout used, although the planner rejects it: {invalid.errors[0]}")
+            error = invalid.errors[0]
+            reason = "by its estimate it does not fit" if "GiB" in error.message else str(error)
+            found.note(f"published layout used, although the planner rejects it: {reason}")
     pod = _ranks_per_pod(resolved, found)
     found.raise_errors()
     return bridge.with_bridge_note(bridge.plan_as_published(resolved, pod, found.notes), resolved)

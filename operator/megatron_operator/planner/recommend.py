@@ -1,8 +1,9 @@
 """Recommends recipes for a model, a mode and the available accelerators."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
@@ -17,11 +18,14 @@ from megatron_operator.planner.matching import (
     Match,
     generation,
     has_other_size,
+    is_comfortable,
     is_language_model,
     match,
     size_of,
 )
+from megatron_operator.planner.model_names import catalog_name
 from megatron_operator.planner.no_match import no_match
+from megatron_operator.planner.notes import beyond_memory
 
 MAX_RECOMMENDATIONS = 4
 """Recipes that are planned: the best and three others."""
@@ -32,11 +36,6 @@ LONG = 8192
 """Tokens of a sample above which a long-sequence variant is preferred to its base."""
 SAME_SIZE = 0.2
 """Binary logarithm of the ratio of two sizes that count as the same: 7B and 8B."""
-MAX_PARAMETERS_BY_COUNT = ((128, None), (16, 80e9), (8, 16e9), (4, 8e9), (1, 4e9))
-"""Without a name: (minimum accelerators, maximum parameters of a dense model), as Megatron-Bridge's index
-recommends (8B-16B on a node, 70B on 16 to 64, 405B from 128); twice that for experts,
-and for LoRA.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def recommend(
     hardware = profile.known_as(name)
     asked = query.model
     if asked is not None:
-        query = replace(query, model=_model(asked, catalog))
+        query = replace(query, model=catalog_name(asked, catalog))
     candidates = sorted(_candidates(query, hardware, catalog), key=lambda each: each.order)
     missing = not candidates or candidates[0].match.rank > 1
     if missing and (error := _of_another_mode(query, asked, hardware, catalog)):
@@ -108,20 +107,14 @@ def recommend(
         found.append((tried, _recommendation(query, tried, platform, catalog, limits)))
     found.sort(key=lambda each: (_identity(query, each[0]), not each[1].runnable, each[1].plan is None))
     best, *others = [made for _, made in found]
-    if asked is not None and best.plan is not None and hugging_face.is_other_release(asked):
+    if asked is not None and hugging_face.is_other_release(asked):
         same = f"{asked} has the layers of {query.model}"
         best = replace(best, reasons=(same, *best.reasons))
     if best.plan is None:
-        best = replace(best, reasons=(*best.reasons, *_what_would(query, best.entry, hardware, catalog)))
+        admitted = partial(_admitted, platform=platform, catalog=catalog, limits=limits)
+        would = _what_would(query, best.entry, hardware, catalog, admitted)
+        best = replace(best, reasons=(*best.reasons, *would))
     return [best, *others[: MAX_RECOMMENDATIONS - 1]]
-
-
-def _model(asked: str, catalog: Catalog) -> str:
-    """The model by the catalog's name: also of Hugging Face's, and of a function of Megatron-Bridge."""
-    if catalog.function(asked) is not None:
-        return catalog.get(asked).name
-    trained_by = hugging_face.entry_of(asked)
-    return trained_by or (asked.rpartition("/")[2].lower() if "/" in asked else asked)
 
 
 def _identity(query: Query, candidate: "_Candidate") -> int:
@@ -152,7 +145,7 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
         least = min((each.count for each in entry.usable_layouts), default=None)
         suits = layout is not None or least is None or least <= query.gpus
         if found.by == "kind":
-            suits = suits and _is_comfortable(query, entry, size)
+            suits = suits and is_comfortable(entry, size, query.gpus, query.mode)
         stretched = _distance(entry, query.seq_length)
         # A long-sequence variant matches a name as well as its base does.
         rank = max(found.rank, 1) if (query.seq_length or 0) > LONG else found.rank
@@ -207,13 +200,6 @@ def _distance(entry: Entry, requested: int | None) -> int:
     if requested is None:
         return 1 if own > LONG and _is_variant(entry) else 0
     return abs(own - requested) if requested > LONG else int(own > LONG)
-
-
-def _is_comfortable(query: Query, entry: Entry, size: int | None) -> bool:
-    most = next(most for least, most in MAX_PARAMETERS_BY_COUNT if query.gpus >= least)
-    if most is None:
-        return True
-    return (size or 0) <= most * (2 if entry.model.num_experts else 1) * (2 if query.mode == "lora" else 1)
 
 
 def _is_variant(entry: Entry) -> bool:
@@ -315,7 +301,19 @@ def _splitting_function(entry: Entry, seq_length: int | None) -> PublishedLayout
     return None
 
 
-def _what_would(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> Iterator[str]:
+def _admitted(
+    name: str, query: Query, platform: PlatformConfig, catalog: Catalog, limits: Limits
+) -> Plan | None:
+    accelerator = {"count": query.gpus} | ({"type": query.accelerator} if query.accelerator else {})
+    spec: dict[str, object] = {"recipe": name, "accelerator": accelerator, "data": {"mockData": True}}
+    with suppress(InvalidRecipeError):
+        return _plan(name, spec, platform, catalog, limits)
+    return None
+
+
+def _what_would(
+    query: Query, entry: Entry, hardware: str, catalog: Catalog, admitted: Callable[[str, Query], Plan | None]
+) -> Iterator[str]:
     """What fits where the entry does not: a count or hardware that is published for it, another mode.
 
     Nothing for sequences of another length than its own, for which nothing is published.
@@ -324,13 +322,15 @@ def _what_would(query: Query, entry: Entry, hardware: str, catalog: Catalog) -> 
         return
     counts = sorted({each.count for each in entry.usable_layouts if hardware in each.accelerators})
     if more := [count for count in counts if count > query.gpus]:
-        yield f"{more[0]} x {hardware} fits: that layout is published"
+        beyond = beyond_memory(admitted(entry.name, replace(query, gpus=more[0])))
+        yield f"{more[0]} x {hardware} {beyond or 'fits'}: that layout is published"
     elsewhere = {each.accelerators[0]: None for each in entry.usable_layouts if each.count == query.gpus}
     if others := [name for name in elsewhere if name != hardware]:
         yield f"{query.gpus} x {' or '.join(others)} fits: that layout is published"
-    if hint := _other_mode(query, hardware, catalog) or _published_in_another_mode(
-        query, entry, hardware, catalog
-    ):
+    name = _other_mode(query, hardware, catalog)
+    if name is not None and (plan := admitted(name, query)) is not None:
+        yield f"--mode {catalog.get(name).modes[0]} {beyond_memory(plan) or 'fits'}: {name}"
+    elif hint := _published_in_another_mode(query, entry, hardware, catalog):
         yield hint
 
 
@@ -348,7 +348,7 @@ def _published_in_another_mode(query: Query, entry: Entry, hardware: str, catalo
 
 
 def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
-    """A mode that needs fewer accelerators and fits the same model, as a hint."""
+    """The recipe of a mode that needs fewer accelerators, with a layout for these, of the same model."""
     for mode in {"pretrain": ("sft", "lora"), "sft": ("lora",)}.get(query.mode, ()):
         other = replace(query, mode=mode)
         fitting = [each for each in _candidates(other, hardware, catalog) if each.layout is not None]
@@ -359,7 +359,7 @@ def _other_mode(query: Query, hardware: str, catalog: Catalog) -> str | None:
         if any(each.match.rank <= 1 for each in _candidates(query, hardware, catalog)):
             fitting = [each for each in fitting if each.match.rank <= 1]
         if query.model is not None and fitting:
-            return f"--mode {mode} fits: {min(fitting, key=lambda each: each.order).entry.name}"
+            return min(fitting, key=lambda each: each.order).entry.name
     return None
 
 

@@ -83,6 +83,27 @@ def test_a_sequence_length_that_flux_ignores_is_refused() -> None:
     assert plan(resolved("wan2.1-1.3b", 8, training={"seqLength": 4096})).expected is not None
 
 
+@pytest.mark.parametrize(
+    ("recipe", "count", "parallelism", "error"),
+    [
+        ("flux1-12b", 16, {"tensorModelParallelSize": 16}, "16 does not divide the 24 heads"),
+        ("flux1-12b", 24, {"tensorModelParallelSize": 12}, "12 is above the 8 GPUs of a pod"),
+        ("wan2.1-14b", 24, {"pipelineModelParallelSize": 3}, "3 does not divide the 40 layers"),
+        ("flux1-12b", 8, {"expertModelParallelSize": 2}, "2: the model has no experts"),
+    ],
+)
+def test_a_split_that_the_model_has_not_is_refused(
+    recipe: str, count: int, parallelism: dict[str, int], error: str
+) -> None:
+    with pytest.raises(InvalidRecipeError, match=error):
+        plan(resolved(recipe, count, parallelism=parallelism, training={"globalBatchSize": count}))
+
+
+def test_the_length_that_stands_for_random_data_is_refused_where_it_is_asked_for() -> None:
+    with pytest.raises(InvalidRecipeError, match="1024 stands for the size of the function's random data"):
+        plan(resolved("wan2.1-14b", 8, training={"seqLength": 1024}))
+
+
 def test_other_counts_keep_the_sizes_of_the_function() -> None:
     p = plan(resolved("flux1-12b", 16))
     assert (p.tensor_model_parallel_size, p.data_parallel_size) == (2, 8)

@@ -77,6 +77,10 @@ def test_a_model_that_is_named_is_never_replaced(model: str, gpus: int, mode: st
         ("zai-org/GLM-4.7", 128, "pretrain", "has the layers of glm4.5-355b"),
         ("zai-org/GLM-4.7", 128, "sft", "has the layers of glm4.5-355b"),
         ("glm4.7", 16, "lora", "has the layers of glm4.5-355b"),
+        ("GLM-4.7", 128, "pretrain", "has the layers of glm4.5-355b"),
+        ("zai-org/GLM-4.7-FP8", 128, "pretrain", "has the layers of glm4.5-355b"),
+        # Also where it does not fit.
+        ("zai-org/GLM-4.7", 64, "pretrain", "has the layers of glm4.5-355b"),
         ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", 8, "sft", "has the layers of llama3.1-8b"),
     ],
 )
@@ -215,6 +219,30 @@ def test_where_nothing_fits_the_reasons_end_with_what_would() -> None:
     best = choices("deepseek-v3", 64)[0]
     assert best.plan is None
     assert best.reasons[-1] == "256 x h100-sxm fits: that layout is published"
+
+
+def test_a_published_layout_fits_only_where_the_estimate_does() -> None:
+    reasons = choices("deepseek-v4-flash", 16)[0].reasons
+    assert "32 x h100-sxm needs 399 of 79 GiB, as estimated: that layout is published" in reasons
+    assert not [reason for reason in reasons if " fits" in reason]
+    assert not [
+        reason
+        for reason in choices("deepseek-v4-flash", 64)[0].reasons
+        if reason.startswith("--mode sft fits")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "best"),
+    [
+        ("LGAI-EXAONE/K-EXAONE-2.0-750B-A37B", "pretrain", "k-exaone2-750b-a37b"),
+        ("stepfun-ai/Step-3.5-Flash", "pretrain", "step3.5-196b-a11b"),
+        ("black-forest-labs/FLUX.1-dev", "pretrain", "flux1-12b"),
+        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", "sft", "qwen3-omni-30b-a3b-sft"),
+    ],
+)
+def test_the_source_of_an_entry_is_its_name_too(model: str, mode: str, best: str) -> None:
+    assert choices(model, 64, mode=mode)[0].entry.name == best
 
 
 def test_what_the_operator_starts_precedes_what_it_does_not() -> None:
