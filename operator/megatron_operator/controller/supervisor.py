@@ -73,14 +73,11 @@ class Supervisor:
         decision = decide(observation)
         if snapshot.cached and not isinstance(decision, Wait):
             return DISCARDED
-        if (
-            isinstance(decision, Resize)
-            and decision.count > snapshot.accelerators
-            and not self._capacity.grow(status, snapshot, decision.count)
-        ):
-            return wait(SOON, "another run grows")
-        if isinstance(decision, Resize) and decision.count <= snapshot.accelerators:
-            self._capacity.forget_growth(status.key)
+        if isinstance(decision, Resize):
+            if decision.count <= snapshot.accelerators:
+                self._capacity.forget_growth(status.key)
+            elif not self._capacity.grow(status, snapshot, decision.count):
+                return wait(SOON, "another run grows")
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)

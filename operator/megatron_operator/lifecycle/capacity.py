@@ -87,14 +87,14 @@ class ClusterUsage:
         recipe = labels.get(LABEL_RECIPE)
         if phase in ("Succeeded", "Failed"):
             return
-        run = (metadata.get("namespace", ""), recipe) if recipe is not None else None
-        trains = run is not None and labels.get(LABEL_ROLE) == ROLE_TRAINER
+        trains = recipe is not None and labels.get(LABEL_ROLE) == ROLE_TRAINER
+        run = (metadata.get("namespace", ""), str(recipe)) if trains else None
         if node_name is None:
-            if run is not None and trains and "deletionTimestamp" not in metadata:
+            if run is not None and "deletionTimestamp" not in metadata:
                 self.present[run] += 1
                 self._add_waiting(run, metadata, pod["spec"])
             return
-        if run is not None and trains:
+        if run is not None:
             self.present[run] += 1
         requests = _requests_and_pod(pod["spec"])
         _add(self.used.setdefault(node_name, {}), requests)

@@ -210,11 +210,7 @@ def _recommendation(
     query: Query, candidate: _Candidate, platform: PlatformConfig, catalog: Catalog, limits: Limits
 ) -> Recommendation:
     entry, layout = candidate.entry, candidate.layout
-    spec: dict[str, object] = {
-        "recipe": entry.name,
-        "accelerator": {"count": query.gpus} | ({"type": query.accelerator} if query.accelerator else {}),
-        "data": {"mockData": True},
-    }
+    spec = _spec(entry.name, query)
     stretched = query.seq_length is not None and query.seq_length != entry.training.seq_length
     if query.seq_length is not None and stretched:
         spec["training"] = {"seqLength": query.seq_length}
@@ -239,6 +235,11 @@ def _recommendation(
     published = not stretched and layout is not None and layout.count == query.gpus and batch is None
     reasons = tuple(_reasons(query, candidate, found, published, batch))
     return Recommendation(entry, candidate.parameters, found, published, reasons, batch)
+
+
+def _spec(name: str, query: Query) -> dict[str, object]:
+    accelerator = {"count": query.gpus} | ({"type": query.accelerator} if query.accelerator else {})
+    return {"recipe": name, "accelerator": accelerator, "data": {"mockData": True}}
 
 
 def _plan(
@@ -304,10 +305,9 @@ def _splitting_function(entry: Entry, seq_length: int | None) -> PublishedLayout
 def _admitted(
     name: str, query: Query, platform: PlatformConfig, catalog: Catalog, limits: Limits
 ) -> Plan | None:
-    accelerator = {"count": query.gpus} | ({"type": query.accelerator} if query.accelerator else {})
-    spec: dict[str, object] = {"recipe": name, "accelerator": accelerator, "data": {"mockData": True}}
+    """The plan of a recipe for the query's accelerators; None if it is refused."""
     with suppress(InvalidRecipeError):
-        return _plan(name, spec, platform, catalog, limits)
+        return _plan(name, _spec(name, query), platform, catalog, limits)
     return None
 
 
