@@ -42,6 +42,8 @@ _PATHS = {
     "PodDisruptionBudget": "/apis/policy/v1/{ns}/poddisruptionbudgets",
     "ValidatingAdmissionPolicy": f"{_ADMISSION}/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
+    "MutatingAdmissionPolicy": f"{_ADMISSION}/mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": f"{_ADMISSION}/mutatingadmissionpolicybindings",
     "ValidatingWebhookConfiguration": f"{_ADMISSION}/validatingwebhookconfigurations",
     "PersistentVolume": "/api/v1/persistentvolumes",
     "PodGroup": "/apis/scheduling.x-k8s.io/v1alpha1/{ns}/podgroups",

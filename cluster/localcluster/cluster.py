@@ -17,6 +17,7 @@ from localcluster import (
     images,
     jobset,
     kubeflowtrainer,
+    kubernetesgangs,
     kwok,
     leak_check,
     machine_lock,
@@ -78,7 +79,8 @@ class Cluster:
     def _plane(self) -> ControlPlane:
         address = HOST if self.profile == "full" else "127.0.0.1"
         ports = choose_ports(self.paths.home / "ports.json", "127.0.0.1", PORTS[self.profile])
-        return ControlPlane(self.paths, self.processes, address, ports)
+        pod_groups = self.profile == "control-plane"
+        return ControlPlane(self.paths, self.processes, address, ports, pod_groups=pod_groups)
 
     def _nodes(self) -> dict[str, Node]:
         plane = self._plane()
@@ -325,6 +327,12 @@ class Cluster:
         scheduler = gangscheduler.GangScheduler(self._plane(), self.kubectl, self.binaries)
         with scheduler.serving(self.console, pod_groups=pod_groups):
             yield gangscheduler.SCHEDULER
+
+    def kubernetes_gangs(self) -> contextlib.AbstractContextManager[str]:
+        """Run a scheduler with Kubernetes' own gangs during the block; yields its `schedulerName`."""
+        if self.profile != "control-plane":
+            raise ClusterError("gang scheduling needs the profile control-plane")
+        return kubernetesgangs.KubernetesGangScheduler(self._plane()).serving()
 
     @contextlib.contextmanager
     def jobsets(self) -> Iterator[None]:

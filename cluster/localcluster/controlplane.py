@@ -18,6 +18,7 @@ SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE_ADDRESS = "10.96.0.1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 """In start order."""
+_POD_GROUPS = "--feature-gates=GenericWorkload=true"
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,18 @@ def choose_ports(remembered: Path, address: str, bases: range) -> Ports:
 class ControlPlane:
     """The control plane of one profile.
 
-    `address` is the API server's listen address, also for pods.
+    `address` is the API server's listen address, also for pods. With `pod_groups` it serves Kubernetes' own
+    PodGroups, an alpha API.
     """
 
-    def __init__(self, paths: Paths, processes: Processes, address: str, ports: Ports) -> None:
+    def __init__(
+        self, paths: Paths, processes: Processes, address: str, ports: Ports, *, pod_groups: bool = False
+    ) -> None:
         self.paths = paths
         self.processes = processes
         self.address = address
         self.ports = ports
+        self.pod_groups = pod_groups
         self.authority = Authority(paths.pki)
 
     @property
@@ -187,6 +192,7 @@ class ControlPlane:
             "--max-requests-inflight=1000",
             "--max-mutating-requests-inflight=500",
             *self._audit_arguments(),
+            *(["--runtime-config=scheduling.k8s.io/v1alpha2=true", _POD_GROUPS] if self.pod_groups else []),
         ]
 
     def _audit_arguments(self) -> list[str]:
@@ -209,6 +215,7 @@ class ControlPlane:
             "--node-monitor-grace-period=20s",
             "--kube-api-qps=1000",
             "--kube-api-burst=1000",
+            *([_POD_GROUPS] if self.pod_groups else []),
         ]
 
     def _scheduler_arguments(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Gangs without Kueue: scheduler-plugins' scheduler and the PodGroups of the training-operator."""
+"""Gangs without Kueue: scheduler-plugins with PodGroups of the training-operator, and Kubernetes' own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,8 +21,10 @@ Schedule = Callable[[bool], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def gang_scheduling(cluster: Cluster, install: Callable[[str, Object], str], world: World) -> Schedule:
-    """Runs the scheduler, with PodGroups or without, and an operator whose platform names it."""
+def platform_with(
+    install: Callable[[str, Object], str], world: World
+) -> Callable[[Object], AbstractContextManager[None]]:
+    """Installs the platform with further options for the duration of a block."""
 
     def install_with(options: Object) -> None:
         # A recipe that is planned before the operator has read the new file would get the former job.
@@ -31,20 +33,47 @@ def gang_scheduling(cluster: Cluster, install: Callable[[str, Object], str], wor
         world.operator.ensure()
 
     @contextmanager
+    def installed(options: Object) -> Iterator[None]:
+        install_with(options)
+        try:
+            yield
+        finally:
+            # Before what the pods need can no longer be created.
+            for recipe in world.api.list("MegatronRecipe", world.namespace):
+                world.api.delete("MegatronRecipe", world.namespace, recipe["metadata"]["name"])
+            world.wait_for_only("Pod")
+            install_with({})
+
+    return installed
+
+
+@pytest.fixture
+def gang_scheduling(
+    cluster: Cluster, platform_with: Callable[[Object], AbstractContextManager[None]]
+) -> Schedule:
+    """Runs the scheduler, with PodGroups or without, and an operator whose platform names it."""
+
+    @contextmanager
     def started(pod_groups: bool) -> Iterator[None]:
         with cluster.gang_scheduling(pod_groups=pod_groups) as scheduler:
             gangs = {"scheduler": scheduler, "scheduleTimeoutSeconds": HELD_SECONDS}
-            install_with({"gangScheduling": gangs})
-            try:
+            with platform_with({"gangScheduling": gangs}):
                 yield
-            finally:
-                # Before PodGroups can no longer be created.
-                for recipe in world.api.list("MegatronRecipe", world.namespace):
-                    world.api.delete("MegatronRecipe", world.namespace, recipe["metadata"]["name"])
-                world.wait_for_only("Pod")
-                install_with({})
 
     return started
+
+
+@pytest.fixture
+def kubernetes_gangs(
+    cluster: Cluster, platform_with: Callable[[Object], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Kubernetes' scheduler with its gates for gangs, under a name that the profile gives to the pods."""
+    [(name, profile)] = PLATFORM["accelerators"].items()
+    with cluster.kubernetes_gangs() as scheduler:
+        accelerators = {name: profile | {"podTemplate": {"schedulerName": scheduler}}}
+        options = {"accelerators": accelerators, "gangScheduling": {"scheduler": "kubernetes"}}
+        with platform_with(options):
+            yield
 
 
 def apply_gang(world: World, name: str, pods: int, on: Pool) -> None:
@@ -63,17 +92,9 @@ def test_of_two_gangs_that_do_not_fit_together_one_runs_and_the_other_waits_whol
         for name in ("one", "two"):
             apply_gang(world, name, 3, nodes)
 
-        def settled() -> tuple[str, str] | None:
-            """The names of the gang that runs and of that which waits, once the scheduler has refused it."""
-            for running, waiting in (("one", "two"), ("two", "one")):
-                first, second = (world.wait_for(name) for name in (running, waiting))
-                if len(first.running_pods) == len(second.pods) == 3 and all(
-                    map(refused, second.pods.values())
-                ):
-                    return running, waiting
-            return None
-
-        running, waiting = wait_until("one gang to run and the other to be refused", settled)
+        running, waiting = wait_until(
+            "one gang to run and the other to be refused", lambda: running_and_refused(world)
+        )
         state = world.wait_for(waiting, conditions={"Running": "Unschedulable"})
         assert bound(state) == set(), "it holds no node while it waits"
         group = world.api.get("PodGroup", world.namespace, waiting)
@@ -82,6 +103,15 @@ def test_of_two_gangs_that_do_not_fit_together_one_runs_and_the_other_waits_whol
 
         world.api.delete("MegatronRecipe", world.namespace, running)
         world.train(waiting, 10, pods=3)
+
+
+def running_and_refused(world: World) -> tuple[str, str] | None:
+    """The names of the gang that runs and of that which waits, once the scheduler has refused it."""
+    for running, waiting in (("one", "two"), ("two", "one")):
+        first, second = (world.wait_for(name) for name in (running, waiting))
+        if len(first.running_pods) == len(second.pods) == 3 and all(map(refused, second.pods.values())):
+            return running, waiting
+    return None
 
 
 def refused(pod: Object) -> bool:
@@ -125,3 +155,38 @@ def test_pods_wait_and_report_why_where_nobody_creates_pod_groups(
             where=lambda state: "PodGroup not found" in state.conditions["Running"]["message"],
         )
         assert bound(state) == set()
+
+
+@pytest.mark.usefixtures("kubernetes_gangs")
+def test_of_two_kubernetes_gangs_that_do_not_fit_together_one_runs_and_the_other_waits_whole(
+    world: World, pool: Callable[[int], Pool]
+) -> None:
+    nodes = pool(4)
+    for name in ("one", "two"):
+        apply_gang(world, name, 3, nodes)
+    running, waiting = wait_until(
+        "one gang to run and the other to be refused", lambda: running_and_refused(world)
+    )
+    state = world.wait_for(waiting, conditions={"Running": "Unschedulable"})
+    assert bound(state) == set(), "it holds no node while it waits"
+    for pod in state.pods.values():
+        assert pod["spec"]["schedulingGroup"] == {"podGroupName": waiting}
+        assert not pod["spec"].get("schedulingGates")
+    world.api.delete("MegatronRecipe", world.namespace, running)
+    world.train(waiting, 10, pods=3)
+
+
+@pytest.mark.usefixtures("kubernetes_gangs")
+def test_a_kubernetes_gang_replaces_a_pod_alone_and_gets_another_pod_group_with_another_size(
+    world: World, pool: Callable[[int], Pool]
+) -> None:
+    nodes = pool(2)
+    apply_gang(world, "run", 2, nodes)
+    before = world.train("run", 60, checkpoint=50)
+    world.terminate("run-worker-0", 138)
+    after = world.wait_for("run", pods=2, without=[before.uid_of("worker-0")])
+    assert after.uid_of("master-0") == before.uid_of("master-0")
+
+    world.train("run", 61, checkpoint=50, generation=2, resumedFrom=50)
+    apply_gang(world, "run", 1, nodes)
+    world.train("run", 62, checkpoint=50, pods=1, generation=1, resumedFrom=50)

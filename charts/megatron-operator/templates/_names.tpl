@@ -59,6 +59,11 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
 {{ if or .Values.trainJobs (eq (dig "jobBackend" "" .Values.platform) "trainjob") }}true{{ end }}
 {{- end }}
 
+{{/* Whether gangs are those of Kubernetes' own scheduler. */}}
+{{- define "megatron-operator.podGroups" -}}
+{{- if eq (dig "gangScheduling" "scheduler" "" .Values.platform) "kubernetes" }}true{{ end }}
+{{- end }}
+
 {{/* The operator's rights in a namespace with recipes. */}}
 {{- define "megatron-operator.rules" -}}
 - apiGroups: [megatron.training]
@@ -107,6 +112,12 @@ megatron-operator{{ if .Values.watchNamespaces }}-{{ .Release.Namespace }}{{ end
   verbs: [get, create]
 {{- break }}
 {{- end }}
+{{- end }}
+{{- if include "megatron-operator.podGroups" . }}
+# platform.gangScheduling.scheduler kubernetes: each run has a PodGroup, and another one when its size changes.
+- apiGroups: [scheduling.k8s.io]
+  resources: [podgroups]
+  verbs: [get, create, delete]
 {{- end }}
 - apiGroups: [""]
   resources: [pods]

@@ -179,17 +179,20 @@ class NetworkPolicies(ApiModel):
 
 
 VOLCANO: Final = "volcano"
+KUBERNETES: Final = "kubernetes"
 
 
 JobBackendName = Literal["pytorchjob", "jobset", "trainjob"]
 
 
 class GangScheduling(ApiModel):
-    """Scheduling of all pods of a run or none, by PodGroups that the training-operator creates."""
+    """Scheduling of all pods of a run or none, by a PodGroup for each run."""
 
     scheduler: Annotated[Name, Field(min_length=1)]
     """What the training-operator has as `--gang-scheduler-name`: `volcano`, or the name of a scheduler with
-    the plugin Coscheduling of scheduler-plugins. It becomes `schedulerName` of the pods."""
+    the plugin Coscheduling of scheduler-plugins; it becomes `schedulerName` of the pods. Or `kubernetes`:
+    Kubernetes 1.36's own scheduler with its feature gates GenericWorkload and GangScheduling, for which the
+    operator creates the PodGroup."""
     queue: Name | None = None
     """Volcano queue of all runs; default Volcano's `default`."""
     schedule_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None

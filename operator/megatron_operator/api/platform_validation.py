@@ -9,7 +9,7 @@ from megatron_operator.api import reserved_names
 from megatron_operator.api.base import ApiModel
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.hardware import without_cuda
-from megatron_operator.api.platform import VOLCANO, AcceleratorProfile, PlatformConfig
+from megatron_operator.api.platform import KUBERNETES, VOLCANO, AcceleratorProfile, PlatformConfig
 from megatron_operator.api.pod_template import OverlayMount, PodTemplateOverlay, Sidecar
 from megatron_operator.api.text_checks import IMAGE, NAME, NODE_LABEL
 from megatron_operator.api.validation import parse
@@ -47,28 +47,29 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
         return
     if not NAME.pattern.fullmatch(gangs.scheduler):
         yield FieldError(f"{field}.scheduler", f"invalid name {shown(gangs.scheduler)}", NAME.fix)
-    if platform.job_backend != "pytorchjob":
+    if platform.job_backend != "pytorchjob" and gangs.scheduler != KUBERNETES:
         yield FieldError(
             field, f"needs PodGroups, which nobody creates for jobBackend {platform.job_backend}",
-            "leave it out and let Kueue start gangs, or set jobBackend to pytorchjob",
+            f"set scheduler to {KUBERNETES} or let Kueue start gangs, or set jobBackend to pytorchjob",
         )  # fmt: skip
     if platform.queue is not None:
         yield FieldError(
             f"{at}.queue", f"{shown(platform.queue)} is a queue of Kueue, and gangScheduling is set too",
             "let Kueue or gangScheduling start gangs: leave one of the two out",
         )  # fmt: skip
-    if gangs.scheduler == VOLCANO and gangs.schedule_timeout_seconds is not None:
+    if gangs.scheduler in (VOLCANO, KUBERNETES) and gangs.schedule_timeout_seconds is not None:
         yield FieldError(
-            f"{field}.scheduleTimeoutSeconds", f"{gangs.schedule_timeout_seconds} has no effect on {VOLCANO}",
+            f"{field}.scheduleTimeoutSeconds",
+            f"{gangs.schedule_timeout_seconds} has no effect on {gangs.scheduler}",
             "leave it out",
-        )  # fmt: skip
+        )
     if gangs.scheduler != VOLCANO and gangs.queue is not None:
         yield FieldError(
             f"{field}.queue",
             f"{shown(gangs.queue)}: {shown(gangs.scheduler)} has no queues, only {VOLCANO} has",
             "leave it out",
         )  # fmt: skip
-    for name, profile in platform.accelerators.items():
+    for name, profile in platform.accelerators.items() if gangs.scheduler != KUBERNETES else ():
         other = profile.pod_template.scheduler_name
         if other not in (None, gangs.scheduler):
             yield FieldError(

@@ -134,6 +134,14 @@ class Reason(StrEnum):
         "The profile sets `computeDomain`, but the cluster has no ComputeDomain resource, or refused it.",
         "Install NVIDIA's DRA driver for GPUs, or remove `computeDomain` from the profile.",
     )
+    POD_GROUP_MISSING = (
+        "PodGroupMissing",
+        "`Running=False`",
+        "The platform sets `gangScheduling.scheduler: kubernetes`, but the cluster serves no PodGroups of "
+        "`scheduling.k8s.io/v1alpha2`, refused one, or does not assign pods to it.",
+        "Switch on Kubernetes 1.36's feature gates GenericWorkload and GangScheduling, with the chart's "
+        "policy for pods ([platform](platform.md#gang-scheduling-without-kueue)), or set another scheduler.",
+    )
     JOB_REFUSED = (
         "JobRefused",
         "`Running=False`",

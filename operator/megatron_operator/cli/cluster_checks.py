@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from megatron_operator.api.labels import GROUP, PLURAL
-from megatron_operator.api.platform import PlatformConfig
+from megatron_operator.api.platform import KUBERNETES, PlatformConfig
 from megatron_operator.catalog.discovery import PRODUCT, PRODUCTS
 from megatron_operator.cli.job_needs import NEEDS, available
 
@@ -189,9 +189,14 @@ def fabric(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator
         yield Finding("RDMA", "warning", message, fix)
 
 
-def gang_scheduling(objects: ClusterObjects, _platform: PlatformConfig | None) -> Iterator[Finding]:
+def gang_scheduling(objects: ClusterObjects, platform: PlatformConfig | None) -> Iterator[Finding]:
     """A scheduler that starts all pods of a run together."""
     check = "gang scheduling"
+    if platform and platform.gang_scheduling and platform.gang_scheduling.scheduler == KUBERNETES:
+        message = "Kubernetes' own; its feature gates GenericWorkload and GangScheduling cannot be read"
+        fix = "kubectl api-resources --api-group=scheduling.k8s.io lists podgroups where the first is on"
+        yield Finding(check, "unknown", message, fix)
+        return
     if objects.crds is None:
         yield _unreadable(objects, check, "crds")
         return

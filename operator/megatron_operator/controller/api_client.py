@@ -17,7 +17,7 @@ from megatron_operator.controller.clock import ServerClock
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from megatron_operator.controller.metrics import API_REQUESTS, WRITES
 from megatron_operator.lifecycle.object_metadata import Object
-from megatron_operator.manifests import compute_domain, jobset, pytorchjob, trainjob
+from megatron_operator.manifests import compute_domain, gang_scheduling, jobset, pytorchjob, trainjob
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 
 TIMEOUT: Final = 20.0
@@ -56,6 +56,7 @@ JOBSETS: Final = TRAINING_JOBS[jobset.KIND]
 TRAINING_RUNTIMES: Final = Resource(trainjob.GROUP, trainjob.VERSION, trainjob.TEMPLATE_PLURAL)
 """What Trainer creates the JobSet of a TrainJob from."""
 COMPUTE_DOMAINS: Final = Resource(compute_domain.GROUP, compute_domain.VERSION, compute_domain.PLURAL)
+POD_GROUPS: Final = Resource(gang_scheduling.GROUP, gang_scheduling.VERSION, gang_scheduling.PLURAL)
 BATCH_JOBS: Final = Resource("batch", "v1", "jobs")
 PODS: Final = Resource("", "v1", "pods")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims")

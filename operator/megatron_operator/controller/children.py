@@ -12,6 +12,7 @@ from megatron_operator.controller.api_client import (
     CLAIMS,
     COMPUTE_DOMAINS,
     NETWORK_POLICIES,
+    POD_GROUPS,
     PODS,
     RECIPES,
     SECRETS,
@@ -23,13 +24,14 @@ from megatron_operator.controller.api_client import (
 from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
 from megatron_operator.lifecycle.actions import LATER, Requeue
 from megatron_operator.lifecycle.children import (
+    MISSING_BEFORE_PODS,
     access_obstacle,
     claim_changes,
     claim_obstacle,
-    compute_domain_obstacle,
     ending_claim,
     job_obstacle,
     missing_claim,
+    obstacle_before_pods,
     policy_changes,
     policy_obstacle,
     recorded_kind,
@@ -165,8 +167,14 @@ class Children:
 
         To be called once no pod of an earlier job is left: two gangs must not write one checkpoint.
         """
-        if not await self._ensure_compute_domain(status, desired):
-            return NOT_CREATED
+        for resource, body in (
+            (COMPUTE_DOMAINS, desired.manifests.compute_domain),
+            (POD_GROUPS, desired.manifests.pod_group),
+        ):
+            if body is None:
+                continue
+            if (waiting := await self._ensure_before_pods(status, resource, body)) is not None:
+                return waiting
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
         try:
             if (obstacle := await self._ensure_network_policy(status, desired)) is not None:
@@ -223,24 +231,25 @@ class Children:
         if existing is not None and (obstacle := job_obstacle(status, existing)) is not None:
             set_obstacle(status, obstacle, running=False)
 
-    async def _ensure_compute_domain(self, status: StatusBuilder, desired: DesiredState) -> bool:
-        """Create the run's ComputeDomain; False while it cannot be used, and the condition has the reason."""
-        body = desired.manifests.compute_domain
-        if body is None:
-            return True
-        metadata = body["metadata"]
+    async def _ensure_before_pods(
+        self, status: StatusBuilder, resource: Resource, body: Object
+    ) -> Requeue | None:
+        """Create an object that the pods need; a Requeue while it cannot be used."""
+        metadata, missing = body["metadata"], MISSING_BEFORE_PODS[body["kind"]]
         try:
-            existing = await self._api.get(COMPUTE_DOMAINS, metadata["namespace"], metadata["name"])
-            if existing is None and await create(self._api, COMPUTE_DOMAINS, body) is not None:
-                return True
+            existing = await self._api.get(resource, metadata["namespace"], metadata["name"])
+            if existing is None and await create(self._api, resource, body) is not None:
+                return None
         except ApiError as error:
             if not (error.refused or error.not_found):
                 raise
-            message = f"ComputeDomain {metadata['name']}: {error.message}"
-            set_blocked(status, Reason.COMPUTE_DOMAIN_MISSING, message, running=False)
-            return False
-        # Created by somebody else since it was looked up: the next reconcile judges it.
-        if existing is not None and (obstacle := compute_domain_obstacle(status, existing)) is not None:
-            set_obstacle(status, obstacle, running=False)
-            return False
-        return existing is not None
+            message = f"{body['kind']} {metadata['name']}: {error.message}"
+            set_blocked(status, missing, message, running=False)
+            return NOT_CREATED
+        if existing is None:  # created by somebody else since it was looked up: the next reconcile judges it
+            return NOT_CREATED
+        if (obstacle := obstacle_before_pods(status, existing, body)) is None:
+            return None
+        if obstacle.reason is missing and not is_deleting(existing):
+            await self._api.delete(resource, existing)
+        return set_obstacle(status, obstacle, running=False)

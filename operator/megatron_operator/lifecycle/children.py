@@ -1,6 +1,7 @@
 """What to do about the objects that exist for a recipe: claims, data preparation, training job."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from megatron_operator.api.labels import KIND, LABEL_RECIPE
 from megatron_operator.api.reasons import Reason
@@ -11,7 +12,7 @@ from megatron_operator.lifecycle.object_metadata import Object, content_hash, is
 from megatron_operator.lifecycle.ownership import Obstacle, name_obstacle
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget
 from megatron_operator.lifecycle.status_builder import StatusBuilder
-from megatron_operator.manifests import Manifests, compute_domain, jobset, trainjob
+from megatron_operator.manifests import Manifests, compute_domain, gang_scheduling, jobset, trainjob
 from megatron_operator.manifests.job_backends import backend_of, backend_of_kind
 
 CLAIM_KIND = "PersistentVolumeClaim"
@@ -29,13 +30,28 @@ def job_obstacle(status: StatusBuilder, job: Object) -> Obstacle | None:
     return name_obstacle(status, backend_of(job).KIND, job, DELETE_OR_RENAME)
 
 
-def compute_domain_obstacle(status: StatusBuilder, existing: Object) -> Obstacle | None:
-    """Why a ComputeDomain of the run's name cannot be used; None where it is the recipe's own."""
-    found = name_obstacle(status, compute_domain.KIND, existing, DELETE_OR_RENAME)
-    if found is None and is_deleting(existing):
-        message = f"{compute_domain.KIND} {existing['metadata']['name']} is being deleted"
-        return Obstacle(Reason.COMPUTE_DOMAIN_MISSING, message, LATER)
-    return found
+MISSING_BEFORE_PODS: Final = {
+    compute_domain.KIND: Reason.COMPUTE_DOMAIN_MISSING,
+    gang_scheduling.KIND: Reason.POD_GROUP_MISSING,
+}
+"""Kind of an object that pods need -> the reason of a run that waits for it."""
+
+
+def obstacle_before_pods(status: StatusBuilder, existing: Object, wanted: Object) -> Obstacle | None:
+    """Why an object of the run's name that its pods need cannot be used; None where it is as wanted.
+
+    With a reason of MISSING_BEFORE_PODS the object is to be deleted, unless that goes on: a PodGroup is
+    immutable, and that of an earlier job may be for a gang of another size.
+    """
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    found = name_obstacle(status, kind, existing, DELETE_OR_RENAME)
+    if found is not None:
+        return found
+    if is_deleting(existing):
+        return Obstacle(MISSING_BEFORE_PODS[kind], f"{kind} {name} is being deleted", LATER)
+    if kind == gang_scheduling.KIND and content_hash(existing) != content_hash(wanted):
+        return Obstacle(MISSING_BEFORE_PODS[kind], f"{kind} {name} of an earlier job is replaced", SOON)
+    return None
 
 
 def runtime_obstacle(status: StatusBuilder, existing: Object) -> Obstacle | None:

@@ -8,6 +8,7 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.missing_objects import missing_object
 from megatron_operator.lifecycle.object_metadata import condition, event_time
 from megatron_operator.lifecycle.pod_termination import short_name
+from megatron_operator.manifests import gang_scheduling
 
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 WITHOUT_CAPACITY = frozenset({Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.PODS_NOT_CREATED})
@@ -19,6 +20,10 @@ NOT_CREATED: Final = (
     "TrainJobResourcesCreationFailed",
 )
 """How reasons begin that Jobs, JobSets and TrainJobs report when the API server rejects what they create."""
+_GATED: Final = (
+    f"still has the scheduling gate {gang_scheduling.GATE}: the chart's MutatingAdmissionPolicy, which "
+    "assigns pods to their PodGroup, is missing or without effect"
+)
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -46,6 +51,9 @@ def diagnose(
                 if reason is Reason.POD_CONFIG_ERROR:
                     detail += missing_object(pod, detail)
                 return Diagnosis(reason, f"{short_name(pod, job_name)}: {state['reason']}: {detail}")
+    for pod in pods:
+        if {"name": gang_scheduling.GATE} in ((pod.get("spec") or {}).get("schedulingGates") or []):
+            return Diagnosis(Reason.POD_GROUP_MISSING, f"{short_name(pod, job_name)} {_GATED}")
     unscheduled = [(pod, message) for pod in pods if (message := _unschedulable(pod))]
     if unscheduled:
         pod, message = unscheduled[0]

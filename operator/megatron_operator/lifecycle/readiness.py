@@ -23,6 +23,7 @@ NEEDS_A_USER: Final = frozenset(
         Reason.JOBSET_MISSING,
         Reason.TRAINJOB_MISSING,
         Reason.COMPUTE_DOMAIN_MISSING,
+        Reason.POD_GROUP_MISSING,
         Reason.JOB_REFUSED,
         Reason.PODS_NOT_CREATED,
         Reason.IMAGE_PULL_FAILED,

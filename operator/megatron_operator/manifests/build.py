@@ -19,8 +19,8 @@ from megatron_operator.planner.bridge_run import missing_errors
 class Manifests:
     """Objects to create for a recipe.
 
-    In this order: claims, import Job, preparation Job, NetworkPolicy, ComputeDomain, training job, export
-    Jobs.
+    In this order: claims, import Job, preparation Job, NetworkPolicy, ComputeDomain, PodGroup, training job,
+    export Jobs.
     """
 
     claims: tuple[Manifest, ...]
@@ -35,6 +35,8 @@ class Manifests:
     """None where the platform wants none."""
     compute_domain: Manifest | None
     """ComputeDomain of the run, or None where the profile asks for none or the run has one node."""
+    pod_group: Manifest | None
+    """PodGroup of Kubernetes' own API, or None where the platform does not schedule gangs with it."""
     job: Manifest
     """With what its backend attaches to it; `objects` of that has what the API server gets."""
     export_job: Manifest | None
@@ -56,9 +58,10 @@ class Manifests:
 
     def all(self) -> list[Manifest]:
         """The objects in the order in which they are created."""
-        before = (*self.claims, self.import_job, self.prepare_job, self.network_policy, self.compute_domain)
+        before = (*self.claims, self.import_job, self.prepare_job, self.network_policy)
         jobs = backend_of(self.job).objects(self.job)
-        every = (*before, *jobs, self.export_job, self.export_best_job)
+        of_gang = (self.compute_domain, self.pod_group)
+        every = (*before, *of_gang, *jobs, self.export_job, self.export_best_job)
         return [each for each in every if each is not None]
 
 
@@ -102,6 +105,7 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
         prepare_job=prepare.job(owner, resolved, claims, run.arguments),
         network_policy=network_policy(owner, resolved.network_policies),
         compute_domain=compute_domain.domain(owner, resolved, plan),
+        pod_group=gang_scheduling.pod_group(owner, resolved, plan),
         job=with_hash(job(True) if require_checkpoint else plain, digest(plain)),
         export_job=convert.export_job(owner, resolved, claims),
         export_best_job=convert.export_best_job(owner, resolved, claims),

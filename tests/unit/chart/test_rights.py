@@ -15,6 +15,7 @@ EVERYTHING = {
     "platform": {
         "badNodes": {"cordon": True},
         "accelerators": {"gb200": {"computeDomain": True}},
+        "gangScheduling": {"scheduler": "kubernetes"},
     }
 }
 

@@ -172,6 +172,13 @@ def test_each_gang_scheduler_is_known_and_none_is_a_warning(crd: str, scheduler:
     assert check(replace(COMPLETE, crds=base), "gang scheduling").state == "warning"
 
 
+def test_gates_of_kubernetes_own_gangs_cannot_be_read_and_the_fix_has_the_command_that_shows_them() -> None:
+    platform = PlatformConfig.model_validate({"gangScheduling": {"scheduler": "kubernetes"}})
+    found = check(COMPLETE, "gang scheduling", platform)
+    assert found.state == "unknown"
+    assert "kubectl api-resources --api-group=scheduling.k8s.io" in found.fix
+
+
 def test_restricted_pod_security_needs_a_template_of_the_training_operator() -> None:
     restricted = [named("research", {"pod-security.kubernetes.io/enforce": "restricted"})]
     found = check(replace(COMPLETE, namespaces=restricted), "namespace research")

@@ -21,6 +21,7 @@ from megatron_operator.controller.api_client import (
     JOBSETS,
     NETWORK_POLICIES,
     NODES,
+    POD_GROUPS,
     PODS,
     RECIPES,
     SECRETS,
@@ -81,6 +82,8 @@ class ApiInMemory:
         self.network_policies: dict[str, Object] = {}
         self.compute_domains: dict[str, Object] | None = {}
         """None: the cluster does not know the resource."""
+        self.pod_groups: dict[str, Object] | None = {}
+        """Those of Kubernetes; None: it does not serve them."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         del namespace
@@ -90,7 +93,7 @@ class ApiInMemory:
             return self.recipe if name == NAME else self.other_recipes.get(name)
         if resource is JOBS:
             return self.job()
-        if resource is COMPUTE_DOMAINS and self.compute_domains is None:
+        if resource in (COMPUTE_DOMAINS, POD_GROUPS) and self._before_pods(resource) is None:
             return None
         return self._stored(resource).get(name)
 
@@ -184,8 +187,8 @@ class ApiInMemory:
                 self._job = None
                 self.cluster.delete_job()
             return
-        if resource is BATCH_JOBS:
-            self.batch_jobs.pop(target["metadata"]["name"])
+        if resource in (BATCH_JOBS, POD_GROUPS):
+            self._stored(resource).pop(target["metadata"]["name"])
             return
         assert resource is PODS, resource
         pod = next((pod for pod in self.cluster.pods if f"pod-{pod.uid}" == uid), None)
@@ -197,11 +200,14 @@ class ApiInMemory:
             self.deleted += [pod] if pod.node is not None else []
             self.cluster.delete(pod)
 
+    def _before_pods(self, resource: Resource) -> dict[str, Object] | None:
+        return self.compute_domains if resource is COMPUTE_DOMAINS else self.pod_groups
+
     def _stored(self, resource: Resource) -> dict[str, Object]:
-        if resource is COMPUTE_DOMAINS:
-            if self.compute_domains is None:
+        if resource in (COMPUTE_DOMAINS, POD_GROUPS):
+            if (stored := self._before_pods(resource)) is None:
                 raise ApiError(404, "NotFound", "the server could not find the requested resource")
-            return self.compute_domains
+            return stored
         return {
             CLAIMS: self.claims,
             JOBSETS: self.jobsets,

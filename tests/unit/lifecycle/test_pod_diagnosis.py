@@ -32,6 +32,19 @@ def test_an_image_problem_takes_precedence_over_scheduling() -> None:
     )
 
 
+def test_a_pod_that_nothing_assigns_to_its_pod_group_has_the_missing_policy_as_its_reason() -> None:
+    body = pod("worker-0") | {"spec": {"schedulingGates": [{"name": "megatron.training/pod-group"}]}}
+    found = diagnose([body], [], "run")
+    assert found is not None
+    assert found.reason is Reason.POD_GROUP_MISSING
+    assert "MutatingAdmissionPolicy" in found.message
+
+
+def test_a_gate_of_somebody_else_is_no_problem() -> None:
+    body = pod("worker-0") | {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]}}
+    assert diagnose([body], [], "run") is None
+
+
 def test_the_image_of_an_init_container_counts_too() -> None:
     body = pod("worker-0")
     waiting = {"reason": "ErrImagePull", "message": "alpine:3.10 not found"}

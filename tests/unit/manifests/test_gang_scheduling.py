@@ -10,6 +10,7 @@ from megatron_operator.manifests import pytorchjob
 
 COSCHEDULING = GangScheduling(scheduler="gangs", schedule_timeout_seconds=60)
 VOLCANO = GangScheduling(scheduler="volcano", queue="research")
+KUBERNETES = GangScheduling(scheduler="kubernetes")
 
 
 def job(run: Any, recipe: str, gangs: GangScheduling | None, **change: Any) -> dict[str, Any]:
@@ -57,9 +58,51 @@ def test_volcano_gets_queue_and_priority_and_marks_pods_by_annotation(run: Any) 
         assert "scheduling.x-k8s.io/pod-group" not in pods["metadata"]["labels"]
 
 
+def test_pods_of_kubernetes_gangs_wait_until_they_are_assigned_to_the_pod_group_of_their_run(
+    run: Any,
+) -> None:
+    each = run("llama3-8b-64-gpus")
+    each.resolved = each.resolved.model_copy(update={"gang_scheduling": KUBERNETES})
+    manifests = each.build()
+    assert policy(manifests.job) is None, "the training-operator creates no PodGroup"
+    group = manifests.pod_group
+    assert group["apiVersion"] == "scheduling.k8s.io/v1alpha2"
+    assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 8}}}
+    for pods in pytorchjob.templates(manifests.job):
+        assert pods["metadata"]["labels"]["megatron.training/pod-group"] == group["metadata"]["name"]
+        assert pods["spec"]["schedulingGates"] == [{"name": "megatron.training/pod-group"}]
+        assert "schedulerName" not in pods["spec"]
+    assert manifests.all().index(group) < manifests.all().index(manifests.job)
+
+
+def test_kubernetes_gangs_need_no_certain_kind_of_job_or_scheduler() -> None:
+    profile = {"podTemplate": {"schedulerName": "other"}}
+    for backend in ("pytorchjob", "jobset", "trainjob"):
+        parse_platform(
+            {
+                "accelerators": {"h100": profile},
+                "jobBackend": backend,
+                "gangScheduling": {"scheduler": "kubernetes"},
+            },
+            "platform.yaml",
+        )
+
+
 @pytest.mark.parametrize(
     ("gangs", "rest", "field", "message"),
     [
+        (
+            {"scheduler": "kubernetes", "scheduleTimeoutSeconds": 60},
+            {},
+            "gangScheduling.scheduleTimeoutSeconds",
+            "60 has no effect on kubernetes",
+        ),
+        (
+            {"scheduler": "volcano"},
+            {"jobBackend": "jobset"},
+            "gangScheduling",
+            "needs PodGroups, which nobody creates for jobBackend jobset",
+        ),
         ({"scheduler": "gangs"}, {"queue": "research"}, "queue", "'research' is a queue of Kueue"),
         (
             {"scheduler": "volcano", "scheduleTimeoutSeconds": 60},
