@@ -23,6 +23,7 @@ from megatron_operator.cli.timeline import format_duration
 from megatron_operator.planner import PlannedRun, admit
 from megatron_operator.planner.estimate.checkpoint import checkpoint_bytes
 from megatron_operator.planner.instead import names_one_model, what_fits
+from megatron_operator.planner.notes import beyond_memory
 from megatron_operator.planner.recommend import Query, recommend
 
 KEEP = 3
@@ -54,7 +55,8 @@ class Request:
 
 
 def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str:
-    """A commented recipe that is admitted on this platform.
+    """A commented recipe that is admitted on this platform. Without a number of GPUs it is for the smallest
+    published one or, where none is published, the smallest on which a layout fits.
 
     Raises InvalidRecipeError if the operator would refuse it, CommandError if no recipe can be chosen.
     """
@@ -62,6 +64,8 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
     accelerator, counts = _accelerators(request, entry, catalog.function(name), platform)
     entry = entry.on(platform.accelerators[accelerator])
     failed: list[FieldError] = []
+    known_as = platform.accelerators[accelerator].known_as(accelerator)
+    published = {layout.count for layout in entry.layouts if known_as in layout.accelerators}
     for count in counts:
         body = _resource(name, entry, accelerator, count)
         try:
@@ -72,9 +76,12 @@ def starter(request: Request, platform: PlatformConfig, catalog: Catalog) -> str
         except InvalidRecipeError as invalid:
             failed = failed or invalid.errors
             continue
+        if request.gpus is None and count not in published and (beyond := beyond_memory(planned.plan)):
+            failed = failed or [FieldError("spec.accelerator.count", f"{count} {beyond}", "give --gpus")]
+            continue
         if refused := refusals(planned):
             raise InvalidRecipeError(refused)
-        remark = _unusual(entry, platform.accelerators[accelerator].known_as(accelerator), count)
+        remark = _unusual(entry, known_as, count)
         return "".join(f"{line}\n" for line in _lines(name, entry, accelerator, planned, remark))
     if request.gpus is not None and (instead := _instead(request, entry, request.gpus, platform, catalog)):
         failed = [*failed, instead]

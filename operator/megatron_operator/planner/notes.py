@@ -37,7 +37,8 @@ def _sizes(problem: PlanningProblem, ranking: Ranking, chosen: Candidate) -> lis
     valid = f"of {ranking.valid} valid layouts, as estimated"
     others = [c for c in ranking.candidates[1:] if c.sizes != chosen.sizes]
     if not others or others[0].expected is None or chosen.expected is None:
-        return [f"{planned}: the fastest {valid}"]
+        best = "the fastest" if chosen.fits else "that with the least memory"
+        return [f"{planned}: {best} {valid}"]
     next_best = others[0].dims.describe()
     share = chosen.expected.step_seconds / others[0].expected.step_seconds
     if share * (1 + ranking.error) <= 1:
@@ -81,7 +82,8 @@ def _run_lengths(layers: tuple[int, ...]) -> str:
 def _batch(problem: PlanningProblem, chosen: Candidate) -> list[str]:
     if problem.micro_batch is not None:
         return []
-    reason = "the fastest that fits" if problem.accelerator else "none was given"
+    chosen_for = "the fastest that fits" if chosen.fits else "needs the least memory"
+    reason = chosen_for if problem.accelerator else "none was given"
     return [f"microBatchSize {chosen.micro_batch}: {reason}"]
 
 

@@ -34,6 +34,9 @@ NOT_COMPETITIVE = 1.25
 best."""
 MEASURED = 1.15
 """Estimated memory of a function's layout, relative to the capacity, up to which it is believed to fit."""
+TOLERANCE = 1.01
+"""Estimated memory, relative to the capacity, up to which the most memory-efficient layout is planned with a
+warning where none fits: the estimate is not precise enough to refuse it."""
 MICRO_BATCHES = (1, 2, 4, 8)
 """Micro batch sizes, in samples, that are considered when none is requested."""
 
@@ -248,7 +251,8 @@ def _timed(problem: PlanningProblem, candidate: Candidate) -> Candidate:
 
 
 def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnostics) -> None:
-    """Nothing fits: accept a fully requested layout if only its activations are too large, else refuse."""
+    """Nothing fits: accept what exceeds the memory by less than the estimate's error, and a fully requested
+    layout if only its activations are too large, else refuse."""
     smallest = min(ranking.too_large, key=lambda candidate: candidate.memory.total)
     memory, capacity = smallest.memory, smallest.memory.capacity or 0
     fully_requested = ranking.valid == 1
@@ -263,7 +267,7 @@ def _handle_too_large(problem: PlanningProblem, ranking: Ranking, found: Diagnos
         )
         ranking.candidates = [_timed(problem, smallest)]
         return
-    if fully_requested and states <= capacity:
+    if memory.total <= TOLERANCE * capacity or (fully_requested and states <= capacity):
         ranking.candidates = [_timed(problem, smallest)]
         return
     layout = smallest.dims.describe()
