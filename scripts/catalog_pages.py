@@ -83,7 +83,7 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             " [pretraining](../bridge-pretraining.md)), not seen on GPUs yet, and"
             f" {len(with_kernels)} more on CPUs and where the image has [their kernels](bridge.md)."
             " The others are planned only, [each for a reason](bridge.md): `megatron args` prints the command"
-            " that starts them, untested on hardware."
+            " that starts those with a function, untested on hardware."
             f" A recipe is also found by the names of its Megatron-Bridge functions"
             f" ({len(catalog.load().functions())} in total).",
             "",
@@ -93,7 +93,7 @@ def _list_page(families: dict[str, list[Entry]]) -> str:
             "",
             "`megatron recommend` gives the reason for their names on Hugging Face.",
             "",
-            *_table(("Model", "No recipe trains it because"), ((x.title, x.reason) for x in UNSUPPORTED)),
+            *_table(("Model", "It has no recipe because"), ((x.title, x.reason) for x in UNSUPPORTED)),
             "",
         ]
     )
@@ -130,7 +130,7 @@ def _bridge_page(entries: list[Entry]) -> str:
         of_release = [x for x in entry.layouts if x.function and not x.later]
         called = [x for x in of_release if x.function not in not_callable]
         kinds = {kind for name, kind in trained if catalog.load().get(name).modes == entry.modes}
-        ran = f"{len(called)} of {len(entry.layouts)}"
+        ran = f"{len(called)} of {len(entry.layouts)}" if entry.layouts else "no function"
         rows.append(
             (
                 f"[{entry.name}]({entry.family}.md#{_anchor(entry.name)})",
@@ -187,9 +187,8 @@ def _section(entry: Entry) -> Iterator[str]:
     of_them = f", {_billions(active)} of them active" if active and active != size else ""
     yield f"{_billions(size)} parameters ({size:,}{of_them})."
     yield ""
-    for title, section in (("Model", entry.model), ("Training", entry.training)):
-        settings = ", ".join(f"`{name}: {_value(value)}`" for name, value in section.wire().items())
-        yield from (f"{title}: {settings}", "")
+    yield from _settings(entry)
+    yield ""
     head = ("Accelerators", "TP", "PP", "VP", "CP", "EP", "DP", "Batch", "Recompute", "Source")
     if entry.layouts:
         yield from (*_table(head, (_row(entry, layout) for layout in entry.layouts)), "")
@@ -201,10 +200,20 @@ def _section(entry: Entry) -> Iterator[str]:
     yield from _corrections(entry)
 
 
+def _settings(entry: Entry) -> Iterator[str]:
+    """Lines with the settings of model and training."""
+    for title, section in (("Model", entry.model), ("Training", entry.training)):
+        named = section.wire().items()
+        settings = ", ".join(f"`{name}: {_value(value)}`" for name, value in named)
+        yield from ("",) if title == "Training" else ()
+        yield f"{title}: {settings}"
+
+
 def _of_bridge(entry: Entry) -> Iterator[str]:
     """A recipe of engine `bridge`: its functions are its layouts."""
     size = _size(entry)
-    yield f"Mode {', '.join(entry.modes)}, run by Megatron-Bridge" + (
+    by = "" if entry.planned_only else ", run by Megatron-Bridge"
+    yield f"Mode {', '.join(entry.modes)}{by}" + (
         f"; {_billions(size)} parameters ({size:,})." if size else "."
     )
     yield ""
@@ -219,7 +228,11 @@ def _of_bridge(entry: Entry) -> Iterator[str]:
         yield f"The operator starts it{where} ({how}); not seen on GPUs yet."
     else:
         yield f"Planned only: the operator does not start it, because {entry.obstacle}."
-    yield from ("", *_functions(entry.layouts), "")
+    if entry.layouts:
+        yield from ("", *_functions(entry.layouts))
+    else:
+        yield from ("", *_settings(entry))
+    yield ""
     yield from _corrections(entry)
 
 
@@ -302,6 +315,8 @@ def _billions(count: int) -> str:
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list):  # runs of layers that differ
+        return f"[{len(value)} runs of layers]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 from megatron_operator import catalog
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.catalog.architecture import Architecture, TowerSpec
 from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of, model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, parameters
 
@@ -348,6 +348,19 @@ def test_gemma_4() -> None:
     assert counted(model) == whole + unused
 
 
+def gemma_4_vision(tower: TowerSpec) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": tower.layers,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.ffn_hidden_size,
+        "num_attention_heads": tower.num_attention_heads,
+        "num_key_value_heads": tower.num_attention_heads,
+        "head_dim": 72,
+        "global_head_dim": 72,
+        "standardize": True,
+    }
+
+
 def test_gemma_4_with_vision() -> None:
     """Megatron-Bridge has projections of values also in the layers whose keys are their values."""
     model = architecture("gemma4-vl-26b")
@@ -360,18 +373,51 @@ def test_gemma_4_with_vision() -> None:
         "num_global_key_value_heads": 2,
         "hidden_size_per_layer_input": 0,
     }
-    vision = {
-        "num_hidden_layers": tower.layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.ffn_hidden_size,
-        "num_attention_heads": tower.num_attention_heads,
-        "num_key_value_heads": tower.num_attention_heads,
-        "head_dim": 72,
-        "global_head_dim": 72,
-        "standardize": True,
-    }
-    config = transformers.Gemma4Config(text_config=language, vision_config=vision, audio_config=None)
+    config = transformers.Gemma4Config(
+        text_config=language, vision_config=gemma_4_vision(tower), audio_config=None
+    )
     whole = of("Gemma4ForConditionalGeneration", config)
     full = [heads_of(shape, kind) for kind in shape.kinds[5::6]]
     values = sum(shape.hidden * own.groups * own.head_dim for own in full)
     assert counted(model) == whole + values
+
+
+def test_gemma_4_31b_with_vision() -> None:
+    """Megatron-Bridge has projections of values also in the layers whose keys are their values."""
+    model = architecture("gemma4-vl-31b")
+    tower, shape = model.tower, shape_of(model)
+    assert tower is not None
+    language = text(model) | {
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 4,
+        "hidden_size_per_layer_input": 0,
+    }
+    config = transformers.Gemma4Config(
+        text_config=language, vision_config=gemma_4_vision(tower), audio_config=None
+    )
+    whole = of("Gemma4ForConditionalGeneration", config)
+    full = [heads_of(shape, kind) for kind in shape.kinds[5::6]]
+    values = sum(shape.hidden * own.groups * own.head_dim for own in full)
+    assert counted(model) == whole + values
+
+
+def test_minimax_m2() -> None:
+    """transformers' defaults are the published sizes."""
+    model, config = architecture("minimax-m2"), transformers.MiniMaxM2Config()
+    assert text(model).items() <= (config.to_dict() | {"intermediate_size": model.ffn_hidden_size}).items()
+    assert counted(model) == of("MiniMaxM2ForCausalLM", config)
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG.names() if name.startswith("falcon-h1-")])
+def test_falcon_h1(name: str) -> None:
+    model = architecture(name)
+    heads, width = model.mamba_num_heads or 0, model.mamba_head_dim or 0
+    mixer = {
+        "mamba_n_heads": heads,
+        "mamba_d_head": width,
+        "mamba_d_ssm": heads * width,
+        "mamba_d_state": model.mamba_state_dim,
+        "mamba_n_groups": model.mamba_num_groups,
+        "mamba_rms_norm": model.mamba_norm is not False,
+    }
+    assert counted(model) == of("FalconH1ForCausalLM", transformers.FalconH1Config(**text(model, **mixer)))

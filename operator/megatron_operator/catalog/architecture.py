@@ -62,6 +62,16 @@ class DiffusionSpec(ApiModel):
     """Tokens of latents of a sample of the functions' random data."""
 
 
+class LayerRun(ApiModel):
+    """Consecutive layers of the same parts, of a model whose layers differ."""
+
+    count: Layers
+    attention: bool = True
+    """Whether they have attention."""
+    ffn_hidden_size: Width | None = None
+    """Width of their feed-forward part; without, they have none."""
+
+
 class HeadsSpec(ApiModel):
     """Heads of the layers without a window; what is not set is that of the others."""
 
@@ -80,6 +90,12 @@ class Architecture(ModelSpec):
     """Whether the layer of a multi-token prediction is dense in a model with experts."""
     mtp_use_repeated_layer: bool | None = None
     """Whether all multi-token predictions use the same weights."""
+    mamba_beside_attention: bool | None = None
+    """Whether each layer has a Mamba-2 mixer beside its attention, behind the same norm (Falcon-H1)."""
+    heterogeneous_layers: list[LayerRun] | None = None
+    """Layers in order, where they differ in width or lack attention or feed-forward part (Llama-Nemotron)."""
+    qk_layernorm_of_all_heads: bool | None = None
+    """Whether the norms of queries and keys are over all heads at once (MiniMax-M2)."""
     mamba_num_heads: Width | None = None
     """Heads of a Mamba-2 layer."""
     mamba_head_dim: Width | None = None
@@ -88,6 +104,8 @@ class Architecture(ModelSpec):
     """Size of the state of a channel."""
     mamba_num_groups: Width | None = None
     """Groups of heads that share the input and output matrices of the state."""
+    mamba_norm: bool | None = None
+    """Whether a gated norm follows the scan of a Mamba-2 mixer (default)."""
     moe_latent_size: Width | None = None
     """Width to which tokens are projected before they are sent to the experts."""
     linear_attention_freq: Text | None = None

@@ -1,8 +1,8 @@
 """The catalog: entries that may extend others, found by name, alias or function of Megatron-Bridge.
 
 `model`, `training`, `parallelism`, `data` and `megatronArgs` are merged into those of the extended entry,
-leaf by leaf; a null removes a leaf. `engine` and `modes` are inherited unless set. A template's `corrections`
-precede the entry's own. Nothing else is inherited.
+leaf by leaf; a null removes a leaf. `engine`, `modes` and `plannedOnly` are inherited unless set. A
+template's `corrections` precede the entry's own. Nothing else is inherited.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from megatron_operator.catalog.merge import SECTIONS, overlay
 DATA_DIR: Final = Path(__file__).with_name("data")
 LIST_COMMAND: Final = "megatron recipes"
 
-_INHERITED: Final = ("engine", "modes")
+_INHERITED: Final = ("engine", "modes", "plannedOnly")
 
 
 class Catalog:

@@ -159,6 +159,9 @@ class Entry(ApiModel):
     source: Text
     """Origin of the values."""
     corrections: list[Correction] = Field(default_factory=list)
+    planned_only: Text | None = None
+    """Why no recipe starts it: of engine `bridge`, where Megatron-Bridge has no function for it. Follows
+    `because`, or a colon."""
     _profile: AcceleratorProfile | None = PrivateAttr(default=None)
 
     def on(self, profile: AcceleratorProfile) -> "Entry":
@@ -177,6 +180,8 @@ class Entry(ApiModel):
     @property
     def obstacle(self) -> str:
         """Why it is planned only, without `on` on GPUs with the project's image; empty if it starts."""
+        if self.planned_only is not None:
+            return self.planned_only
         if self.engine == "megatron":
             return ""
         function = next((x.function for x in self.layouts if x.function), "")
@@ -220,6 +225,16 @@ class Entry(ApiModel):
     def _built_by_its_engine(self) -> "Entry":
         if self.engine == "megatron" and (beyond := self.model.beyond_megatron):
             raise ValueError(f"model.{beyond[0]} needs engine bridge; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _started_or_not(self) -> "Entry":
+        if self.planned_only is None:
+            return self
+        if self.engine == "megatron":
+            raise ValueError("plannedOnly needs engine bridge; leave it out")
+        if self.layouts:
+            raise ValueError("plannedOnly is set together with layouts; leave one of them out")
         return self
 
     @property

@@ -127,6 +127,7 @@ def resolve_for_planning(
         "recipe": entry.name if entry else None,
         "engine": entry.engine if entry else "megatron",
         "starts": published.starts,
+        "plannedOnly": entry.planned_only if entry else None,
         "mode": entry.modes[0] if entry else "pretrain",
         "function": published.function,
         "layout": published.layout,
@@ -244,7 +245,7 @@ def _catalog_layers(
     label, hardware = f"catalog {entry.name}", profile.known_as(accelerator)
     layers: list[tuple[str, Settings]] = [("default", _DEFAULTS), (label, entry.wire())]
     function = named = catalog.function(spec.recipe or "")
-    if entry.engine == "bridge":
+    if entry.engine == "bridge" and entry.planned_only is None:
         function = bridge_functions.select_function(entry, named, hardware, spec)
         found.extend(bridge_functions.unsupported_setting_errors(spec, function, started=entry.starts))
     packages = _EVERY_PACKAGE if entry.engine == "bridge" else () if spec.image else profile.image_has

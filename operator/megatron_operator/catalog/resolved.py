@@ -23,6 +23,8 @@ class ResolvedRecipe(ApiModel):
     """Training loop that runs it."""
     starts: bool = True
     """Whether the operator creates a job for it: not for every recipe of engine `bridge`."""
+    planned_only: str | None = None
+    """Why the operator starts it in no way, where Megatron-Bridge has no function for it."""
     mode: Mode = "pretrain"
     """What is trained: all weights from scratch, all weights of an existing model, or its adapters."""
     function: PublishedLayout | None = None

@@ -1,4 +1,4 @@
-"""Models that are known by name and that no recipe trains, and why."""
+"""Models that are known by name and that have no entry, not even to be planned, and why."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,36 +21,14 @@ _CONVERTED: Final = f"Megatron-Bridge {RELEASE} converts its weights and has no 
 
 UNSUPPORTED: Final = (
     UnsupportedModel(
-        "Falcon-H1",
-        ("falcon-h1",),
-        f"its layers have attention beside a state-space mixer, which Megatron Core lacks; {_CONVERTED}",
-    ),
-    UnsupportedModel(
-        "Gemma 4 31B",
-        ("gemma-4-31b", "gemma4-31b"),
-        f"Megatron Core's own loop lacks Gemma's layers; {_CONVERTED}",
-    ),
-    UnsupportedModel(
         "Kimi K3",
         ("kimi-k3",),
         f"it is not in Megatron-Bridge {RELEASE}, nor in the table of models that Megatron-Bridge publishes",
     ),
     UnsupportedModel(
-        "Llama-Nemotron Super 49B and Ultra 253B",
-        ("llama-3_3-nemotron-super", "llama-3_1-nemotron-ultra"),
-        "its layers differ in width and some lack attention, and layouts are planned for equal ones;"
-        f" {_CONVERTED}",
-    ),
-    UnsupportedModel(
         "MiMo-V2-Flash",
         ("mimo-v2",),
         "its layers differ in query groups and rotary base, and Megatron Core's have one of each;"
-        f" {_CONVERTED}",
-    ),
-    UnsupportedModel(
-        "MiniMax-M2, M2.5 and M2.7",
-        ("minimax-m2",),
-        "it normalizes queries and keys of all heads at once, and Megatron Core those of each head;"
         f" {_CONVERTED}",
     ),
 )

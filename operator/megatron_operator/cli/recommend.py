@@ -135,11 +135,11 @@ def _next_command(recommendation: "Recommendation", query: "Query") -> str:
     """A command that succeeds: `init` where the run needs the folder of a model, which nobody has named."""
     entry, settings = recommendation.entry, _settings(recommendation, query)
     words = f"--gpus {query.gpus}" + (f" --accelerator {query.accelerator}" if query.accelerator else "")
-    if not entry.starts:
+    if not entry.starts and entry.planned_only is None:
         return f"megatron args --recipe {entry.name} {words}{settings}"
-    if entry.engine == "bridge" and not settings:
+    if entry.engine == "bridge" and entry.starts and not settings:
         return f"megatron init {entry.name} {words} -o recipe.yaml"
-    if entry.engine == "bridge":
+    if entry.engine == "bridge" and entry.starts:
         settings += " --set init.from.huggingFace.path=/data/model --set data.volume.claimName=models"
     return f"megatron plan --recipe {entry.name} {words}{settings}"
 

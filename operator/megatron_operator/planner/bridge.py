@@ -12,7 +12,7 @@ from typing import Any, Final
 from megatron_contract.environment import CHECKPOINT_DIR
 
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.errors import FieldError
+from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.parallel_dims import PLAN_FIELDS, SPEC_FIELDS, ParallelDims
 from megatron_operator.api.status import Plan
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
@@ -252,6 +252,9 @@ def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
         return plan.model_copy(
             update={"notes": [*plan.notes, *_tower_notes(resolved), *_adapter_notes(resolved, plan), note]}
         )
+    if resolved.planned_only is not None:
+        note = f"planned only, and started in no way: {resolved.planned_only}"
+        return plan.model_copy(update={"notes": [*plan.notes, *_tower_notes(resolved), note]})
     note = (
         f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
         " not start its loop yet, and the command is untested on hardware"
@@ -282,9 +285,15 @@ def _adapter_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
 
 
 def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
-    """Why no job is created for a recipe whose Megatron-Bridge function the trainer image does not start."""
+    """Why no job is created for a recipe that the trainer image does not start."""
+    if resolved.planned_only is not None:
+        return FieldError(
+            "spec.recipe",
+            f"{resolved.recipe} is planned only, and not started: {resolved.planned_only}",
+            "choose a recipe that is started (docs/catalog/README.md)",
+        )
     function = resolved.function
-    assert function is not None, "every recipe of engine bridge has a function"
+    assert function is not None, "every other recipe of engine bridge has a function"
     reason = bridge_support.obstacle(str(function.function), resolved.mode, resolved.profile)
     if not reason:
         return FieldError(
@@ -309,10 +318,12 @@ def command(resolved: ResolvedRecipe, plan: Plan, name: str) -> list[str]:
     """The whole command on each node, from the root of Megatron-Bridge's repository.
 
     What the function itself sets is not repeated; torchrun takes node rank and address from PET_NODE_RANK,
-    PET_MASTER_ADDR and PET_MASTER_PORT.
+    PET_MASTER_ADDR and PET_MASTER_PORT. Raises InvalidRecipeError for a recipe without a function.
     """
+    if resolved.planned_only is not None:
+        raise InvalidRecipeError([not_supported_error(resolved)])
     function = resolved.function
-    assert function is not None, "every recipe of engine bridge has a function"
+    assert function is not None, "every other recipe of engine bridge has a function"
     sets, batch = function.parallelism, function.training
     words = ["torchrun", "--nnodes", str(plan.nodes), "--nproc-per-node", str(plan.per_node), SCRIPT]
     words += ["--recipe", str(function.function), "--mode", resolved.mode]

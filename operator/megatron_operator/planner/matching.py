@@ -60,8 +60,8 @@ def match(model: str | None, entry: Entry, size: int | None) -> Match | None:
     if text in _kinds(entry):
         return Match(1, by="kind")
     asked = _billions(text)
-    if asked is None or size is None:
-        return None
+    if asked is None or size is None or entry.planned_only is not None:
+        return None  # what has no function stands in for no other model
     factor = max(asked / size, size / asked)
     distance = round(math.log2(factor), 1)
     stem = _SIZE.split(text, maxsplit=1)[0].rstrip("-")

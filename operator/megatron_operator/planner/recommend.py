@@ -289,7 +289,9 @@ def _reasons(
     if found.expected is not None and found.train_iters:
         seconds = found.expected.step_seconds * found.train_iters
         yield f"{duration(seconds)} for its {found.train_iters:,} iterations, as estimated"
-    if not entry.starts:
+    if entry.planned_only is not None:
+        yield f"planned only, and not started: {entry.planned_only}"
+    elif not entry.starts:
         yield "run by Megatron-Bridge, whose loop this operator does not start yet"
 
 
@@ -371,7 +373,8 @@ def _of_another_mode(query: Query, asked: str | None, hardware: str, catalog: Ca
         named = list(_candidates(replace(query, mode=mode), hardware, catalog))
         best = min(named, key=lambda each: each.order, default=None)
         if best is not None and best.match.rank <= 1:
-            fix = f"set --mode {mode}, for which it has {best.entry.name}"
+            only = ", planned only" if best.entry.planned_only else ""
+            fix = f"set --mode {mode}, for which it has {best.entry.name}{only}"
             if others := _of_similar_size(query, best.entry, hardware, catalog):
                 fix += f", or name another model of its size: {' or '.join(others)}"
             return FieldError("--mode", f"the catalog has no {query.mode} recipe like {asked!r}", fix)

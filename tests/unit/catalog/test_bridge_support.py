@@ -14,7 +14,7 @@ from testkit.pretrained import CASES as PRETRAINED
 from testkit.weights.families import by_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "weights.md"
-OF_BRIDGE = [entry for entry in catalog.load() if entry.engine == "bridge"]
+OF_BRIDGE = [entry for entry in catalog.load() if entry.engine == "bridge" and not entry.planned_only]
 ON_CPUS = [entry.on(AcceleratorProfile(platform="cpu")) for entry in OF_BRIDGE]
 
 

@@ -149,13 +149,8 @@ def test_a_model_that_the_catalog_lacks_is_not_replaced_by_one_of_its_size(model
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("MiniMaxAI/MiniMax-M2.5", "it normalizes queries and keys of all heads at once"),
-        ("tiiuae/Falcon-H1-7B-Base", "attention beside a state-space mixer"),
-        ("falcon-h1", "attention beside a state-space mixer"),
-        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", "its layers differ in width"),
         ("XiaomiMiMo/MiMo-V2-Flash", "differ in query groups and rotary base"),
         ("moonshotai/Kimi-K3", "it is not in Megatron-Bridge 0.6.2"),
-        ("google/gemma-4-31B-it", "lacks Gemma's layers"),
     ],
 )
 @pytest.mark.parametrize("mode", ["pretrain", "lora"])
@@ -168,9 +163,38 @@ def test_a_known_model_that_no_recipe_trains_is_answered_with_the_reason(
 
 
 def test_the_reason_of_a_model_is_not_that_of_one_whose_name_goes_on() -> None:
-    assert why_unsupported("MiniMaxAI/MiniMax-M2") is not None
-    assert why_unsupported("MiniMaxAI/MiniMax-M25") is None
-    assert why_unsupported("MiniMaxAI/MiniMax-M3") is None
+    assert why_unsupported("moonshotai/Kimi-K3") is not None
+    assert why_unsupported("moonshotai/Kimi-K35") is None
+    assert why_unsupported("moonshotai/Kimi-K2") is None
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "reason"),
+    [
+        ("MiniMaxAI/MiniMax-M2", "minimax-m2", "normalizes queries and keys of each head"),
+        ("MiniMaxAI/MiniMax-M2.5", "minimax-m2", "normalizes queries and keys of each head"),
+        ("minimax-m2.7", "minimax-m2", "normalizes queries and keys of each head"),
+        ("tiiuae/Falcon-H1-7B-Base", "falcon-h1-7b", "attention beside a state-space mixer"),
+        ("tiiuae/Falcon-H1-1.5B-Deep-Instruct", "falcon-h1-1.5b-deep", "beside a state-space mixer"),
+        (
+            "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5",
+            "llama3.3-nemotron-super-49b",
+            "layers that differ in width",
+        ),
+    ],
+)
+def test_a_model_that_is_planned_only_is_named_with_its_reason(model: str, name: str, reason: str) -> None:
+    best = choices(model, 256)[0]
+    assert best.entry.name == name
+    assert best.plan is not None
+    assert not best.runnable
+    assert any("planned only" in each and reason in each for each in best.reasons)
+
+
+def test_another_mode_of_a_model_that_is_planned_only_is_offered_as_such() -> None:
+    expected = "set --mode pretrain, for which it has minimax-m2, planned only"
+    with pytest.raises(InvalidRecipeError, match=expected):
+        choices("MiniMaxAI/MiniMax-M2", 256, mode="lora")
 
 
 def test_every_name_of_hugging_face_belongs_to_an_entry() -> None:

@@ -6,13 +6,13 @@ experts of a rank share one adapter (`share_expert_adapters`).
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from megatron_operator.api.fine_tuning import TARGET_MODULES
 from megatron_operator.catalog.resolved import ResolvedRecipe
-from megatron_operator.planner.estimate.layers import LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
+from megatron_operator.planner.estimate.layers import LayerKind, Mixer
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
 from megatron_operator.planner.estimate.parameters import mtp_copies
 
 _AFTER_NORM: Final = frozenset({"linear_qkv", "linear_fc1", "in_proj"})
@@ -107,8 +107,8 @@ def _linear_layers(shape: ModelShape, kind: LayerKind) -> list[AdaptedLayer]:
     found = _mixer_layers(shape, kind)
     if kind.feed_forward == "dense":
         found += [
-            AdaptedLayer("linear_fc1", h, first * shape.ffn),
-            AdaptedLayer("linear_fc2", shape.ffn, h),
+            AdaptedLayer("linear_fc1", h, first * ffn_of(shape, kind)),
+            AdaptedLayer("linear_fc2", ffn_of(shape, kind), h),
         ]
     elif kind.feed_forward == "experts":
         routed, width = shape.expert_hidden, shape.expert_ffn
@@ -129,6 +129,9 @@ def _mixer_layers(shape: ModelShape, kind: LayerKind) -> list[AdaptedLayer]:
     heads = own.heads * own.head_dim
     if kind.mixer is None:
         return []
+    if kind.mixer == "parallel":
+        both: tuple[Mixer, ...] = ("attention", "mamba")
+        return [each for mixer in both for each in _mixer_layers(shape, replace(kind, mixer=mixer))]
     if kind.mixer == "mamba":
         m = shape.mamba
         assert m is not None, "only for models with Mamba-2 layers"

@@ -6,7 +6,10 @@ from megatron_operator.planner.estimate.layers import DeltaNet, Diffusion, Mamba
 
 def mamba(more: Architecture) -> Mamba | None:
     sizes = (more.mamba_num_heads, more.mamba_head_dim, more.mamba_state_dim, more.mamba_num_groups)
-    return Mamba(*map(int, sizes)) if all(sizes) else None  # type: ignore[arg-type]
+    if not all(sizes):
+        return None
+    heads, head_dim, state, groups = (size or 0 for size in sizes)
+    return Mamba(heads, head_dim, state, groups, norm=more.mamba_norm is not False)
 
 
 def delta(more: Architecture) -> DeltaNet | None:

@@ -34,14 +34,15 @@ class CommunicationModel:
         With sequence parallelism an all-gather and a reduce-scatter each around attention and the
         feed-forward network, in both directions: 8 x (t - 1)/t x 2 s b h bytes, where t is TP
         (arXiv:2205.05198, section 4.2.2). Without it, four all-reduces of the same volume. Experts replace
-        the second pair with their own exchange, and a layer of a hybrid model has one of the two. Wan has a
-        third pair around the text's attention, and gathers queries, keys and the text's queries of all heads
-        for their norms; their gradients are gathered as well (`DiTSelfAttention`).
+        the second pair with their own exchange, a layer of a hybrid model has one of the two, and a Mamba-2
+        mixer beside attention has a third. So has Wan around the text's attention, and it gathers queries,
+        keys and the text's queries of all heads for their norms; their gradients are gathered as well
+        (`DiTSelfAttention`).
         """
         w = self._w
         if w.dims.tp == 1:
             return 0.0
-        pairs = 4 * (kind.parts - (kind.is_moe and not w.shape.shared_ffn)) + 6 * (kind.mixer == "cross")
+        pairs = 4 * (kind.branches - (kind.is_moe and not w.shape.shared_ffn)) + 6 * (kind.mixer == "cross")
         seconds = self._seconds(
             pairs * (w.dims.tp - 1) / w.dims.tp * 2 * w.tokens * w.shape.hidden, w.dims.tp
         )
@@ -84,7 +85,7 @@ class CommunicationModel:
         projection's input, where c is CP.
         """
         w = self._w
-        if w.dims.cp == 1 or kind.mixer not in ("mamba", "delta"):
+        if w.dims.cp == 1 or not kind.scans:
             return 0.0
         width = sum(projections(w.shape, kind)) / w.dims.tp
         moved = 4 * w.tokens * width * (w.dims.cp - 1) / w.dims.cp

@@ -10,7 +10,7 @@ from megatron_operator.planner.estimate.calibration import Calibration
 from megatron_operator.planner.estimate.hardware import Accelerator
 from megatron_operator.planner.estimate.layers import IMAGE_TOKENS, LayerKind, Tower
 from megatron_operator.planner.estimate.matmul import MatMul
-from megatron_operator.planner.estimate.model_shape import heads_of
+from megatron_operator.planner.estimate.model_shape import ffn_of, heads_of
 from megatron_operator.planner.estimate.products import (
     adapter_products,
     layer_products,
@@ -31,6 +31,10 @@ _CLAMP_BYTES = 40
 """Bytes moved per element of the experts' width for the clamp of a quick GEGLU and for the gradient of the
 first bias: `weighted_bias_quick_geglu_impl` clamps both halves and concatenates them before its fused part
 (16), the gradients do the same (20), and the bias' gradient reads the product's (4)."""
+_FULL_NORM_BYTES = 96
+"""Bytes moved per element of queries and keys by a norm over all heads (`_FullDimRMSNorm` of Megatron-Bridge,
+unfused): forward a cast to FP32 (6), squares (8), their sum (4), the product with the root (8), a cast back
+(6) and the product with the weight (4); backward is taken to be 5/3 of it."""
 _FP32_SHARE = 1 / 15
 """FLOP/s of FP32 products without tensor cores, relative to the BF16 peak (H100 data sheet: 67 of 989)."""
 _FORWARD_AND_BACKWARD = 3
@@ -148,7 +152,7 @@ class ComputeModel:
     def _layer(self, kind: LayerKind) -> ComputeTime:
         w = self._w
         factor = _FORWARD_AND_BACKWARD + (self._recomputed_share if w.recompute.granularity == "full" else 0)
-        mixing = self._scan(kind) if kind.mixer in ("mamba", "delta") else 0.0
+        mixing = self._scan(kind) if kind.scans else 0.0
         return ComputeTime(
             matmul=sum(self._product(product, passes=factor) for product in layer_products(w, kind))
             + sum(
@@ -186,7 +190,7 @@ class ComputeModel:
         moe = sum(count for kind, count in layers.items() if kind.is_moe)
         experts = moe * c.expert_layer_seconds * launches
         # A layer with one part has half of the kernels.
-        dense = sum(count * kind.parts / 2 for kind, count in layers.items() if not kind.is_moe)
+        dense = sum(count * kind.branches / 2 for kind, count in layers.items() if not kind.is_moe)
         host = dense * c.layer_seconds * launches + experts
         return max(0.0, host - working) + c.expert_wait * min(experts, working)
 
@@ -299,39 +303,45 @@ class ComputeModel:
         # A norm and a residual around each layer's own embedding.
         moved += 10.0 * shape.hidden if shape.per_layer_width else 0.0
         inputs = shape.hidden * kind.parts
-        if kind.mixer == "attention":
+        if kind.softmax:
             own = heads_of(shape, kind)
             heads = own.heads * own.head_dim
             moved += 4 * (heads + own.groups * own.head_dim) + (6 * heads if shape.gate else 0)
             inputs += heads
             # DeepSeek-V4 normalizes each head's query in a kernel of its own, and rotates its output back.
             moved += 8 * heads if isinstance(kind.attention, Compressed) else 0
-        elif kind.mixer is not None:
+        if kind.scans:
             inputs += mixed_width(shape, kind)
+        # Falcon-H1 scales the input and the output of both mixers, 4 each, and adds them.
+        moved += 22.0 * shape.hidden if kind.mixer == "parallel" else 0.0
         activation = (6 if shape.gated else 4) + (4 if shape.gelu_gate else 0)
         if kind.is_moe:
             width = shape.topk * shape.expert_ffn + shape.shared_ffn
             moved += 8 * shape.topk * shape.expert_hidden + activation * width
             inputs += shape.topk * shape.expert_hidden + width
         elif kind.feed_forward is not None:
-            moved += activation * shape.ffn
-            inputs += shape.ffn
+            moved += activation * ffn_of(shape, kind)
+            inputs += ffn_of(shape, kind)
         if w.numerics.fp8:
             moved += (8 if w.numerics.block_scaled else 4) * inputs
-        eager = self._eager_bytes() if kind.is_moe else 0.0
+        eager = self._eager_bytes(kind)
         moved = _FORWARD_AND_BACKWARD * moved / self._c.memory + eager / self._c.eager
         return moved * w.tokens / self._sequence_split / self._on.memory_bandwidth
 
-    def _eager_bytes(self) -> float:
-        """Bytes moved per token by operations of experts with biases that PyTorch runs one by one.
+    def _eager_bytes(self, kind: LayerKind) -> float:
+        """Bytes moved per token by operations that PyTorch runs one by one: norms over all heads, and experts
+        with biases.
 
-        Transformer Engine's fuser has all of them in the products.
+        Transformer Engine's fuser has all of the experts' in the products.
         """
-        shape, run = self._w.shape, self._w.execution
-        if not shape.bias or run.fused_experts:
-            return 0.0
+        shape, run, norms = self._w.shape, self._w.execution, 0.0
+        if shape.qk_norm_of_all_heads and kind.softmax:
+            own = heads_of(shape, kind)
+            norms = _FULL_NORM_BYTES * (own.heads + own.groups) * own.head_dim
+        if not kind.is_moe or not shape.bias or run.fused_experts:
+            return norms
         clamp = _CLAMP_BYTES * shape.expert_ffn if shape.quick_geglu else 0.0
-        return shape.topk * (_BIAS_BYTES * shape.hidden + clamp)
+        return norms + shape.topk * (_BIAS_BYTES * shape.hidden + clamp)
 
 
 def _index_products(w: Workload, kind: LayerKind) -> list[MatMul]:

@@ -3,7 +3,7 @@
 from megatron_operator.planner.estimate import diffusion_layers, residual_streams, sparse_attention
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import DELTA_CHUNK, LayerKind, Tower
-from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
 from megatron_operator.planner.estimate.products import tower_patches
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -39,9 +39,12 @@ def layer_bytes(w: Workload, kind: LayerKind) -> float:
     if shape.per_layer_width:
         # The layer's own embedding, its gate before and behind its GELU, their product, and the norm's input.
         whole += 8.0 * shape.per_layer_width + 2.0 * shape.hidden
+    if kind.mixer == "parallel":
+        # The inputs of both mixers are scaled copies of the norm's result.
+        whole += 4.0 * shape.hidden
     split = _mixer_width(w, kind, modules)
     if kind.feed_forward is not None:
-        split += _expert_width(w, modules) if kind.is_moe else _dense_width(w, modules)
+        split += _expert_width(w, modules) if kind.is_moe else _dense_width(w, kind, modules)
     return w.tokens * (split / w.dims.tp + whole / (w.dims.tp if w.split_sequence else 1))
 
 
@@ -78,6 +81,7 @@ def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float
         return 0.0
     if kind.mixer == "mamba":
         return _mamba_width(w)
+    beside = _mamba_width(w) if kind.mixer == "parallel" else 0.0
     if kind.mixer == "delta":
         return _delta_width(w)
     if isinstance(kind.attention, Compressed):
@@ -87,7 +91,7 @@ def _mixer_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float
         width += sparse_attention.indexed_kept(w, kind.attention)
     if w.execution.unfused_attention and w.recompute.granularity is None:
         width += 5 * heads_of(w.shape, kind).heads * w.seq_length / w.dims.cp
-    return width
+    return width + beside
 
 
 def _mamba_width(w: Workload) -> float:
@@ -121,20 +125,21 @@ def _attention_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> f
         return _latent_width(shape, "mla_up_proj" in modules) + (output if fp8 else 0)
     own = heads_of(shape, kind)
     heads, groups = own.heads * own.head_dim, own.groups * own.head_dim
-    normalized = 2.0 * (heads + groups) if shape.qk_norm else 0.0
+    # A norm over all heads keeps FP32 copies as well.
+    normalized = (6.0 if shape.qk_norm_of_all_heads else 2.0) * (heads + groups) if shape.qk_norm else 0.0
     # The gate, and the product with it, which is the projection's input.
     gated = (3.0 if fp8 else 4.0) * heads if shape.gate else 0.0
     return 2.0 * (heads + 2 * groups) + normalized + (3 if fp8 and not shape.gate else 2) * heads + gated
 
 
-def _dense_width(w: Workload, modules: frozenset[str]) -> float:
+def _dense_width(w: Workload, kind: LayerKind, modules: frozenset[str]) -> float:
     """Bytes per token of the first product of a dense feed-forward part and of its activation."""
     if "mlp" in modules:
         return 0.0
     product = 4 if w.shape.gated else 2
     # The gate behind its GELU: Megatron has no fused kernel for the approximation that Gemma uses.
     product += 2 if w.shape.gelu_gate else 0
-    return (product + (1 if w.numerics.fp8 else 2)) * w.shape.ffn
+    return (product + (1 if w.numerics.fp8 else 2)) * ffn_of(w.shape, kind)
 
 
 def _modules(w: Workload) -> frozenset[str]:

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Heads, Indexed
 
-Mixer = Literal["attention", "mamba", "delta", "joint", "single", "cross"]
+Mixer = Literal["attention", "mamba", "parallel", "delta", "joint", "single", "cross"]
 FeedForward = Literal["dense", "experts"]
 
 
@@ -14,12 +14,14 @@ class LayerKind:
     """The parts of one layer: a transformer layer has both, a layer of a hybrid model has one."""
 
     mixer: Mixer | None
-    """Softmax attention (also latent), Mamba-2, a gated delta net, nothing that mixes tokens, or, in a
-    diffusion transformer, joint attention of latents and text, attention over both, or over one after the
-    other."""
+    """Softmax attention (also latent), Mamba-2, both side by side behind one norm, a gated delta net, nothing
+    that mixes tokens, or, in a diffusion transformer, joint attention of latents and text, attention over
+    both, or over one after the other."""
     feed_forward: FeedForward | None
     attention: Heads | Indexed | Compressed | None = None
     """What the layer's attention has beyond that of the model's sizes."""
+    ffn: int | None = None
+    """Width of its dense feed-forward part, where it is not the model's."""
 
     @property
     def sparse(self) -> Indexed | Compressed | None:
@@ -37,6 +39,22 @@ class LayerKind:
         return (self.mixer is not None) + (self.feed_forward is not None) + (self.mixer == "cross")
 
     @property
+    def branches(self) -> int:
+        """Number of parts where attention and a Mamba-2 mixer side by side count as two: each has linear
+        layers of its own to and from the residual stream."""
+        return self.parts + (self.mixer == "parallel")
+
+    @property
+    def softmax(self) -> bool:
+        """Whether it has Megatron's `SelfAttention`, alone or beside a Mamba-2 mixer."""
+        return self.mixer in ("attention", "parallel")
+
+    @property
+    def scans(self) -> bool:
+        """Whether it has a Mamba-2 mixer or a gated delta net."""
+        return self.mixer in ("mamba", "parallel", "delta")
+
+    @property
     def is_diffusion(self) -> bool:
         """Whether it is a layer of a diffusion transformer."""
         return self.mixer in ("joint", "single", "cross")
@@ -44,7 +62,7 @@ class LayerKind:
     @property
     def attends(self) -> bool:
         """Whether softmax attention mixes the tokens."""
-        return self.mixer == "attention" or self.is_diffusion
+        return self.softmax or self.is_diffusion
 
 
 DENSE: Final = LayerKind("attention", "dense")
@@ -68,6 +86,8 @@ class Mamba:
     """Size of the state of a channel."""
     groups: int
     """Groups of heads that share the matrices between channels and states."""
+    norm: bool = True
+    """Whether a gated norm follows the scan."""
 
     @property
     def inner(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
 from megatron_operator.api.model import ModelSpec
-from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.catalog.architecture import Architecture, LayerRun
 from megatron_operator.planner.estimate import architecture_sizes
 from megatron_operator.planner.estimate.attention_kinds import Heads
 from megatron_operator.planner.estimate.layer_attention import Special, layer_attention
@@ -117,6 +117,8 @@ class ModelShape:
     """Width of the embeddings that every layer has of its own."""
     streams: int = 1
     """Residual streams."""
+    qk_norm_of_all_heads: bool = False
+    """Whether the norms of queries and keys are over all heads at once instead of over each."""
 
     @property
     def is_moe(self) -> bool:
@@ -133,6 +135,12 @@ class ModelShape:
         """Norms of one part of a layer."""
         return 2 if self.post_norms else 1
 
+    @property
+    def has_special_layers(self) -> bool:
+        """Whether Megatron-Bridge builds its layers without virtual stages: attention beside a Mamba-2 mixer,
+        or layers that differ in width."""
+        return any(kind.mixer == "parallel" or kind.ffn is not None for kind in self.kinds)
+
     def padded_vocab(self, tp: int) -> int:
         """Entries of the vocabulary as Megatron pads it, to a multiple of `makeVocabSizeDivisibleBy` x TP."""
         multiple = self.vocab_multiple * tp
@@ -144,6 +152,11 @@ def heads_of(shape: ModelShape, kind: LayerKind) -> Heads:
     if isinstance(kind.attention, Heads):
         return kind.attention
     return Heads(shape.heads, shape.groups, shape.head_dim, windowed=False)
+
+
+def ffn_of(shape: ModelShape, kind: LayerKind) -> int:
+    """The width of a layer's dense feed-forward part: its own, or the model's."""
+    return shape.ffn if kind.ffn is None else kind.ffn
 
 
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
@@ -227,6 +240,7 @@ def model_shape(model: ModelSpec, found: Diagnostics) -> ModelShape | None:
         expert_norms=bool(more.moe_norms),
         per_layer_width=more.per_layer_embedding_size or 0,
         streams=more.num_residual_streams or 1,
+        qk_norm_of_all_heads=bool(more.qk_layernorm_of_all_heads),
     )
 
 
@@ -238,6 +252,10 @@ def _kinds(
         return hybrid_layers(more.hybrid_layer_pattern)
     if more.diffusion is not None:
         return diffusion_layers(more.diffusion.joint_layers, layers), (DENSE,), 0
+    if more.heterogeneous_layers is not None:
+        return _heterogeneous(more.heterogeneous_layers, layers, found), (DENSE,), 0
+    if more.mamba_beside_attention:
+        return (LayerKind("parallel", "dense"),) * layers, (DENSE,), 0
     kinds = [DENSE] * layers
     if model.num_experts is not None:
         pattern = _checked(model, "moe_layer_freq", moe_pattern, layers, found)
@@ -253,10 +271,29 @@ def _kinds(
     return tuple(kinds), (prediction,), model.mtp_num_layers or 0
 
 
+def _heterogeneous(runs: list[LayerRun], layers: int, found: Diagnostics) -> tuple[LayerKind, ...]:
+    kinds = tuple(
+        LayerKind(
+            "attention" if run.attention else None,
+            None if run.ffn_hidden_size is None else "dense",
+            ffn=run.ffn_hidden_size,
+        )
+        for run in runs
+        for _ in range(run.count)
+    )
+    if len(kinds) != layers:
+        found.error(
+            "spec.model.heterogeneousLayers",
+            f"lists {len(kinds)} layers, the model has {layers}",
+            f"list {layers}, or set numLayers {len(kinds)}",
+        )
+    return kinds
+
+
 def _with_attention(kinds: tuple[LayerKind, ...], own: tuple[Special, ...]) -> tuple[LayerKind, ...]:
     """The layers with what their attention has beyond the model's sizes."""
     return tuple(
-        replace(kind, attention=each) if each and kind.mixer == "attention" else kind
+        replace(kind, attention=each) if each and kind.softmax else kind
         for kind, each in zip(kinds, own, strict=False)
     )
 

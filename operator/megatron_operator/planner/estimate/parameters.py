@@ -5,13 +5,13 @@ Parameter counts follow the modules that `megatron.core.models.gpt` and `.hybrid
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from megatron_operator.planner.estimate import diffusion
 from megatron_operator.planner.estimate.attention_kinds import Compressed, Indexed
 from megatron_operator.planner.estimate.layers import CONVOLUTION, LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
 from megatron_operator.planner.estimate.residual_streams import head_parameters, mapping_parameters
 from megatron_operator.planner.estimate.sparse_parameters import (
     compressed_flops,
@@ -56,6 +56,8 @@ def _attention(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
         projected = (n * (2 if shape.gate else 1) + 2 * g) * d
         tensor = h * projected + n * d * h + (projected if shape.qkv_bias else 0)
         tensor += n if shape.sinks else 0
+        if shape.qk_norm_of_all_heads:
+            return tensor + (n + g) * d * shape.norm_size, proj_bias
         return tensor, proj_bias + (2 * d * shape.norm_size if shape.qk_norm else 0)
     m = shape.latent
     query_width = n * (m.qk_dim + m.rope_dim)
@@ -80,11 +82,17 @@ def _mlp(shape: ModelShape, width: int, hidden: int | None = None) -> tuple[int,
 
 def _mamba(shape: ModelShape, _: LayerKind) -> tuple[int, int]:
     """Parameters of a Mamba-2 mixer, all split over TP: projections, convolution, three numbers per head
-    (time step, decay, skip) and the gated norm."""
+    (time step, decay, skip) and, where it has one, the gated norm."""
     m = shape.mamba
     assert m is not None, "only for models with Mamba-2 layers"
     projections = shape.hidden * (m.projected + m.inner)
-    return projections + (CONVOLUTION + 1) * m.convolved + 3 * m.heads + m.inner, 0
+    return projections + (CONVOLUTION + 1) * m.convolved + 3 * m.heads + (m.inner if m.norm else 0), 0
+
+
+def _parallel(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
+    """Parameters of attention and a Mamba-2 mixer side by side: (split over TP, replicated)."""
+    (first, beside), (second, more) = _attention(shape, kind), _mamba(shape, kind)
+    return first + second, beside + more
 
 
 def _delta(shape: ModelShape, _: LayerKind) -> tuple[int, int]:
@@ -95,7 +103,7 @@ def _delta(shape: ModelShape, _: LayerKind) -> tuple[int, int]:
     return projections + CONVOLUTION * d.convolved + 2 * d.value_heads, d.value_dim
 
 
-_MIXERS = {"attention": _attention, "mamba": _mamba, "delta": _delta}
+_MIXERS = {"attention": _attention, "mamba": _mamba, "parallel": _parallel, "delta": _delta}
 
 
 def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
@@ -110,7 +118,7 @@ def layer_parameters(shape: ModelShape, kind: LayerKind) -> LayerParameters:
     if kind.feed_forward is None:
         return LayerParameters(tensor, replicated)
     if kind.feed_forward == "dense":
-        dense, dense_bias = _mlp(shape, shape.ffn)
+        dense, dense_bias = _mlp(shape, ffn_of(shape, kind))
         return LayerParameters(tensor + dense, replicated + dense_bias)
     replicated += shape.hidden * shape.experts + (shape.experts if shape.bias else 0)
     if shape.expert_norms:
@@ -194,9 +202,9 @@ def flops_per_token(shape: ModelShape, seq_length: int, padded_vocab: int) -> in
 
     `seq_length` is in tokens, `padded_vocab` in entries. Counted as in Megatron, so that they compare with
     what a run logs: attention windows are not deducted, a tower is not counted, quick GEGLU counts two of its
-    three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads. Keys
-    that an indexer leaves out are deducted for DeepSeek-V4 alone; its residual streams and embeddings of
-    each layer are not counted.
+    three products, and a Mamba-2 layer is taken to be twice as wide as the model, whatever its heads (with
+    attention beside it, which Megatron does not have, as wide as it is). Keys that an indexer leaves out are
+    deducted for DeepSeek-V4 alone; its residual streams and embeddings of each layer are not counted.
     """
     if shape.diffusion is not None:
         return diffusion.flops_per_token(shape, seq_length)
@@ -215,7 +223,7 @@ def _feed_forward_flops(shape: ModelShape, kind: LayerKind) -> int:
     if kind.feed_forward is None:
         return 0
     if kind.feed_forward == "dense":
-        return 6 * shape.hidden * expansion * shape.ffn
+        return 6 * shape.hidden * expansion * ffn_of(shape, kind)
     routed = shape.expert_hidden * expansion * shape.expert_ffn * shape.topk
     latent = 2 * shape.hidden * shape.moe_latent if shape.moe_latent else 0
     return 6 * (routed + latent + shape.hidden * expansion * shape.shared_ffn)
@@ -229,11 +237,11 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
     if isinstance(kind.attention, Compressed):
         return int(compressed_flops(shape, kind.attention, seq_length))
     if kind.mixer == "mamba":
-        m = shape.mamba
-        assert m is not None, "only for models with Mamba-2 layers"
-        inner = 2 * h
-        projections = h * (2 * inner + 2 * m.groups * m.state + m.heads) + inner * h
-        return 6 * projections + 3 * 7 * inner * m.state
+        return _mamba_flops(shape, 2 * h)
+    if kind.mixer == "parallel":
+        assert shape.mamba is not None, "only for models with Mamba-2 layers"
+        attention = _mixer_flops(shape, replace(kind, mixer="attention"), seq_length)
+        return attention + _mamba_flops(shape, shape.mamba.inner)
     if kind.mixer == "delta":
         d = shape.delta
         assert d is not None, "only for models with gated delta nets"
@@ -250,3 +258,11 @@ def _mixer_flops(shape: ModelShape, kind: LayerKind, seq_length: int) -> int:
     key_value = latent.kv_rank * (h + n * (latent.qk_dim + latent.v_dim) + 1) + h * latent.rope_dim
     linear = query + key_value + n * latent.v_dim * h
     return 6 * linear + 3 * seq_length * (query_width + n * latent.v_dim)
+
+
+def _mamba_flops(shape: ModelShape, inner: int) -> int:
+    """Operations of a token in a Mamba-2 mixer whose heads have `inner` elements together."""
+    m = shape.mamba
+    assert m is not None, "only for models with Mamba-2 layers"
+    projections = shape.hidden * (2 * inner + 2 * m.groups * m.state + m.heads) + inner * shape.hidden
+    return 6 * projections + 3 * 7 * inner * m.state

@@ -6,7 +6,7 @@ from megatron_operator.planner.estimate import diffusion_layers
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import CHUNK, DELTA_CHUNK, ENCODED, LayerKind, Tower
 from megatron_operator.planner.estimate.matmul import MatMul
-from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of, heads_of
 from megatron_operator.planner.estimate.sparse_attention import compressed_products
 from megatron_operator.planner.estimate.workload import Workload
 
@@ -46,8 +46,8 @@ def _feed_forward(shape: ModelShape, rows: float, width: float) -> list[MatMul]:
     return [MatMul(rows, shape.hidden, (2 if shape.gated else 1) * width), MatMul(rows, width, shape.hidden)]
 
 
-def _dense_products(w: Workload) -> list[MatMul]:
-    return _feed_forward(w.shape, w.tokens, w.shape.ffn / w.dims.tp)
+def _dense_products(w: Workload, kind: LayerKind) -> list[MatMul]:
+    return _feed_forward(w.shape, w.tokens, ffn_of(w.shape, kind) / w.dims.tp)
 
 
 def _expert_products(w: Workload) -> list[MatMul]:
@@ -91,16 +91,16 @@ def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     if kind.is_diffusion:
         return diffusion_layers.products(w, kind)
     products: list[MatMul] = []
-    if kind.mixer == "attention":
+    if kind.softmax:
         products += _attention_products(w, kind)
-    elif kind.mixer is not None:
+    if kind.scans:
         projected, inner = projections(w.shape, kind)
         products += [
             MatMul(w.tokens, w.shape.hidden, projected / w.dims.tp),
             MatMul(w.tokens, inner / w.dims.tp, w.shape.hidden),
         ]
     if kind.feed_forward is not None:
-        products += _expert_products(w) if kind.is_moe else _dense_products(w)
+        products += _expert_products(w) if kind.is_moe else _dense_products(w, kind)
     if width := w.shape.per_layer_width:
         # To the layer's own embedding and, as its gate, again; then back to the hidden size.
         products += 2 * [MatMul(w.tokens, w.shape.hidden, width)] + [MatMul(w.tokens, width, w.shape.hidden)]
@@ -110,7 +110,7 @@ def layer_products(w: Workload, kind: LayerKind) -> list[MatMul]:
 def projections(shape: ModelShape, kind: LayerKind) -> tuple[int, int]:
     """Width of the input projection of a Mamba-2 layer or a gated delta net, and of what its output
     projection reads."""
-    if kind.mixer == "mamba":
+    if kind.mixer in ("mamba", "parallel"):
         assert shape.mamba is not None, "only for models with Mamba-2 layers"
         return shape.mamba.projected, shape.mamba.inner
     assert shape.delta is not None, "only for models with gated delta nets"
@@ -155,7 +155,7 @@ def scan_bytes(w: Workload, kind: LayerKind) -> float:
     matrices within a chunk: the convolution reads and writes its channels, each kernel its inputs and
     results, and the states are written, passed on and read once for each chunk.
     """
-    if kind.mixer == "mamba":
+    if kind.mixer in ("mamba", "parallel"):
         m = w.shape.mamba
         assert m is not None, "only for models with Mamba-2 layers"
         states = 16 * m.inner * m.state / CHUNK
@@ -176,14 +176,14 @@ def recomputed_products(w: Workload, kind: LayerKind) -> list[MatMul]:
     if "mla_up_proj" in modules and isinstance(kind.attention, Compressed):
         # `DSv4HybridSelfAttention` recomputes the queries of all heads and the one key.
         again += compressed_products(w, kind.attention)[1:3]
-    if "mla_up_proj" in modules and kind.mixer == "attention" and w.shape.latent is not None:
+    if "mla_up_proj" in modules and kind.softmax and w.shape.latent is not None:
         again += [
             p
             for p in _attention_products(w, kind)
             if p.inner in (w.shape.latent.q_rank, w.shape.latent.kv_rank)
         ]
     if "mlp" in modules and kind.feed_forward == "dense":
-        again += _dense_products(w)
+        again += _dense_products(w, kind)
     if "moe" in modules and kind.is_moe:
         again += _expert_products(w)
     return again

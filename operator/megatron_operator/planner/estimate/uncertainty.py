@@ -64,7 +64,7 @@ def group_of(w: Workload, on: Accelerator) -> tuple[str, str]:
     The group of a model with parts that no measured run has, and of adapters, is that of what was not
     measured.
     """
-    kind = "hybrid" if w.shape.hybrid else "moe" if w.shape.is_moe else "dense"
+    kind = "hybrid" if w.shape.mamba else "moe" if w.shape.is_moe else "dense"
     if w.adapters is not None or not _is_measured(w.shape):
         return kind, UNMEASURED
     return kind, f"{_precision(w.numerics)} on {_GENERATIONS.get(on.architecture, on.architecture)}"
@@ -74,10 +74,12 @@ def _is_measured(shape: ModelShape) -> bool:
     """Whether runs of models of such parts are in `bench/data/published.yaml`.
 
     No run has attention that selects or compresses keys, heads that differ by layer, a gated delta net, a
-    gate on its attention, a GELU gate, norms behind its parts, a vision tower, or layers of Mamba-2 without
-    experts.
+    gate on its attention, a GELU gate, norms behind its parts or over all heads, a vision tower, layers of
+    different widths, or layers of Mamba-2 without experts.
     """
-    if (shape.hybrid and not shape.is_moe) or any(kind.attention for kind in shape.kinds):
+    if (shape.mamba and not shape.is_moe) or any(kind.attention for kind in shape.kinds):
+        return False
+    if shape.has_special_layers or shape.qk_norm_of_all_heads:
         return False
     return not (shape.delta or shape.gate or shape.gelu_gate or shape.post_norms or shape.towers)
 

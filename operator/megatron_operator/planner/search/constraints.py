@@ -13,7 +13,7 @@ from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import Tower
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of
 from megatron_operator.planner.search.pipeline_split import StageSplit
 
 Recompute = Literal["full", "selective"]
@@ -49,6 +49,8 @@ class ConstraintContext:
     cp_comm_type: str | None
     local_layers: bool
     """Whether layers are built without Transformer Engine."""
+    unfused_attention: bool = False
+    """Whether Transformer Engine computes attention without a fused kernel."""
 
     @property
     def in_one_nvlink_domain(self) -> bool:
@@ -135,7 +137,8 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
         found.error(field, f"{tp} does not divide numAttentionHeads {shape.heads}", fix)
     if shape.latent is None and shape.groups % tp and tp % shape.groups:
         found.error(field, f"{tp} is neither a divisor nor a multiple of numQueryGroups {shape.groups}", fix)
-    widths = {"ffnHiddenSize": shape.ffn if any(k.feed_forward == "dense" for k in shape.kinds) else 0}
+    dense = {ffn_of(shape, kind) for kind in shape.kinds if kind.feed_forward == "dense"}
+    widths = {"ffnHiddenSize": math.gcd(*dense)}
     widths["moeSharedExpertIntermediateSize"] = shape.shared_ffn
     if shape.mamba is not None:
         widths |= {"mambaNumGroups": shape.mamba.groups, "mambaNumHeads": shape.mamba.heads}
@@ -215,6 +218,12 @@ def _check_context(dims: ParallelDims, context: ConstraintContext, found: Diagno
     if context.local_layers:
         found.error(
             field, f"CP {cp} requires Transformer Engine, but transformerImpl is local", "leave it out"
+        )
+    elif context.unfused_attention:
+        found.error(
+            field,
+            f"CP {cp} requires a fused kernel of attention, but attentionBackend is unfused",
+            "leave it out, or set attentionBackend to fused, flash or auto",
         )
     if seq % (2 * cp):
         found.error(

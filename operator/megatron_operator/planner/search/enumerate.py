@@ -123,6 +123,8 @@ def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | 
     split = automatic_split(shape.layers, pp)
     if shape.hybrid and split is not None and not (split.even or split.last):
         return None  # Megatron splits a hybrid pattern evenly, or by the layers of the first and last stage.
+    if any(kind.mixer == "parallel" for kind in shape.kinds) and split is not None and not split.even:
+        return None  # `FalconH1Stack` splits its layers evenly.
     if split is None or virtual is None:
         return split
     split = replace(split, virtual=virtual)
@@ -141,8 +143,9 @@ def interleavings(problem: PlanningProblem, layout: Layout, micro_batches: list[
         return []
     if not problem.refine or problem.on_cpu or any(m % pp for m in micro_batches):
         return []
-    if problem.shape.hybrid or problem.shape.towers:
-        # They need separators in the hybrid pattern; with a vision tower nothing was trained in them.
+    if problem.shape.hybrid or problem.shape.towers or problem.shape.has_special_layers:
+        # They need separators in the hybrid pattern; with a vision tower nothing was trained in them, and
+        # Megatron-Bridge builds Falcon-H1 and Llama-Nemotron without them.
         return []
     chunked = [
         trial

@@ -84,6 +84,7 @@ class PlanningProblem:
             sequence_parallel=self.sequence_parallel,
             cp_comm_type=self.asked.cp_comm_type,
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
+            unfused_attention=self.resolved.training.attention_backend == "unfused",
         )
 
     def with_world_size(self, world: int) -> "PlanningProblem":
