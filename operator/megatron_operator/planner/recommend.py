@@ -163,7 +163,8 @@ def _candidates(query: Query, hardware: str, catalog: Catalog) -> Iterator[_Cand
             # A plain size is that of a dense model that people know.
             found.by == "size" and bool(entry.model.num_experts),
             found.by == "size" and not hugging_face.is_known(entry.name),
-            -(size or 0) if found.by == "kind" else 0,
+            # Of a kind the largest that suits the accelerators; where none does, the smallest.
+            (-(size or 0) if suits else size or 0) if found.by == "kind" else 0,
             layout is None,
             # Of a family, the member whose layout uses the most of these accelerators.
             -layout.count if layout is not None and found.by == "name" else 0,

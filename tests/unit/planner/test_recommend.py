@@ -5,7 +5,7 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.catalog.hugging_face import NAMES
 from megatron_operator.catalog.unsupported_models import why_unsupported
-from megatron_operator.planner.matching import is_language_model
+from megatron_operator.planner.matching import is_language_model, size_of
 from megatron_operator.planner.recommend import Query, recommend
 
 from tests.unit.planner.recommendations import LIBRARY, choices
@@ -329,6 +329,13 @@ def test_of_a_kind_what_the_operator_starts_comes_first() -> None:
     runnable = [each.runnable for each in choices("moe", 64)]
     assert runnable == sorted(runnable, reverse=True)
     assert runnable[0]
+
+
+def test_where_nothing_of_a_kind_fits_the_one_that_needs_the_least_comes_first() -> None:
+    entries = [each.entry for each in choices("moe", 1)]
+    sizes = [size_of(each) or 0 for each in entries]
+    assert sizes == sorted(sizes)
+    assert entries[0].name == "olmoe-7b"
 
 
 def test_a_function_for_the_sequences_that_is_not_started_is_named_with_the_reason() -> None:
