@@ -1,5 +1,6 @@
 """A run's course over its iterations: what was sampled from its status, and what its log has."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from megatron_operator.sdk.losses import LossPoint
 
 Object = dict[str, Any]
 MAX_SAMPLES: Final = 2000
-"""Samples of one run; beyond that every other one is dropped."""
+"""Samples of one run; beyond that they are thinned."""
 _MEMORY: Final = "memory (MB) |"
 _RESERVED: Final = re.compile(r"\bmax reserved: ([0-9]{1,12}(?:\.[0-9]{1,12})?)(?![0-9.])")
 """Megatron prints it once, after the first logged iterations, on ranks of data-parallel rank 0."""
@@ -43,11 +44,38 @@ class Samples:
             self._points.pop()
         self._points.append(point)
         if len(self._points) > MAX_SAMPLES:
-            self._points = self._points[::2]
+            self._points = thinned(self._points)
 
     def points(self) -> list[Point]:
         """In order of iterations."""
         return list(self._points)
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """At most half of MAX_SAMPLES of these points, which are in order of iterations, spread over all of them.
+
+    Of each of equally wide ranges of iterations, the points with the lowest and the highest loss are kept, so
+    that spikes stay and what was thinned before is not thinned faster than what is new; and the last one.
+    """
+    if not points:
+        return []
+    first, last = points[0].iteration, points[-1].iteration
+    width = (last - first + 1) / (MAX_SAMPLES // 4 - 1)
+    ranges: dict[int, list[Point]] = {}
+    for each in points[:-1]:
+        ranges.setdefault(int((each.iteration - first) / width), []).append(each)
+    kept = {
+        each.iteration: each
+        for some in ranges.values()
+        for each in (min(some, key=_by_loss), max(some, key=_by_loss))
+    }
+    return [*(kept[iteration] for iteration in sorted(kept)), points[-1]]
+
+
+def _by_loss(point: Point) -> tuple[float, int]:
+    """Orders points by loss, those of one loss by iteration: both ends of a range without losses are kept."""
+    known = point.lm_loss is not None and math.isfinite(point.lm_loss)
+    return (point.lm_loss or 0.0) if known else 0.0, point.iteration
 
 
 def point_of(progress: Progress, plan: Plan | None) -> Point | None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from megatron_operator.api.recovery_status import Incident
@@ -69,13 +70,18 @@ def test_a_bar_never_exceeds_its_whole() -> None:
     assert len(widths) == 2
 
 
-def test_samples_are_halved_when_they_are_many() -> None:
+def test_samples_of_a_long_run_cover_all_of_it_and_keep_a_spike_of_its_beginning() -> None:
     samples = Samples()
-    for iteration in range(3 * MAX_SAMPLES):
-        samples.add(MegatronRecipeStatus(progress=Progress(iteration=iteration)))
+    last = 20 * MAX_SAMPLES
+    for iteration in range(last):
+        loss = 9.0 if iteration == 777 else 2.0
+        samples.add(MegatronRecipeStatus(progress=Progress(iteration=iteration, lm_loss=loss)))
     points = samples.points()
     assert len(points) <= MAX_SAMPLES
-    assert points[-1].iteration == 3 * MAX_SAMPLES - 1
+    iterations = [each.iteration for each in points]
+    assert (iterations[0], iterations[-1]) == (0, last - 1)
+    assert max(after - before for before, after in pairwise(iterations)) <= last // 200
+    assert max(points, key=lambda each: each.lm_loss or 0.0).iteration == 777
 
 
 def test_the_log_replaces_samples_within_its_iterations() -> None:
