@@ -10,7 +10,8 @@ from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.sdk import Recipe
 from megatron_operator.sdk.losses import LossPoint
-from megatron_operator.ui.points import Point, points_of_log
+from megatron_operator.ui.history import RunHistory
+from megatron_operator.ui.points import points_of_log
 from megatron_operator.ui.runs import RunLogs
 
 Object = dict[str, Any]
@@ -49,9 +50,9 @@ class ExampleRuns:
         """One recipe."""
         return self.recipes.get((namespace, name))
 
-    def samples(self, recipe: Object) -> list[Point]:  # noqa: ARG002
+    async def history(self, recipe: Object) -> RunHistory:  # noqa: ARG002
         """None: the log has all points."""
-        return []
+        return RunHistory()
 
     async def pods(self, recipe: Object) -> list[Object]:
         """Pods of every node of the plan, each on a node of its own."""

@@ -12,7 +12,8 @@ from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.sdk.losses import loss_points
 from megatron_operator.ui.access import KeyAccess
 from megatron_operator.ui.app import Settings, application
-from megatron_operator.ui.points import Point, Samples, measured_memory, points_of_log
+from megatron_operator.ui.history import MemoryRecorder, RunHistory
+from megatron_operator.ui.points import measured_memory, points_of_log
 from megatron_operator.ui.published import PublishedRecipes
 from megatron_operator.ui.runs import RunLogs
 
@@ -62,11 +63,11 @@ class FuzzedRuns(ExampleRuns):
         """What was taken from the lines."""
         return self.log
 
-    def samples(self, recipe: dict[str, Any]) -> list[Point]:
+    async def history(self, recipe: dict[str, Any]) -> RunHistory:
         """The point of the status."""
-        found = Samples()
-        found.add(read_status(recipe["status"])[0])
-        return found.points()
+        recorder = MemoryRecorder()
+        recorder.observe(recipe)
+        return await recorder.history(recipe)
 
 
 @cache

@@ -35,6 +35,11 @@ _LOST: Final = (OSError, aiohttp.ClientError)
 class SdkClient(ApiClient):
     """The API client with another field manager, and with responses that are read line by line."""
 
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return str(self._api.configuration.host)
+
     async def apply_recipe(self, body: Object, manager: str, *, force: bool) -> Object:
         """Server-side apply; without `force` a conflict where another manager owns a field."""
         metadata = body["metadata"]

@@ -19,10 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from megatron_operator.controller.api_client import ApiError
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.ui.access import Access
+from megatron_operator.ui.archive import Archive
 from megatron_operator.ui.pages import Pages
 from megatron_operator.ui.published import PublishedRecipes
 from megatron_operator.ui.rendering import FOLDER, Templates
 from megatron_operator.ui.runs import Runs
+from megatron_operator.ui.shown_runs import ShownRuns
 from megatron_operator.ui.sign_in import SignIn, SignInRequiredError
 
 HEADERS: Final = {
@@ -46,6 +48,8 @@ class Settings:
     runs: Runs
     access: Access
     published: PublishedRecipes
+    archive: Archive | None = None
+    """Where deleted runs are; None: they are not shown."""
     key_in_url: bool = False
     """Accept the token as `/sign-in?key=`: only for a key that this process made up."""
     secure_cookie: bool = True
@@ -57,9 +61,10 @@ class Settings:
 
 def application(settings: Settings, background: Lifespan | None = None) -> Starlette:
     """The application; `background` runs from its start to its end."""
-    templates = Templates()
+    templates = Templates(archive=settings.archive is not None)
     sign_in = SignIn(settings.access, templates, settings.cookie, settings.key_in_url, settings.secure_cookie)
-    pages = Pages(settings.runs, settings.access, settings.published, templates, sign_in, settings.now)
+    shown = ShownRuns(settings.runs, settings.access, settings.archive)
+    pages = Pages(shown, settings.published, templates, sign_in, settings.now)
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok")
@@ -93,6 +98,7 @@ def application(settings: Settings, background: Lifespan | None = None) -> Starl
             Route("/runs/{namespace}/{name}/recipe", pages.recipe),
             Route("/compare", pages.compare),
             Route("/ledger", pages.ledger),
+            Route("/archive", pages.archive),
             Route("/sign-in", sign_in.get, methods=["GET"]),
             Route("/sign-in", sign_in.post, methods=["POST"]),
             Route("/sign-out", sign_in.leave, methods=["POST"]),

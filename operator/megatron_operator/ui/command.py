@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,10 @@ from megatron_operator.cli.errors import CommandError
 from megatron_operator.cli.inputs import CATALOG_DIRECTORY, single_option
 from megatron_operator.cli.kubectl import Kubectl, kubectl_options
 from megatron_operator.cli.printing import exit_with_errors
+
+if TYPE_CHECKING:
+    from megatron_operator.sdk.connection import AsyncConnection
+    from megatron_operator.ui.archive import Archive
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -29,6 +34,15 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 )  # fmt: skip
 @single_option("--tls-certificate", type=click.Path(path_type=Path, exists=True), help="Serve HTTPS with it.")
 @single_option("--tls-key", type=click.Path(path_type=Path, exists=True), help="The certificate's key.")
+@single_option(
+    "--archive",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep what is seen of runs in this SQLite file, and show deleted runs from it.",
+)
+@single_option(
+    "--archive-size", metavar="SIZE", help="Room for the archive; default 1Gi. The oldest runs are dropped."
+)
 @single_option("--platform", type=click.Path(path_type=Path), help="Platform file of the cluster.")
 @single_option("--catalog", type=CATALOG_DIRECTORY, help="Directory with additional recipes.")
 @kubectl_options
@@ -40,6 +54,8 @@ def command(
     token_review: bool,
     tls_certificate: Path | None,
     tls_key: Path | None,
+    archive: Path | None,
+    archive_size: str | None,
     platform: Path | None,
     catalog: Path | None,
     kubectl: Kubectl,
@@ -51,6 +67,7 @@ def command(
     \b
     megatron ui -n research
     megatron ui --all-namespaces --port 9000
+    megatron ui -n research --archive runs.sqlite
     """
     try:
         names = [name for name in (watch_namespaces or "").replace(",", " ").split() if name]
@@ -64,6 +81,9 @@ def command(
                 f"--address {host} would show the runs of your kubeconfig to others; add --token-review,"
                 " or use 127.0.0.1"
             )
+        if archive_size is not None and archive is None:
+            raise click.UsageError("--archive-size is of an archive; add --archive FILE")
+        size = _bytes(archive_size or "1Gi")
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         tls = None if tls_certificate is None or tls_key is None else (tls_certificate, tls_key)
         with contextlib.suppress(KeyboardInterrupt):
@@ -75,10 +95,26 @@ def command(
                     tls,
                     token_review,
                     (platform, catalog),
+                    None if archive is None else (archive, size),
                 )
             )
     except CommandError as error:
         exit_with_errors(error.errors, "table")
+
+
+def _bytes(size: str) -> int:
+    """Bytes of `--archive-size`. Raises CommandError."""
+    from megatron_operator.api.quantity import parse
+    from megatron_operator.ui.archive import SMALLEST
+
+    try:
+        found = int(parse(size))
+    except (ValueError, KeyError):
+        raise CommandError("--archive-size", f"invalid quantity {size!r}", "use for example 2Gi") from None
+    if found < SMALLEST:
+        least = f"{SMALLEST >> 20}Mi"
+        raise CommandError("--archive-size", f"{size} is below {least}", f"set at least {least}")
+    return found
 
 
 async def _serve(
@@ -88,8 +124,12 @@ async def _serve(
     tls: tuple[Path, Path] | None,
     token_review: bool,
     planning: tuple[Path | None, Path | None],
+    archived: tuple[Path, int] | None,
 ) -> None:
-    """Serve until the process is ended. Without namespaces, that of the context."""
+    """Serve until the process is ended. Without namespaces, that of the context.
+
+    `archived` are the file of the archive and its size in bytes.
+    """
     from megatron_operator.sdk.connection import AsyncConnection
     from megatron_operator.sdk.errors import ClusterUnreachableError
     from megatron_operator.ui.access import ClusterAccess, KeyAccess
@@ -105,8 +145,9 @@ async def _serve(
             own = await connection.namespace()
         except ClusterUnreachableError as error:
             raise CommandError("kubeconfig", str(error), "choose one with --kubeconfig") from None
-        runs = WatchedRuns(connection, namespaces or [own])
         listening = listen(*where)
+        archive = await _open_archive(connection, archived)
+        runs = WatchedRuns(connection, namespaces or [own], archive)
         port = listening.getsockname()[1]
         key = secrets.token_urlsafe(32)
         settings = Settings(
@@ -116,16 +157,39 @@ async def _serve(
             key_in_url=not token_review,
             secure_cookie=token_review or tls is not None,
             cookie=f"megatron-ui-{port}",
+            archive=archive,
         )
 
         @asynccontextmanager
         async def watching() -> AsyncIterator[None]:
-            task = asyncio.create_task(runs.follow())
+            tasks = [asyncio.create_task(runs.follow())]
+            if archive is not None:
+                tasks.append(asyncio.create_task(archive.keep()))
             yield
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if archive is not None:
+                await archive.flush()
+                archive.close()
 
         host = f"[{where[0]}]" if ":" in where[0] else where[0]
         url = f"{'http' if tls is None else 'https'}://{host}:{port}/"
         click.echo(url if token_review else f"{url}sign-in?key={key}")
         await server(application(settings, watching), tls).serve([listening])
+
+
+async def _open_archive(connection: "AsyncConnection", archived: tuple[Path, int] | None) -> "Archive | None":
+    """Raises CommandError for a file that cannot be used."""
+    from megatron_operator.ui.archive import Archive
+    from megatron_operator.ui.archive_file import ArchiveError
+
+    if archived is None:
+        return None
+    async with connection.client() as api:
+        cluster = api.server
+    path, size = archived
+    try:
+        return await asyncio.to_thread(Archive, path, cluster, size)
+    except ArchiveError as error:
+        raise CommandError(f"--archive {path}", error.message, error.fix) from None

@@ -14,7 +14,8 @@ FOLDER: Final = Path(__file__).parent
 class Templates:
     """The templates, compiled once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, archive: bool = False) -> None:
+        """`archive`: whether there is one, which the pages then link to."""
         self._environment = Environment(
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=True,
@@ -26,6 +27,8 @@ class Templates:
         self._environment.filters["glyph"] = lambda phase: GLYPHS.get(phase, "…")
         self._environment.globals["refresh"] = None
         self._environment.globals["viewer"] = None
+        self._environment.globals["has_archive"] = archive
+        self._environment.globals["archive_problem"] = None
 
     def response(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """A page of this template."""

@@ -19,7 +19,8 @@ from megatron_operator.manifests.job_backends import node_rank
 from megatron_operator.sdk.connection import RETRY_DELAYS, WATCH_SECONDS, AsyncConnection
 from megatron_operator.sdk.errors import ClusterUnreachableError
 from megatron_operator.sdk.losses import loss_points
-from megatron_operator.ui.points import Point, Samples, measured_memory, points_of_log
+from megatron_operator.ui.history import MemoryRecorder, Recorder, RunHistory, key_of
+from megatron_operator.ui.points import Point, measured_memory, points_of_log
 
 Object = dict[str, Any]
 LOG_LINES: Final = 20_000
@@ -62,8 +63,8 @@ class Runs(Protocol):
     def get(self, namespace: str, name: str) -> Object | None:
         """One recipe."""
 
-    def samples(self, recipe: Object) -> list[Point]:
-        """What its statuses have reported while the page was running."""
+    async def history(self, recipe: Object) -> RunHistory:
+        """What is known of its past."""
 
     async def pods(self, recipe: Object) -> list[Object]:
         """Its trainer pods. Raises ApiError, ClusterUnreachableError."""
@@ -75,15 +76,19 @@ class Runs(Protocol):
 class WatchedRuns:
     """Recipes of a cluster, kept by a watch of each namespace, or of all."""
 
-    def __init__(self, connection: AsyncConnection, namespaces: Sequence[str | None]) -> None:
-        """Of these namespaces; (None,) for all."""
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        namespaces: Sequence[str | None],
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Of these namespaces; (None,) for all. Without a recorder the points are kept in memory."""
         self.problem: str | None = "the runs have not been read yet"
         self._connection = connection
         self._namespaces = tuple(namespaces)
         self._problems: dict[str | None, str] = dict.fromkeys(self._namespaces, self.problem)
         self._recipes: dict[tuple[str, str], Object] = {}
-        self._samples: dict[tuple[str, str], tuple[str, Samples]] = {}
-        """UID of the recipe with its samples."""
+        self._recorder = recorder or MemoryRecorder()
         self._logs: dict[tuple[str, str], tuple[float, asyncio.Task[RunLogs]]] = {}
         self._slots = asyncio.Semaphore(_LOGS_AT_ONCE)
 
@@ -95,20 +100,19 @@ class WatchedRuns:
         """One recipe."""
         return self._recipes.get((namespace, name))
 
-    def samples(self, recipe: Object) -> list[Point]:
-        """What its statuses have reported since the watch began."""
-        uid, samples = self._samples.get(_key(recipe), ("", Samples()))
-        return samples.points() if uid == recipe["metadata"].get("uid") else []
+    async def history(self, recipe: Object) -> RunHistory:
+        """What the recorder has of its past."""
+        return await self._recorder.history(recipe)
 
     async def pods(self, recipe: Object) -> list[Object]:
         """Its trainer pods."""
-        namespace, name = _key(recipe)
+        namespace, name = key_of(recipe)
         async with self._connection.client() as api:
             return await api.find(PODS, namespace, labels=trainer_selector(name))
 
     async def logs(self, recipe: Object) -> RunLogs:
         """What its logs have, read at most once in LOG_REMEMBERED seconds whoever asks."""
-        key, now = _key(recipe), time.monotonic()
+        key, now = key_of(recipe), time.monotonic()
         self._logs = {each: known for each, known in self._logs.items() if now < known[0]}
         if key not in self._logs:
             self._logs[key] = (now + LOG_REMEMBERED, asyncio.create_task(self._read_logs(recipe)))
@@ -150,28 +154,23 @@ class WatchedRuns:
                 if event["type"] == "ERROR":
                     return  # Mostly 410, the version is too old: list again.
                 if event["type"] == "DELETED":
-                    self._recipes.pop(_key(event["object"]), None)
-                    self._samples.pop(_key(event["object"]), None)
+                    self._recipes.pop(key_of(event["object"]), None)
+                    self._recorder.delete(event["object"])
                 else:
                     self._put(event["object"])
 
     def _replace(self, namespace: str | None, found: Sequence[Object]) -> None:
-        kept = {_key(each) for each in found}
+        kept = {key_of(each) for each in found}
         for key in [each for each in self._recipes if namespace in (None, each[0]) and each not in kept]:
             del self._recipes[key]
-            self._samples.pop(key, None)
         for each in found:
             self._put(each)
+        self._recorder.complete(namespace, found)
 
     def _put(self, recipe: Object) -> None:
-        key, uid = _key(recipe), str(recipe["metadata"].get("uid"))
         recipe["metadata"].pop("managedFields", None)
-        self._recipes[key] = recipe
-        if (recipe.get("status") or {}).get("progress"):
-            known = self._samples.get(key)
-            if known is None or known[0] != uid:
-                known = self._samples[key] = (uid, Samples())
-            known[1].add(read_status(recipe["status"])[0])
+        self._recipes[key_of(recipe)] = recipe
+        self._recorder.observe(recipe)
 
     async def _read_logs(self, recipe: Object) -> RunLogs:
         try:
@@ -187,7 +186,7 @@ class WatchedRuns:
             return RunLogs(problem=str(error))
 
     async def _logs_of(self, recipe: Object) -> RunLogs:
-        namespace, _ = _key(recipe)
+        namespace, _ = key_of(recipe)
         pods = await self.pods(recipe)
         if not pods:
             return RunLogs(problem="the run has no pods, whose logs could be read")
@@ -226,8 +225,3 @@ def _read(lines: Sequence[str], plan: Plan | None) -> tuple[tuple[Point, ...], i
 
 def _has_incident(recipe: Object) -> bool:
     return bool(((recipe.get("status") or {}).get("recovery") or {}).get("lastIncident"))
-
-
-def _key(recipe: Object) -> tuple[str, str]:
-    metadata = recipe["metadata"]
-    return str(metadata["namespace"]), str(metadata["name"])

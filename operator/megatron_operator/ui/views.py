@@ -1,13 +1,11 @@
 """What the templates show of a run, from its status: plain values, which the templates escape."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from markupsafe import Markup
 
-from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import Incident, LostSeconds
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.api.times import seconds
@@ -17,18 +15,15 @@ from megatron_operator.cli.run_status import is_outdated
 from megatron_operator.cli.timeline import KINDS, format_duration, incident_cost, timeline
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.charts import Line, Mark, Part, bar, line_chart, short
+from megatron_operator.ui.history import RunHistory
 from megatron_operator.ui.points import Point, peak_tflops
+from megatron_operator.ui.run_list import row, utc
 from megatron_operator.ui.runs import RunLogs
 
 Object = dict[str, Any]
-PAGE_SIZE: Final = 100
-"""Runs of one page of the list."""
+MAX_EVENTS: Final = 500
+"""Entries of a timeline, the newest."""
 _GIB: Final = 2**30
-_ORDER: Final = (
-    Phase.RECOVERING, Phase.FAILED, Phase.REFUSED, Phase.TRAINING, Phase.STARTING, Phase.PREPARING,
-    Phase.PENDING, Phase.SUSPENDED, Phase.SUCCEEDED,
-)  # fmt: skip
-"""Phases in the list: what needs attention first."""
 GLYPHS: Final = {
     "Training": "▶", "Recovering": "▲", "Failed": "✕", "Refused": "✕", "Succeeded": "✓", "Suspended": "‖",
 }  # fmt: skip
@@ -39,40 +34,6 @@ _TITLES: Final = (
     ("tokens_per_second", "Tokens per second", ""),
     ("mfu", "MFU", ""),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A run in the list."""
-
-    namespace: str
-    name: str
-    recipe: str
-    phase: str
-    accelerators: str
-    iteration: str
-    share: float | None
-    """Share of the iterations that are done, 0 to 1."""
-    loss: str
-    speed: str
-    eta: str
-    incident: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunList:
-    """A page of the list, and what can be filtered by."""
-
-    rows: tuple[Row, ...]
-    total: int
-    """Number of runs on all pages."""
-    page: int
-    """Number of this page, from 1."""
-    pages: int
-    """Number of pages."""
-    phases: tuple[tuple[str, int], ...]
-    """Each phase and the number of its runs, whatever phase is chosen."""
-    namespaces: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,55 +69,9 @@ class Interruption:
     phases: tuple[tuple[str, str], ...]
 
 
-def run_list(recipes: Sequence[Object], phase: str, text: str, page: int, now: float) -> RunList:
-    """The runs whose namespace or name has `text`, of a phase (empty: all), those with trouble first.
-
-    `page` counts from 1; a number beyond the last page is the last one. `now` is in Unix seconds.
-    """
-    found = [each for each in recipes if text.lower() in "/".join(_names(each)).lower()]
-    phases = Counter(_phase(each) for each in found)
-    chosen = [each for each in found if phase in ("", _phase(each))]
-    order = {name: number for number, name in enumerate(_ORDER)}
-    chosen.sort(key=lambda each: (order.get(_phase(each), len(order)), _names(each)))  # type: ignore[call-overload]
-    pages = max(1, -(-len(chosen) // PAGE_SIZE))
-    page = min(max(1, page), pages)
-    shown = chosen[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
-    names = tuple(sorted({_names(each)[0] for each in recipes}))
-    rows = tuple(row(each, now) for each in shown)
-    return RunList(rows, len(chosen), page, pages, tuple(sorted(phases.items())), names)
-
-
-def row(recipe: Object, now: float) -> Row:
-    """A run in the list; `now` is in Unix seconds."""
-    status, spec = read_status(recipe.get("status"))[0], recipe.get("spec") or {}
-    progress, plan, recovery = status.progress, status.plan, status.recovery
-    iteration, share = "–", None
-    if progress is not None and progress.iteration is not None:
-        iteration = f"{progress.iteration:,}"
-        if progress.train_iters:
-            iteration += f" of {progress.train_iters:,}"
-            share = min(1.0, progress.iteration / progress.train_iters)
-    end = seconds(progress.eta) if progress is not None and status.phase == Phase.TRAINING else None
-    last = None if recovery is None else recovery.last_incident
-    incident = "–"
-    if last is not None:
-        at = seconds(last.time)
-        ago = "" if at is None else f" {format_duration(max(0.0, now - at))} ago"
-        incident = f"{KINDS.get(last.kind, last.kind)}{ago}: {last.cause}"
-    namespace, name = _names(recipe)
-    return Row(
-        namespace,
-        name,
-        str(spec.get("recipe") or "own model"),
-        _phase(recipe),
-        "–" if plan is None else f"{plan.world_size:,}",
-        iteration,
-        share,
-        "–" if progress is None or progress.lm_loss is None else f"{progress.lm_loss:.4g}",
-        "–" if progress is None or progress.tokens_per_second is None else short(progress.tokens_per_second),
-        "–" if end is None else f"in {format_duration(max(0.0, end - now))}",
-        incident,
-    )
+def checkpoints(history: RunHistory) -> list[tuple[str, str]]:
+    """Iteration and time of the newest complete checkpoints that were seen, newest first."""
+    return [(f"{each:,}", utc(time)) for each, time in reversed(history.checkpoints[-20:])]
 
 
 def facts(recipe: Object, now: float) -> list[tuple[str, str]]:
@@ -171,7 +86,7 @@ def facts(recipe: Object, now: float) -> list[tuple[str, str]]:
         each = f" ({progress.tokens_per_second / size:,.0f} per accelerator)" if size else ""
         found.append(("Tokens/s", f"{progress.tokens_per_second:,.0f}{each}"))
     if one.eta != "–" and progress is not None:
-        found.append(("End", f"{one.eta}, {_time(progress.eta)}"))
+        found.append(("End", f"{one.eta}, {utc(progress.eta)}"))
     if (checkpoint := status.checkpoint) is not None and checkpoint.iteration is not None:
         saved = seconds(checkpoint.time)
         age = f", {format_duration(max(0.0, now - saved))} ago" if saved is not None else ""
@@ -273,7 +188,7 @@ def interruptions(status: MegatronRecipeStatus) -> list[Interruption]:
     return [
         Interruption(
             each.number,
-            _time(each.time),
+            utc(each.time),
             KINDS.get(each.kind, each.kind),
             each.cause,
             incident_cost(each.wire()),
@@ -284,12 +199,17 @@ def interruptions(status: MegatronRecipeStatus) -> list[Interruption]:
     ]
 
 
-def events(recipe: Object) -> list[tuple[str, str, str]]:
-    """Time, reason and message of conditions' last changes and incidents, newest first."""
+def events(recipe: Object, phases: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str, str]]:
+    """Time, reason and message of changes of conditions and phases, and of incidents, newest first.
+
+    `phases` are times, RFC 3339, and phases.
+    """
     known = read_status(recipe.get("status"))[0]
     readable = recipe | {"status": known.wire()}
-    entries = reversed(timeline(readable, []))
-    return [(_time(each.time), each.reason, each.message) for each in entries]
+    found = [(each.time, each.reason, each.message) for each in timeline(readable, [])]
+    found += [(time, "Phase", phase) for time, phase in phases]
+    found.sort(key=lambda each: seconds(each[0]) or 0.0)
+    return [(utc(time), reason, message) for time, reason, message in reversed(found[-MAX_EVENTS:])]
 
 
 def ledger(recipe: Object, now: float) -> Object | None:
@@ -379,16 +299,3 @@ def _or_none(value: float | None, form: str) -> str:
 
 def _ratio(measured: float | None, planned: float) -> str:
     return "–" if measured is None or not planned else f"{measured / planned:.2f}"
-
-
-def _time(text: str | None) -> str:
-    return (text or "").replace("T", " ").removesuffix("Z") + " UTC" if text else "–"
-
-
-def _phase(recipe: Object) -> str:
-    return str((recipe.get("status") or {}).get("phase") or "not reconciled yet")
-
-
-def _names(recipe: Object) -> tuple[str, str]:
-    metadata = recipe["metadata"]
-    return str(metadata["namespace"]), str(metadata["name"])

@@ -12,7 +12,13 @@ from megatron_operator.ui.command import command as page_command
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 ENABLED: dict[str, Any] = {"ui": {"enabled": True}}
 EVERYTHING: dict[str, Any] = {
-    "ui": {"enabled": True, "logs": True, "tlsSecret": "page", "allowFrom": ["ingress"]},
+    "ui": {
+        "enabled": True,
+        "logs": True,
+        "tlsSecret": "page",
+        "allowFrom": ["ingress"],
+        "archive": {"enabled": True, "size": "3Gi", "storageClassName": "fast"},
+    },
     "networkPolicy": {"enabled": True, "apiServer": {"cidrs": ["10.0.0.0/8"]}},
     "platform": {"accelerators": {"h100": {}}},
     "catalog": {"own.yaml": "entries: {}\n"},
@@ -98,10 +104,39 @@ def test_the_command_accepts_every_argument_of_the_deployment(values: dict[str, 
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     files = [each.split("=")[1] for each in container["args"] if "=/" in each]
     assert all(f"/{file.split('/')[1]}" in mounted for file in files)
-    # Files exist only in the pod.
-    arguments = [each for each in container["args"] if "=/" not in each]
+    # Files exist only in the pod; that of the archive is opened after the cluster was found.
+    arguments = [each for each in container["args"] if "=/" not in each or each.startswith("--archive=")]
     found = CliRunner().invoke(page_command, [*arguments, "--kubeconfig", "/missing"])
     assert "no cluster is configured (/missing)" in found.output
+
+
+def test_the_archive_is_on_a_claim_that_one_pod_at_a_time_writes_and_that_outlives_the_release(
+    render: Any,
+) -> None:
+    objects = render(EVERYTHING)
+    [claim], [deployment] = of_page(objects, "PersistentVolumeClaim"), of_page(objects, "Deployment")
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["spec"]["resources"]["requests"] == {"storage": "3Gi"}
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    pod = deployment["spec"]["template"]["spec"]
+    [volume] = [each for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    [container] = pod["containers"]
+    [mount] = [each for each in container["volumeMounts"] if each["name"] == volume["name"]]
+    assert f"--archive={mount['mountPath']}/runs.sqlite" in container["args"]
+    assert "--archive-size=3Gi" in container["args"]
+
+
+def test_the_archive_is_off_by_default_and_on_the_default_storage_class_when_enabled(render: Any) -> None:
+    objects = render(ENABLED)
+    assert of_page(objects, "PersistentVolumeClaim") == []
+    [deployment] = of_page(objects, "Deployment")
+    assert "strategy" not in deployment["spec"]
+    [claim] = of_page(
+        render({"ui": {"enabled": True, "archive": {"enabled": True}}}), "PersistentVolumeClaim"
+    )
+    assert "storageClassName" not in claim["spec"]
 
 
 def test_the_network_policy_admits_the_port_that_the_page_listens_on(render: Any) -> None:

@@ -78,19 +78,18 @@ async def test_samples_of_progress_are_kept_and_a_repeated_iteration_replaces_wh
 ) -> None:
     for iteration in (10, 20, 30, 20):
         await asyncio.to_thread(api.set_status, "tiny", **progress(iteration))
-        await until(lambda i=iteration: _last(watched) == i)  # type: ignore[misc]
+        await until(lambda i=iteration: _iteration(watched) == i)  # type: ignore[misc]
     recipe = watched.get("research", "tiny")
     assert recipe is not None
-    assert [point.iteration for point in watched.samples(recipe)] == [10, 20]
+    assert [point.iteration for point in (await watched.history(recipe)).points] == [10, 20]
     other = copy.deepcopy(recipe)
     other["metadata"]["uid"] = "another recipe of this name"
-    assert watched.samples(other) == []
+    assert (await watched.history(other)).points == ()
 
 
-def _last(runs: WatchedRuns) -> int | None:
-    recipe = runs.get("research", "tiny")
-    points = runs.samples(recipe) if recipe else []
-    return points[-1].iteration if points else None
+def _iteration(runs: WatchedRuns) -> Any:
+    status = (runs.get("research", "tiny") or {}).get("status") or {}
+    return (status.get("progress") or {}).get("iteration")
 
 
 async def test_a_watch_that_ends_or_breaks_is_restored_and_a_deletion_meanwhile_noticed(
