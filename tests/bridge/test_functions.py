@@ -113,6 +113,16 @@ def test_a_function_has_all_that_makes_it_fast(name: str, wheel: Wheel) -> None:
         assert options_of(name) == set(wheel.functions[name]["fast"])
 
 
+@pytest.mark.parametrize("name", sorted(STARTED_NAMES))
+def test_a_started_function_has_the_dispatcher_and_buffers_of_its_line(name: str, wheel: Wheel) -> None:
+    kinds = ("flex=", "budget=", "stash=")
+    written, found = (
+        {word for word in words if word.startswith(kinds)}
+        for words in (options_of(name), wheel.functions[name]["fast"])
+    )
+    assert written == found
+
+
 def test_the_catalog_has_every_function_of_the_wheel(wheel: Wheel) -> None:
     refusing = {name for name, reason in NOT_CALLABLE.items() if "by design" in reason}
     assert wheel.names - refusing == set(NAMES)

@@ -22,8 +22,6 @@ _WAN: Final = _DIFFUSION.format("diffusers, imageio and megatron-energon")
 _IMAGES: Final = "images, video and sound are not passed on"
 _LACKS: Final = "the trainer's image lacks {}"
 _STATE_SPACE: Final = "on GPUs " + _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
-_AND_DEEPEP: Final = f"{_STATE_SPACE} and its dispatcher (deepep)"
-_AND_HYBRIDEP: Final = f"{_STATE_SPACE} and its dispatcher (hybridep)"
 _PREDICTION: Final = "its layers of multi-token prediction were not trained here"
 _DELTA_NET: Final = _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
 _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
@@ -62,7 +60,6 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _MORE_THAN_TEXT),
     (r"nemotron_3_5_lightning", "NemotronHForCausalLM", _PREDICTION),
     (r"nemotron_3_(super|ultra)", "NemotronHForCausalLM", _PREDICTION),
-    (r"nemotron_3_nano_(sft|peft)", "NemotronHForCausalLM", _AND_DEEPEP),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", _NO_SMALL_MODEL),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _MORE_THAN_TEXT),
@@ -109,8 +106,6 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"moonlight", True, ""),
     (r"nemotron_3_5_lightning", False, _PREDICTION),
     (r"nemotron_3_(super|ultra)", True, _PREDICTION),
-    (r"nemotron_3_nano_4b", False, _STATE_SPACE),
-    (r"nemotron_3_nano", False, _AND_HYBRIDEP),
     (r"nemotron", False, _STATE_SPACE),
     (r"olmoe", False, ""),
     (r"qwen3_next", True, _DELTA_NET),
@@ -133,8 +128,6 @@ OF_FUNCTION: Final[Mapping[str, str]] = {
 
 KERNELS: Final[Mapping[str, tuple[ImagePackage, ...]]] = {
     _STATE_SPACE: ("mamba-ssm",),
-    _AND_DEEPEP: ("mamba-ssm", "deepep"),
-    _AND_HYBRIDEP: ("mamba-ssm", "hybridep"),
 }
 """Reason that holds on GPUs alone -> the packages without one of which it does."""
 

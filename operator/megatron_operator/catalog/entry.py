@@ -111,6 +111,11 @@ class PublishedLayout(ApiModel):
             )
         return self.model_copy(update=update)
 
+    def dispatcher_without(self, packages: Collection[ImagePackage]) -> LeftOut | None:
+        """The function's dispatcher flex, if it needs another package than these."""
+        dispatchers = (each for each in self.left_out or () if BACKEND in (each.args or {}))
+        return next((each for each in dispatchers if each.needs not in packages), None)
+
     @property
     def lacks_memory_settings(self) -> bool:
         """Whether something is left out that changes how much memory the function needs."""

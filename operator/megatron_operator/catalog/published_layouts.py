@@ -100,7 +100,7 @@ def select_layout(
     for what in layout.left_out or ():
         if entry.engine == "megatron":
             found.note(f"left out of {layout.function}: {what.setting}, {what.reason}")
-        else:
+        elif what.needs is None:
             found.note(f"not considered in the estimate of {layout.function}: {what.setting}")
     return layout
 

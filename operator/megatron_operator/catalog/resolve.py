@@ -1,7 +1,7 @@
 """Resolves a recipe: catalog entry, published layout, recipe and platform defaults, before planning."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError, InvalidRecipeError, field_path, shown
 from megatron_operator.api.fine_tuning import InitSpec
-from megatron_operator.api.platform import AcceleratorProfile, DispatcherPackage, PlatformConfig
+from megatron_operator.api.platform import AcceleratorProfile, DispatcherPackage, ImagePackage, PlatformConfig
 from megatron_operator.api.platform_validation import beyond_baseline
 from megatron_operator.api.recipe import (
     CheckpointSpec,
@@ -248,8 +248,10 @@ def _catalog_layers(
     if entry.engine == "bridge" and entry.planned_only is None:
         function = bridge_functions.select_function(entry, named, hardware, spec)
         found.extend(bridge_functions.unsupported_setting_errors(spec, function, started=entry.starts))
-    packages = _EVERY_PACKAGE if entry.engine == "bridge" else () if spec.image else profile.image_has
-    layout = select_layout(entry, hardware, spec, found, named, packages)
+    starts = entry.starts and (function is None or entry.can_start(function))
+    layout = select_layout(
+        entry, hardware, spec, found, named, _packages(entry, spec, profile, starts=starts)
+    )
     if function is not None:
         settings = bridge_functions.function_settings(function, entry, found)
         if layout is None and entry.engine == "megatron" and function.precision == "nvfp4":
@@ -260,8 +262,16 @@ def _catalog_layers(
     if layout is not None:
         layers.append((f"{label}, layout {layout.title}", layout_settings(layout)))
     batch = schedule.largest_batch(merge_layers(layers)[0]["training"])
-    starts = entry.starts and (function is None or entry.can_start(function))
     return _CatalogLayers(layers, function, layout, batch, starts)
+
+
+def _packages(
+    entry: Entry, spec: MegatronRecipeSpec, profile: AcceleratorProfile, *, starts: bool
+) -> Collection[ImagePackage]:
+    """Packages of the image that runs it; on a CPU, which replaces all kernels, those of the function."""
+    if entry.engine == "bridge":
+        return profile.image_has if starts and profile.platform == "gpu" else _EVERY_PACKAGE
+    return () if spec.image else profile.image_has
 
 
 def _entry(spec: MegatronRecipeSpec, catalog: Catalog, found: Diagnostics) -> Entry | None:

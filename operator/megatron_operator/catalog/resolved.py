@@ -11,7 +11,7 @@ from megatron_operator.api.tracking import TrackingSpec
 from megatron_operator.api.training import ParallelismSpec, TrainingSpec
 from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.architecture import Architecture
-from megatron_operator.catalog.entry import Engine, Mode, PublishedLayout, PublishedSizes
+from megatron_operator.catalog.entry import Engine, LeftOut, Mode, PublishedLayout, PublishedSizes
 
 
 class ResolvedRecipe(ApiModel):
@@ -79,6 +79,14 @@ class ResolvedRecipe(ApiModel):
         """Whether it is trained on images and text."""
         fine_tunes = self.engine == "bridge" and self.mode != "pretrain" and self.function is not None
         return fine_tunes and bridge_support.reads_images(str(self.function and self.function.function))
+
+    @property
+    def replaced_dispatcher(self) -> LeftOut | None:
+        """The dispatcher flex of the function that Megatron-Bridge runs, if the image lacks its package."""
+        started = self.engine == "bridge" and self.starts and self.profile.platform == "gpu"
+        if self.function is None or not started:
+            return None
+        return self.function.dispatcher_without(self.profile.image_has)
 
     def is_set_by_user(self, path: str) -> bool:
         """Whether the recipe itself sets a value; a path without a recorded origin counts as set."""

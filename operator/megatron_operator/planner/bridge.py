@@ -250,7 +250,15 @@ def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
     if resolved.starts:
         note = f"run by Megatron-Bridge ({_name(resolved)}); not seen on GPUs yet"
         return plan.model_copy(
-            update={"notes": [*plan.notes, *_tower_notes(resolved), *_adapter_notes(resolved, plan), note]}
+            update={
+                "notes": [
+                    *plan.notes,
+                    *_tower_notes(resolved),
+                    *_adapter_notes(resolved, plan),
+                    *_dispatcher_notes(resolved),
+                    note,
+                ]
+            }
         )
     if resolved.planned_only is not None:
         note = f"planned only, and started in no way: {resolved.planned_only}"
@@ -269,6 +277,11 @@ def _tower_notes(resolved: ResolvedRecipe) -> Iterator[str]:
             f"memory and speed are estimated for data of which {ENCODED:.0%} of the tokens are images, video"
             " or sound; FLOPs are those of the language model"
         )
+
+
+def _dispatcher_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+    if (left_out := resolved.replaced_dispatcher) is not None:
+        yield f"left out of {_name(resolved)}: {left_out.setting}, {left_out.reason}; alltoall is used"
 
 
 def _adapter_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:

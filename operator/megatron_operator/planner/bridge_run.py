@@ -138,6 +138,8 @@ def _layout(resolved: ResolvedRecipe, plan: Plan) -> Iterator[tuple[str, Value]]
         yield path, getattr(plan, field)
     virtual = plan.virtual_pipeline_model_parallel_size
     yield "model.virtual_pipeline_model_parallel_size", virtual if virtual and virtual > 1 else None
+    if resolved.replaced_dispatcher is not None:
+        yield "model.moe_token_dispatcher_type", "alltoall"
     if plan.recompute_modules:
         yield "model.recompute_modules", list(plan.recompute_modules)
     for section in ("ddp", "optimizer"):

@@ -174,7 +174,10 @@ def test_the_dropout_of_adapters_may_change() -> None:
     assert contract_violations(before, after, 100) == []
 
 
-def test_the_layout_of_fine_tuning_is_fixed_by_the_sharding_of_its_optimizer() -> None:
-    wider = FINE_TUNED | {"parallelism": {"tensorModelParallelSize": 2}}
-    errors = contract_violations(contract_with(**FINE_TUNED), contract_with(**wider), 100)
+@pytest.mark.parametrize("adapters", ["lora", "dora"])
+def test_the_layout_of_fine_tuning_is_fixed_by_the_sharding_of_its_optimizer(adapters: str) -> None:
+    """Bridge 0.6.2 would give magnitudes of DoRA in a gated `linear_fc1` to other rows at another TP."""
+    run = FINE_TUNED | {"peft": {"type": adapters}}
+    wider = run | {"parallelism": {"tensorModelParallelSize": 2}}
+    errors = contract_violations(contract_with(**run), contract_with(**wider), 100)
     assert "spec.parallelism.tensorModelParallelSize" in [error.field for error in errors]

@@ -62,15 +62,7 @@ def test_a_hybrid_model_is_refused_on_other_gpus_with_the_field_that_names_the_k
     refused = refusal(recipe, "h100-sxm")
     assert "not started: on GPUs the trainer's image lacks kernels that it needs: mamba-ssm" in refused
     assert refused.startswith("spec.recipe: ")
-    packages = "mamba-ssm and hybridep" if recipe == "nemotron3-nano-30b-a3b" else "mamba-ssm"
-    assert f"add {packages} to imageHas of profile h100-sxm if its image has them" in refused
-
-
-@pytest.mark.parametrize(("mode", "package"), [("", "hybridep"), ("-sft", "deepep"), ("-lora", "deepep")])
-def test_experts_need_the_dispatcher_of_their_function_too(mode: str, package: str) -> None:
-    refused = refusal(f"nemotron3-nano-30b-a3b{mode}", "without-dispatchers")
-    assert f"lacks kernels that it needs: {package};" in refused
-    manifests.build(planned(f"nemotron3-nano-4b{mode}", "without-dispatchers"), "")
+    assert "add mamba-ssm to imageHas of profile h100-sxm if its image has them" in refused
 
 
 def test_a_hybrid_model_is_planned_on_gpus_without_the_kernels_as_its_function_lays_it_out() -> None:
