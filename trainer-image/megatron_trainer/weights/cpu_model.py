@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import fnmatch
 import importlib
 import os
 import sys
@@ -125,6 +126,9 @@ class _Names(dict[str, Any]):
 
     def get_all_keys(self) -> list[str]:
         return list(self)
+
+    def has_glob(self, pattern: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for name in self)
 
 
 def make_bridge(folder: HuggingFaceFolder) -> Any:
