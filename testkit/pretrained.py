@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testkit.weights.families import BASE, EXPERTS, GEMMA, HEADS, LATENT, ROUTED
+from testkit.weights.families import BASE, EXPERTS, GEMMA, HEADS, LATENT, OLMOE_OF_BRIDGE, ROUTED
 from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE
 
 type Sizes = Mapping[str, Any]
@@ -45,11 +45,6 @@ _EP: dict[str, int | bool] = {
     **{"expertModelParallelSize": 2, "expertTensorParallelSize": 1},
 }
 _FULL_RANK = {**LATENT, "q_lora_rank": None}
-_OLMOE = {
-    **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 32},
-    **{"model.moe_ffn_hidden_size": 32, "model.num_attention_heads": 4, "model.num_query_groups": 4},
-    **{"model.kv_channels": 16, "model.num_moe_experts": 4, "model.moe_router_topk": 2},
-}
 _GEMMA3 = {
     **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 128},
     **{"model.num_attention_heads": 4, "model.kv_channels": 16, "model.window_size": 16},
@@ -89,6 +84,6 @@ CASES = (
     PretrainingCase("nemotron-h-4b", "NemotronHForCausalLM", _TP, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron-nano2-9b", "NemotronHForCausalLM", _TP_ONLY, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron3-nano-30b-a3b", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),
-    PretrainingCase("olmoe-7b", "OlmoeForCausalLM", _EP, overrides=_OLMOE),
+    PretrainingCase("olmoe-7b", "OlmoeForCausalLM", _EP, overrides=OLMOE_OF_BRIDGE),
 )
 """Each architecture that the operator pretrains by Megatron-Bridge."""

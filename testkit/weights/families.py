@@ -1,11 +1,12 @@
 """Small random models of the families of Hugging Face, and which of them convert on a CPU."""
 
+import json
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_H
+from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_SUPER, NEMOTRON_H
 
 VOCABULARY = 256
 """Entries of the vocabulary of every model."""
@@ -53,6 +54,12 @@ _ERNIE = {
     "moe_num_shared_experts": 1,
     "moe_layer_start_index": 1,
 }
+OLMOE_OF_BRIDGE: dict[str, Any] = {
+    **{"model.num_layers": 2, "model.hidden_size": 64, "model.ffn_hidden_size": 32},
+    **{"model.moe_ffn_hidden_size": 32, "model.num_attention_heads": 4, "model.num_query_groups": 4},
+    **{"model.kv_channels": 16, "model.num_moe_experts": 4, "model.moe_router_topk": 2},
+}
+"""A small OLMoE for Megatron-Bridge's functions, which have the architecture themselves."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,18 @@ class Family:
     config_class: str = ""
     predicts: bool = False
     """Whether its folder has a layer of multi-token prediction, which transformers leaves out."""
+    published_as: str = ""
+    """What published folders name in `architectures`, where it is not the class of transformers."""
+
+    @property
+    def model(self) -> str:
+        """The class of the model."""
+        return f"{self.prefix}ForCausalLM"
 
     @property
     def architecture(self) -> str:
         """The name in `architectures` of config.json."""
-        return f"{self.prefix}ForCausalLM"
+        return self.published_as or self.model
 
     @property
     def config(self) -> str:
@@ -91,6 +105,19 @@ _EXAONE = {
     **{**BASE, "sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
     "rope_parameters": _LLAMA3,
 }
+_AS_PUBLISHED = "ExaoneMoEForCausalLM"
+_K_EXAONE = {
+    **{
+        **BASE,
+        **HEADS,
+        **EXPERTS,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 4,
+    },
+    **{"sliding_window": 16, "sliding_window_pattern": 4, "routed_scaling_factor": 2.5},
+}
+_OLMOE = {**BASE, **EXPERTS, "num_key_value_heads": 4, "intermediate_size": 32}
 _SHARED = {**BASE, **EXPERTS, "shared_expert_intermediate_size": 32}
 
 FAMILIES = (
@@ -111,13 +138,22 @@ FAMILIES = (
     Family("MiniMax-M2", "MiniMaxM2", {**BASE, **HEADS, **_LOCAL_EXPERTS}),
     Family("Nemotron", "Nemotron", {**BASE, **HEADS}),
     Family("EXAONE 4.0", "Exaone4", _EXAONE),
-    Family("OLMoE", "Olmoe", {**BASE, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
+    Family("K-EXAONE without MTP", "ExaoneMoe", _K_EXAONE, published_as=_AS_PUBLISHED),
+    Family(
+        "K-EXAONE",
+        "ExaoneMoe",
+        {**_K_EXAONE, "num_nextn_predict_layers": 1},
+        predicts=True,
+        published_as=_AS_PUBLISHED,
+    ),
+    Family("OLMoE", "Olmoe", _OLMOE),
     Family("Gemma", "Gemma", {**BASE, **HEADS}),
     Family("Gemma 2", "Gemma2", GEMMA),
     Family("Gemma 3", "Gemma3", {**GEMMA, "num_hidden_layers": 6}, "Gemma3TextConfig"),
     Family("Nemotron-H", "NemotronH", NEMOTRON_H),
     Family("Nemotron 3 Nano", "NemotronH", NEMOTRON_3),
     Family("Nemotron 3 Super without MTP", "NemotronH", {**NEMOTRON_3, "moe_latent_size": 32}),
+    Family("Nemotron 3 Super", "NemotronH", NEMOTRON_3_SUPER, predicts=True),
     Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **HEADS}),
     Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),
@@ -137,12 +173,17 @@ def write_model(family: Family, folder: Path, dtype: str = "float32") -> Any:
     # The generator itself: on the stand-in for CUDA torch.manual_seed is another function.
     torch.manual_seed(0)
     config = getattr(transformers, family.config)(**family.sizes)
-    model = getattr(transformers, family.architecture)._from_config(config, attn_implementation="eager")
+    model = getattr(transformers, family.model)._from_config(config, attn_implementation="eager")
     disturb_vectors(model)
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)
+    if family.published_as:
+        settings = json.loads((folder / "config.json").read_text())
+        settings["architectures"] = [family.published_as]
+        (folder / "config.json").write_text(json.dumps(settings))
     if family.predicts:
-        _write_prediction(family, folder)
+        write = {"ExaoneMoe": _write_exaone_prediction, "NemotronH": _write_hybrid_prediction}
+        write.get(family.prefix, _write_prediction)(family, folder)
     write_tokenizer(folder)
     return model
 
@@ -179,6 +220,52 @@ def _write_prediction(family: Family, folder: Path) -> None:
     tensors[f"{prefix}eh_proj.weight"] = joined.to(dtype)
     tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _write_exaone_prediction(family: Family, folder: Path) -> None:
+    """Add a random layer of multi-token prediction to the file, by the names of LGAI-EXAONE's K-EXAONE."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file, before = folder / "model.safetensors", "model.layers.0."
+    tensors, generator = load_file(file), torch.Generator().manual_seed(2)
+    # Its layer is a dense one, as the first of the model is.
+    shapes = {
+        f"mtp.layers.0.{name[len(before) :]}": tensors[name] for name in tensors if name.startswith(before)
+    }
+    norms = ("mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding")
+    shapes |= {f"{name}.weight": tensors["model.norm.weight"] for name in norms}
+    width = family.sizes["hidden_size"]
+    shapes["mtp.fc.weight"] = tensors["model.norm.weight"].new_empty(width, 2 * width)
+    for name, like in shapes.items():
+        drawn = torch.randn(like.shape, generator=generator)
+        tensors[name] = (0.02 * drawn if like.dim() > 1 else 1 + 0.05 * drawn).to(like.dtype)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _write_hybrid_prediction(family: Family, folder: Path) -> None:
+    """Add a random block of multi-token prediction to the file, by the names of NVIDIA's Nemotron 3 Super.
+
+    Its parts are those of the model's attention and experts.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file, layers = folder / "model.safetensors", family.sizes["hybrid_override_pattern"]
+    tensors, generator = load_file(file), torch.Generator().manual_seed(2)
+    shapes: dict[str, torch.Tensor] = {}
+    for number, kind in enumerate(family.sizes["mtp_hybrid_override_pattern"]):
+        before = f".layers.{layers.index(kind)}."
+        parts = {name: name.split(before)[1] for name in tensors if before in name}
+        shapes |= {f"mtp.layers.{number}.{part}": tensors[name] for name, part in parts.items()}
+    norm = tensors["lm_head.weight"][0]
+    shapes |= {f"mtp.layers.0.{name}.weight": norm for name in ("enorm", "hnorm")}
+    shapes[f"mtp.layers.{number}.final_layernorm.weight"] = norm
+    shapes["mtp.layers.0.eh_proj.weight"] = norm.new_empty(len(norm), 2 * len(norm))
+    for name, like in shapes.items():
+        drawn = torch.randn(like.shape, generator=generator)
+        tensors[name] = (0.02 * drawn if like.dim() > 1 else 1 + 0.05 * drawn).to(like.dtype)
     save_file(tensors, file, metadata={"format": "pt"})
 
 

@@ -81,6 +81,28 @@ def exaone4(config: Any, vp_stage: int | None = None) -> Any:
     return _block(config, vp_stage, SelfAttention, DotProductAttention, ColumnParallelLinear, norm(config))
 
 
+def exaone_moe(config: Any, vp_stage: int | None = None) -> Any:
+    """Megatron's layers; those of multi-token prediction have no experts."""
+    block = local_layers(config, vp_stage)
+    if config.mtp_num_layers:
+        dense = copy.copy(config)
+        dense.num_moe_experts, dense.moe_layer_freq = None, [0] * config.num_layers
+        block.layer_specs = LayersBeforePrediction(block.layer_specs, local_layers(dense).layer_specs[0])
+    return block
+
+
+class LayersBeforePrediction(list[Any]):
+    """Layers of a model, the last of which is another one for Megatron's layers of multi-token prediction."""
+
+    def __init__(self, layers: list[Any], of_prediction: Any) -> None:
+        super().__init__(layers)
+        self._of_prediction = of_prediction
+
+    def __getitem__(self, index: Any) -> Any:
+        # Megatron asks for [-1] where it builds prediction, and nowhere else.
+        return self._of_prediction if index == -1 else super().__getitem__(index)
+
+
 def gemma2(config: Any, vp_stage: int | None = None) -> Any:
     """Norms before and behind attention and MLP."""
     # Without torch's FlexAttention, which has no backward pass on a CPU.
@@ -141,6 +163,7 @@ def olmoe(config: Any, vp_stage: int | None = None) -> Any:
 
 
 _FAMILIES: dict[str, Layers] = {
+    "_build_exaone_moe_layer_spec": exaone_moe,
     "exaone4_layer_spec": exaone4,
     "gemma2_layer_spec": gemma2,
     "gemma3_layer_spec": gemma3,

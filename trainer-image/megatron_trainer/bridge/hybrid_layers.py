@@ -56,4 +56,7 @@ def hybrid_layers(_config: Any) -> Any:
     layers.attention_layer.submodules.input_layernorm = WrappedTorchNorm
     for layer in (layers.mlp_layer, layers.moe_layer):
         layer.submodules.pre_mlp_layernorm = WrappedTorchNorm
+    for layer in layers.mtp_block_spec.submodules.layer_specs:
+        prediction = layer.submodules
+        prediction.enorm = prediction.hnorm = prediction.layer_norm = WrappedTorchNorm
     return stack

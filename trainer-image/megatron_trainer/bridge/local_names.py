@@ -7,6 +7,7 @@ import copy
 import re
 from typing import Any
 
+_FUSED = re.compile(r"(mtp\.layers\..*)\.self_attention\.linear_qkv\.layer_norm_weight")
 _GROUPED = re.compile(r"(.*\.mlp\.experts)\.(linear_fc\d\.(?:weight|bias))\*")
 
 
@@ -19,10 +20,26 @@ def install() -> None:
     AutoMapping.register_module_type("DuplicatedLinear", "replicated")
     inner = MegatronMappingRegistry.__init__
 
-    def with_local_experts(self: Any, *mappings: Any) -> None:
-        inner(self, *mappings, *_of_local_experts(mappings))
+    def with_local_names(self: Any, *mappings: Any) -> None:
+        inner(self, *mappings, *_of_local_experts(mappings), *_of_norms_of_prediction(mappings))
 
-    MegatronMappingRegistry.__init__ = with_local_experts
+    MegatronMappingRegistry.__init__ = with_local_names
+
+
+def _of_norms_of_prediction(mappings: tuple[Any, ...]) -> list[Any]:
+    """Mappings of the norm in front of attention, of those in which it is part of a linear layer.
+
+    Bridge knows its other name in all layers but those of multi-token prediction.
+    """
+    known = {mapping.megatron_param for mapping in mappings}
+    found = []
+    for mapping in mappings:
+        fused = _FUSED.fullmatch(mapping.megatron_param)
+        if fused is not None and (name := f"{fused[1]}.input_layernorm.weight") not in known:
+            other = copy.copy(mapping)
+            other.megatron_param = name
+            found.append(other)
+    return found
 
 
 def _of_local_experts(mappings: tuple[Any, ...]) -> list[Any]:

@@ -65,10 +65,10 @@ _FIXED: Final[Mapping[str, Settings]] = {
         **{"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False},
         **{"sliding_window": None, "layer_types": ["full_attention"]},
     },
+    "ExaoneMoEForCausalLM": {"hidden_act": "silu", "norm_topk_prob": True, "attention_bias": False},
     "NemotronHForCausalLM": {
         **{"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "conv_kernel": 4},
         **{"use_bias": False, "mlp_bias": False, "attention_bias": False, "norm_topk_prob": True},
-        **{"num_nextn_predict_layers": 0},
     },
     "OlmoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": False, "clip_qkv": None},
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},

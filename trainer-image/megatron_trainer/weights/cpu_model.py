@@ -49,6 +49,7 @@ CONVERTS: tuple[str, ...] = (
     "Gemma3ForCausalLM",
     "Glm4MoeForCausalLM",
     "Exaone4ForCausalLM",
+    "ExaoneMoEForCausalLM",
     "OlmoeForCausalLM",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
