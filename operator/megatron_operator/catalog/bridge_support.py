@@ -14,6 +14,11 @@ _ZERO_CENTRED: Final = "norms with zero-centred weights need Transformer Engine"
 _MORE_THAN_TEXT: Final = (
     "images, video and sound are not passed on, and the conversion of its weights is not tried"
 )
+_NO_COLLATOR: Final = "Megatron-Bridge has no function that makes batches of its processor's images"
+_OWN_CODE: Final = "its configuration is code in the model's folder, which is not run"
+_OWN_TOWER: Final = "its vision tower is code in the model's folder, which is not run"
+_OWN_SAMPLES: Final = "its function reads samples of Flickr8k, by a training step of its own"
+_SOUND: Final = "sound is not read from data, and the conversion of its weights is not tried"
 _NOT_TRIED: Final = "the conversion of its weights is not tried"
 _DIFFUSION: Final = "its layers need Transformer Engine, and the trainer's image lacks {}"
 _FLUX: Final = _DIFFUSION.format("diffusers and megatron-energon")
@@ -32,7 +37,7 @@ _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"llama", "LlamaForCausalLM", ""),
-    (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _SOUND),
     (r"qwen25_vl", "Qwen2_5_VLForConditionalGeneration", ""),
     (r"qwen2", "Qwen2ForCausalLM", ""),
     (r"qwen3_next", "Qwen3NextForCausalLM", "gated delta net is not among Megatron's local layers"),
@@ -48,7 +53,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"moonlight", "DeepseekV3ForCausalLM", ""),
     (r"deepseek_v2_lite", "DeepseekV2ForCausalLM", _NO_SMALL_MODEL),
     (r"deepseek_v4", "DeepseekV4ForCausalLM", _HYBRID),
-    (r"kimi_k25", "KimiK25ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"kimi_k25", "KimiK25ForConditionalGeneration", _OWN_TOWER),
     (r"gemma2", "Gemma2ForCausalLM", ""),
     (r"gemma3_vl", "Gemma3ForConditionalGeneration", _MORE_THAN_TEXT),
     (r"gemma3", "Gemma3ForCausalLM", ""),
@@ -56,18 +61,18 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm_45v", "Glm4vMoeForConditionalGeneration", _MORE_THAN_TEXT),
     (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
-    (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _MORE_THAN_TEXT),
-    (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _MORE_THAN_TEXT),
+    (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
+    (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
     (r"nemotron_3_5_lightning", "NemotronHForCausalLM", _PREDICTION),
     (r"nemotron_3_(super|ultra)", "NemotronHForCausalLM", _PREDICTION),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", _NO_SMALL_MODEL),
-    (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _NO_COLLATOR),
     (r"exaone_moe", "ExaoneMoEForCausalLM", _NOT_TRIED),
     (r"exaone4", "Exaone4ForCausalLM", ""),
     (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", _MORE_THAN_TEXT),
     (r"step35", "Step3p5ForCausalLM", _NOT_TRIED),
-    (r"step37", "Step3p7ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"step37", "Step3p7ForConditionalGeneration", _OWN_SAMPLES),
     (r"flux", "", _FLUX),
     (r"wan", "", _WAN),
 )
