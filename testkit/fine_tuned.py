@@ -74,5 +74,13 @@ IMAGE_CASES = (
     Case("ministral3-3b-sft", "Ministral 3, tied embedding", _PP),
     Case("ministral3-3b-lora", "Ministral 3, tied embedding", _TP),
     Case("ministral3-8b-lora", "Ministral 3", _PP),
+    Case("gemma3-vl-4b-sft", "Gemma 3 VL", _TP),
+    Case("gemma3-vl-4b-sft", "Gemma 3 VL", _PP),
+    Case("gemma3-vl-4b-lora", "Gemma 3 VL", _TP),
+    Case("gemma3-vl-12b-lora", "Gemma 3 VL", _PP),
+    Case("glm4.5v-106b-sft", "GLM-4.5V", _EP_ONLY),
+    Case("glm4.5v-106b-sft", "GLM-4.5V", _PP),
+    Case("glm4.5v-106b-lora", "GLM-4.5V", _EP_ONLY),
+    Case("glm4.5v-106b-lora", "GLM-4.5V", _PP),
 )
 """Of testkit.image_models, on images and text."""

@@ -100,6 +100,83 @@ def write_ministral3_tied(folder: Path, dtype: str = "bfloat16") -> Any:
     return write_ministral3(folder, dtype, tied=True)
 
 
+def write_gemma3(folder: Path, dtype: str = "bfloat16") -> Any:
+    """Write a Gemma 3 of six layers of text, the last of which sees all of a sequence, and two of vision."""
+    import transformers
+
+    words = [word for word in _OF_GEMMA if word not in ("<eos>", "<pad>")]
+    tokenizer = image_text.write_tokenizer(
+        folder,
+        tuple(words[len(_GEMMA_IMAGE) :]),
+        "<eos>",
+        "<pad>",
+        _GEMMA,
+        dict(zip(("boi_token", "image_token", "eoi_token"), _GEMMA_IMAGE, strict=True)),
+    )
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in _OF_GEMMA}
+    config = transformers.Gemma3Config(
+        text_config={
+            **{"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "num_hidden_layers": 6},
+            **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
+            **{"query_pre_attn_scalar": 32, "sliding_window": 32, "max_position_embeddings": 131072},
+            **{"bos_token_id": ids["<bos>"], "eos_token_id": ids["<eos>"], "pad_token_id": ids["<pad>"]},
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        vision_config={
+            **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+            **{"num_attention_heads": 2, "patch_size": 14, "image_size": 112, "vision_use_head": False},
+        },
+        mm_tokens_per_image=16,
+        boi_token_index=ids["<start_of_image>"],
+        eoi_token_index=ids["<end_of_image>"],
+        image_token_index=ids["<image_soft_token>"],
+    )
+    images = transformers.Gemma3ImageProcessor(size={"height": 112, "width": 112})
+    processor = transformers.Gemma3Processor(images, tokenizer, chat_template=_GEMMA, image_seq_length=16)
+    return _save(transformers.Gemma3ForConditionalGeneration, config, processor, folder, dtype)
+
+
+def write_glm45v(folder: Path, dtype: str = "bfloat16") -> Any:
+    """Write a GLM-4.5V of two layers of text, the second with four experts, and two of vision."""
+    import transformers
+
+    tokenizer = image_text.write_tokenizer(folder, _OF_GLM, "<|endoftext|>", "<|endoftext|>", _GLM)
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in _OF_GLM}
+    config = transformers.Glm4vMoeConfig(
+        text_config={
+            # Bridge has the sections of heads of 128 elements, whatever config.json has.
+            **{"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 128},
+            **{"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+            **{"max_position_embeddings": 2048, "eos_token_id": ids["<|endoftext|>"], "use_qk_norm": False},
+            "rope_parameters": {
+                **{"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                "mrope_section": [8, 12, 12],
+            },
+        },
+        vision_config={
+            **{"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
+            **{"out_hidden_size": 256, "image_size": 84},
+        },
+        image_token_id=ids["<|image|>"],
+        video_token_id=ids["<|video|>"],
+        image_start_token_id=ids["<|begin_of_image|>"],
+        image_end_token_id=ids["<|end_of_image|>"],
+        video_start_token_id=ids["<|begin_of_video|>"],
+        video_end_token_id=ids["<|end_of_video|>"],
+    )
+    processor = transformers.Glm4vProcessor(
+        transformers.Glm4vImageProcessor(size={"shortest_edge": 112 * 112, "longest_edge": 448 * 448}),
+        tokenizer,
+        transformers.Glm4vVideoProcessor(),
+        chat_template=_GLM,
+    )
+    return _save(transformers.Glm4vMoeForConditionalGeneration, config, processor, folder, dtype)
+
+
 def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> Any:
     """Write a random model of a class of transformers, and its processor. Returns the model."""
     import torch
@@ -107,6 +184,11 @@ def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: str) -> A
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation="eager")
     disturb_vectors(model)
+    with torch.no_grad():
+        # transformers starts the projector of Gemma 3 with zeros.
+        for value in model.parameters():
+            if not value.any():
+                value.normal_(std=0.1)
     model = model.to(getattr(torch, dtype)).eval()
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -120,6 +202,27 @@ _MISTRAL = (
     "{% if part['type'] == 'image' %}[IMG]{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{% if m['role'] == 'user' %}[/INST]{% else %}</s>{% endif %}{% endfor %}"
 )
+_GEMMA_IMAGE = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
+_OF_GEMMA = (*_GEMMA_IMAGE, "<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>")
+_GEMMA = (
+    "<bos>{% for m in messages %}{% if m['role'] == 'user' %}<start_of_turn>user\n"
+    "{% else %}<start_of_turn>model\n{% endif %}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<start_of_image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% endif %}<end_of_turn>\n{% endfor %}"
+)
+_OF_GLM = (
+    *("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|system|>", "<|observation|>"),
+    *("<think>", "</think>", "<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    *("<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
+)
+_GLM = (
+    "[gMASK]<sop>{% for m in messages %}{% if m['role'] == 'user' %}<|user|>\n"
+    "{% else %}<|assistant|>\n<think></think>\n{% endif %}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
 _CHATML_END = "<|im_end|>\n"
 FAMILIES = {
     family.name: family
@@ -131,6 +234,9 @@ FAMILIES = {
             "Ministral 3, tied embedding", "Mistral3ForConditionalGeneration", write_ministral3_tied, "</s>"
         ),
         ImageFamily("Ministral 3", "Mistral3ForConditionalGeneration", write_ministral3, "</s>"),
+        ImageFamily("Gemma 3 VL", "Gemma3ForConditionalGeneration", write_gemma3, "<end_of_turn>"),
+        # Bridge leaves out what ends an answer.
+        ImageFamily("GLM-4.5V", "Glm4vMoeForConditionalGeneration", write_glm45v, ""),
     )
 }
 """By name."""

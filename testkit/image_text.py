@@ -4,8 +4,9 @@ import io
 import json
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 COLOURS = {
@@ -43,8 +44,12 @@ def write_tokenizer(
     end: str = "<|im_end|>",
     pad: str = "<|endoftext|>",
     template: str = CHATML,
+    named: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
-    """Write a tokenizer of bytes with special tokens, by default Qwen's; return it."""
+    """Write a tokenizer of bytes with special tokens, by default Qwen's; return it.
+
+    `named`: attribute of the tokenizer -> the special token that it names.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -57,6 +62,7 @@ def write_tokenizer(
         eos_token=end,
         pad_token=pad,
         additional_special_tokens=[word for word in special if word not in (end, pad)],
+        model_specific_special_tokens=dict(named),
     )
     fast.chat_template = template
     fast.save_pretrained(folder)

@@ -7,6 +7,7 @@ from testkit import image_text
 from testkit.image_models import FAMILIES
 
 _PIXELS = ("pixel_values", "image_grid_thw", "image_sizes")
+_KINDS = "mm_token_type_ids"
 
 
 def prove(name: str, folder: Path) -> dict[str, Any]:
@@ -50,9 +51,11 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
         {"conversation": _with_pictures(to_messages(record, "", [member]), picture)}
         for record, member, picture in image_text.pictures(2)
     ]
-    batch = samples.collate(conversations, processor, None, with_mask=True)
+    length = max(samples.count_tokens(each, processor).all for each in conversations)
+    batch = samples.collate(conversations, processor, length, with_mask=True)
     values = batch["visual_inputs"].normalized_for_model()
     pixels = {key: value for key, value in values.items() if key in _PIXELS}
+    pixels["pixel_values"] = pixels["pixel_values"].float()
     read = huggingface_folder.read(base, "--base", weights=True)
     with cpu_model.one_process(), torch.no_grad():
         bridge = cpu_model.make_bridge(read)
@@ -65,6 +68,7 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
         else:
             checkpoint.load(directory, megatron)
         inputs = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
+        inputs |= {_KINDS: values[_KINDS]} if _KINDS in values else {}
         found = _logits(megatron(**inputs, **pixels))
         others = _logits(megatron(**inputs, **pixels | {"pixel_values": pixels["pixel_values"].flip(0)}))
         expected = model(input_ids=batch["input_ids"], **_kinds(model, batch), **pixels).logits
@@ -76,10 +80,12 @@ def _compare(base: Path, folder: Path, directory: Path) -> dict[str, Any]:
 
 
 def _kinds(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """What models of Qwen take besides, to place the tokens of images."""
-    if not hasattr(model.config, "image_token_id") or not model.config.model_type.startswith("qwen"):
+    """What some models take besides: which tokens are of images."""
+    family = str(model.config.model_type)
+    if not family.startswith(("qwen", "gemma", "glm")):
         return {}
-    return {"mm_token_type_ids": (batch["input_ids"] == model.config.image_token_id).int()}
+    name = "token_type_ids" if family == "gemma3" else _KINDS
+    return {name: (batch["input_ids"] == model.config.image_token_id).int()}
 
 
 def _logits(output: Any) -> Any:
@@ -92,4 +98,7 @@ def _with_pictures(messages: list[dict[str, Any]], picture: Any) -> list[dict[st
         for part in message["content"]:
             if part["type"] == "image":
                 part["image"] = picture
+            else:
+                # Of id 0 in the tokenizer, which is not padding.
+                part["text"] = f"!{part['text']}"
     return messages

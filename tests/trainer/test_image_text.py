@@ -63,7 +63,7 @@ def spec(case: Case, iterations: int, **data: Any) -> dict[str, Any]:
             **{"seqLength": LENGTH, "globalBatchSize": 4, "microBatchSize": 1, "trainIters": iterations},
             **{"lr": 0.01, "lrWarmupIters": 1, "lrDecayIters": 200, "evalInterval": 2, "evalIters": 1},
         },
-        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "2Ti"}},
+        "checkpoint": {"saveInterval": SAVED_EVERY, "volume": {"size": "4Ti"}},
     }
 
 

@@ -55,10 +55,10 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"deepseek_v4", "DeepseekV4ForCausalLM", _HYBRID),
     (r"kimi_k25", "KimiK25ForConditionalGeneration", _OWN_TOWER),
     (r"gemma2", "Gemma2ForCausalLM", ""),
-    (r"gemma3_vl", "Gemma3ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"gemma3_vl", "Gemma3ForConditionalGeneration", ""),
     (r"gemma3", "Gemma3ForCausalLM", ""),
     (r"gemma4", "Gemma4ForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"glm_45v", "Glm4vMoeForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"glm_45v", "Glm4vMoeForConditionalGeneration", ""),
     (r"glm45", "Glm4MoeForCausalLM", ""),
     (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
@@ -142,6 +142,8 @@ STARTED: Final = frozenset(found for _, found, reason in _MODELS if not reason o
 
 READ_IMAGES: Final = frozenset(
     {
+        "Gemma3ForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",

@@ -27,10 +27,10 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import (
     absent_packages,
     adapter_norms,
+    glm,
     local_layers,
     model_folder,
     packing,
-    partial_rotary,
     query_norms,
     vision_layers,
 )
@@ -83,7 +83,7 @@ def import_bridge() -> None:
         forget_transformer_engine()
         local_layers.use_for_prediction()
     adapter_norms.install()
-    partial_rotary.install()
+    glm.install()
 
 
 def forget_transformer_engine() -> None:
@@ -113,7 +113,7 @@ def make(run: BridgeRun) -> Any:
             f"{run.function} reads a model's configuration: {' '.join(str(error).split())[:300]}; set "
             f"{MODEL_FOLDER} to a folder with it",
         ) from error
-    vision_layers.follow_rope(config.model)
+    vision_layers.follow_config(config.model)
     if loads_weights := _PRETRAINED in run.overrides:
         query_norms.leave_out()
     if PLATFORM == "cpu":

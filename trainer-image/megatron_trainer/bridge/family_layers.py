@@ -128,8 +128,28 @@ class WindowedAttention(DotProductAttention):
 
         local = _is_local_attn_layer(layer_number, config.interleaved_attn_pattern)
         own = copy.deepcopy(config)
-        own.window_size = (config.window_size - 1, 0) if local else None
+        # Beside images the bias has the windows as well.
+        windowed = local and not config.is_vision_language
+        own.window_size = (config.window_size - 1, 0) if windowed else None
         super().__init__(own, layer_number, *args, **kwargs)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *args: Any,
+        attention_bias: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Return the attention of queries [positions, batch, heads, elements].
+
+        `attention_bias` [batch, 1, positions, positions] is 0 where attention is paid, else the least number.
+        """
+        if attention_bias is not None:
+            attention_mask = attention_bias < 0
+        return super().forward(query, key, value, attention_mask, *args, **kwargs)
 
 
 def ministral3(config: Any, vp_stage: int | None = None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from megatron.bridge.data.base import DatasetBuildContext, DatasetProvider
+from megatron.bridge.training.utils.visual_inputs import GenericVisualInputs
 
 from megatron_trainer.bridge.lines import Lines
 from megatron_trainer.bridge.sample_files import SampleLineError
@@ -175,17 +176,41 @@ def collate(
 ) -> dict[str, Any]:
     """Return the batch of the model's own collator, padded to `sequence_length`; None pads to the longest.
 
+    GLM-4.5V takes None for one example only.
+
     `with_mask`: with a causal mask [1, 1, length, length], True where attention is not paid.
     """
     from megatron.bridge.data.collators.registry import resolve_model_collate
 
-    batch: dict[str, Any] = resolve_model_collate(type(processor).__name__)(
-        examples, processor, sequence_length=sequence_length, pad_to_max_length=sequence_length is not None
+    kind, padded = type(processor).__name__, sequence_length is not None
+    collator = resolve_model_collate(kind)
+    # With others beside it, Bridge takes the padding of GLM-4.5V for many ends of an answer.
+    groups = [[example] for example in examples] if kind == "Glm4vProcessor" else [examples]
+    batch = _joined(
+        [
+            collator(group, processor, sequence_length=sequence_length, pad_to_max_length=padded)
+            for group in groups
+        ]
     )
     length = batch["input_ids"].shape[1]
     mask = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
     batch["attention_mask"] = mask if with_mask else None
     return batch
+
+
+def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one batch of several whose sequences have the same length."""
+    if len(batches) == 1:
+        return batches[0]
+    joined = {
+        name: torch.cat([batch[name] for batch in batches])
+        for name, value in batches[0].items()
+        if isinstance(value, torch.Tensor)
+    }
+    images = [vars(batch["visual_inputs"]) for batch in batches if batch["visual_inputs"] is not None]
+    names = {name for each in images for name, value in each.items() if value is not None}
+    parts = {name: torch.cat([each[name] for each in images if each[name] is not None]) for name in names}
+    return {**joined, "visual_inputs": GenericVisualInputs(**parts) if parts else None}
 
 
 class Tokens(NamedTuple):

@@ -10,9 +10,12 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch.nn.functional import scaled_dot_product_attention
 
+from megatron_trainer.bridge.local_linear import ZeroCentredRMSNorm
+
 
 def install() -> None:
-    """Have Bridge's Qwen3-VL built without Transformer Engine."""
+    """Have Bridge's Qwen3-VL and the projector of Gemma 3 built without Transformer Engine."""
+    from megatron.bridge.models.gemma_vl import modeling_gemma3_vl
     from megatron.bridge.models.qwen_vl import qwen3_vl_provider
     from megatron.bridge.models.qwen_vl.modelling_qwen3_vl import model
 
@@ -20,6 +23,22 @@ def install() -> None:
     model.get_vit_layer_with_transformer_engine_spec = _vision_layer
     model.TENorm = WrappedTorchNorm
     model.TEColumnParallelLinear, model.TERowParallelLinear = ColumnParallelLinear, RowParallelLinear
+    modeling_gemma3_vl.TENorm = ZeroCentredRMSNorm
+
+
+def follow_config(provider: Any) -> None:
+    """Give a model the settings of config.json that Bridge leaves out."""
+    follow_rope(provider)
+    follow_image_size(provider)
+
+
+def follow_image_size(provider: Any) -> None:
+    """Have the projector of Gemma 3 pool the patches of an image of the tower's size to its tokens."""
+    if hasattr(provider, "mm_tokens_per_image"):
+        projector, tower = provider.vision_projector_config, provider.vision_config
+        projector.image_size, projector.patch_dim = tower.image_size, tower.patch_size
+        projector.tokens_per_image = provider.mm_tokens_per_image
+        projector.layernorm_epsilon = tower.layer_norm_eps
 
 
 def follow_rope(provider: Any) -> None:

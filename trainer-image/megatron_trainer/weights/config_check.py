@@ -24,6 +24,14 @@ _GEMMA: Final[Settings] = {
     **{"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False},
     **{"use_bidirectional_attention": False, "tie_word_embeddings": True},
 }
+_GEMMA3: Final[Settings] = {
+    **_GEMMA,
+    "sliding_window_pattern": 6,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+_GLM: Final[Settings] = {"mrope_section": [8, 12, 12]}
 _QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
 _QWEN3_VL: Final[Settings] = {"mrope_interleaved": True}
 _MINISTRAL3: Final[Settings] = {
@@ -44,6 +52,8 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Qwen3VLForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3VLMoeForConditionalGeneration": {"default": _QWEN3_VL},
     "Mistral3ForConditionalGeneration": {"yarn": _MINISTRAL3},
+    "Gemma3ForConditionalGeneration": {"default": {}, "linear": {}},
+    "Glm4vMoeForConditionalGeneration": {"default": _GLM},
 }
 """Architecture -> `rope_type` that Megatron has -> values that are fixed there; others: `default` only."""
 _FIXED: Final[Mapping[str, Settings]] = {
@@ -53,14 +63,13 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen3MoeForCausalLM": {"use_sliding_window": False},
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
     "Gemma2ForCausalLM": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
-    "Gemma3ForCausalLM": {
-        **_GEMMA,
-        "sliding_window_pattern": 6,
-        "layer_types": [*["sliding_attention"] * 5, "full_attention"],
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-    },
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
     "Glm4MoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": True},
+    "Glm4vMoeForConditionalGeneration": {
+        **{"hidden_act": "silu", "norm_topk_prob": True, "n_group": 1, "topk_group": 1},
+        **{"n_shared_experts": 1, "tie_word_embeddings": False},
+    },
     "Exaone4ForCausalLM": {
         **{"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False},
         **{"sliding_window": None, "layer_types": ["full_attention"]},
@@ -85,17 +94,18 @@ _FIXED: Final[Mapping[str, Settings]] = {
 A list repeats over the layers.
 """
 _FIXED_VISION: Final[Mapping[str, Settings]] = {
+    "Gemma3ForConditionalGeneration": {"vision_use_head": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
 }
 """The same of `vision_config`."""
-_PARTLY_ROTATED: Final = frozenset({"Glm4MoeForCausalLM"})
+_PARTLY_ROTATED: Final = frozenset({"Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"})
 """Architectures whose `partial_rotary_factor` the model gets."""
 
 
 def require_all_taken(folder: HuggingFaceFolder) -> None:
     """Raise ConversionError for a setting that the model in Megatron would not have; names all of them."""
-    if problems := [*_positions(folder), *_others(folder)]:
+    if problems := [*_positions(folder), *_others(folder), *_windows(folder)]:
         raise ConversionError(
             f"{folder.path}/config.json has what the model in Megatron would not have: "
             f"{'; '.join(problems)}. Its logits would be others: it cannot be converted"
@@ -144,6 +154,17 @@ def _others(folder: HuggingFaceFolder) -> Iterator[str]:
             found = settings.get(name)
             if found is not None and found != _repeated(value, found):
                 yield f"{name} {found!r}{place}, which is {value!r} there"
+
+
+def _windows(folder: HuggingFaceFolder) -> Iterator[str]:
+    """An image of Gemma 3 that is longer than a window: in transformers all of it sees all of it."""
+    if folder.architecture == "Gemma3ForConditionalGeneration":
+        tokens, window = (
+            folder.config.get("mm_tokens_per_image", 256),
+            _text(folder).get("sliding_window", 4096),
+        )
+        if tokens > window:
+            yield f"mm_tokens_per_image {tokens}, which is more than sliding_window {window}"
 
 
 def _repeated(value: Any, found: Any) -> Any:

@@ -55,6 +55,8 @@ CONVERTS: tuple[str, ...] = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
 )
 """Architectures whose logits and round trip are proven: `make weights-check`."""
 
@@ -82,9 +84,9 @@ def import_bridge() -> None:
 
     importlib.import_module("megatron.bridge")
     forget_transformer_engine()
-    from megatron_trainer.bridge import adapter_norms, local_layers, local_names, partial_rotary, query_norms
+    from megatron_trainer.bridge import adapter_norms, glm, local_layers, local_names, query_norms
 
-    for module in (adapter_norms, local_names, partial_rotary):
+    for module in (adapter_norms, local_names, glm):
         module.install()
     query_norms.leave_out()
     local_layers.use_for_prediction()
@@ -129,7 +131,7 @@ class _Names(dict[str, Any]):
         return list(self)
 
     def has_glob(self, pattern: str) -> bool:
-        return any(fnmatch.fnmatch(name, pattern) for name in self)
+        return any(fnmatch.fnmatchcase(name, pattern) for name in self)
 
 
 def make_bridge(folder: HuggingFaceFolder) -> Any:
@@ -158,7 +160,7 @@ def make_provider(bridge: Any, dtype: str) -> Any:
     from megatron_trainer.bridge import vision_layers
 
     provider = bridge.to_megatron_provider(load_weights=False)
-    vision_layers.follow_rope(provider)
+    vision_layers.follow_config(provider)
     kind = dtype_of(dtype)
     provider.fp16, provider.bf16 = kind is torch.float16, kind is torch.bfloat16
     provider.params_dtype = provider.pipeline_dtype = provider.autocast_dtype = kind
@@ -169,6 +171,8 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 
 def make_model(bridge: Any, dtype: str) -> Any:
     """Return a Megatron model without weights, on the CPU. Raises ConversionError."""
+    from megatron.core.transformer.enums import AttnBackend
+
     from megatron_trainer.bridge.family_layers import build_locally
 
     provider = make_provider(bridge, dtype)
@@ -176,6 +180,9 @@ def make_model(bridge: Any, dtype: str) -> Any:
     for name, value in ON_CPU.items():
         if hasattr(provider, name):
             setattr(provider, name, value)
+    if getattr(provider, "is_vision_language", False):
+        # Gemma 3 refuses all but this, under which Transformer Engine takes its bias for images.
+        provider.attention_backend = AttnBackend.auto
     try:
         provider.finalize()
         (model,) = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)

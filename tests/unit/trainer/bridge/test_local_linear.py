@@ -1,4 +1,4 @@
-"""The norms that a CPU has in place of Transformer Engine's, and the datasets of a pretraining run."""
+"""The norms that a CPU has in place of Transformer Engine's, what follows config.json, and datasets."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron_contract.bridge_run import BridgeRun
 from megatron_contract.exit_codes import ExitCode
-from megatron_trainer.bridge import configuration
+from megatron_trainer.bridge import configuration, vision_layers
 from megatron_trainer.bridge.local_linear import ZeroCentredRMSNorm
 from megatron_trainer.worker.failures import RankError
 
@@ -22,6 +22,19 @@ def test_a_zero_centred_norm_is_torchs_with_one_added_to_its_weights() -> None:
         norm.weight.copy_(torch.linspace(-0.5, 0.5, 8))
     expected = torch.nn.functional.rms_norm(inputs, (8,), 1 + norm.weight, 1e-6)
     torch.testing.assert_close(norm(inputs), expected)
+
+
+def test_the_projector_of_gemma_3_pools_the_patches_that_config_json_names() -> None:
+    provider = SimpleNamespace(
+        mm_tokens_per_image=16,
+        vision_config=SimpleNamespace(image_size=112, patch_size=14, layer_norm_eps=1e-5),
+        vision_projector_config=SimpleNamespace(image_size=896, patch_dim=14, tokens_per_image=256),
+    )
+    vision_layers.follow_image_size(provider)
+
+    projector = provider.vision_projector_config
+    assert (projector.image_size, projector.patch_dim, projector.tokens_per_image) == (112, 14, 16)
+    assert projector.layernorm_epsilon == 1e-5
 
 
 def test_a_dataset_without_its_index_is_refused_by_its_name(tmp_path: Path) -> None:

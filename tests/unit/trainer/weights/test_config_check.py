@@ -41,6 +41,9 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Mistral3", ministral3(rms_norm_eps=1e-5)),
         ("NemotronH", {"mlp_hidden_act": "relu2", "partial_rotary_factor": 1.0, "moe_latent_size": 1024}),
         ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [], "decoder_sparse_step": 1}}),
+        ("Gemma3", {"text_config": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}}),
+        ("Gemma3", {"text_config": {"sliding_window": 1024}, "mm_tokens_per_image": 256}),
+        ("Glm4vMoe", {"text_config": {"partial_rotary_factor": 0.5, "n_group": 1}}),
     ],
 )
 def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]) -> None:
@@ -65,6 +68,17 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
         ("Mistral3", ministral3(model_type="mistral"), "model_type 'mistral', which is 'ministral3' there"),
         ("Mistral3", ministral3(rms_norm_eps=1e-6), "rms_norm_eps 1e-06, which is 1e-05 there"),
         ("Mistral3", ministral3(rope_parameters={"rope_type": "yarn", "factor": 8.0}), "factor 8.0"),
+        (
+            "Gemma3",
+            {"text_config": {"sliding_window": 128}, "mm_tokens_per_image": 256},
+            "mm_tokens_per_image 256, which is more than sliding_window 128",
+        ),
+        ("Glm4vMoe", {"text_config": {"n_group": 2}}, "n_group 2, which is 1 there"),
+        (
+            "Glm4vMoe",
+            {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}}},
+            "mrope_section [16, 24, 24] of rope_type 'default', which is [8, 12, 12] there",
+        ),
         ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [0]}}, "mlp_only_layers [0], which is [] there"),
         (
             "Qwen3VL",
