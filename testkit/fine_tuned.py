@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from testkit.weights.families import OLMOE_OF_BRIDGE, VOCABULARY
 from testkit.weights.hybrid import HYBRID_OF_BRIDGE
 
 
@@ -27,6 +28,7 @@ _EP: dict[str, int | bool] = {"expertModelParallelSize": 2}
 _EP_ONLY: dict[str, int | bool] = {**_EP, "sequenceParallel": False}
 _TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP_ONLY: dict[str, int | bool] = {**_PP, "tensorModelParallelSize": 1, "sequenceParallel": False}
+_OLMOE = {**OLMOE_OF_BRIDGE, "model.vocab_size": VOCABULARY}
 
 CASES = (
     Case("llama3.2-1b-sft", "Llama", _TP),
@@ -47,6 +49,10 @@ CASES = (
     Case("glm4.5-air-lora", "GLM-4.5 without MTP", _EP_ONLY),
     Case("exaone4-1.2b-sft", "EXAONE 4.0", _TP),
     Case("exaone4-1.2b-lora", "EXAONE 4.0", _TP),
+    Case("k-exaone-236b-a23b-sft", "K-EXAONE", _EP_ONLY),
+    Case("k-exaone-236b-a23b-lora", "K-EXAONE", _EP_ONLY),
+    Case("olmoe-7b-sft", "OLMoE", _EP_ONLY, _OLMOE),
+    Case("olmoe-7b-lora", "OLMoE", _EP_ONLY, _OLMOE),
     Case("moonlight-16b-a3b-sft", "Moonlight", _EP_ONLY),
     Case("moonlight-16b-a3b-lora", "Moonlight", _EP_ONLY),
     Case("nemotron-h-4b-sft", "Nemotron-H", _TP_ONLY, HYBRID_OF_BRIDGE),

@@ -22,7 +22,10 @@ from tests.trainer.warm_process import WarmProcess
 ITERATIONS = 2
 CLOSE, ROUNDED = 1e-5, 0.02
 """Largest differences of logits up to 2, in float32."""
-WITH_EXPERTS = {"Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight", "Nemotron 3 Nano"}
+WITH_EXPERTS = {"Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight", "Nemotron 3 Nano"} | {
+    "K-EXAONE",
+    "OLMoE",
+}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 LATENT = {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}
 HYBRID = {"Nemotron-H", "Nemotron 3 Nano"}

@@ -33,6 +33,7 @@ _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
 _PROJECTOR: Final = (
     "its function trains the projector alone, on random images, between frozen weights that are random too"
 )
+_LATER: Final = "its function is not in the image's release of Megatron-Bridge"
 _NO_SMALL_MODEL: Final = "no small model of this architecture was trained"
 
 _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
@@ -66,9 +67,10 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"nemotron_3_5_lightning", "NemotronHForCausalLM", _PREDICTION),
     (r"nemotron_3_(super|ultra)", "NemotronHForCausalLM", _PREDICTION),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
-    (r"olmoe", "OlmoeForCausalLM", _NO_SMALL_MODEL),
+    (r"olmoe", "OlmoeForCausalLM", ""),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _NO_COLLATOR),
-    (r"exaone_moe", "ExaoneMoEForCausalLM", _NOT_TRIED),
+    (r"exaone_moe_2_0", "ExaoneMoEForCausalLM", _LATER),
+    (r"exaone_moe", "ExaoneMoEForCausalLM", ""),
     (r"exaone4", "Exaone4ForCausalLM", ""),
     (r"minimax_m3", "MiniMaxM3SparseForConditionalGeneration", _MORE_THAN_TEXT),
     (r"step35", "Step3p5ForCausalLM", _NOT_TRIED),
@@ -103,7 +105,7 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"deepseek_v2_lite", True, ""),
     (r"deepseek_v4", True, _HYBRID),
     (r"exaone4_", True, ""),
-    (r"exaone_moe_2_0", True, "its function is not in the image's release of Megatron-Bridge"),
+    (r"exaone_moe_2_0", True, _LATER),
     (r"exaone_moe", True, ""),
     (r"gemma2", True, ""),
     (r"gemma3_1b", False, ""),

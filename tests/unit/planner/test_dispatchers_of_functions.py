@@ -22,6 +22,8 @@ DISPATCHER = "model.moe_token_dispatcher_type"
 CASES = [
     ("moonlight_16b_sft_8gpu_h100_bf16_tp1_config", "hybridep"),
     ("k-exaone-236b-a23b", "deepep"),
+    ("k-exaone-236b-a23b-sft", "deepep"),
+    ("k-exaone-236b-a23b-lora", "deepep"),
     ("qwen3_30b_a3b_sft_8gpu_h100_bf16_config", "deepep"),
     ("qwen3-235b-a22b-lora", "deepep"),
     ("nemotron3-nano-30b-a3b", "hybridep"),

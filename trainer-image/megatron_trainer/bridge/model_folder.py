@@ -1,8 +1,9 @@
-"""Functions that have the architecture of a hybrid model themselves, beside the folder of the weights.
+"""Functions that have the architecture of a model themselves, beside the folder of the weights.
 
 Megatron-Bridge only logs what a checkpoint lacks, so layers that are not in it would stay random.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from megatron_contract.exit_codes import ExitCode
 
 from megatron_trainer.worker.failures import RankError
 
-_SIZES: Final = (
+_SIZES: Final[tuple[str, ...]] = (
     *("hybrid_layer_pattern", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
     *("kv_channels", "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups"),
     *("share_embeddings_and_output_weights", "vocab_size"),
@@ -18,15 +19,22 @@ _SIZES: Final = (
 """Fields of Bridge's configuration on which the shapes of a hybrid model's weights depend."""
 _EXPERTS: Final = ("num_moe_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
 """The same of its experts; the configuration of a folder has some even where the model has none."""
+_OLMOE: Final[tuple[str, ...]] = (
+    *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "vocab_size"),
+    *("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk", "rotary_base", "layernorm_epsilon"),
+)
+"""The same of OLMoE, and what changes its logits."""
+_OF_CLASS: Final[Mapping[str, tuple[str, ...]]] = {"OlMoEModelProvider": _OLMOE}
 
 
 def follow(model: Any, folder: Path) -> None:
-    """Give a hybrid `model` the vocabulary of config.json in `folder`, if the function leaves it open.
+    """Give a `model` of such a function the vocabulary of config.json in `folder`, if it is left open.
 
     The tokenizer's may be smaller, and Megatron drops rows of a checkpoint that the model lacks. Raises
     RankError with BAD_DATA if the sizes differ.
     """
-    if not hasattr(model, "hybrid_layer_pattern"):
+    sizes = _SIZES if hasattr(model, "hybrid_layer_pattern") else _OF_CLASS.get(type(model).__name__, ())
+    if not sizes:
         return
     import transformers
     from megatron.bridge import AutoBridge
@@ -34,7 +42,8 @@ def follow(model: Any, folder: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(str(folder))
     of_folder = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
     model.vocab_size = model.vocab_size or of_folder.vocab_size
-    sizes = (*_SIZES, *(_EXPERTS if model.num_moe_experts else ()))
+    if sizes is _SIZES and model.num_moe_experts:
+        sizes += _EXPERTS
     differing = [
         f"{name} {getattr(of_folder, name, None)!r} instead of {getattr(model, name)!r}"
         for name in sizes
