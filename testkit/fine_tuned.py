@@ -39,6 +39,8 @@ CASES = (
     Case("qwen3-0.6b-lora", "Qwen3", _TP),
     Case("qwen3-30b-a3b-sft", "Qwen3-MoE", _EP_ONLY),
     Case("qwen3-30b-a3b-lora", "Qwen3-MoE", _EP_ONLY),
+    Case("qwen3-next-80b-a3b-sft", "Qwen3-Next", _EP_ONLY),
+    Case("qwen3-next-80b-a3b-sft", "Qwen3-Next", _PP_ONLY),
     Case("gpt-oss-20b-sft", "GPT-OSS", _EP),
     Case("gpt-oss-20b-lora", "GPT-OSS", _EP),
     Case("gemma2-2b-sft", "Gemma 2", _TP),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from testkit.weights.families import BASE, EXPERTS, GEMMA, HEADS, LATENT, OLMOE_OF_BRIDGE, ROUTED
+from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, with_text
 from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE
 
 type Sizes = Mapping[str, Any]
@@ -84,6 +85,17 @@ CASES = (
     PretrainingCase("nemotron-h-4b", "NemotronHForCausalLM", _TP, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron-nano2-9b", "NemotronHForCausalLM", _TP_ONLY, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron3-nano-30b-a3b", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),
+    PretrainingCase("qwen3-next-80b-a3b", "Qwen3NextForCausalLM", _EP, "Qwen3NextConfig", QWEN3_NEXT),
+    PretrainingCase(
+        "qwen3.5-9b", "Qwen3_5ForConditionalGeneration", _TP, "Qwen3_5Config", with_text(QWEN3_5)
+    ),
+    PretrainingCase(
+        "qwen3.5-35b-a3b",
+        "Qwen3_5MoeForConditionalGeneration",
+        _EP,
+        "Qwen3_5MoeConfig",
+        with_text(QWEN3_5_MOE),
+    ),
     PretrainingCase("olmoe-7b", "OlmoeForCausalLM", _EP, overrides=OLMOE_OF_BRIDGE),
 )
 """Each architecture that the operator pretrains by Megatron-Bridge."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, write_prediction
 from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_SUPER, NEMOTRON_H
 
 VOCABULARY = 256
@@ -154,7 +155,10 @@ FAMILIES = (
     Family("Nemotron 3 Nano", "NemotronH", NEMOTRON_3),
     Family("Nemotron 3 Super without MTP", "NemotronH", {**NEMOTRON_3, "moe_latent_size": 32}),
     Family("Nemotron 3 Super", "NemotronH", NEMOTRON_3_SUPER, predicts=True),
-    Family("Qwen3-Next", "Qwen3Next", {**_SHARED, **HEADS}),
+    Family("Qwen3-Next without MTP", "Qwen3Next", QWEN3_NEXT),
+    Family("Qwen3-Next", "Qwen3Next", QWEN3_NEXT, predicts=True),
+    Family("Qwen3.5, text", "Qwen3_5", QWEN3_5, "Qwen3_5TextConfig"),
+    Family("Qwen3.5 with experts, text", "Qwen3_5Moe", QWEN3_5_MOE, "Qwen3_5MoeTextConfig"),
     Family("Mixtral", "Mixtral", {**BASE, **_LOCAL_EXPERTS}),
     Family("Qwen2-MoE", "Qwen2Moe", _SHARED),
 )
@@ -200,10 +204,13 @@ def disturb_vectors(model: Any) -> None:
 
 
 def _write_prediction(family: Family, folder: Path) -> None:
-    """Add a random layer of multi-token prediction to the file, as zai-org publishes GLM-4.5."""
+    """Add a random layer of multi-token prediction to the file, as the family's published weights have it."""
     import torch
     from safetensors.torch import load_file, save_file
 
+    if family.prefix == "Qwen3Next":
+        write_prediction(folder / "model.safetensors")
+        return
     layers, width = family.sizes["num_hidden_layers"], family.sizes["hidden_size"]
     larger = replace(family, sizes={**family.sizes, "num_hidden_layers": layers + 1}, predicts=False)
     file, prefix = folder / "model.safetensors", f"model.layers.{layers}."

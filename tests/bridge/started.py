@@ -79,12 +79,14 @@ def _runs() -> dict[str, list[str]]:
             for layout in filter(entry.can_start, entry.layouts):
                 name, of_mode = str(layout.function), DORA if entry.modes[0] == "lora" else {}
                 files = IMAGES if entry.reads_images else FILES if entry.fine_tunes else CORPUS
-                found[f"{name}, mock data"] = arguments(name, layout.count, {"mockData": True})
-                found[f"{name}, files"] = arguments(name, layout.count, files)
+                # Those of functions for other GPUs may have more memory.
+                own = layout.count if "h100-sxm" in layout.accelerators else 2 * layout.count
+                found[f"{name}, mock data"] = arguments(name, own, {"mockData": True})
+                found[f"{name}, files"] = arguments(name, own, files)
                 short = entry.fine_tunes and not entry.reads_images
                 # The largest of these do not fit on the GPUs of their function without its layout.
                 large = entry.reads_images or entry.model.hybrid_layer_pattern
-                count = max(2 * layout.count, 8) if large else layout.count
+                count = max(2 * layout.count, 8) if large else own
                 training = EVERY_SETTING["training"] | ({} if short else TO_PRETRAIN)
                 settings = EVERY_SETTING | {"training": training}
                 if NOT_OF_WHOLE_LAYERS & (layout.megatron_args or {}).keys():

@@ -30,7 +30,7 @@ class PodResources(ApiModel):
 
 
 DispatcherPackage = Literal["deepep", "hybridep", "ncclep"]
-ImagePackage = Literal[DispatcherPackage, "mamba-ssm"]
+ImagePackage = Literal[DispatcherPackage, "mamba-ssm", "flash-linear-attention"]
 
 
 class DataSheet(ApiModel):
@@ -91,7 +91,8 @@ class AcceleratorProfile(ApiModel):
     """Packages that the image of its runs has and the project's own lacks. Those of the dispatcher flex
     (`deepep`, `hybridep`, `ncclep`): a recipe of a Megatron-Bridge function then has the function's
     dispatcher, and CUDA graphs of whole iterations where these need it. `mamba-ssm`, with causal-conv1d: the
-    kernels of state-space layers, without which Nemotron-H is not started on GPUs."""
+    kernels of state-space layers, without which Nemotron-H is not started on GPUs. `flash-linear-attention`:
+    those of the gated delta nets of Qwen3-Next and Qwen3.5."""
     pod_template: PodTemplateOverlay = PodTemplateOverlay()
     """What a fabric needs from the pods besides: annotations, volumes, devices, sidecars."""
     bind_cpus: bool = True

@@ -27,8 +27,8 @@ _WAN: Final = _DIFFUSION.format("diffusers, imageio and megatron-energon")
 _IMAGES: Final = "images, video and sound are not passed on"
 _LACKS: Final = "the trainer's image lacks {}"
 _STATE_SPACE: Final = "on GPUs " + _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
+_DELTA_NET: Final = "on GPUs " + _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
 _PREDICTION: Final = "its layers of multi-token prediction were not trained here"
-_DELTA_NET: Final = _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
 _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
 _PROJECTOR: Final = (
     "its function trains the projector alone, on random images, between frozen weights that are random too"
@@ -41,7 +41,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"qwen2_audio", "Qwen2AudioForConditionalGeneration", _SOUND),
     (r"qwen25_vl", "Qwen2_5_VLForConditionalGeneration", ""),
     (r"qwen2", "Qwen2ForCausalLM", ""),
-    (r"qwen3_next", "Qwen3NextForCausalLM", "gated delta net is not among Megatron's local layers"),
+    (r"qwen3_next", "Qwen3NextForCausalLM", _DELTA_NET),
     (r"qwen3_omni", "Qwen3OmniMoeForConditionalGeneration", _MORE_THAN_TEXT),
     (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", ""),
     (r"qwen3_vl", "Qwen3VLForConditionalGeneration", ""),
@@ -135,6 +135,7 @@ OF_FUNCTION: Final[Mapping[str, str]] = {
 
 KERNELS: Final[Mapping[str, tuple[ImagePackage, ...]]] = {
     _STATE_SPACE: ("mamba-ssm",),
+    _DELTA_NET: ("flash-linear-attention",),
 }
 """Reason that holds on GPUs alone -> the packages without one of which it does."""
 

@@ -7,6 +7,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 Sections = dict[str, dict[str, Any]]
 
 _LATENT: Final = "model.multiLatentAttention"
+_ZERO_CENTRED: Final = "model.applyLayernorm1p"
 _AWARE: Final = "training.usePrecisionAwareOptimizer"
 _UNSUPPORTED: Final = {
     "training.fp8Format": "FP8 needs Transformer Engine",
@@ -14,7 +15,7 @@ _UNSUPPORTED: Final = {
     "parallelism.sequenceParallel": "Megatron's own LayerNorm does not support it",
     "parallelism.tpCommOverlap": "it needs Transformer Engine",
     _LATENT: "it needs Transformer Engine",
-    "model.applyLayernorm1p": "it needs Apex or Transformer Engine",
+    _ZERO_CENTRED: "it needs Apex or Transformer Engine",
 }
 _OF_FUNCTIONS: Final = (_AWARE, "parallelism.sequenceParallel", "parallelism.tpCommOverlap")
 _MUST_BE_ONE: Final = {
@@ -33,8 +34,8 @@ _REPLACED_KERNELS: Final = {
 def adapt_to_cpu(merged: Sections, found: Diagnostics, *, by_bridge: bool = False) -> None:
     """Replace the catalog's GPU kernels, each with a note; add an error for each unsupported setting.
 
-    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention on a CPU. What its
-    function sets and a CPU lacks is left out.
+    `by_bridge`: Megatron-Bridge trains, for which the trainer has latent attention and zero-centred norms on
+    a CPU. What its function sets and a CPU lacks is left out.
     """
     for path in _OF_FUNCTIONS if by_bridge else ():
         if _at(merged, path) and not found.is_set_by_user(path):
@@ -42,7 +43,7 @@ def adapt_to_cpu(merged: Sections, found: Diagnostics, *, by_bridge: bool = Fals
             merged[section].pop(leaf)
             found.note(f"{leaf} of the function is left out: {_UNSUPPORTED[path]}")
     for path, why in _UNSUPPORTED.items():
-        if _at(merged, path) and not (by_bridge and path == _LATENT):
+        if _at(merged, path) and not (by_bridge and path in (_LATENT, _ZERO_CENTRED)):
             found.error(f"spec.{path}", f"is not supported on platform cpu: {why}", _LEAVE)
     for path, why in _MUST_BE_ONE.items():
         size = _at(merged, path) or 1

@@ -27,10 +27,13 @@ from megatron_contract.exit_codes import ExitCode
 from megatron_trainer.bridge import (
     absent_packages,
     adapter_norms,
+    bucket_sizes,
+    gated_delta_net,
     glm,
     local_layers,
     model_folder,
     packing,
+    partial_rotary,
     query_norms,
     vision_layers,
 )
@@ -82,8 +85,8 @@ def import_bridge() -> None:
     if PLATFORM == "cpu":
         forget_transformer_engine()
         local_layers.use_for_prediction()
-    adapter_norms.install()
-    glm.install()
+    for module in (adapter_norms, bucket_sizes, glm, partial_rotary):
+        module.install()
 
 
 def forget_transformer_engine() -> None:
@@ -94,6 +97,7 @@ def forget_transformer_engine() -> None:
         module: Any = importlib.import_module(f"{peft.__name__}.{info.name}")
         if hasattr(module, "HAVE_TE"):
             module.HAVE_TE = False
+    gated_delta_net.install()
     vision_layers.install()
 
 
@@ -145,6 +149,7 @@ def make(run: BridgeRun) -> Any:
             _set(config, path, value)
     if loads_weights and isinstance(folder, str):
         model_folder.follow(config.model, Path(folder))
+        model_folder.predict(config.model, Path(str(run.overrides[_PRETRAINED])))
     _size_null_tokenizer(run, config)
     if (chats := run.overrides.get(CHATS)) is not None:
         config.dataset.preprocessing = preprocessing(chats=bool(chats))

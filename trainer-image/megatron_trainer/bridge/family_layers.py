@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+    get_transformer_block_with_experimental_attention_variant_spec as gated_delta_net,
+)
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerLayer, TransformerLayerSubmodules
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
@@ -187,7 +190,11 @@ _FAMILIES: dict[str, Layers] = {
     "exaone4_layer_spec": exaone4,
     "gemma2_layer_spec": gemma2,
     "gemma3_layer_spec": gemma3,
+    gated_delta_net.__name__: gated_delta_net,
     "ministral_layer_spec": ministral3,
     "olmoe_layer_spec": olmoe,
 }
-"""Name of Bridge's function -> the same layers of Megatron's own parts."""
+"""Name of Bridge's function -> the same layers of Megatron's own parts.
+
+Gated delta nets are built of these by Megatron's function itself: `megatron_trainer.bridge.gated_delta_net`.
+"""

@@ -1,9 +1,8 @@
-"""Has Megatron-Bridge build GLM-4.5 and GLM-4.5V as transformers does.
+"""Has Megatron-Bridge build GLM-4.5V as transformers does.
 
-transformers 5 keeps `partial_rotary_factor` of config.json in `rope_parameters`, where Bridge 0.6.2 does not
-look: it would rotate all of a head of GLM-4.5, and fail for GLM-4.5V. The tokens of images are settings of
-the whole model; Bridge reads them of the text's part. Its GLM-4.5V takes each token of id 0 for padding, and
-gives it no position.
+transformers 5 keeps `partial_rotary_factor` of config.json in `rope_parameters`, and the tokens of images are
+settings of the whole model; Bridge 0.6.2 reads both of the text's part. It takes each token of id 0 for
+padding, and gives it no position.
 """
 
 from typing import Any
@@ -11,14 +10,9 @@ from typing import Any
 
 def install() -> None:
     """Call it once in a process, after Bridge is imported."""
-    from megatron.bridge.models.glm import GLM45Bridge
     from megatron.bridge.models.glm_vl import modeling_glm_45v
     from megatron.bridge.models.glm_vl.glm_45v_bridge import GLM45VBridge
 
-    GLM45Bridge.CONFIG_MAPPING = [
-        *GLM45Bridge.CONFIG_MAPPING,
-        ("rope_parameters.partial_rotary_factor", "rotary_percent"),
-    ]
     inner = GLM45VBridge.provider_bridge
 
     def with_settings(self: Any, pretrained: Any) -> Any:

@@ -8,7 +8,7 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
-from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear
+from megatron_trainer.bridge.local_linear import LayerNormColumnParallelLinear, LocalParts
 
 
 class LatentDotProductAttention(DotProductAttention):
@@ -39,11 +39,11 @@ def use_for_prediction() -> None:
     """Have Bridge build layers of multi-token prediction without Transformer Engine; call it once."""
     from megatron.core.models.gpt import gpt_layer_specs
 
-    inner = gpt_layer_specs.get_gpt_mtp_block_spec
+    of_backend = gpt_layer_specs.get_gpt_mtp_block_spec_for_backend
 
     def of_local_parts(config: Any, spec: Any, use_transformer_engine: bool, **kwargs: Any) -> Any:
         del use_transformer_engine
-        return inner(config, spec, use_transformer_engine=False, **kwargs)
+        return of_backend(config, spec, LocalParts(config), **kwargs)
 
     gpt_layer_specs.get_gpt_mtp_block_spec = of_local_parts
 

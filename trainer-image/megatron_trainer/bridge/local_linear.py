@@ -6,6 +6,7 @@ Their parameters have the names of Transformer Engine's, so that Bridge's mappin
 from typing import Any
 
 import torch
+from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
@@ -68,3 +69,25 @@ class RowParallelLinearLayerNorm(RowParallelLinear):
         """Return the normed output, and None."""
         output, bias = super().forward(input_)
         return self.post_layernorm(output), bias
+
+
+class LocalParts(LocalSpecProvider):
+    """Megatron's own parts, with a norm in the linear layer behind it; zero-centred norms if the model's are.
+
+    Parameters have the names of Transformer Engine's.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._norm = norm(config)
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        """Norms are in the linear layer."""
+        return True
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        """The linear layer with a norm of its input."""
+        return LayerNormColumnParallelLinear
+
+    def layer_norm(self, *_: Any, **__: Any) -> Any:
+        """The norm of this model."""
+        return self._norm

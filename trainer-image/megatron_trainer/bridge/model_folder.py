@@ -1,4 +1,4 @@
-"""Functions that have the architecture of a model themselves, beside the folder of the weights.
+"""What a function leaves open or has itself, compared with the folder of the model and with its weights.
 
 Megatron-Bridge only logs what a checkpoint lacks, so layers that are not in it would stay random.
 """
@@ -55,3 +55,32 @@ def follow(model: Any, folder: Path) -> None:
             f"{folder}/config.json is of another model than the recipe's: {', '.join(differing)}; name the "
             "recipe of this model, or the folder of the recipe's model",
         )
+
+
+def predict(model: Any, weights: Path) -> None:
+    """Give a Qwen3-Next the layer of multi-token prediction that is among the imported `weights`.
+
+    config.json does not state it, and without it the run would drop its weights. Raises RankError with
+    BAD_DATA if the weights cannot be read.
+    """
+    if getattr(model, "experimental_attention_variant", None) != "gated_delta_net" or model.mtp_num_layers:
+        return
+    if any(name.startswith("mtp.") for name in _tensors(weights)):
+        model.mtp_num_layers = 1
+
+
+def _tensors(weights: Path) -> list[str]:
+    """Names of the tensors of the checkpoint that the tracker in `weights` names, or of `weights` itself."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    tracker = weights / "latest_checkpointed_iteration.txt"
+    try:
+        text = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else "."
+        directory = weights / (f"iter_{int(text):07}" if text.isdecimal() else text)
+        return list(FileSystemReader(directory).read_metadata().state_dict_metadata)
+    except Exception as error:  # a pickle raises anything
+        text = " ".join(str(error).split())[:300]
+        message = (
+            f"checkpoint.pretrained_checkpoint: {weights} cannot be read: {text}; import the weights again"
+        )
+        raise RankError(ExitCode.BAD_DATA, message) from error

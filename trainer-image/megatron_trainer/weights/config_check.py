@@ -61,6 +61,12 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"use_sliding_window": False},
+    "Qwen3NextForCausalLM": {
+        **{"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": True},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": []},
+    },
+    "Qwen3_5ForCausalLM": {"hidden_act": "silu", "attention_bias": False},
+    "Qwen3_5MoeForCausalLM": {"hidden_act": "silu", "attention_bias": False},
     "GptOssForCausalLM": {"hidden_act": "silu", "swiglu_limit": 7.0},
     "Gemma2ForCausalLM": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
     "Gemma3ForCausalLM": _GEMMA3,
@@ -99,7 +105,12 @@ _FIXED_VISION: Final[Mapping[str, Settings]] = {
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
 }
 """The same of `vision_config`."""
-_PARTLY_ROTATED: Final = frozenset({"Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"})
+_PARTLY_ROTATED: Final = frozenset(
+    {
+        *("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"),
+        *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    }
+)
 """Architectures whose `partial_rotary_factor` the model gets."""
 
 

@@ -41,6 +41,9 @@ CONVERTS: tuple[str, ...] = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "GptOssForCausalLM",
@@ -84,9 +87,17 @@ def import_bridge() -> None:
 
     importlib.import_module("megatron.bridge")
     forget_transformer_engine()
-    from megatron_trainer.bridge import adapter_norms, glm, local_layers, local_names, query_norms
+    from megatron_trainer.bridge import (
+        adapter_norms,
+        glm,
+        local_layers,
+        local_names,
+        partial_rotary,
+        query_norms,
+        zero_centred_norms,
+    )
 
-    for module in (adapter_norms, local_names, glm):
+    for module in (adapter_norms, local_names, glm, partial_rotary, zero_centred_norms):
         module.install()
     query_norms.leave_out()
     local_layers.use_for_prediction()
@@ -161,12 +172,23 @@ def make_provider(bridge: Any, dtype: str) -> Any:
 
     provider = bridge.to_megatron_provider(load_weights=False)
     vision_layers.follow_config(provider)
+    if _predicts_unstated(bridge):
+        provider.mtp_num_layers = 1
     kind = dtype_of(dtype)
     provider.fp16, provider.bf16 = kind is torch.float16, kind is torch.bfloat16
     provider.params_dtype = provider.pipeline_dtype = provider.autocast_dtype = kind
     # Rows that no token of the source has belong to a run's layout, not to the weights.
     provider.should_pad_vocab = False
     return provider
+
+
+def _predicts_unstated(bridge: Any) -> bool:
+    """Whether a Qwen3-Next has a layer of multi-token prediction, which its config.json does not state."""
+    config = getattr(bridge.hf_pretrained, "config", bridge.hf_pretrained)
+    if config.architectures != ["Qwen3NextForCausalLM"]:
+        return False
+    state = getattr(bridge.hf_pretrained, "state", None)
+    return state is not None and any(name.startswith("mtp.") for name in state.source.get_all_keys())
 
 
 def make_model(bridge: Any, dtype: str) -> Any:

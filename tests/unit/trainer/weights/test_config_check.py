@@ -44,6 +44,8 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Gemma3", {"text_config": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}}),
         ("Gemma3", {"text_config": {"sliding_window": 1024}, "mm_tokens_per_image": 256}),
         ("Glm4vMoe", {"text_config": {"partial_rotary_factor": 0.5, "n_group": 1}}),
+        ("Qwen3Next", {"partial_rotary_factor": 0.25, "layer_types": ["linear_attention"] * 2}),
+        ("Qwen3_5", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
     ],
 )
 def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]) -> None:
@@ -80,6 +82,9 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             "mrope_section [16, 24, 24] of rope_type 'default', which is [8, 12, 12] there",
         ),
         ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [0]}}, "mlp_only_layers [0], which is [] there"),
+        ("Qwen3Next", {"norm_topk_prob": False}, "norm_topk_prob False, which is True there"),
+        ("Qwen3Next", {"decoder_sparse_step": 2}, "decoder_sparse_step 2, which is 1 there"),
+        ("Qwen3_5Moe", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
         (
             "Qwen3VL",
             {"text_config": {}, "vision_config": {"hidden_act": "silu"}},
