@@ -168,6 +168,33 @@ class BadNodes(ApiModel):
     """Keys of taints that show the same."""
 
 
+MAINTENANCE_CONDITIONS = ("VMEventScheduled",)
+MAINTENANCE_TAINTS = (
+    "ToBeDeletedByClusterAutoscaler",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/spot-itn",
+    "cloud.google.com/impending-node-termination",
+    "karpenter.sh/disrupted",
+    "remediator.kubernetes.azure.com/unschedulable",
+)
+
+
+class Maintenance(ApiModel):
+    """Planned maintenance of nodes: a run that trains on such a node moves before the node goes."""
+
+    conditions: Annotated[list[NodeSign], Field(max_length=64)] = Field(
+        default_factory=lambda: list(MAINTENANCE_CONDITIONS)
+    )
+    """Node conditions that announce it, as `Type` (when True) or `Type=Status`. The default is that of AKS'
+    node-problem-detector for scheduled events of the VM."""
+    taints: Annotated[list[NodeSign], Field(max_length=64)] = Field(
+        default_factory=lambda: list(MAINTENANCE_TAINTS)
+    )
+    """Keys of taints that announce it. The default has those of Cluster Autoscaler, Karpenter, GKE, AKS'
+    node auto-drain and AWS Node Termination Handler; with both lists empty no run is moved."""
+
+
 class NetworkPolicies(ApiModel):
     """A NetworkPolicy for the pods of each run. It needs a network plugin that enforces such policies."""
 
@@ -229,5 +256,7 @@ class PlatformConfig(ApiModel):
     """Limits by namespace; `*` applies to all others."""
     bad_nodes: BadNodes = BadNodes()
     """Handling of nodes whose hardware fails, which runs avoid."""
+    maintenance: Maintenance = Maintenance()
+    """Planned maintenance of nodes, before which runs move."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """NetworkPolicies of runs."""

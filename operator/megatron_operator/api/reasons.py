@@ -271,9 +271,16 @@ class Reason(StrEnum):
     NODE_NOT_AVOIDED = (
         "NodeNotAvoided",
         "Event",
-        "A node's hardware failed, but `platform.badNodes.maxShare` or `maxPerHour` is reached, or the other "
-        "nodes have no room: the run uses it all the same. `status.recovery.nodeEvidence` has the reason.",
+        "A node's hardware failed, or its maintenance is announced, but `platform.badNodes.maxShare` or "
+        "`maxPerHour` is reached, or the other nodes have no room: the run uses it all the same. "
+        "`status.recovery.nodeEvidence` or `maintenance` has the reason.",
         "Inspect the nodes; cordon this one yourself, raise the cap, or add nodes.",
+    )
+    MOVED_FOR_MAINTENANCE = (
+        "MovedForMaintenance",
+        "`Recovering=True`, `Running=False`, Event",
+        "A condition or taint of `platform.maintenance` announced that a node will go: the run saved a "
+        "checkpoint and moves to other nodes. It costs no restart of the budget.",
     )
     NODE_AVOIDED = (
         "NodeAvoided",

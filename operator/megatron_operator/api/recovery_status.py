@@ -37,6 +37,8 @@ class RestartsByKind(ApiModel):
     """The loss was not finite, or a spike."""
     resize: int = 0
     """The run was resized to another number of accelerators."""
+    maintenance: int | None = None
+    """The run moved off nodes before their planned maintenance; not set before the first move."""
 
 
 class Incident(ApiModel):
@@ -99,6 +101,19 @@ class NodeEvidence(ApiModel):
     """Why the run uses the node all the same: a cap of the platform, or too few other nodes."""
 
 
+class NodeMaintenance(ApiModel):
+    """A node of the run whose planned maintenance was announced."""
+
+    sign: str
+    """The condition or taint that announces it."""
+    time: str
+    """When it was first seen, RFC 3339."""
+    avoided_at: str | None = None
+    """When the run began to avoid the node because of it, RFC 3339; it does so once for each announcement."""
+    not_avoided: str | None = None
+    """Why the run stays on the node: a cap of the platform, or too few other nodes."""
+
+
 class RecoveryStatus(ApiModel):
     """Interruptions of the run and what they cost."""
 
@@ -125,6 +140,8 @@ class RecoveryStatus(ApiModel):
     """Failures of the run by node that the node's hardware caused: an application's errors do not count."""
     node_evidence: dict[str, NodeEvidence] = Field(default_factory=dict)
     """The evidence of failed hardware by node."""
+    maintenance: dict[str, NodeMaintenance] = Field(default_factory=dict)
+    """Announced maintenance by node, of the run's nodes and those that it avoids for it."""
     nodes_avoided: list[str] = Field(default_factory=list)
     """Nodes that new pods avoid."""
     elastic: ElasticStatus | None = None

@@ -22,6 +22,7 @@ KINDS = {
     "hang": "HangFound",
     "loss": "LossRolledBack",
     "resize": "Resized",
+    "maintenance": "MovedForMaintenance",
 }
 """Kind of an incident -> the reason of its Event and condition, but for a resize (`Shrunk`, `Grown`)."""
 

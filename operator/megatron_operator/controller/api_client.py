@@ -22,6 +22,8 @@ from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 
 TIMEOUT: Final = 20.0
 """Seconds for one request; the work queue retries."""
+WATCH_SILENCE: Final = 150.0
+"""Seconds without anything from a watch after which its connection is lost: bookmarks come each minute."""
 PAGE: Final = 250
 """Objects of a list that one response has: a pod takes about 10 KB, and parsing blocks the event loop."""
 
@@ -182,14 +184,60 @@ class ApiClient:
         accept: str = "application/json",
     ) -> AsyncIterator[list[Object]]:
         """As `find`, in lists of up to PAGE objects; the caller keeps of each only what it needs."""
+        async for _, page in self.versioned_pages(
+            resource, namespace, labels=labels, fields=fields, accept=accept
+        ):
+            yield page
+
+    async def versioned_pages(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str | None = None,
+        fields: str | None = None,
+        accept: str = "application/json",
+    ) -> AsyncIterator[tuple[str, list[Object]]]:
+        """As `pages`, each with the version of the collection, from which `watch` continues."""
         path = resource.path(namespace) if namespace else resource.cluster_path()
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": None}
         while True:
             page = await self._request("GET", path, query, accept=accept)
-            yield list(page.get("items") or [])
-            query["continue"] = page.get("metadata", {}).get("continue") or None
+            metadata = page.get("metadata") or {}
+            yield str(metadata.get("resourceVersion") or ""), list(page.get("items") or [])
+            query["continue"] = metadata.get("continue") or None
             if query["continue"] is None:
                 return
+
+    async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[Object]:
+        """Changes of a collection over all namespaces since `version`, as watch events, for `seconds`.
+
+        Bookmarks are among them. Raises ApiError, with status 410 where the version is too old.
+        """
+        query = {
+            "watch": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+            "allowWatchBookmarks": "true",
+        }
+        path, headers = resource.cluster_path(), {"Accept": "application/json"}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        url = self._url(path, query)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=WATCH_SILENCE)
+        response = await self._api.call_api("GET", url, headers, _request_timeout=timeout)
+        API_REQUESTS.labels("GET", resource.plural, str(response.status)).inc()
+        stream = response.response
+        try:
+            if response.status >= 400:
+                raise ApiError.of(response.status, await stream.read())
+            while line := await stream.content.readline():
+                event = dict(json_documents.loads(line))
+                if event.get("type") == "ERROR":
+                    error = event.get("object") or {}
+                    raise ApiError(int(error.get("code") or 500), "Expired", str(error.get("message")))
+                yield event
+        finally:
+            stream.close()
 
     async def node_labels(self) -> list[dict[str, str]]:
         """Labels of all nodes; only their metadata is transferred."""
@@ -279,9 +327,7 @@ class ApiClient:
         plural, code = _plural(path), "none"
         if method != "GET":
             WRITES.labels(method, plural).inc()
-        given = {key: value for key, value in (query or {}).items() if value is not None}
-        url = self._api.configuration.host + path + (f"?{urlencode(given)}" if given else "")
-        fence = None if method == "GET" else self._fence
+        url, fence = self._url(path, query), None if method == "GET" else self._fence
         try:
             async with contextlib.nullcontext() if fence is None else fence.writing():
                 response = await self._api.call_api(method, url, headers, body, _request_timeout=TIMEOUT)
@@ -293,6 +339,10 @@ class ApiClient:
         if response.status < 400:
             return dict(json_documents.loads(content)) if content else {}
         raise ApiError.of(response.status, content)
+
+    def _url(self, path: str, query: Mapping[str, str | None] | None) -> str:
+        given = {key: value for key, value in (query or {}).items() if value is not None}
+        return str(self._api.configuration.host) + path + (f"?{urlencode(given)}" if given else "")
 
 
 def _require_before_sending(fence: Fence) -> aiohttp.TraceConfig:

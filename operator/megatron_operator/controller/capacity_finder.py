@@ -3,13 +3,17 @@
 import asyncio
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recipe import MegatronRecipeSpec
 from megatron_operator.api.validation import parse_spec
 from megatron_operator.controller.api_client import NODES, PODS, ApiClient
+from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.planning import Planning
+from megatron_operator.controller.room_finder import RoomFinder
 from megatron_operator.lifecycle.capacity import ClusterUsage, claimed_by_others, fitting_pods, places
 from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
@@ -33,7 +37,9 @@ class CapacityFinder:
     `allowed` is whether the operator may read nodes and all pods.
     """
 
-    def __init__(self, api: ApiClient, planning: Planning, *, allowed: bool) -> None:
+    def __init__(
+        self, api: ApiClient, planning: Planning, watch: NodeWatch | None = None, *, allowed: bool
+    ) -> None:
         self._api = api
         self._planning = planning
         self._allowed = allowed
@@ -42,6 +48,7 @@ class CapacityFinder:
         self._cluster = ClusterUsage()
         self._absent: frozenset[str] = frozenset()
         self._fits: dict[RecipeKey, tuple[tuple[object, ...], int | None]] = {}
+        self._room = RoomFinder(watch)
         self._growths = Growths()
         self._growths_known: dict[RecipeKey, int] = {}
         """How many growths had been decided on when a run's capacity was found."""
@@ -49,6 +56,7 @@ class CapacityFinder:
     def forget(self, key: RecipeKey) -> None:
         """Drop what is cached of a run."""
         self._fits.pop(key, None)
+        self._room.forget(key)
         self._growths.forget(key)
         self._growths_known.pop(key, None)
 
@@ -67,8 +75,34 @@ class CapacityFinder:
         self._growths.add(status.key, template, -(-count // snapshot.per_node), status.now)
         return True
 
-    async def find(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
-        """The run's capacity; records in the status which larger count is free, and since when."""
+    def move(self, status: StatusBuilder, pods: int) -> bool:
+        """Reserve places for `pods` pods that move, so that no other run moves into them.
+
+        False if another run has been given places since this run's capacity was found.
+        """
+        return self._room.move(status.key, pods, status.now)
+
+    async def find(
+        self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, maintenance: Maintenance
+    ) -> Capacity:
+        """The run's capacity; records in the status which larger count is free, and since when.
+
+        `maintenance`: what announces that a node will go.
+        """
+        capacity = await self._find(status, snapshot, limits)
+        if self._room.arrived(status, snapshot):
+            self._read_at = -FRESH
+        if not self._allowed or not self._room.concerns(status):
+            return capacity
+        if (known := self._room.known(status, snapshot)) is not None:
+            return replace(capacity, room=known)
+        cluster = await self._read_cluster(snapshot.placed_on)
+        growing = self._growths.of_others(status.key, cluster, status.now)
+        template = _template(avoiding(snapshot.existing_job, status.recovery.nodes_avoided))
+        room = await self._room.find(status, snapshot, cluster, template, growing, maintenance)
+        return replace(capacity, room=room)
+
+    async def _find(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
         recovery = status.recovery
         waiting = recovery.waiting_since is not None
         resizable = limits.elastic is not None and (waiting or recovery.elastic is not None)

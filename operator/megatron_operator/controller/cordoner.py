@@ -6,7 +6,7 @@ from typing import Final
 
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_CORDONED_AT
-from megatron_operator.api.platform import BadNodes
+from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
 from megatron_operator.controller.api_client import NODES, ApiClient, ApiError
 from megatron_operator.controller.config_source import ConfigSource
@@ -38,13 +38,14 @@ class Cordoner:
         self._config = config
         self._lock = asyncio.Lock()
 
-    async def rules(self, status: StatusBuilder) -> BadNodes:
-        """The platform's rules for bad nodes; the defaults, which cordon none, while the file is invalid."""
+    async def rules(self, status: StatusBuilder) -> tuple[BadNodes, Maintenance]:
+        """The platform's rules for nodes; the defaults, which cordon none, while the file is invalid."""
         try:
-            return (await self._config.read()).platform.bad_nodes
+            platform = (await self._config.read()).platform
+            return platform.bad_nodes, platform.maintenance
         except InvalidRecipeError as error:
             log.warning("%s: the defaults of platform.badNodes apply: %s", status.key, error)
-            return BadNodes()
+            return BadNodes(), Maintenance()
 
     async def cordon(self, status: StatusBuilder, nodes: tuple[str, ...], rules: BadNodes, pool: int) -> None:
         """Cordon nodes before the status records that the run avoids them.

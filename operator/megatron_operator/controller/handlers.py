@@ -20,6 +20,7 @@ from megatron_operator.controller.kopf_storage import NoDiffBase, NoProgress
 from megatron_operator.controller.loop_lag import measure_loop_lag
 from megatron_operator.controller.node_checker import NodeChecker
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches, ObjectCache
 from megatron_operator.controller.plan_workers import PlanWorkers
 from megatron_operator.controller.planning import Planning
@@ -65,13 +66,14 @@ class Operator:
         settings = self.settings
         self.poller = ProgressPoller(settings, lambda key: self.queue.add(key, 0), self.api.clock.now)
         nodes = NodeReader(self.api, allowed=settings.node_discovery)
+        watch = NodeWatch(self.api, self._missed) if settings.node_discovery else None
         self.caches = Caches(settings.job_kinds)
         self._cache_check = CacheCheck(self.api, self.caches, settings.watch_namespaces, self._missed)
-        self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches)
+        self.snapshots = SnapshotReader(self.api, nodes, self.poller, self.caches, watch)
         self._workers = PlanWorkers()
         self._planning = Planning(self.config, self._workers, lambda key: self.queue.add(key, 0))
         self._planner = asyncio.create_task(self._planning.start(), name="planner")
-        capacity = CapacityFinder(self.api, self._planning, allowed=settings.node_discovery)
+        capacity = CapacityFinder(self.api, self._planning, watch, allowed=settings.node_discovery)
         cordoner = Cordoner(self.api, self.config)
         checker = NodeChecker(self.api, self.config, settings.namespace)
         policies = PolicyReconciler(self.api, self.config, settings.watch_namespaces)
@@ -94,6 +96,7 @@ class Operator:
             asyncio.create_task(self._work(), name="caches"),
             asyncio.create_task(cordoner.run(), name="cordoned-nodes"),
             asyncio.create_task(policies.run(), name="network-policies"),
+            *([] if watch is None else [asyncio.create_task(watch.run(), name="nodes")]),
             *([] if settings.watch_namespaces else [asyncio.create_task(checker.run(), name="node-checks")]),
             asyncio.create_task(measure_loop_lag(), name="loop-lag"),
         ]

@@ -51,7 +51,7 @@ EVENTS_DROPPED: Final = Counter(
 _RUN: Final = ["namespace", "name"]
 RESTARTS: Final = Gauge(
     "megatron_recipe_restarts",
-    "Interruptions of the run: rank, pod, node, gang, hang, loss, resize",
+    "Interruptions of the run: rank, pod, node, gang, hang, loss, resize, maintenance",
     [*_RUN, "kind"],
 )
 LOST_SECONDS: Final = Gauge(
@@ -135,7 +135,7 @@ def update_run(status: StatusBuilder) -> None:
     _phase_of[status.key] = phase
     PHASE.labels(*status.key, phase).set(1)
     for kind in _KINDS:
-        RESTARTS.labels(*status.key, kind).set(getattr(recovery.restarts_by_kind, kind))
+        RESTARTS.labels(*status.key, kind).set(getattr(recovery.restarts_by_kind, kind) or 0)
     for name in _LOST:
         LOST_SECONDS.labels(*status.key, name).set(getattr(recovery.lost_seconds, name) or 0.0)
     LOST_ITERATIONS.labels(*status.key).set(recovery.lost_iterations)

@@ -8,6 +8,7 @@ from megatron_operator.api.labels import LABEL_ROLE
 from megatron_operator.controller.api_client import EVENTS, TRAINING_JOBS, ApiClient, templates_of
 from megatron_operator.controller.children import pods_of_role
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.progress_poller import ProgressPoller
 from megatron_operator.controller.termination_events import ends_from_events
@@ -56,10 +57,18 @@ class SnapshotReader:
     The cache may be lost: then the cause of a restart is less precise, and nothing else changes.
     """
 
-    def __init__(self, api: ApiClient, nodes: NodeReader, poller: ProgressPoller, caches: Caches) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        nodes: NodeReader,
+        poller: ProgressPoller,
+        caches: Caches,
+        watch: NodeWatch | None = None,
+    ) -> None:
         self._api = api
         self._caches = caches
         self._nodes = nodes
+        self._watch = watch
         self._poller = poller
         self._ends: dict[RecipeKey, dict[str, PodEnd]] = {}
 
@@ -166,7 +175,7 @@ class SnapshotReader:
             for pod in own:
                 if pod not in current:
                     self.cache_pod_end(key, pod)
-        return RunSnapshot(
+        snapshot = RunSnapshot(
             now=status.now,
             job=job,
             pods=tuple(sorted(current, key=node_rank)),
@@ -175,6 +184,10 @@ class SnapshotReader:
             silence=self._poller.silence(key),
             ends=dict(self._ends.get(key, {})),
         )
+        if self._watch is None or job is None:
+            return snapshot
+        names = snapshot.placed_on | status.recovery.maintenance.keys()
+        return replace(snapshot, announcing=self._watch.of(key, names))
 
     async def _with_ends_from_events(self, status: StatusBuilder, snapshot: RunSnapshot) -> RunSnapshot:
         """Add how pods ended that were replaced while the operator was not running."""

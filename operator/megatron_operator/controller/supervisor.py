@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.api.platform import Maintenance
 from megatron_operator.controller.api_client import EXPECTED_ERRORS
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.cordoner import Cordoner
@@ -17,13 +18,15 @@ from megatron_operator.lifecycle.object_metadata import is_deleting
 from megatron_operator.lifecycle.observation import Capacity, Limits
 from megatron_operator.lifecycle.recovery import (
     apply_decision,
+    judge_announcements,
     observe,
+    pods_to_move,
     recheck_delay,
     recovery_limits,
     report_kept_nodes,
     unfinished_actions,
 )
-from megatron_operator.lifecycle.recovery_policy import Avoid, Resize, Wait, decide
+from megatron_operator.lifecycle.recovery_policy import Avoid, Move, Resize, Wait, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
@@ -65,9 +68,11 @@ class Supervisor:
             return expire_job(status, snapshot)
         if (unfinished := unfinished_actions(status, snapshot)) is not None:
             return unfinished
-        limits, rules = recovery_limits(status), await self._cordoner.rules(status)
+        limits = recovery_limits(status)
+        rules, maintenance = await self._cordoner.rules(status)
         status.set(recovery=judge_nodes(status.recovery, snapshot.nodes, rules, status.now))
-        capacity = await self._find_capacity(status, snapshot, limits)
+        judge_announcements(status, snapshot, limits, maintenance)
+        capacity = await self._find_capacity(status, snapshot, limits, maintenance)
         observation = observe(status, snapshot, limits, capacity, rules)
         report_kept_nodes(status, observation)
         decision = decide(observation)
@@ -78,6 +83,10 @@ class Supervisor:
                 self._capacity.forget_growth(status.key)
             elif not self._capacity.grow(status, snapshot, decision.count):
                 return wait(SOON, "another run grows")
+        if isinstance(decision, Move) and not self._capacity.move(
+            status, pods_to_move(snapshot, decision.move)
+        ):
+            return wait(SOON, "another run moves")
         if isinstance(decision, Avoid):
             pool = len(capacity.places or ()) or snapshot.size
             await self._cordoner.cordon(status, decision.nodes, rules, pool)
@@ -93,10 +102,12 @@ class Supervisor:
         self._poller.forget(key)
         self._capacity.forget(key)
 
-    async def _find_capacity(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
+    async def _find_capacity(
+        self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, maintenance: Maintenance
+    ) -> Capacity:
         """The run's capacity; none while it cannot be computed, so that recovery goes on without it."""
         try:
-            return await self._capacity.find(status, snapshot, limits)
+            return await self._capacity.find(status, snapshot, limits, maintenance)
         except EXPECTED_ERRORS:
             raise
         except InvalidRecipeError as error:

@@ -96,9 +96,9 @@ def _with(
 def _recounted(counts: RestartsByKind, old: str | None, new: str) -> RestartsByKind:
     if old == new:
         return counts
-    update = {new: getattr(counts, new) + 1}
+    update = {new: (getattr(counts, new) or 0) + 1}
     if old is not None:
-        update[old] = getattr(counts, old) - 1
+        update[old] = (getattr(counts, old) or 0) - 1
     return counts.model_copy(update=update)
 
 

@@ -1,6 +1,6 @@
 """What a node's conditions and taints show about its hardware, and how many nodes a run may avoid."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from megatron_operator.api.platform import BadNodes
@@ -49,10 +49,20 @@ def judge_nodes(
 
 def hardware_sign(node: NodeStatus, rules: BadNodes) -> tuple[str, str] | None:
     """Evidence and cause from the node's conditions and taints; None if they show nothing."""
-    signs = {sign if "=" in sign else f"{sign}=True" for sign in rules.conditions}
+    return node_sign(node, rules.conditions, rules.taints)
+
+
+def node_sign(
+    node: NodeStatus, conditions: Collection[str], taints: Collection[str]
+) -> tuple[str, str] | None:
+    """The first of these conditions (`Type` or `Type=Status`) and keys of taints that the node has.
+
+    Returns its kind, `NodeCondition` or `NodeTaint`, and a text; None if it has none of them.
+    """
+    signs = {sign if "=" in sign else f"{sign}=True" for sign in conditions}
     for found in sorted(node.conditions & signs):
         return NODE_CONDITION, f"node condition {found}"
-    for found in sorted(node.taints & set(rules.taints)):
+    for found in sorted(node.taints & set(taints)):
         return NODE_TAINT, f"node taint {found}"
     return None
 
@@ -66,11 +76,11 @@ def avoidance_limits(
     nodes may not be read, so that only the gang's own size is known.
     """
     avoided = len(recovery.nodes_avoided)
-    pool = size if places is None else len(set(places) | set(recovery.nodes_avoided))
     recent = sum(
         each.avoided_at is not None and now - (seconds(each.avoided_at) or 0.0) < HOUR
         for each in recovery.node_evidence.values()
     )
+    pool = size if places is None else len(set(places) | set(recovery.nodes_avoided))
     share = max(1, int(rules.max_share * pool))
     by_share = share - avoided <= rules.max_per_hour - recent
     count = max(0, min(share - avoided, rules.max_per_hour - recent))

@@ -153,6 +153,30 @@ class AvoidanceLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Places on the nodes of which no maintenance is announced."""
+
+    pods: int
+    """Pods of the run that fit there, with its own counted as free and those that others wait for taken."""
+    pool: int
+    """Number of all nodes that match the run, free or not."""
+    announced: frozenset[str] = frozenset()
+    """Other nodes that have free places, but announce maintenance: new pods must avoid them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceMove:
+    """A move of the run off nodes whose maintenance is announced."""
+
+    leaving: Mapping[str, str]
+    """Nodes with pods of the run, and what announces their maintenance."""
+    avoid: frozenset[str]
+    """These nodes and others that announce it, where new pods could be placed."""
+    obstacle: str | None = None
+    """Why the run stays; None: it may move."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """Accelerators that a run could have."""
 
@@ -162,6 +186,8 @@ class Capacity:
     """Avoided nodes that are ready and have free accelerators for a pod of the run."""
     places: Mapping[str, int] | None = None
     """Pods that each node has room for, as in AvoidanceLimits."""
+    room: Room | None = None
+    """None: not known, or no node of the run announces maintenance."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +213,8 @@ class Observation:
     """Avoided nodes that are ready and have free accelerators for a pod of the run."""
     avoidance: AvoidanceLimits | None = None
     """None: no limit."""
+    maintenance: MaintenanceMove | None = None
+    """None: no node of the run announces maintenance, or nothing can be decided now."""
 
     @cached_property
     def node_choice(self) -> NodeChoice:

@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from megatron_operator.api.conditions import Condition, Phase
-from megatron_operator.api.platform import BadNodes
+from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.reasons import Reason
 from megatron_operator.api.recipe import RecoverySpec
 from megatron_operator.api.recovery_status import RecoveryStatus
@@ -34,12 +34,26 @@ from megatron_operator.lifecycle.incidents import (
     resized,
     resized_by_edit,
 )
+from megatron_operator.lifecycle.maintenance import (
+    judge_maintenance,
+    left_behind,
+    moved,
+    plan_move,
+    record_staying,
+)
 from megatron_operator.lifecycle.node_choice import record_kept
 from megatron_operator.lifecycle.node_evidence import forget_evidence, is_conclusive, record_avoided
 from megatron_operator.lifecycle.node_health import avoidance_limits
-from megatron_operator.lifecycle.node_state import node_of
-from megatron_operator.lifecycle.object_metadata import is_deleting
-from megatron_operator.lifecycle.observation import Capacity, Heartbeat, History, Limits, Observation
+from megatron_operator.lifecycle.node_state import NodeStatus, node_of
+from megatron_operator.lifecycle.object_metadata import Object, is_deleting
+from megatron_operator.lifecycle.observation import (
+    Capacity,
+    Heartbeat,
+    History,
+    Limits,
+    MaintenanceMove,
+    Observation,
+)
 from megatron_operator.lifecycle.pod_termination import pod_end, short_name
 from megatron_operator.lifecycle.progress_status import reached_iteration
 from megatron_operator.lifecycle.recovery_policy import (
@@ -47,6 +61,7 @@ from megatron_operator.lifecycle.recovery_policy import (
     Decision,
     Fail,
     ForceDelete,
+    Move,
     ReleaseNodes,
     Resize,
     RestartGang,
@@ -81,6 +96,7 @@ def observe(
     rules: BadNodes | None = None,
 ) -> Observation:
     """What the recovery policy decides on. `rules` are the platform's for bad nodes."""
+    rules = rules or BadNodes()
     heartbeat = None
     if snapshot.reading is not None:
         report = snapshot.reading.report
@@ -112,7 +128,9 @@ def observe(
                 if is_conclusive(each)
             },
             avoided=frozenset(recovery.nodes_avoided),
-            cleared=frozenset(recovery.nodes_avoided) - recovery.node_evidence.keys(),
+            cleared=frozenset(recovery.nodes_avoided)
+            - recovery.node_evidence.keys()
+            - recovery.maintenance.keys(),
         ),
         limits=limits,
         ended=snapshot.job_phase is not JobPhase.ACTIVE,
@@ -120,10 +138,18 @@ def observe(
         waiting_since=seconds(recovery.waiting_since),
         capacity=capacity.elastic,
         releasable=capacity.releasable_nodes,
-        avoidance=avoidance_limits(
-            recovery, capacity.places, snapshot.size, rules or BadNodes(), snapshot.now
-        ),
+        avoidance=avoidance_limits(recovery, capacity.places, snapshot.size, rules, snapshot.now),
+        maintenance=plan_move(recovery, capacity.room, snapshot.size, rules, snapshot.now),
     )
+
+
+def judge_announcements(
+    status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, rules: Maintenance
+) -> None:
+    """Record which nodes of the run announce maintenance; none for a run that avoids no nodes."""
+    nodes = snapshot.announcing if limits.avoid_after else dict[str, NodeStatus]()
+    recovery = judge_maintenance(status.recovery, nodes, snapshot.placed_on, rules, status.now)
+    status.set(recovery=recovery)
 
 
 def report_kept_nodes(status: StatusBuilder, observation: Observation) -> None:
@@ -133,6 +159,12 @@ def report_kept_nodes(status: StatusBuilder, observation: Observation) -> None:
     for node, why in new.items():
         evidence = recovery.node_evidence[node]
         text = f"{node} has {evidence.evidence} ({evidence.cause}), but the run does not avoid it: {why}"
+        status.add_event(Reason.NODE_NOT_AVOIDED, text, warning=True)
+    recovery, new = record_staying(status.recovery, observation.maintenance)
+    status.set(recovery=recovery)
+    for node, why in new.items():
+        sign = recovery.maintenance[node].sign
+        text = f"maintenance of {node} is announced ({sign}), but the run stays on it: {why}"
         status.add_event(Reason.NODE_NOT_AVOIDED, text, warning=True)
 
 
@@ -155,9 +187,12 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     if snapshot.has_templates and avoided(job) != avoid:
         return _place_elsewhere(status, snapshot, avoid)
     outdated = tuple(pod for pod in snapshot.unscheduled_pods if avoided_by(pod) != avoid)
-    misplaced: tuple[dict[str, object], ...] = ()
-    if unrecovered(recovery):
-        misplaced = tuple(pod for pod in snapshot.active_pods if node_of(pod) in avoid)
+    interrupted = unrecovered(recovery) is not None
+    misplaced = tuple(
+        pod
+        for pod in snapshot.active_pods
+        if (interrupted and node_of(pod) in avoid) or left_behind(recovery, pod)
+    )
     if not (outdated or misplaced):
         return None
     # The operator replaces these pods itself, so they do not count as a restart.
@@ -184,6 +219,8 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
             return _avoid_nodes(status, snapshot, frozenset(recovery.nodes_avoided) - set(nodes), cause)
         case Resize(count, cause):
             return _resize(status, snapshot, count, cause)
+        case Move(move):
+            return _move(status, snapshot, move)
         case _:
             image = snapshot.image_to_pin
             pin = () if image is None else (PinImage(job, image),)
@@ -311,6 +348,31 @@ def _resize(status: StatusBuilder, snapshot: RunSnapshot, count: int, cause: str
     status.add_event(reason, f"continues on {count} accelerators: {cause}")
     _set_interrupted(status, reason, cause)
     return wait(SOON, "the job is being resized", [DeleteJob(snapshot.existing_job)])
+
+
+def pods_to_move(snapshot: RunSnapshot, move: MaintenanceMove) -> int:
+    """Number of pods that need another place; all of them where the job is re-created."""
+    return len(_leaving(snapshot, move)) if snapshot.backend.PATCHES_TEMPLATES else snapshot.size
+
+
+def _leaving(snapshot: RunSnapshot, move: MaintenanceMove) -> tuple[Object, ...]:
+    return tuple(pod for pod in snapshot.active_pods if node_of(pod) in move.leaving)
+
+
+def _move(status: StatusBuilder, snapshot: RunSnapshot, move: MaintenanceMove) -> Result:
+    """The pods of these nodes end with their grace period, in which the gang saves; new ones avoid them."""
+    leaving, job = _leaving(snapshot, move), snapshot.existing_job
+    first = short_name(leaving[0], snapshot.name) if leaving else None
+    iteration = status.progress.iteration
+    status.set(recovery=moved(status.recovery, move, first, status.now, iteration=iteration))
+    _set_interrupted(status, Reason.MOVED_FOR_MAINTENANCE, status.recovery.history[-1].cause)
+    nodes = frozenset(status.recovery.nodes_avoided)
+    if snapshot.backend.PATCHES_TEMPLATES:
+        # The operator replaces these pods itself, so they do not count as a restart.
+        status.set_recovery(pods_as_of=None, gang=None, restart_before=None)
+        return wait(SOON, "pods move before maintenance", [AvoidNodes(job, nodes), DeletePods(leaving)])
+    status.set_recovery(outgoing_job=snapshot.job_uid)
+    return wait(SOON, "the job is being re-created before maintenance", [DeleteJob(job)])
 
 
 def _set_interrupted(status: StatusBuilder, reason: Reason, cause: str) -> None:

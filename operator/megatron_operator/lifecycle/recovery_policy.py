@@ -7,7 +7,13 @@ from typing import Final
 from megatron_operator.lifecycle.backoff import backoff
 from megatron_operator.lifecycle.hang_detection import answered_recently, hang_cause
 from megatron_operator.lifecycle.node_choice import places_left
-from megatron_operator.lifecycle.observation import HEARTBEAT_TRAINING, Observation, PodPhase, PodView
+from megatron_operator.lifecycle.observation import (
+    HEARTBEAT_TRAINING,
+    MaintenanceMove,
+    Observation,
+    PodPhase,
+    PodView,
+)
 
 UNREACHABLE_PATIENCE: Final = 30.0
 """Seconds that a node may be unreachable, after Kubernetes detected it (40 s or more), before its pods are
@@ -76,7 +82,14 @@ class Resize:
     cause: str
 
 
-Decision = Wait | RestartGang | Fail | ForceDelete | Avoid | ReleaseNodes | Resize
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Leave nodes before their maintenance: the pods there save a checkpoint as they end."""
+
+    move: MaintenanceMove
+
+
+Decision = Wait | RestartGang | Fail | ForceDelete | Avoid | ReleaseNodes | Resize | Move
 
 
 def decide(observation: Observation) -> Decision:
@@ -84,7 +97,7 @@ def decide(observation: Observation) -> Decision:
 
     The trainer restarts ranks and the training-operator replaces lost pods. What they cannot do is decided
     here: force-delete the pods of lost nodes, avoid bad nodes, restart a gang that runs without progress,
-    resize an elastic run. Every observation has a decision.
+    leave nodes before their maintenance, resize an elastic run. Every observation has a decision.
     """
     for rule in RULES:
         decision = rule(observation)
@@ -229,6 +242,14 @@ def _hang(observation: Observation) -> Decision | None:
     return None if cause is None else _restart(observation, cause)
 
 
+def _maintenance(observation: Observation) -> Move | None:
+    """A run that trains leaves nodes whose maintenance is announced; any other cannot save."""
+    move = observation.maintenance
+    if move is None or move.obstacle is not None or not _trains(observation):
+        return None
+    return Move(move)
+
+
 def _running_since(observation: Observation) -> float:
     """When the last pod of a running gang started, seconds since the epoch."""
     return max(pod.started or 0.0 for pod in observation.pods)
@@ -298,6 +319,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _without_capacity,
     _incomplete,
     _hang,
+    _maintenance,
     _grow,
 )
 """In order: a rule may rely on those before it not applying."""

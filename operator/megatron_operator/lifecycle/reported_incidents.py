@@ -14,10 +14,12 @@ from megatron_operator.lifecycle.status_size import LONGEST_CAUSE, cut
 
 KINDS: Final = {"rank": "rank", "pod": "pod", "hang": "hang", "loss": "loss", "store": "pod", "stop": "pod"}
 """Kinds in the trainer's report -> kinds in the status."""
-OBSERVED_KINDS: Final = frozenset({"pod", "node", "gang", "resize"})
+OBSERVED_KINDS: Final = frozenset({"pod", "node", "gang", "resize", "maintenance"})
 """Kinds that the operator observes itself."""
 NODE_KNOWN_KINDS: Final = frozenset({"rank", "hang", "loss"})
 """Kinds after which the pod still exists, so that its node is known."""
+LONGEST_SAVE: Final = 1800.0
+"""Seconds between the decision to move and the end of the pods that save before they move."""
 CLOCK_SKEW: Final = 60.0
 """Seconds by which the clocks of nodes and operator, and the moments of detection, may differ."""
 
@@ -87,7 +89,8 @@ def _matching(recovery: RecoveryStatus, report: ReportedIncident) -> Incident | 
         if each.generation is None and each.kind in OBSERVED_KINDS:
             began = seconds(each.time) or 0.0
             before_rendezvous = report.met_at is None or began <= report.met_at + CLOCK_SKEW
-            if report.detected_at - CLOCK_SKEW <= began and before_rendezvous:
+            before = LONGEST_SAVE if each.kind == "maintenance" else CLOCK_SKEW
+            if report.detected_at - before <= began and before_rendezvous:
                 return each
     return None
 

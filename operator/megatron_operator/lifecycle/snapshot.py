@@ -47,6 +47,9 @@ class RunSnapshot:
     """Warnings about the job."""
     nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
     """Nodes with pods that are being deleted, and suspects; empty where nodes may not be read."""
+    announcing: Mapping[str, NodeStatus] | None = None
+    """Of the run's nodes, and those recorded for maintenance, those that exist, as the watch of nodes
+    delivered them; None: not known."""
     cached: bool = False
     """Whether job and pods are what the watches delivered, which may be out of date."""
 
@@ -115,6 +118,11 @@ class RunSnapshot:
     def active_pods(self) -> tuple[Object, ...]:
         """Pods that are not being deleted."""
         return tuple(pod for pod in self.pods if not is_deleting(pod))
+
+    @cached_property
+    def placed_on(self) -> frozenset[str]:
+        """Nodes of the active pods."""
+        return frozenset(name for pod in self.active_pods if (name := node_of(pod)) is not None)
 
     @cached_property
     def pod_views(self) -> tuple[PodView, ...]:

@@ -141,6 +141,7 @@ _REDUCTIONS: Final[tuple[tuple[str, Callable[[Status], Status]], ...]] = (
     # The newest stays: incidents are numbered from it.
     ("recovery.history", _changed("recovery", "history", to=lambda history: history[-1:])),
     ("recovery.nodeEvidence", _changed("recovery", "nodeEvidence", to=lambda _: None)),
+    ("recovery.maintenance", _changed("recovery", "maintenance", to=lambda _: None)),
     ("recovery.nodeFailures", _changed("recovery", "nodeFailures", to=lambda _: None)),
     ("recovery.placement", _changed("recovery", "placement", to=lambda _: None)),
     ("plan.stageLayers", _changed("plan", "stageLayers", to=lambda layers: layers[:0])),

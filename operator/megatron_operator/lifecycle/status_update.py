@@ -46,6 +46,7 @@ REASONS: Final = {
     "gang": Reason.GANG_RESTARTED,
     "hang": Reason.HANG_FOUND,
     "loss": Reason.LOSS_ROLLED_BACK,
+    "maintenance": Reason.MOVED_FOR_MAINTENANCE,
 }
 """Kind of incident -> reason of the condition Recovering and of Events. A resize sets Shrunk or Grown."""
 LONGEST_UNSTARTED: Final = 5.0

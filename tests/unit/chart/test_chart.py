@@ -87,8 +87,8 @@ def test_the_operator_may_patch_nodes_only_with_cordoning_enabled(render: Any) -
         role = of_kind(render(values), "ClusterRole", "megatron-operator")
         return {verb for rule in role["rules"] if "nodes" in rule["resources"] for verb in rule["verbs"]}
 
-    assert verbs({}) == {"list"}
-    assert verbs({"platform": {"badNodes": {"cordon": True}}}) == {"list", "patch"}
+    assert verbs({}) == {"list", "watch"}
+    assert verbs({"platform": {"badNodes": {"cordon": True}}}) == {"list", "watch", "patch"}
 
 
 def test_a_namespaced_operator_has_no_rights_outside_its_namespaces(render: Any) -> None:

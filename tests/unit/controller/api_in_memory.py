@@ -122,6 +122,13 @@ class ApiInMemory:
     ) -> AsyncIterator[list[Object]]:
         yield await self.find(resource, namespace, fields=fields)
 
+    async def versioned_pages(
+        self, resource: Resource, namespace: None
+    ) -> AsyncIterator[tuple[str, list[Object]]]:
+        assert resource is NODES
+        assert namespace is None
+        yield "1", [self._node(name) for name in self.cluster.nodes]
+
     async def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
         self._write()
         assert resource is RECIPES, f"{resource} would be applied over what others have set"
@@ -292,10 +299,13 @@ class ApiInMemory:
         ready = {"type": "Ready", "status": "True"}
         if since is not None:
             ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": timestamp(since)}
+        announced = (
+            [{"type": "VMEventScheduled", "status": "True"}] if self.cluster.nodes[name].announced else []
+        )
         return {
             "metadata": {"name": name, "labels": {HOSTNAME: name}},
             "spec": {},
-            "status": {"allocatable": _ALLOCATABLE, "conditions": [ready]},
+            "status": {"allocatable": _ALLOCATABLE, "conditions": [ready, *announced]},
         }
 
     def _others(self) -> list[Object]:

@@ -36,6 +36,8 @@ class Node:
     down_since: float | None = None
     taken: bool = False
     """Whether pods of other users fill it."""
+    announced: bool = False
+    """Whether a condition announces its maintenance."""
 
     def unreachable_since(self, now: float) -> float | None:
         if self.down_since is None or now - self.down_since < NODE_MONITOR_GRACE:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
+from megatron_operator.api.platform import Maintenance
 from megatron_operator.api.recovery_status import ElasticStatus
 from megatron_operator.api.times import timestamp
 from megatron_operator.controller.api_client import NODES, Resource
@@ -69,8 +70,8 @@ class ShrunkRun:
 
     async def larger(self) -> int | None:
         """The count that the run could grow to."""
-        found = (await self.finder.find(self.status, self.snapshot, LIMITS)).elastic
-        return found and found.larger
+        found = (await self.finder.find(self.status, self.snapshot, LIMITS, Maintenance())).elastic
+        return None if found is None else found.larger
 
     def grow(self) -> bool:
         return self.finder.grow(self.status, self.snapshot, 16)

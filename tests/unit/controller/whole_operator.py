@@ -15,11 +15,12 @@ from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.labels import LABEL_RECIPE
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recovery_status import RecoveryStatus
-from megatron_operator.controller import capacity_finder, node_reader, supervisor
+from megatron_operator.controller import capacity_finder, node_reader, room_finder, supervisor
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.children import Children
 from megatron_operator.controller.cordoner import Cordoner
 from megatron_operator.controller.node_reader import NodeReader
+from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.object_cache import Caches
 from megatron_operator.controller.recipe_planner import RecipePlanner
 from megatron_operator.controller.reconciler import Reconciler
@@ -171,6 +172,7 @@ class WholeOperator:
         self._patches: list[Any] = [
             patch.object(node_reader, "time", clock),
             patch.object(capacity_finder, "time", clock),
+            patch.object(room_finder, "time", clock),
             patch.object(supervisor, "decide", self._decide),
         ]
         for each in self._patches:
@@ -185,7 +187,8 @@ class WholeOperator:
         nodes = NodeReader(api, allowed=True)
         self.caches = Caches()
         self._undelivered: tuple[list[Any], ...] = ([], [], [])
-        self._snapshots = SnapshotReader(api, nodes, poller, self.caches)
+        self._watch = NodeWatch(api, lambda _key: None)
+        self._snapshots = SnapshotReader(api, nodes, poller, self.caches, self._watch)
         planning: Any = self.planning or PlanningInProcess()
         traces: Any = SimpleNamespace(send=self.traces.append)
         self._reconciler = Reconciler(
@@ -194,7 +197,9 @@ class WholeOperator:
             self._snapshots,
             Children(api),
             Stages(api, nodes, poller),
-            Supervisor(poller, CapacityFinder(api, planning, allowed=True), Cordoner(api, config)),
+            Supervisor(
+                poller, CapacityFinder(api, planning, self._watch, allowed=True), Cordoner(api, config)
+            ),
             poller,
             self.caches,
             traces,
@@ -227,6 +232,7 @@ class WholeOperator:
 
     def _deliver(self) -> None:
         """The watches deliver what has changed; where they are `behind`, that of the last reconcile."""
+        self.runner.run(self._watch.refresh())
         current = self._current()
         delivered = self._undelivered if self._behind else current
         self._undelivered = current

@@ -1,0 +1,118 @@
+"""Finds out whether a run could leave nodes before their maintenance: the free places on other nodes."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from megatron_operator.api.platform import Maintenance
+from megatron_operator.controller.node_watch import NodeWatch
+from megatron_operator.lifecycle.capacity import (
+    ClusterUsage,
+    WaitingGang,
+    claimed_by_others,
+    fitting_pods,
+    places,
+)
+from megatron_operator.lifecycle.incident_history import unrecovered
+from megatron_operator.lifecycle.maintenance import to_leave
+from megatron_operator.lifecycle.moves import Moves
+from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.observation import Room
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+
+FRESH: Final = 30.0
+"""Seconds for which enough room is taken to be there."""
+RECHECK: Final = 300.0
+"""Seconds between two checks for a run that has too little: each goes through all nodes of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    leaving: frozenset[str]
+    room: Room
+    found_at: float
+    """Monotonic seconds."""
+    moves: int
+    """How many moves had been decided on."""
+
+
+class RoomFinder:
+    """The room of runs with nodes that announce maintenance. `watch` is None where nodes may not be read."""
+
+    def __init__(self, watch: NodeWatch | None) -> None:
+        self._watch = watch
+        self._answers: dict[RecipeKey, _Answer] = {}
+        self._moves = Moves()
+
+    def forget(self, key: RecipeKey) -> None:
+        """Drop what is kept of a run."""
+        self._answers.pop(key, None)
+        self._moves.forget(key)
+        if self._watch is not None:
+            self._watch.forget(key)
+
+    def concerns(self, status: StatusBuilder) -> bool:
+        """Whether the run has nodes to leave."""
+        if self._watch is not None and to_leave(status.recovery):
+            return True
+        self._answers.pop(status.key, None)
+        return False
+
+    def arrived(self, status: StatusBuilder, snapshot: RunSnapshot) -> bool:
+        """Whether a run that was moving has just all of its pods on nodes and trains."""
+        settled = snapshot.all_bound_at is not None and unrecovered(status.recovery) is None
+        return settled and self._moves.forget(status.key)
+
+    def known(self, status: StatusBuilder, snapshot: RunSnapshot) -> Room | None:
+        """What was found for the same nodes a short while ago; None where it is to be found again."""
+        answer = self._answers.get(status.key)
+        if answer is None or answer.leaving != frozenset(to_leave(status.recovery)):
+            return None
+        enough = answer.room.pods >= snapshot.size
+        return answer.room if time.monotonic() - answer.found_at < (FRESH if enough else RECHECK) else None
+
+    async def find(
+        self,
+        status: StatusBuilder,
+        snapshot: RunSnapshot,
+        cluster: ClusterUsage,
+        template: Object,
+        growing: Sequence[WaitingGang],
+        rules: Maintenance,
+    ) -> Room:
+        """The room of the run now.
+
+        Args:
+            status: Of the run.
+            snapshot: Of the run.
+            cluster: All nodes and pods.
+            template: Of the run's new pods.
+            growing: Pods that other runs will have.
+            rules: What announces maintenance.
+        """
+        assert self._watch is not None, "the caller asks `concerns` first"
+        announcing, moves = self._watch.announcing(rules), self._moves.decided
+        own = {pod["metadata"]["uid"] for pod in snapshot.pods}
+        # In a thread: ten thousand nodes take longer than the event loop may be blocked.
+        fits = await asyncio.to_thread(fitting_pods, cluster, template, own)
+        elsewhere = {name: count for name, count in fits.items() if name not in announcing}
+        claimed = await asyncio.to_thread(
+            claimed_by_others, cluster, template, elsewhere, own, status.now, growing
+        )
+        pool = await asyncio.to_thread(places, cluster, template)
+        free = sum(elsewhere.values()) - claimed - self._moves.of_others(status.key, status.now)
+        room = Room(max(0, free), len(pool), announcing & fits.keys())
+        leaving = frozenset(to_leave(status.recovery))
+        self._answers[status.key] = _Answer(leaving, room, time.monotonic(), moves)
+        return room
+
+    def move(self, key: RecipeKey, pods: int, now: float) -> bool:
+        """Reserve places for `pods` pods; False if another run began to move since the room was found."""
+        answer = self._answers.pop(key, None)
+        if answer is None or answer.moves != self._moves.decided:
+            return False
+        self._moves.add(key, pods, now)
+        return True

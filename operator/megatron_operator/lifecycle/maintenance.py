@@ -1,0 +1,175 @@
+"""Planned maintenance: a run that trains on a node that will go moves before it does, with a checkpoint.
+
+A node announces it by a condition or taint of `platform.maintenance`. For each announcement a run moves at
+most once, and only if all of its pods have room on nodes without one; otherwise it trains on.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from megatron_operator.api.platform import BadNodes, Maintenance
+from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
+from megatron_operator.api.times import seconds, timestamp
+from megatron_operator.lifecycle import incident_history
+from megatron_operator.lifecycle.node_health import HOUR, cap, node_sign
+from megatron_operator.lifecycle.node_state import NodeStatus, node_of
+from megatron_operator.lifecycle.object_metadata import Object
+from megatron_operator.lifecycle.observation import MaintenanceMove, Room
+from megatron_operator.lifecycle.status_size import MAX_NODES
+
+KIND: Final = "maintenance"
+"""Kind of the incident of a move."""
+NAMED: Final = 3
+"""Nodes that the cause of a move names."""
+
+
+def maintenance_sign(node: NodeStatus, rules: Maintenance) -> str | None:
+    """The condition or taint that announces maintenance of a node; None if nothing does."""
+    found = node_sign(node, rules.conditions, rules.taints)
+    return None if found is None else found[1]
+
+
+def judge_maintenance(
+    recovery: RecoveryStatus,
+    nodes: Mapping[str, NodeStatus] | None,
+    placed: Collection[str],
+    rules: Maintenance,
+    now: float,
+) -> RecoveryStatus:
+    """Record what the nodes of a run announce, and drop what is over.
+
+    Args:
+        recovery: `status.recovery`.
+        nodes: Those of the run's and the recorded nodes that exist; None: not known.
+        placed: Nodes with pods of the run.
+        rules: What announces maintenance.
+        now: Seconds since the epoch.
+    """
+    if nodes is None:
+        return recovery
+    entries: dict[str, NodeMaintenance] = {}
+    for name in sorted(
+        {*placed, *recovery.maintenance}, key=lambda each: (each not in recovery.maintenance, each)
+    ):
+        known, node = recovery.maintenance.get(name), nodes.get(name)
+        sign = None if node is None else maintenance_sign(node, rules)
+        if sign is None or len(entries) >= MAX_NODES:
+            continue
+        if known is not None and (name in placed or known.avoided_at is not None):
+            entries[name] = known
+        elif name in placed:
+            entries[name] = NodeMaintenance(sign=sign, time=timestamp(now))
+    return (
+        recovery if entries == recovery.maintenance else recovery.model_copy(update={"maintenance": entries})
+    )
+
+
+def to_leave(recovery: RecoveryStatus) -> dict[str, str]:
+    """Nodes with an announcement for which the run has not moved yet, and what announces it."""
+    return {name: each.sign for name, each in sorted(recovery.maintenance.items()) if each.avoided_at is None}
+
+
+def plan_move(
+    recovery: RecoveryStatus,
+    room: Room | None,
+    size: int,
+    rules: BadNodes,
+    now: float,
+) -> MaintenanceMove | None:
+    """Which nodes the run would leave now, and what stands against it; None: nothing to decide.
+
+    All of them or none are left: a run that stays on one of them would be interrupted twice.
+
+    Args:
+        recovery: `status.recovery`.
+        room: Free places on other nodes; None: not known, so that nothing is decided.
+        size: Number of the run's pods.
+        rules: The platform's caps.
+        now: Seconds since the epoch.
+    """
+    leaving = to_leave(recovery)
+    if not leaving or room is None:
+        return None
+    avoided = leaving.keys() | room.announced
+    share = max(1, int(rules.max_share * room.pool))
+    recent = sum(each.kind == KIND and now - (seconds(each.time) or 0.0) < HOUR for each in recovery.history)
+    obstacle = None
+    if recent >= rules.max_per_hour:
+        obstacle = cap(rules, share, by_share=False)
+    elif len(avoided | set(recovery.nodes_avoided)) > share:
+        obstacle = cap(rules, share, by_share=True)
+    elif len(avoided | set(recovery.nodes_avoided)) > MAX_NODES:
+        obstacle = f"a run avoids at most {MAX_NODES} nodes"
+    elif room.pods < size:
+        obstacle = f"the other nodes have no room for all {size} pods now"
+    return MaintenanceMove(leaving, frozenset(avoided), obstacle)
+
+
+def move_cause(leaving: Mapping[str, str]) -> str:
+    """`maintenance of node-1, node-2 and 3 more (node taint karpenter.sh/disrupted)`."""
+    names, signs = sorted(leaving), sorted(set(leaving.values()))
+    more = len(names) - NAMED
+    listed = ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"maintenance of {listed} ({', '.join(signs)})"
+
+
+def moved(
+    recovery: RecoveryStatus, move: MaintenanceMove, pod: str | None, now: float, *, iteration: int | None
+) -> RecoveryStatus:
+    """Record that the run leaves nodes; costs no restart of the budget.
+
+    Args:
+        recovery: `status.recovery`.
+        move: What is left and avoided.
+        pod: The first pod that moves, without the job's name.
+        now: Seconds since the epoch.
+        iteration: The last one that was reported.
+    """
+    since = timestamp(now)
+    new = {
+        name: NodeMaintenance(sign=move.leaving.get(name, KIND), time=since) for name in move.avoid
+    } | recovery.maintenance
+    entries = {
+        name: each.model_copy(update={"avoided_at": since, "not_avoided": None})
+        if name in move.avoid
+        else each
+        for name, each in new.items()
+    }
+    recovery = incident_history.append(
+        recovery,
+        time=since,
+        kind=KIND,
+        cause=move_cause(move.leaving),
+        pod=pod,
+        node=min(move.leaving),
+        iteration=iteration,
+    )
+    return recovery.model_copy(
+        update={"maintenance": entries, "nodes_avoided": sorted(move.avoid | set(recovery.nodes_avoided))}
+    )
+
+
+def left_behind(recovery: RecoveryStatus, pod: Object) -> bool:
+    """Whether a pod is on a node that the run has left for its maintenance, and was there before."""
+    entry = recovery.maintenance.get(node_of(pod) or "")
+    if entry is None or entry.avoided_at is None or node_of(pod) not in recovery.nodes_avoided:
+        return False
+    return (seconds(pod["metadata"]["creationTimestamp"]) or 0.0) <= (seconds(entry.avoided_at) or 0.0)
+
+
+def record_staying(
+    recovery: RecoveryStatus, move: MaintenanceMove | None
+) -> tuple[RecoveryStatus, dict[str, str]]:
+    """Record why the run stays on nodes. Returns the status and the nodes for which that is new, with why."""
+    if move is None:
+        return recovery, {}
+    why = move.obstacle
+    changed = {
+        name: each.model_copy(update={"not_avoided": why})
+        for name, each in recovery.maintenance.items()
+        if name in move.leaving and each.not_avoided != why
+    }
+    if not changed:
+        return recovery, {}
+    new = {} if why is None else dict.fromkeys(changed, why)
+    return recovery.model_copy(update={"maintenance": recovery.maintenance | changed}), new

@@ -1,0 +1,83 @@
+"""A run moves off a node before its planned maintenance, against a real API server and simulated nodes."""
+
+from collections.abc import Callable
+
+from testkit.run_state import RunState
+from testkit.waiting import wait_until
+from tests.control_plane.nodes import Pool
+from tests.control_plane.test_bad_nodes import avoided_nodes
+from tests.control_plane.world import World
+
+GKE = "cloud.google.com/impending-node-termination"
+
+
+def begin(world: World, on: Pool) -> RunState:
+    """A run that trains on two nodes of the pool."""
+    world.apply("run", scheduling={"nodeSelector": on.selector})
+    return world.train("run", 60, checkpoint=50)
+
+
+def taint(world: World, node: str, *keys: str) -> None:
+    """Taint a node as a cloud does that is about to take it; without keys, remove what was set."""
+    others = [
+        each
+        for each in world.api.get("Node", None, node)["spec"].get("taints") or []
+        if not each["key"].startswith("cloud.google.com/")
+    ]
+    taints = [*others, *({"key": key, "effect": "NoSchedule"} for key in keys)]
+    world.api.patch("Node", None, node, {"spec": {"taints": taints}})
+
+
+def set_scheduled(world: World, node: str, status: str) -> None:
+    """Set the condition of AKS' node-problem-detector, which keeps no pods away."""
+    now = "2026-01-01T00:00:00Z"
+    scheduled = {"type": "VMEventScheduled", "status": status, "lastTransitionTime": now}
+    known = world.api.get("Node", None, node)["status"].get("conditions") or []
+    conditions = [*(each for each in known if each["type"] != scheduled["type"]), scheduled]
+    world.api.patch("Node", None, node, {"status": {"conditions": conditions}}, "status")
+
+
+def test_a_run_moves_once_before_its_node_goes_and_the_node_is_used_again(
+    world: World, pool: Callable[[int], Pool]
+) -> None:
+    nodes = pool(3)
+    state = begin(world, nodes)
+    leaves, master, worker = state.node_of("worker-0"), state.uid_of("master-0"), state.uid_of("worker-0")
+    [spare] = set(nodes.nodes) - {leaves, state.node_of("master-0")}
+    taint(world, leaves, GKE)
+    world.wait_for(
+        "run",
+        pods=2,
+        without=[worker],
+        where=lambda state: state.pods["worker-0"]["spec"].get("nodeName") == spare,
+    )
+    state = world.train(
+        "run", 61, checkpoint=60, generation=2, resumedFrom=60, recovery={"nodesAvoided": [leaves]}
+    )
+    assert state.uid_of("master-0") == master, "a pod elsewhere stays"
+    assert state.job is not None
+    assert avoided_nodes(state.job) == [leaves]
+    assert state.recovery.get("restarts", 0) == 0
+    assert [(each["kind"], each["node"]) for each in state.recovery["history"]] == [("maintenance", leaves)]
+    world.wait_for_events("MovedForMaintenance", contains=f"maintenance of {leaves} (node taint {GKE})")
+    taint(world, leaves)
+    state = world.wait_for("run", where=lambda state: not state.recovery.get("nodesAvoided"))
+    assert state.node_of("worker-0") == spare, "nothing moves back"
+
+
+def test_a_run_trains_on_where_it_has_no_other_place(world: World, pool: Callable[[int], Pool]) -> None:
+    nodes = pool(2)
+    state = begin(world, nodes)
+    leaves, before = state.node_of("worker-0"), state.uid_of("worker-0")
+    set_scheduled(world, leaves, "True")
+    world.wait_for_events("NodeNotAvoided", contains="the other nodes have no room for all 2 pods now")
+    state = world.wait_for("run", status={"phase": "Training"})
+    assert state.uid_of("worker-0") == before
+    assert not state.recovery.get("history")
+    set_scheduled(world, leaves, "False")
+
+    def forgotten() -> bool:
+        recipe = world.api.get("MegatronRecipe", world.namespace, "run")
+        return not recipe["status"]["recovery"].get("maintenance")
+
+    wait_until("the announcement to be forgotten", forgotten)

@@ -1,0 +1,176 @@
+"""A run moves off a node before its maintenance, over a simulated cluster: two pods on three nodes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from megatron_operator.lifecycle.incident_history import HISTORY_LIMIT
+
+from tests.unit.controller.simulated_run import Run
+
+ANNOUNCED = "node condition VMEventScheduled=True"
+
+
+@pytest.fixture
+def run(training_run: Run) -> Run:
+    training_run.until(training_run.trains)
+    return training_run
+
+
+def nodes(run: Run) -> set[str | None]:
+    return {pod.node for pod in run.cluster.pods}
+
+
+def announce(run: Run, *names: str) -> None:
+    for name in names:
+        run.cluster.nodes[name].announced = True
+
+
+def pass_time(run: Run, seconds: int) -> None:
+    for _ in range(seconds):
+        run.cluster.pass_time(1)
+        run.operator.reconcile()
+
+
+def recovered(run: Run) -> Callable[[], bool]:
+    return lambda: run.trains() and bool(run.incidents) and "recoveredAt" in run.incidents[-1]
+
+
+def events(run: Run, reason: str) -> list[str]:
+    return [each["message"] for each in run.api.posted if each["reason"] == reason]
+
+
+@pytest.mark.parametrize("writes", [None, *range(4)])
+def test_a_run_moves_once_with_its_checkpoint_wherever_the_operator_dies(
+    run: Run, writes: int | None
+) -> None:
+    stays = run.cluster.pods[0].uid
+    reached = run.cluster.iteration
+    announce(run, "node-1")
+    run.operator.die_after(writes)
+    run.until(lambda: nodes(run) == {"node-0", "node-2"})
+    run.until(run.trains)
+    pass_time(run, 60)
+    assert run.cluster.pods[0].uid == stays, "a pod elsewhere stays"
+    assert run.cluster.resumed_from >= reached, "nothing is repeated"
+    recovery = run.status["recovery"]
+    assert (recovery.get("restarts", 0), recovery.get("restartsSinceCheckpoint", 0)) == (0, 0)
+    assert [(each["kind"], each["node"]) for each in run.incidents] == [("maintenance", "node-1")]
+    assert run.incidents[0]["cause"] == f"maintenance of node-1 ({ANNOUNCED})"
+    assert run.incidents[0]["lostIterations"] == 0
+    assert recovery["nodesAvoided"] == ["node-1"]
+
+
+def test_a_move_is_reported_and_its_time_has_cause_and_node(run: Run) -> None:
+    announce(run, "node-1")
+    run.until(lambda: run.condition("Recovering").get("reason") == "MovedForMaintenance")
+    run.until(recovered(run))
+    assert events(run, "MovedForMaintenance") == [f"maintenance of node-1 ({ANNOUNCED})"]
+    marks = [(each.get("cause"), each.get("node")) for each in run.status["ledger"]["marks"]]
+    assert (f"maintenance of node-1 ({ANNOUNCED})", "node-1") in marks
+
+
+def test_the_node_is_used_again_once_nothing_is_announced_and_the_run_stays(run: Run) -> None:
+    announce(run, "node-1")
+    run.until(recovered(run))
+    before = nodes(run)
+    run.cluster.nodes["node-1"].announced = False
+    run.until(lambda: not run.status["recovery"].get("nodesAvoided"))
+    pass_time(run, 60)
+    assert not run.status["recovery"].get("maintenance")
+    assert (nodes(run), len(run.incidents)) == (before, 1)
+    assert events(run, "NodeReleased")
+
+
+def test_a_run_trains_on_where_it_has_no_other_place_and_moves_once_there_is_one(run: Run) -> None:
+    run.cluster.nodes["node-2"].taken = True
+    announce(run, "node-1")
+    pass_time(run, 320)
+    why = "the other nodes have no room for all 2 pods now"
+    assert run.status["recovery"]["maintenance"]["node-1"]["notAvoided"] == why
+    text = f"maintenance of node-1 is announced ({ANNOUNCED}), but the run stays on it: {why}"
+    assert events(run, "NodeNotAvoided") == [text], "reported once"
+    assert not run.incidents
+    run.cluster.nodes["node-2"].taken = False
+    run.until(lambda: nodes(run) == {"node-0", "node-2"})
+
+
+def test_a_run_does_not_move_to_a_node_that_announces_maintenance_too(run: Run) -> None:
+    announce(run, *run.cluster.nodes)
+    pass_time(run, 320)
+    assert run.trains()
+    assert not run.incidents
+    assert set(run.status["recovery"]["maintenance"]) == {"node-0", "node-1"}
+
+
+def test_a_run_that_came_back_for_lack_of_room_does_not_move_again(run: Run) -> None:
+    announce(run, "node-1")
+    run.until(lambda: len(run.cluster.pods) == 2 and run.cluster.pods[1].deleted_at is not None)
+    run.cluster.nodes["node-2"].taken = True
+    run.until(lambda: nodes(run) == {"node-0", "node-1"} and run.trains(), seconds=900)
+    run.cluster.nodes["node-2"].taken = False
+    pass_time(run, 60)
+    assert [each["kind"] for each in run.incidents] == ["maintenance"]
+    assert nodes(run) == {"node-0", "node-1"}
+
+
+def test_a_run_moves_at_most_so_often_in_an_hour(run: Run) -> None:
+    for _ in range(6):
+        [leaving] = [pod.node for pod in run.cluster.pods if pod.rank == 1]
+        assert leaving is not None
+        moves = len(run.incidents)
+        announce(run, leaving)
+        if moves == 4:
+            break
+        run.until(lambda moves=moves: len(run.incidents) == moves + 1)  # type: ignore[misc]
+        run.until(recovered(run))
+        run.cluster.nodes[leaving].announced = False
+        run.until(lambda: not run.status["recovery"].get("nodesAvoided"))
+    pass_time(run, 120)
+    assert len(run.incidents) == 4 < HISTORY_LIMIT
+    entry = run.status["recovery"]["maintenance"][leaving]
+    assert entry["notAvoided"] == "platform.badNodes.maxPerHour allows 4 in an hour"
+
+
+def test_a_run_that_avoids_no_nodes_is_not_moved(run: Run) -> None:
+    run.edit(recovery={"nodes": {"avoidAfter": 0}})
+    run.until(lambda: run.status["observedGeneration"] == 2 and run.trains())
+    announce(run, "node-1")
+    pass_time(run, 120)
+    assert not run.incidents
+    assert not run.status["recovery"].get("maintenance")
+
+
+def test_an_interrupted_run_moves_only_once_it_trains_again(run: Run) -> None:
+    run.cluster.training_operator = False
+    run.cluster.fail(run.cluster.pods[1], 137, "was killed")
+    announce(run, "node-0")
+    pass_time(run, 60)
+    assert "maintenance" not in {each["kind"] for each in run.incidents}
+    run.cluster.training_operator = True
+    run.until(lambda: "node-0" not in nodes(run) and run.trains())
+    assert [each["kind"] for each in run.incidents] == ["pod", "maintenance"]
+
+
+def test_a_run_that_has_to_stay_costs_no_more_reads_than_one_that_trains(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    api: Any = run.api
+    for name in ("get", "find"):
+        method = getattr(api, name)
+
+        def recorded(resource: Any, *rest: Any, _method: Any = method, **named: Any) -> Any:
+            reads.append(resource.plural)
+            return _method(resource, *rest, **named)
+
+        monkeypatch.setattr(api, name, recorded)
+    pass_time(run, 100)
+    undisturbed = sorted(reads)
+    run.cluster.nodes["node-2"].taken = True
+    announce(run, "node-1")
+    pass_time(run, 5)
+    assert run.status["recovery"]["maintenance"]["node-1"]["notAvoided"]
+    reads.clear()
+    pass_time(run, 100)
+    assert sorted(reads) == undisturbed, "those of its checkpoints"

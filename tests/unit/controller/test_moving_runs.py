@@ -1,0 +1,94 @@
+"""Runs that could move to the same node before maintenance are given it one after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from megatron_operator.api.platform import BadNodes, Maintenance
+from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller.api_client import Resource
+from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.controller.node_watch import NodeWatch
+from megatron_operator.lifecycle.maintenance import plan_move
+from megatron_operator.lifecycle.observation import Limits, Room
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+
+from tests.unit.controller.test_growing_runs import NOW, SPEC, ThreeNodes, pod
+
+LIMITS = Limits(max_restarts=3, rendezvous_timeout=60, avoid_after=2)
+JOB: dict[str, Any] = {
+    "kind": "PyTorchJob",
+    "spec": {
+        "nprocPerNode": "8",
+        "pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": {"spec": SPEC}}},
+    },
+}
+
+
+class LeavingRun:
+    """A run of one pod whose node announces maintenance."""
+
+    def __init__(self, name: str, on: str, finder: CapacityFinder) -> None:
+        self.finder, bound = finder, pod(name, on)
+        since = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(NOW)}
+        bound["status"]["conditions"] = [since]
+        metadata = {"name": name, "namespace": "research", "uid": name, "generation": 1}
+        self.status = StatusBuilder.of({"metadata": metadata, "spec": {}}, NOW)
+        entry = NodeMaintenance(sign="node taint x", time=timestamp(NOW))
+        self.status.set(recovery=RecoveryStatus(maintenance={on: entry}))
+        self.snapshot = RunSnapshot(NOW, JOB, (bound,))
+
+    async def room(self) -> Room | None:
+        return (await self.finder.find(self.status, self.snapshot, LIMITS, Maintenance())).room
+
+    async def may_move(self) -> bool:
+        found = plan_move(self.status.recovery, await self.room(), 1, BadNodes(), NOW)
+        return found is not None and found.obstacle is None
+
+    def move(self) -> bool:
+        return self.finder.move(self.status, 1)
+
+
+class AnnouncingNodes(ThreeNodes):
+    """Nodes a and b announce maintenance; node c is free."""
+
+    async def versioned_pages(
+        self, _resource: Resource, _namespace: None
+    ) -> AsyncIterator[tuple[str, list[Any]]]:
+        taints = [{"key": "karpenter.sh/disrupted"}]
+        leaving = [{"metadata": {"name": name}, "spec": {"taints": taints}} for name in ("a", "b")]
+        yield "1", [*leaving, {"metadata": {"name": "c"}}]
+
+
+async def two_runs() -> tuple[LeavingRun, LeavingRun]:
+    api: Any = AnnouncingNodes()
+    watch = NodeWatch(api, lambda _run: None)
+    await watch.refresh()
+    finder = CapacityFinder(api, api, watch, allowed=True)
+    return LeavingRun("one", "a", finder), LeavingRun("two", "b", finder)
+
+
+def test_of_two_runs_that_saw_the_same_node_free_one_moves_and_the_other_stays() -> None:
+    async def scenario() -> None:
+        one, two = await two_runs()
+        assert (await one.may_move(), await two.may_move()) == (True, True)
+        assert (one.move(), two.move()) == (True, False)
+        assert not await two.may_move()
+
+    asyncio.run(scenario())
+
+
+def test_the_place_of_a_run_that_moves_is_taken_until_it_has_arrived() -> None:
+    async def scenario() -> None:
+        one, two = await two_runs()
+        assert await one.may_move()
+        assert one.move()
+        assert (await two.room() or Room(9, 9)).pods == 0
+        one.status.set(recovery=RecoveryStatus())
+        await one.room()
+        two.finder.forget(two.status.key)
+        assert await two.may_move(), "the list of all pods counts from then on"
+
+    asyncio.run(scenario())

@@ -1,0 +1,123 @@
+"""Nodes are listed once and then watched; what matters of them is kept, and only changes are reported."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from megatron_operator.api.platform import Maintenance
+from megatron_operator.controller import node_watch
+from megatron_operator.controller.api_client import ApiError
+from megatron_operator.controller.node_watch import NodeWatch
+from megatron_operator.lifecycle.status_builder import RecipeKey
+
+RUN, OTHER = RecipeKey("default", "run"), RecipeKey("default", "other")
+TAINT = "karpenter.sh/disrupted"
+
+
+def node(name: str, version: int = 1, *, taint: str | None = None, heartbeat: str = "") -> dict[str, Any]:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}
+    return {
+        "metadata": {"name": name, "resourceVersion": str(version)},
+        "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}] if taint else []},
+        "status": {"conditions": [ready]},
+    }
+
+
+def event(kind: str, obj: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "object": obj}
+
+
+class Nodes:
+    """Stands in for the API client. Each watch request takes the next of `streams`; then the test ends."""
+
+    def __init__(self, *streams: list[dict[str, Any] | Exception]) -> None:
+        self.streams = list(streams)
+        self.lists = 0
+        self.watched_from: list[str] = []
+
+    async def versioned_pages(
+        self, _resource: Any, _namespace: None
+    ) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+        self.lists += 1
+        yield "5", [node("a"), node("b")]
+        yield "", [node("c", taint=TAINT)]
+
+    async def watch(self, _resource: Any, version: str, _seconds: int) -> AsyncIterator[dict[str, Any]]:
+        self.watched_from.append(version)
+        if not self.streams:
+            raise asyncio.CancelledError
+        for each in self.streams.pop(0):
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_watch, "PAUSE", 0.0)
+
+
+def watched(*streams: list[dict[str, Any] | Exception]) -> tuple[NodeWatch, Nodes, list[RecipeKey]]:
+    """A watch that has seen all of this, with a run on node a and another one on node b."""
+    api, notified = Nodes(*streams), list[RecipeKey]()
+    client: Any = api
+    watch = NodeWatch(client, notified.append)
+    assert watch.of(RUN, ["a"]) is None, "nothing is known before the first list"
+    watch.of(OTHER, ["b"])
+
+    async def run() -> None:
+        await watch.refresh()
+        notified.clear()
+        await watch.run()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    return watch, api, notified
+
+
+def test_a_change_is_reported_to_the_runs_on_the_node() -> None:
+    watch, api, notified = watched([event("MODIFIED", node("a", 6, taint=TAINT))])
+    assert notified == [RUN]
+    known = watch.of(RUN, ["a", "gone"])
+    assert known is not None
+    assert {name: each.taints for name, each in known.items()} == {"a": frozenset({TAINT})}
+    assert watch.announcing(Maintenance()) == {"a", "c"}
+    assert watch.announcing(Maintenance(taints=[])) == frozenset()
+    assert (api.lists, api.watched_from) == (1, ["5", "6"])
+
+
+def test_heartbeats_and_bookmarks_are_no_change() -> None:
+    bookmark = {"metadata": {"resourceVersion": "9"}}
+    _, api, notified = watched(
+        [event("MODIFIED", node("a", 6, heartbeat="now")), event("BOOKMARK", bookmark)]
+    )
+    assert notified == []
+    assert api.watched_from == ["5", "9"]
+
+
+def test_a_node_that_is_gone_is_no_longer_known() -> None:
+    watch, _, notified = watched([event("DELETED", node("b", 6))])
+    assert notified == [OTHER]
+    assert watch.of(OTHER, ["b"]) == {}
+
+
+def test_a_lost_connection_continues_and_a_version_that_is_too_old_lists_again() -> None:
+    lost, expired = aiohttp.ClientPayloadError("lost"), ApiError(410, "Expired", "too old")
+    _, api, notified = watched(
+        [event("MODIFIED", node("a", 6, taint=TAINT)), lost], [event("MODIFIED", node("b", 7))], [expired]
+    )
+    assert api.watched_from == ["5", "6", "7", "5"]
+    assert api.lists == 2
+    assert notified == [RUN, RUN], "the list shows that what was reported is over"
+
+
+def test_a_run_that_is_gone_is_not_notified() -> None:
+    api: Any = Nodes()
+    notified: list[RecipeKey] = []
+    watch = NodeWatch(api, notified.append)
+    watch.of(RUN, ["a"])
+    watch.forget(RUN)
+    asyncio.run(watch.refresh())
+    assert notified == []

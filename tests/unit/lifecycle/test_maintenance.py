@@ -1,0 +1,148 @@
+"""What announces maintenance, and whether a run may leave the node."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from megatron_operator.api.platform import BadNodes, Maintenance
+from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
+from megatron_operator.api.times import timestamp
+from megatron_operator.lifecycle.maintenance import (
+    judge_maintenance,
+    maintenance_sign,
+    move_cause,
+    moved,
+    plan_move,
+)
+from megatron_operator.lifecycle.moves import LONGEST_MOVE, Moves
+from megatron_operator.lifecycle.node_state import NodeState, NodeStatus
+from megatron_operator.lifecycle.observation import MaintenanceMove, Room
+from megatron_operator.lifecycle.recovery_policy import Move, Wait, decide
+from megatron_operator.lifecycle.status_builder import RecipeKey
+
+from tests.unit.lifecycle.observations import HEALTHY, on_nodes
+
+NOW = 1_800_000_000.0
+GKE = "cloud.google.com/impending-node-termination"
+LEAVES = NodeStatus(NodeState.READY, taints=frozenset({GKE}))
+HEALTHY_NODE = NodeStatus(NodeState.READY, conditions=frozenset({"VMEventScheduled=False"}))
+RULES = Maintenance()
+
+
+def judged(recovery: RecoveryStatus, nodes: Any, *placed: str) -> RecoveryStatus:
+    return judge_maintenance(recovery, nodes, placed, RULES, NOW)
+
+
+def announced(*nodes: str, **fields: Any) -> RecoveryStatus:
+    entry = NodeMaintenance(sign=f"node taint {GKE}", time=timestamp(NOW), **fields)
+    return RecoveryStatus(maintenance=dict.fromkeys(nodes, entry))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "taints", "sign"),
+    [
+        (set(), {GKE}, f"node taint {GKE}"),
+        (set(), {"karpenter.sh/disrupted"}, "node taint karpenter.sh/disrupted"),
+        ({"VMEventScheduled=True"}, set(), "node condition VMEventScheduled=True"),
+        ({"VMEventScheduled=False"}, {"nvidia.com/gpu"}, None),
+    ],
+)
+def test_a_node_announces_maintenance_by_the_conditions_and_taints_of_the_platform(
+    conditions: set[str], taints: set[str], sign: str | None
+) -> None:
+    node = NodeStatus(NodeState.READY, conditions=frozenset(conditions), taints=frozenset(taints))
+    assert maintenance_sign(node, RULES) == sign
+    assert maintenance_sign(node, Maintenance(conditions=[], taints=[])) is None
+
+
+def test_only_nodes_of_the_run_are_recorded() -> None:
+    nodes = {"a": LEAVES, "b": HEALTHY_NODE}
+    recovery = judged(RecoveryStatus(), nodes, "a", "b")
+    assert recovery.maintenance == announced("a").maintenance
+    assert judged(recovery, nodes, "a", "b") is recovery, "the same again is no change"
+
+
+def test_what_is_not_known_changes_nothing() -> None:
+    recovery = announced("a")
+    assert judged(recovery, None, "a") is recovery
+
+
+@pytest.mark.parametrize("nodes", [{"a": HEALTHY_NODE}, {}], ids=["nothing is announced", "the node is gone"])
+def test_an_announcement_that_is_over_is_dropped(nodes: Any) -> None:
+    avoided = announced("a", avoided_at=timestamp(NOW))
+    assert judged(avoided, nodes).maintenance == {}
+
+
+def test_a_node_that_the_run_left_by_itself_is_dropped_and_one_that_it_avoids_is_kept() -> None:
+    assert judged(announced("a"), {"a": LEAVES}, "b").maintenance == {}
+    avoided = announced("a", avoided_at=timestamp(NOW))
+    assert judged(avoided, {"a": LEAVES}, "b") is avoided
+
+
+def plan(room: Room | None, *nodes: str, recovery: RecoveryStatus | None = None, **rules: Any) -> Any:
+    return plan_move(recovery or announced(*nodes), room, 2, BadNodes(**rules), NOW)
+
+
+def test_nothing_is_decided_before_the_room_is_known() -> None:
+    assert plan(None, "a") is None
+    assert plan(Room(9, 9), recovery=RecoveryStatus()) is None
+
+
+def test_a_run_leaves_all_announced_nodes_or_none() -> None:
+    both = plan(Room(9, 20), "a", "b")
+    assert (both.obstacle, set(both.leaving), both.avoid) == (None, {"a", "b"}, {"a", "b"})
+    share = "platform.badNodes.maxShare 0.1 of the nodes allows 1 node"
+    assert plan(Room(9, 19), "a", "b").obstacle == share
+    assert plan(Room(1, 20), "a").obstacle == "the other nodes have no room for all 2 pods now"
+
+
+def test_other_announced_nodes_with_free_places_are_avoided_too_and_count() -> None:
+    free = plan(Room(9, 20, frozenset({"c"})), "a")
+    assert (free.obstacle, free.avoid) == (None, {"a", "c"})
+    share = "platform.badNodes.maxShare 0.1 of the nodes allows 2 nodes"
+    assert plan(Room(9, 20, frozenset({"c", "d"})), "a").obstacle == share
+
+
+def test_nodes_that_are_avoided_already_count() -> None:
+    recovery = announced("a").model_copy(update={"nodes_avoided": ["bad"]})
+    assert plan(Room(9, 19), recovery=recovery).obstacle is not None
+    assert plan(Room(9, 20), recovery=recovery).obstacle is None
+
+
+def test_an_announcement_moves_a_run_once() -> None:
+    recovery = announced("a")
+    move = plan(Room(9, 20, frozenset({"c"})), "a")
+    after = moved(recovery, move, "worker-0", NOW, iteration=60)
+    assert after.nodes_avoided == ["a", "c"]
+    assert (after.restarts, after.restarts_by_kind.maintenance) == (0, 1)
+    assert (after.history[-1].kind, after.history[-1].node) == ("maintenance", "a")
+    released = after.model_copy(update={"nodes_avoided": []})
+    assert plan(Room(9, 20), recovery=released) is None
+
+
+def test_a_cause_names_a_few_nodes() -> None:
+    nodes = dict.fromkeys(["d", "c", "b", "a"], "node taint x")
+    assert move_cause(nodes) == "maintenance of a, b, c and 1 more (node taint x)"
+
+
+def test_only_a_run_that_trains_and_may_move_does() -> None:
+    pods = on_nodes({}, {})
+    move = MaintenanceMove({"node-1": "node taint x"}, frozenset({"node-1"}))
+    seen = replace(HEALTHY, pods=pods, maintenance=move)
+    assert decide(seen) == Move(move)
+    stays = MaintenanceMove(move.leaving, move.avoid, "no room")
+    cases: tuple[dict[str, Any], ...] = ({"maintenance": stays}, {"heartbeat": None})
+    for changes in cases:
+        other = replace(seen, **changes)
+        assert isinstance(decide(other), Wait), changes
+
+
+def test_places_of_runs_that_move_are_taken_until_they_have_arrived_or_took_too_long() -> None:
+    moves, first, second = Moves(), RecipeKey("default", "first"), RecipeKey("default", "second")
+    moves.add(first, 3, NOW)
+    assert (moves.of_others(second, NOW), moves.of_others(first, NOW)) == (3, 0)
+    assert moves.of_others(second, NOW + LONGEST_MOVE) == 0
+    moves.add(first, 3, NOW)
+    assert moves.forget(first)
+    assert not moves.forget(first)
+    assert moves.of_others(second, NOW) == 0
