@@ -37,6 +37,7 @@ from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
     Fail,
     ForceDelete,
+    Move,
     ReleaseNodes,
     Resize,
     RestartGang,
@@ -190,6 +191,8 @@ class SimulatedRun:
                         return self._start()
                     if not self._spend(*self._idle(pause)):
                         return False
+                case Move():
+                    raise AssertionError("no node announces its end here")
                 case _:
                     self._do(decision)
 
