@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from megatron_operator.api.errors import OperatorError
 from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.points import MAX_SAMPLES, Point, point_of, thinned
@@ -49,12 +50,12 @@ class Complete:
 Entry = Observed | Deleted | Complete
 
 
-class RecipeTooLargeError(ValueError):
+class RecipeTooLargeError(OperatorError):
     """A recipe has more than MAX_BYTES."""
 
 
 def write(database: sqlite3.Connection, cluster: str, entry: Entry) -> None:
-    """Write one entry. Raises sqlite3.Error, ValueError for a recipe that cannot be stored."""
+    """Write one entry. Raises sqlite3.Error, RecipeTooLargeError, ValueError for a recipe of another form."""
     match entry:
         case Observed():
             _observe(database, cluster, entry.time, entry.recipe)

@@ -23,13 +23,7 @@ PLATFORM: dict[str, Any] = {
 INIT: dict[str, Any] = {"modelFolder": "/data/model"}
 WEIGHTS: dict[str, Any] = {"from": {"megatron": {"path": "/data/weights"}}}
 MOCK: dict[str, Any] = {"mockData": True, "volume": {"claimName": "models"}}
-RECIPES = {
-    "qwen3-next-80b-a3b": "deepep",
-    "qwen3-next-80b-a3b-sft": "deepep",
-    "qwen3.5-35b-a3b": "hybridep",
-    "qwen3.5-9b": "",
-}
-"""Recipe -> the dispatcher of its function."""
+RECIPES = ("qwen3-next-80b-a3b", "qwen3-next-80b-a3b-sft", "qwen3.5-35b-a3b", "qwen3.5-9b")
 
 
 def planned(recipe: str, accelerator: str, count: int = 32, **spec: Any) -> PlannedRun:
@@ -51,7 +45,7 @@ def refusal(recipe: str, accelerator: str, **spec: Any) -> str:
     return f"{error.field}: {error.message}; {error.fix}"
 
 
-@pytest.mark.parametrize("accelerator", ["cpu", "kernels-and-dispatchers"])
+@pytest.mark.parametrize("accelerator", ["cpu", "kernels", "kernels-and-dispatchers"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_gated_delta_net_is_started_on_cpus_and_where_the_image_has_the_kernels(
     recipe: str, accelerator: str
@@ -61,21 +55,12 @@ def test_a_gated_delta_net_is_started_on_cpus_and_where_the_image_has_the_kernel
     assert BridgeRun.from_arguments(run.arguments).overrides["checkpoint.save"] == "/checkpoints/run"
 
 
-@pytest.mark.parametrize(("recipe", "dispatcher"), RECIPES.items())
-def test_it_is_refused_on_other_gpus_with_the_packages_to_add(recipe: str, dispatcher: str) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_it_is_refused_on_other_gpus_with_the_package_to_add(recipe: str) -> None:
     refused = refusal(recipe, "h100-sxm")
-    packages = f"{KERNELS} and {dispatcher}" if dispatcher else KERNELS
     assert refused.startswith("spec.recipe: ")
-    assert f"on GPUs the trainer's image lacks kernels that it needs: {packages};" in refused
-    assert f"add {packages} to imageHas of profile h100-sxm" in refused
-
-
-@pytest.mark.parametrize(("recipe", "dispatcher"), RECIPES.items())
-def test_experts_need_the_dispatcher_of_their_function_too(recipe: str, dispatcher: str) -> None:
-    if dispatcher:
-        assert f"lacks kernels that it needs: {dispatcher};" in refusal(recipe, "kernels")
-    else:
-        manifests.build(planned(recipe, "kernels"), "")
+    assert f"on GPUs the trainer's image lacks kernels that it needs: {KERNELS};" in refused
+    assert f"add {KERNELS} to imageHas of profile h100-sxm" in refused
 
 
 def test_zero_centred_norms_stay_refused_on_a_cpu_in_megatrons_own_loop() -> None:

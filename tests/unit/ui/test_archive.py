@@ -145,7 +145,7 @@ async def test_runs_of_another_cluster_in_the_same_file_are_not_taken_for_delete
     assert rows(path, "SELECT count(*) FROM runs WHERE deleted IS NULL") == [(1,)]
 
 
-async def test_deleted_runs_of_one_name_are_told_apart_by_uid_and_the_newest_is_first(
+async def test_deleted_runs_of_one_name_differ_by_uid_and_the_newest_is_first(
     archive: Archive,
 ) -> None:
     for number, created in enumerate(("2026-01-01T09:00:00Z", "2026-01-02T09:00:00Z"), 1):
