@@ -139,8 +139,8 @@ class Reason(StrEnum):
         "`Running=False`",
         "The platform sets `gangScheduling.scheduler: kubernetes`, but the cluster serves no PodGroups of "
         "`scheduling.k8s.io/v1alpha2`, refused one, or does not assign pods to it.",
-        "Switch on Kubernetes 1.36's feature gates GenericWorkload and GangScheduling, with the chart's "
-        "policy for pods ([platform](platform.md#gang-scheduling-without-kueue)), or set another scheduler.",
+        "Switch on Kubernetes 1.36's feature gates GenericWorkload and GangScheduling, and install the "
+        "chart's policy for pods ([platform](platform.md#gang-scheduling-without-kueue)); then it continues.",
     )
     JOB_REFUSED = (
         "JobRefused",

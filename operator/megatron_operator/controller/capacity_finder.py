@@ -126,7 +126,7 @@ class CapacityFinder:
             claimed = await asyncio.to_thread(
                 claimed_by_others, cluster, template, fitting, own, status.now, growing
             )
-            fits = max(snapshot.size, fits - claimed)
+            fits = max(snapshot.size, fits - claimed - self._room.claimed(status.key, status.now))
         elastic = await self._elastic(status, snapshot, limits, fits) if resizable else None
         if not (releasable or bad):
             return Capacity(elastic)

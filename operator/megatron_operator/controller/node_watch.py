@@ -24,6 +24,8 @@ DURATION: Final = 300
 """Seconds of one watch request."""
 PAUSE: Final = 5.0
 """Seconds between two watch requests."""
+LONGEST_PAUSE: Final = 300.0
+"""Seconds; the pause doubles with each refused request, because a list of all nodes is expensive."""
 GONE: Final = 410
 """The API server no longer has the changes since a version."""
 
@@ -61,19 +63,27 @@ class NodeWatch:
 
     async def run(self) -> None:
         """Watch for as long as the operator acts."""
+        pause = PAUSE
         while True:
             try:
                 if not self._version:
                     await self.refresh()
                 await self.follow()
+                pause = PAUSE
             except (OSError, aiohttp.ClientError) as error:
                 # The next request continues from the last version.
                 log.info("the watch of nodes has ended: %s", error or repr(error))
-            except Exception as error:
+            except ApiError as error:
+                if error.status == GONE:
+                    self._version = ""
+                else:
+                    log.warning("cannot watch nodes: %s", error)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+            except Exception as error:  # An event of another form; what it changed is in the next list.
                 self._version = ""
-                if not (isinstance(error, ApiError) and error.status == GONE):
-                    log.warning("cannot watch nodes: %s", error or repr(error))
-            await asyncio.sleep(PAUSE)
+                log.warning("cannot watch nodes: %s", error or repr(error))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause)
 
     async def refresh(self) -> None:
         """Read all nodes. Raises ApiError."""

@@ -26,7 +26,7 @@ from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 FRESH: Final = 30.0
 """Seconds for which enough room is taken to be there."""
 RECHECK: Final = 300.0
-"""Seconds between two checks for a run that has too little: each goes through all nodes of the cluster."""
+"""Seconds between two checks for a run that has to stay: each goes through all nodes of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class RoomFinder:
         answer = self._answers.get(status.key)
         if answer is None or answer.leaving != frozenset(to_leave(status.recovery)):
             return None
-        enough = answer.room.pods >= snapshot.size
+        stays = any(each.not_avoided for each in status.recovery.maintenance.values())
+        enough = answer.room.pods >= snapshot.size and not stays
         return answer.room if time.monotonic() - answer.found_at < (FRESH if enough else RECHECK) else None
 
     async def find(
@@ -104,10 +105,16 @@ class RoomFinder:
         )
         pool = await asyncio.to_thread(places, cluster, template)
         free = sum(elsewhere.values()) - claimed - self._moves.of_others(status.key, status.now)
-        room = Room(max(0, free), len(pool), announcing & fits.keys())
         leaving = frozenset(to_leave(status.recovery))
+        # Nodes that are tainted for their maintenance, or avoided, belong to the pool too.
+        matching = {*pool, *leaving, *status.recovery.nodes_avoided}
+        room = Room(max(0, free), len(matching), announcing & fits.keys())
         self._answers[status.key] = _Answer(leaving, room, time.monotonic(), moves)
         return room
+
+    def claimed(self, key: RecipeKey, now: float) -> int:
+        """Number of pods of other runs that are on their way to other nodes."""
+        return self._moves.of_others(key, now)
 
     def move(self, key: RecipeKey, pods: int, now: float) -> bool:
         """Reserve places for `pods` pods; False if another run began to move since the room was found."""

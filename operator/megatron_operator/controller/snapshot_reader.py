@@ -184,8 +184,10 @@ class SnapshotReader:
             silence=self._poller.silence(key),
             ends=dict(self._ends.get(key, {})),
         )
-        if self._watch is None or job is None:
+        if job is None:
             return snapshot
+        if self._watch is None:  # What was recorded with it ends.
+            return replace(snapshot, announcing={})
         names = snapshot.placed_on | status.recovery.maintenance.keys()
         return replace(snapshot, announcing=self._watch.of(key, names))
 

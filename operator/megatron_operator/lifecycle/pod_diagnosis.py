@@ -52,7 +52,7 @@ def diagnose(
                     detail += missing_object(pod, detail)
                 return Diagnosis(reason, f"{short_name(pod, job_name)}: {state['reason']}: {detail}")
     for pod in pods:
-        if {"name": gang_scheduling.GATE} in ((pod.get("spec") or {}).get("schedulingGates") or []):
+        if gang_scheduling.is_gated(pod):
             return Diagnosis(Reason.POD_GROUP_MISSING, f"{short_name(pod, job_name)} {_GATED}")
     unscheduled = [(pod, message) for pod in pods if (message := _unschedulable(pod))]
     if unscheduled:

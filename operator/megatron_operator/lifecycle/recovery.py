@@ -69,6 +69,7 @@ from megatron_operator.lifecycle.recovery_policy import (
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.lifecycle.status_update import REASONS
+from megatron_operator.manifests import gang_scheduling
 from megatron_operator.manifests.job_backend import JobPhase
 from megatron_operator.manifests.node_avoidance import avoided, avoided_by
 
@@ -76,6 +77,8 @@ STARTING_RECHECK: Final = 3.0
 """Seconds between two checks of pods that do not all run: what blocks them may show in Events only."""
 SLOW_RECHECK: Final = 15.0
 """Seconds between two such checks once the pods have been in that state for `RECENT` seconds."""
+GATED_SECONDS: Final = 60.0
+"""Age of a pod that still has the scheduling gate of its gang, from which it is replaced."""
 RECENT: Final = 60.0
 """Seconds after a change of state for which pods are checked often."""
 
@@ -186,7 +189,11 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
     avoid = frozenset(recovery.nodes_avoided)
     if snapshot.has_templates and avoided(job) != avoid:
         return _place_elsewhere(status, snapshot, avoid)
-    outdated = tuple(pod for pod in snapshot.unscheduled_pods if avoided_by(pod) != avoid)
+    outdated = tuple(
+        pod
+        for pod in snapshot.unscheduled_pods
+        if avoided_by(pod) != avoid or _gated_for_long(pod, status.now)
+    )
     interrupted = unrecovered(recovery) is not None
     misplaced = tuple(
         pod
@@ -197,7 +204,16 @@ def unfinished_actions(status: StatusBuilder, snapshot: RunSnapshot) -> Result |
         return None
     # The operator replaces these pods itself, so they do not count as a restart.
     status.set_recovery(pods_as_of=None, gang=None, restart_before=None)
-    return wait(SOON, "pods move off avoided nodes", [DeletePods(misplaced), DeleteUnboundPods(outdated)])
+    return wait(SOON, "pods are replaced", [DeletePods(misplaced), DeleteUnboundPods(outdated)])
+
+
+def _gated_for_long(pod: Object, now: float) -> bool:
+    """Whether a pod has the scheduling gate of its gang since longer than GATED_SECONDS.
+
+    Only when a pod is created is it assigned to its PodGroup, so one from before the policy must be replaced.
+    """
+    created = seconds(pod["metadata"]["creationTimestamp"])
+    return gang_scheduling.is_gated(pod) and created is not None and now - created > GATED_SECONDS
 
 
 def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decision) -> Result:

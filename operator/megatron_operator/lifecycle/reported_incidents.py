@@ -89,7 +89,9 @@ def _matching(recovery: RecoveryStatus, report: ReportedIncident) -> Incident | 
         if each.generation is None and each.kind in OBSERVED_KINDS:
             began = seconds(each.time) or 0.0
             before_rendezvous = report.met_at is None or began <= report.met_at + CLOCK_SKEW
-            before = LONGEST_SAVE if each.kind == "maintenance" else CLOCK_SKEW
+            # The pods of a move are stopped, and save first.
+            saves = each.kind == "maintenance" and KINDS.get(report.kind, "pod") == "pod"
+            before = LONGEST_SAVE if saves else CLOCK_SKEW
             if report.detected_at - before <= began and before_rendezvous:
                 return each
     return None

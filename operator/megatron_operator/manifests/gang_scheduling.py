@@ -72,6 +72,11 @@ def pod_group(owner: Owner, resolved: ResolvedRecipe, plan: Plan) -> Manifest | 
     )
 
 
+def is_gated(pod: Manifest) -> bool:
+    """Whether a pod was created without the policy that assigns it to its PodGroup: it never gets a node."""
+    return {"name": GATE} in ((pod.get("spec") or {}).get("schedulingGates") or [])
+
+
 def _gate(job: Manifest, group: str) -> None:
     for pods in backend_of(job).templates(job):
         pods["metadata"]["labels"] = pods["metadata"]["labels"] | {LABEL_POD_GROUP: group}

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,14 +127,26 @@ class Archive:
                 self._write_batch(entries[start : start + _BATCH])
 
     def _write_batch(self, entries: Sequence[Entry]) -> None:
-        """All of these entries in one transaction, or none."""
+        """All of these entries in one transaction, or none. On a full disk a run is dropped for the next."""
+        database = self._file.database
+        try:
+            with self._transaction():
+                for entry in entries:
+                    self._write_entry(entry)
+                if dropped := archive_writes.drop_oldest(database, self._limit):
+                    _logger.warning("the archive is full: dropped the oldest runs: %d", dropped)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                with self._transaction():
+                    archive_writes.drop_one(database)
+            raise
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
         database = self._file.database
         database.execute("BEGIN IMMEDIATE")
         try:
-            for entry in entries:
-                self._write_entry(entry)
-            if dropped := archive_writes.drop_oldest(database, self._limit):
-                _logger.warning("the archive is full: dropped the oldest runs: %d", dropped)
+            yield
             database.execute("COMMIT")
         except BaseException:
             # SQLite may have rolled back already, for example where the disk is full.

@@ -74,15 +74,20 @@ def drop_oldest(database: sqlite3.Connection, limit: int) -> int:
     First those that were deleted longest ago, then those whose state changed longest ago.
     """
     dropped = 0
-    while _used(database) > limit:
-        oldest = database.execute(
-            "SELECT uid FROM runs ORDER BY deleted IS NULL, coalesce(deleted, seen) LIMIT 1"
-        ).fetchone()
-        if oldest is None:
-            break
-        database.execute("DELETE FROM runs WHERE uid = ?", oldest)
+    while _used(database) > limit and drop_one(database):
         dropped += 1
     return dropped
+
+
+def drop_one(database: sqlite3.Connection) -> bool:
+    """Delete the first run of that order; False where none is left."""
+    oldest = database.execute(
+        "SELECT uid FROM runs ORDER BY deleted IS NULL, coalesce(deleted, seen) LIMIT 1"
+    ).fetchone()
+    if oldest is None:
+        return False
+    database.execute("DELETE FROM runs WHERE uid = ?", oldest)
+    return True
 
 
 def _used(database: sqlite3.Connection) -> int:
@@ -123,9 +128,9 @@ def _observe(database: sqlite3.Connection, cluster: str, time: float, recipe: Ob
             (uid, cluster, *(str(metadata.get(key)) for key in ("namespace", "name", "creationTimestamp"))),
         )
     database.execute(
-        "UPDATE runs SET generation = ?, seen = ?, deleted = NULL, until = NULL, iteration = ?,"
+        "UPDATE runs SET cluster = ?, generation = ?, seen = ?, deleted = NULL, until = NULL, iteration = ?,"
         " train_iters = ?, lm_loss = ?, tokens_per_second = ?, progress = ? WHERE uid = ?",
-        (_integer(metadata.get("generation") or 0), time, *_newest(status), _json(progress), uid),
+        (cluster, _integer(metadata.get("generation") or 0), time, *_newest(status), _json(progress), uid),
     )
     if known != (spec_text, status_text):
         accelerators = None if status.plan is None else _integer(status.plan.world_size)

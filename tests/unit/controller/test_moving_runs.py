@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from megatron_operator.api.platform import BadNodes, Maintenance
 from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
 from megatron_operator.api.times import timestamp
+from megatron_operator.controller import room_finder
 from megatron_operator.controller.api_client import Resource
 from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
@@ -15,7 +17,7 @@ from megatron_operator.lifecycle.observation import Limits, Room
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
-from tests.unit.controller.test_growing_runs import NOW, SPEC, ThreeNodes, pod
+from tests.unit.controller.test_growing_runs import NOW, SPEC, AnyCount, ShrunkRun, ThreeNodes, pod
 
 LIMITS = Limits(max_restarts=3, rendezvous_timeout=60, avoid_after=2)
 JOB: dict[str, Any] = {
@@ -66,7 +68,8 @@ async def two_runs() -> tuple[LeavingRun, LeavingRun]:
     api: Any = AnnouncingNodes()
     watch = NodeWatch(api, lambda _run: None)
     await watch.refresh()
-    finder = CapacityFinder(api, api, watch, allowed=True)
+    planning: Any = AnyCount()
+    finder = CapacityFinder(api, planning, watch, allowed=True)
     return LeavingRun("one", "a", finder), LeavingRun("two", "b", finder)
 
 
@@ -90,5 +93,57 @@ def test_the_place_of_a_run_that_moves_is_taken_until_it_has_arrived() -> None:
         await one.room()
         two.finder.forget(two.status.key)
         assert await two.may_move(), "the list of all pods counts from then on"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("obstacle", "reads"), [(None, 2), ("maxPerHour 4 is reached", 1)])
+def test_for_a_run_that_a_cap_keeps_the_cluster_is_read_again_after_minutes_alone(
+    monkeypatch: pytest.MonkeyPatch, obstacle: str | None, reads: int
+) -> None:
+    clock, started = [0.0], list[str]()
+    monkeypatch.setattr(room_finder.time, "monotonic", lambda: clock[0])
+    pages = AnnouncingNodes.pages
+
+    def counted(self: AnnouncingNodes, resource: Resource, *rest: Any, **named: Any) -> AsyncIterator[Any]:
+        started.append(resource.plural)
+        return pages(self, resource, *rest, **named)
+
+    monkeypatch.setattr(AnnouncingNodes, "pages", counted)
+
+    async def scenario() -> None:
+        one, _ = await two_runs()
+        assert await one.may_move()
+        entry = one.status.recovery.maintenance["a"].model_copy(update={"not_avoided": obstacle})
+        one.status.set(recovery=RecoveryStatus(maintenance={"a": entry}))
+        clock[0] += 100
+        await one.room()
+        assert started.count("nodes") == reads
+        clock[0] += 300
+        await one.room()
+        assert started.count("nodes") == reads + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_run_does_not_grow_into_the_place_of_one_that_moves() -> None:
+    async def scenario() -> None:
+        one, two = await two_runs()
+        grown = ShrunkRun("two", "b", two.finder)
+        assert await grown.larger() == 16
+        assert await one.may_move()
+        assert one.move()
+        assert await grown.larger() is None
+
+    asyncio.run(scenario())
+
+
+def test_nodes_that_are_tainted_for_their_maintenance_count_for_the_share_that_may_be_avoided() -> None:
+    async def scenario() -> None:
+        one, _ = await two_runs()
+        one.status.set_recovery(nodes_avoided=["b"])
+        room = await one.room()
+        assert room is not None
+        assert room.pool == 3
 
     asyncio.run(scenario())

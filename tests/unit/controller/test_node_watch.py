@@ -97,6 +97,25 @@ def test_heartbeats_and_bookmarks_are_no_change() -> None:
     assert api.watched_from == ["5", "9"]
 
 
+@pytest.mark.parametrize("status", [403, 429, 500, 503])
+def test_a_refused_watch_goes_on_without_another_list_and_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(node_watch, "PAUSE", 5.0)
+    monkeypatch.setattr(node_watch.asyncio, "sleep", paused)
+    refused = [ApiError(status, "Refused", "not now")]
+    _, api, _ = watched(refused, refused, [event("MODIFIED", node("a", 6))], refused)
+    assert (api.lists, api.watched_from) == (1, ["5", "5", "5", "6", "6"])
+    assert pauses == [10.0, 20.0, 5.0, 10.0]
+
+
 def test_a_node_that_is_gone_is_no_longer_known() -> None:
     watch, _, notified = watched([event("DELETED", node("b", 6))])
     assert notified == [OTHER]

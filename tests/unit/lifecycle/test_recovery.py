@@ -82,6 +82,19 @@ def test_nothing_is_unfinished_while_the_run_trains(placed: Any) -> None:
     assert unfinished(placed) is None
 
 
+def test_a_pod_that_no_policy_assigned_to_its_pod_group_is_replaced_after_a_while(placed: Any) -> None:
+    pod = placed.pods[1]
+    pod["spec"] = {"schedulingGates": [{"name": "megatron.training/pod-group"}]}
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    pod["status"] = {"phase": "Pending", "conditions": [gated]}
+    pod["metadata"]["creationTimestamp"] = timestamp(placed.now - 59)
+    assert unfinished(placed) is None
+    pod["metadata"]["creationTimestamp"] = timestamp(placed.now - 61)
+    assert unfinished(placed) == (DeletePods(()), DeleteUnboundPods((pod,)))
+    pod["spec"]["schedulingGates"][0]["name"] = "kueue.x-k8s.io/topology"
+    assert unfinished(placed) is None
+
+
 def test_a_resize_deletes_the_job_even_if_the_first_attempt_was_lost(placed: Any) -> None:
     status, actions = apply(placed, Resize(2, "only 2 of 4 accelerators are available"))
     assert actions == (DeleteJob(placed.job),)

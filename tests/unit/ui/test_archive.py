@@ -227,6 +227,41 @@ async def test_beyond_its_size_the_runs_that_were_deleted_longest_ago_are_droppe
     assert rows(path, "SELECT count(*) FROM phases WHERE uid NOT IN (SELECT uid FROM runs)") == [(0,)]
 
 
+async def test_on_a_full_disk_the_oldest_runs_make_room(path: Path) -> None:
+    archive = Archive(path, CLUSTER, 64 << 20, Clock())
+    for number in range(20):
+        recipe = training_run(f"run-{number}")
+        archive.delete(recipe | {"spec": {"padding": "x" * 100_000}})
+        await archive.flush()
+    [(pages,)] = archive._file.database.execute("PRAGMA page_count")
+    archive._file.database.execute(f"PRAGMA max_page_count = {pages}")
+    archive.observe(training_run("new") | {"spec": {"padding": "x" * 150_000}})
+    await archive.flush()
+    assert "full" in (archive.problem or "")
+    for _ in range(3):
+        await archive.flush()
+    assert archive.problem is None
+    archive.close()
+    kept = {name for (name,) in rows(path, "SELECT name FROM runs")}
+    assert "new" in kept
+    assert "run-0" not in kept
+    assert "run-19" in kept
+
+
+async def test_a_run_stays_known_where_the_address_of_its_cluster_changes(path: Path) -> None:
+    recipe, before = training_run("run"), Archive(path, "https://old:6443", 64 << 20, Clock())
+    before.observe(recipe)
+    await before.flush()
+    before.close()
+    after = Archive(path, "https://new:6443", 64 << 20, Clock())
+    after.observe(at(recipe, 20))
+    after.delete(at(recipe, 20))
+    await after.flush()
+    found = await after.run("research", "run")
+    after.close()
+    assert found is not None
+
+
 async def test_a_recipe_that_cannot_be_stored_costs_only_itself(archive: Archive) -> None:
     large, broken, strange = training_run("large"), training_run("broken"), training_run("strange")
     large["spec"]["padding"] = "x" * archive_writes.MAX_BYTES
