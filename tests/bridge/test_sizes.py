@@ -3,101 +3,15 @@
 Bridge copies weights between the two without adding any; a vision or audio tower it takes over as it is.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 import transformers
-from megatron_operator import catalog
-from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.catalog.architecture import Architecture, TowerSpec
-from megatron_operator.planner.estimate.model_shape import ModelShape, heads_of, model_shape
-from megatron_operator.planner.estimate.parameters import allocated_parameters, parameters
+from megatron_operator.catalog.architecture import Architecture
+from megatron_operator.planner.estimate.model_shape import heads_of
+from megatron_operator.planner.estimate.parameters import allocated_parameters
 
-CATALOG = catalog.load()
-
-
-def architecture(name: str) -> Architecture:
-    return CATALOG.get(name).model
-
-
-def shape_of(model: Architecture) -> ModelShape:
-    shape = model_shape(model, Diagnostics())
-    assert shape is not None
-    return shape
-
-
-def counted(model: Architecture) -> int:
-    shape = shape_of(model)
-    return parameters(shape, shape.vocab)
-
-
-def text(model: Architecture, **further: Any) -> dict[str, Any]:
-    """Sizes of the language model by transformers' names."""
-    return {
-        "num_hidden_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_query_groups,
-        "head_dim": model.kv_channels,
-        "vocab_size": model.vocab_size,
-        "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
-        **further,
-    }
-
-
-def experts(model: Architecture) -> dict[str, Any]:
-    return {
-        "num_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
-        "moe_intermediate_size": model.moe_ffn_hidden_size,
-    }
-
-
-def built(make: Callable[[], torch.nn.Module]) -> int:
-    """Number of parameters of a model that is made without memory; tied ones count once."""
-    with torch.device("meta"):
-        model = make()
-    tie = getattr(model, "tie_weights", None)
-    if tie is not None:
-        tie()
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def of(kind: str, config: Any) -> int:
-    return built(lambda: getattr(transformers, kind)._from_config(config))
-
-
-@pytest.mark.parametrize("name", ["gemma2-2b", "gemma2-9b", "gemma2-27b"])
-def test_gemma_2(name: str) -> None:
-    model = architecture(name)
-    assert counted(model) == of("Gemma2ForCausalLM", transformers.Gemma2Config(**text(model)))
-
-
-def test_gemma_3() -> None:
-    model = architecture("gemma3-1b")
-    assert counted(model) == of("Gemma3ForCausalLM", transformers.Gemma3TextConfig(**text(model)))
-
-
-@pytest.mark.parametrize("name", ["gemma3-vl-4b", "gemma3-vl-12b", "gemma3-vl-27b"])
-def test_gemma_3_with_vision(name: str) -> None:
-    """SigLIP of 896 x 896 pixels in patches of 14."""
-    model = architecture(name)
-    tower = model.tower
-    assert tower is not None
-    vision = {
-        "num_hidden_layers": tower.layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.ffn_hidden_size,
-        "num_attention_heads": tower.num_attention_heads,
-        "image_size": 896,
-        "patch_size": 14,
-        "vision_use_head": False,
-    }
-    config = transformers.Gemma3Config(text_config=text(model), vision_config=vision)
-    assert counted(model) == of("Gemma3ForConditionalGeneration", config)
+from tests.bridge.sizes import CATALOG, architecture, built, counted, experts, of, shape_of, text
 
 
 @pytest.mark.parametrize("name", ["ministral3-3b", "ministral3-8b", "ministral3-14b"])
@@ -333,72 +247,6 @@ def test_step_3_7() -> None:
     shape = shape_of(model)
     gates = sum(shape.hidden * heads_of(shape, kind).heads * 127 for kind in shape.kinds)
     assert counted(model) == whole + gates
-
-
-def test_gemma_4() -> None:
-    """Megatron-Bridge has keys and values also in the last 18 layers, which attend to those of others."""
-    model = architecture("gemma4-e4b")
-    shared, shape = 18, shape_of(model)
-    config = transformers.Gemma4TextConfig(**text(model), num_kv_shared_layers=shared)
-    whole = of("Gemma4ForCausalLM", config)
-    unused = 0
-    for kind in shape.kinds[-shared:]:
-        own = heads_of(shape, kind)
-        unused += 2 * shape.hidden * own.groups * own.head_dim + own.head_dim
-    assert counted(model) == whole + unused
-
-
-def gemma_4_vision(tower: TowerSpec) -> dict[str, Any]:
-    return {
-        "num_hidden_layers": tower.layers,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.ffn_hidden_size,
-        "num_attention_heads": tower.num_attention_heads,
-        "num_key_value_heads": tower.num_attention_heads,
-        "head_dim": 72,
-        "global_head_dim": 72,
-        "standardize": True,
-    }
-
-
-def test_gemma_4_with_vision() -> None:
-    """Megatron-Bridge has projections of values also in the layers whose keys are their values."""
-    model = architecture("gemma4-vl-26b")
-    tower, shape = model.tower, shape_of(model)
-    assert tower is not None
-    language = text(model, **experts(model)) | {
-        "enable_moe_block": True,
-        "top_k_experts": model.moe_router_topk,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 2,
-        "hidden_size_per_layer_input": 0,
-    }
-    config = transformers.Gemma4Config(
-        text_config=language, vision_config=gemma_4_vision(tower), audio_config=None
-    )
-    whole = of("Gemma4ForConditionalGeneration", config)
-    full = [heads_of(shape, kind) for kind in shape.kinds[5::6]]
-    values = sum(shape.hidden * own.groups * own.head_dim for own in full)
-    assert counted(model) == whole + values
-
-
-def test_gemma_4_31b_with_vision() -> None:
-    """Megatron-Bridge has projections of values also in the layers whose keys are their values."""
-    model = architecture("gemma4-vl-31b")
-    tower, shape = model.tower, shape_of(model)
-    assert tower is not None
-    language = text(model) | {
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 4,
-        "hidden_size_per_layer_input": 0,
-    }
-    config = transformers.Gemma4Config(
-        text_config=language, vision_config=gemma_4_vision(tower), audio_config=None
-    )
-    whole = of("Gemma4ForConditionalGeneration", config)
-    full = [heads_of(shape, kind) for kind in shape.kinds[5::6]]
-    values = sum(shape.hidden * own.groups * own.head_dim for own in full)
-    assert counted(model) == whole + values
 
 
 def test_minimax_m2() -> None:

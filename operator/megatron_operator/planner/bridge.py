@@ -20,10 +20,10 @@ from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
 from megatron_operator.planner.batch import iterations
+from megatron_operator.planner.bridge_notes import function_name
 from megatron_operator.planner.estimate import memory, step_time
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.diffusion import sample_tokens
-from megatron_operator.planner.estimate.layers import ENCODED
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.notes import memory_warnings
@@ -144,7 +144,7 @@ def plan_as_published(resolved: ResolvedRecipe, pod: int, notes: list[str]) -> P
     diffusion_plan.check(resolved, dims, pod)
     micro, batch = t.micro_batch_size or 1, t.global_batch_size or 1
     if resolved.layout is None and resolved.function is not None:
-        published = f"the layout of {_name(resolved)} is for {resolved.function.title}"
+        published = f"the layout of {function_name(resolved)} is for {resolved.function.title}"
         notes = [*notes, f"{published}: its sizes are used, with DP {dims.dp}"]
     shape = model_shape(resolved.model, Diagnostics())
     if shape is None:
@@ -232,7 +232,7 @@ def _check_divisible(resolved: ResolvedRecipe, dims: ParallelDims) -> None:
         found.error(
             "spec.accelerator.count",
             f"{world} is not a multiple of {multiple}, which TP {dims.tp} x PP {dims.pp} x CP {dims.cp} and"
-            f" EP {dims.ep} x ETP {dims.etp} x PP {dims.pp} of {_name(resolved)} require",
+            f" EP {dims.ep} x ETP {dims.etp} x PP {dims.pp} of {function_name(resolved)} require",
             f"set {f'{lower} or ' if lower else ''}{lower + multiple}, or other sizes in parallelism",
         )
     elif batch % (micro * dims.dp):
@@ -243,58 +243,6 @@ def _check_divisible(resolved: ResolvedRecipe, dims: ParallelDims) -> None:
             f"set {upper}, or fewer accelerators",
         )
     found.raise_errors()
-
-
-def with_bridge_note(plan: Plan, resolved: ResolvedRecipe) -> Plan:
-    """The plan with notes about Megatron-Bridge, which runs it or would."""
-    if resolved.starts:
-        note = f"run by Megatron-Bridge ({_name(resolved)}); not seen on GPUs yet"
-        return plan.model_copy(
-            update={
-                "notes": [
-                    *plan.notes,
-                    *_tower_notes(resolved),
-                    *_adapter_notes(resolved, plan),
-                    *_dispatcher_notes(resolved),
-                    note,
-                ]
-            }
-        )
-    if resolved.planned_only is not None:
-        note = f"planned only, and started in no way: {resolved.planned_only}"
-        return plan.model_copy(update={"notes": [*plan.notes, *_tower_notes(resolved), note]})
-    note = (
-        f"run by Megatron-Bridge ({_name(resolved)}; `megatron args` prints the command): this operator does"
-        " not start its loop yet, and the command is untested on hardware"
-    )
-    own = (*_tower_notes(resolved), *diffusion_plan.notes(resolved, plan), *_adapter_notes(resolved, plan))
-    return plan.model_copy(update={"notes": [*plan.notes, *own, note]})
-
-
-def _tower_notes(resolved: ResolvedRecipe) -> Iterator[str]:
-    if resolved.model.tower is not None:
-        yield (
-            f"memory and speed are estimated for data of which {ENCODED:.0%} of the tokens are images, video"
-            " or sound; FLOPs are those of the language model"
-        )
-
-
-def _dispatcher_notes(resolved: ResolvedRecipe) -> Iterator[str]:
-    if (left_out := resolved.replaced_dispatcher) is not None:
-        yield f"left out of {_name(resolved)}: {left_out.setting}, {left_out.reason}; alltoall is used"
-
-
-def _adapter_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
-    shape = model_shape(resolved.model, Diagnostics())
-    adapters = Adapters.of(resolved)
-    if shape is None or adapters is None:
-        return
-    trained = adapters.parameters(shape, plan.expert_model_parallel_size)
-    kind = "DoRA" if adapters.magnitudes else "LoRA"
-    yield (
-        f"{kind} of rank {adapters.dim} trains {trained:,} parameters; frozen weights have no gradients and"
-        " no optimizer states. TFLOP/s and MFU count the operations of training all weights, as Megatron does"
-    )
 
 
 def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
@@ -311,7 +259,7 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
     if not reason:
         return FieldError(
             "spec.recipe",
-            f"{_name(resolved)} {function.obstacle}, and the trainer image does not start it",
+            f"{function_name(resolved)} {function.obstacle}, and the trainer image does not start it",
             f"name the recipe instead: {resolved.recipe}",
         )
     missing = [x for x in bridge_support.KERNELS.get(reason, ()) if x not in resolved.profile.image_has]
@@ -321,7 +269,7 @@ def not_supported_error(resolved: ResolvedRecipe) -> FieldError:
         added = f", add {packages} to imageHas of profile {resolved.accelerator_type} if its image has them"
     return FieldError(
         "spec.recipe",
-        f"{resolved.recipe} is run by Megatron-Bridge ({_name(resolved)}) and not started: {reason}",
+        f"{resolved.recipe} is run by Megatron-Bridge ({function_name(resolved)}) and not started: {reason}",
         f"choose a recipe that is started (docs/catalog/bridge.md){added}, or start the"
         " command that `megatron args` prints yourself",
     )
@@ -399,7 +347,3 @@ def _override(value: str | float | bool | None) -> str:
 def _steps(resolved: ResolvedRecipe, plan: Plan) -> int | None:
     samples = resolved.training.train_samples
     return plan.train_iters if samples is None else samples // plan.global_batch_size
-
-
-def _name(resolved: ResolvedRecipe) -> str:
-    return str(resolved.function.function) if resolved.function else str(resolved.recipe)

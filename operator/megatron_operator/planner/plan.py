@@ -10,6 +10,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import bridge
 from megatron_operator.planner.alternatives import Alternative, alternatives_to
 from megatron_operator.planner.batch import global_batches
+from megatron_operator.planner.bridge_notes import with_bridge_notes
 from megatron_operator.planner.checks.ineffective_flags import check_ineffective_settings
 from megatron_operator.planner.checks.lint import lint_errors
 from megatron_operator.planner.checks.passthrough import passthrough_errors
@@ -146,7 +147,7 @@ def _plan_bridge(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan
     if bridge.is_searched(resolved):
         try:
             free = bridge.for_function(bridge.without_published_layout(resolved))
-            return bridge.with_bridge_note(_plan_as_before(free, previous), resolved)
+            return with_bridge_notes(_plan_as_before(free, previous), resolved)
         except InvalidRecipeError as invalid:
             if resolved.layout is None:
                 raise
@@ -155,7 +156,7 @@ def _plan_bridge(resolved: ResolvedRecipe, previous: Plan | None = None) -> Plan
             found.note(f"published layout used, although the planner rejects it: {reason}")
     pod = _ranks_per_pod(resolved, found)
     found.raise_errors()
-    return bridge.with_bridge_note(bridge.plan_as_published(resolved, pod, found.notes), resolved)
+    return with_bridge_notes(bridge.plan_as_published(resolved, pod, found.notes), resolved)
 
 
 def _plan_with_layout_of(previous: Plan, resolved: ResolvedRecipe) -> Plan:

@@ -22,7 +22,13 @@ def install() -> None:
         ends: dict[int, int] = {}
         for _, end, bucket in layout.param_index_map.values():
             ends[bucket] = max(end, ends.get(bucket, 0))
-        sizes = [ends[bucket] - start for bucket, (start, _) in enumerate(layout.bucket_indices)]
+        sizes = [
+            # What equals the padded size could be saved, and a checkpoint with another count is not loaded.
+            counted if counted == end - start else ends[bucket] - start
+            for bucket, ((start, end), counted) in enumerate(
+                zip(layout.bucket_indices, layout.per_bucket_numel_unpadded, strict=True)
+            )
+        ]
         return dataclasses.replace(layout, per_bucket_numel_unpadded=sizes)
 
     optimizer._compute_per_buffer_param_layout = staticmethod(counted)

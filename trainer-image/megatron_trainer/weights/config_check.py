@@ -163,6 +163,8 @@ def _others(folder: HuggingFaceFolder) -> Iterator[str]:
     ):
         for name, value in fixed.get(folder.architecture, {}).items():
             found = settings.get(name)
+            if found is None and name == "tie_word_embeddings" and not place:
+                found = folder.config.get(name)  # a setting of the whole model, where it also reads images
             if found is not None and found != _repeated(value, found):
                 yield f"{name} {found!r}{place}, which is {value!r} there"
 
@@ -170,10 +172,8 @@ def _others(folder: HuggingFaceFolder) -> Iterator[str]:
 def _windows(folder: HuggingFaceFolder) -> Iterator[str]:
     """An image of Gemma 3 that is longer than a window: in transformers all of it sees all of it."""
     if folder.architecture == "Gemma3ForConditionalGeneration":
-        tokens, window = (
-            folder.config.get("mm_tokens_per_image", 256),
-            _text(folder).get("sliding_window", 4096),
-        )
+        tokens = folder.config.get("mm_tokens_per_image") or 256
+        window = _text(folder).get("sliding_window") or 4096
         if tokens > window:
             yield f"mm_tokens_per_image {tokens}, which is more than sliding_window {window}"
 

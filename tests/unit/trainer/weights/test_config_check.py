@@ -43,6 +43,7 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Qwen3VLMoe", {"text_config": {"mlp_only_layers": [], "decoder_sparse_step": 1}}),
         ("Gemma3", {"text_config": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}}),
         ("Gemma3", {"text_config": {"sliding_window": 1024}, "mm_tokens_per_image": 256}),
+        ("Gemma3", {"text_config": {"sliding_window": None}, "mm_tokens_per_image": None}),
         ("Glm4vMoe", {"text_config": {"partial_rotary_factor": 0.5, "n_group": 1}}),
         ("Qwen3Next", {"partial_rotary_factor": 0.25, "layer_types": ["linear_attention"] * 2}),
         ("Qwen3_5", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
@@ -76,6 +77,11 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
             "mm_tokens_per_image 256, which is more than sliding_window 128",
         ),
         ("Glm4vMoe", {"text_config": {"n_group": 2}}, "n_group 2, which is 1 there"),
+        (
+            "Glm4vMoe",
+            {"text_config": {}, "tie_word_embeddings": True},
+            "tie_word_embeddings True, which is False there",
+        ),
         (
             "Glm4vMoe",
             {"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}}},

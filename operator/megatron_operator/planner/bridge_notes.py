@@ -1,0 +1,69 @@
+"""Notes of a plan about Megatron-Bridge, which runs it or would."""
+
+from collections.abc import Iterator
+
+from megatron_operator.api.diagnostics import Diagnostics
+from megatron_operator.api.status import Plan
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner import diffusion_plan
+from megatron_operator.planner.estimate.adapters import Adapters
+from megatron_operator.planner.estimate.layers import ENCODED
+from megatron_operator.planner.estimate.model_shape import model_shape
+
+
+def function_name(resolved: ResolvedRecipe) -> str:
+    """The function of Megatron-Bridge that a recipe is run by, or the recipe's name where it has none."""
+    return str(resolved.function.function) if resolved.function else str(resolved.recipe)
+
+
+def with_bridge_notes(plan: Plan, resolved: ResolvedRecipe) -> Plan:
+    """The plan with notes about Megatron-Bridge, which runs it or would."""
+    if resolved.starts:
+        note = f"run by Megatron-Bridge ({function_name(resolved)}); not seen on GPUs yet"
+        return plan.model_copy(
+            update={
+                "notes": [
+                    *plan.notes,
+                    *_tower_notes(resolved),
+                    *_adapter_notes(resolved, plan),
+                    *_dispatcher_notes(resolved),
+                    note,
+                ]
+            }
+        )
+    if resolved.planned_only is not None:
+        note = f"planned only, and started in no way: {resolved.planned_only}"
+        return plan.model_copy(update={"notes": [*plan.notes, *_tower_notes(resolved), note]})
+    note = (
+        f"run by Megatron-Bridge ({function_name(resolved)}; `megatron args` prints the command): this"
+        " operator does not start its loop yet, and the command is untested on hardware"
+    )
+    own = (*_tower_notes(resolved), *diffusion_plan.notes(resolved, plan), *_adapter_notes(resolved, plan))
+    return plan.model_copy(update={"notes": [*plan.notes, *own, note]})
+
+
+def _tower_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+    if resolved.model.tower is not None:
+        yield (
+            f"memory and speed are estimated for data of which {ENCODED:.0%} of the tokens are images, video"
+            " or sound; FLOPs are those of the language model"
+        )
+
+
+def _dispatcher_notes(resolved: ResolvedRecipe) -> Iterator[str]:
+    if (left_out := resolved.replaced_dispatcher) is not None:
+        name = function_name(resolved)
+        yield f"left out of {name}: {left_out.setting}, {left_out.reason}; alltoall is used"
+
+
+def _adapter_notes(resolved: ResolvedRecipe, plan: Plan) -> Iterator[str]:
+    shape = model_shape(resolved.model, Diagnostics())
+    adapters = Adapters.of(resolved)
+    if shape is None or adapters is None:
+        return
+    trained = adapters.parameters(shape, plan.expert_model_parallel_size)
+    kind = "DoRA" if adapters.magnitudes else "LoRA"
+    yield (
+        f"{kind} of rank {adapters.dim} trains {trained:,} parameters; frozen weights have no gradients and"
+        " no optimizer states. TFLOP/s and MFU count the operations of training all weights, as Megatron does"
+    )
