@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,18 @@ STATIC = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
 
 
 @dataclass(frozen=True)
+class Patch:
+    """A correction of one file of a Go module, for a defect that its pinned version has."""
+
+    module: str
+    """Path of the Go module, such as `sigs.k8s.io/kwok`."""
+    file: str
+    old: str
+    """Text that occurs once in the file."""
+    new: str
+
+
+@dataclass(frozen=True)
 class Program:
     """A Go program: `package` built in the module `tools/<module>`."""
 
@@ -35,6 +49,17 @@ class Program:
     module: str
     package: str
     ldflags: str = "-s -w"
+    patch: Patch | None = None
+
+
+# A node that is created again while its name is still queued would be queued twice. Then the older entry is
+# never removed, and once it is due it blocks the queue: KWOK renews no lease of any node any more.
+KWOK_QUEUE = Patch(
+    module="sigs.k8s.io/kwok",
+    file="pkg/utils/heap/heap.go",
+    old="\tentry := &waitEntry[K, T]{key: key, data: data}\n",
+    new="\th.Remove(data)\n\tentry := &waitEntry[K, T]{key: key, data: data}\n",
+)
 
 
 def _kubernetes(name: str) -> Program:
@@ -62,7 +87,7 @@ PROGRAMS: dict[str, Program] = {
             "training-operator",
             "github.com/kubeflow/training-operator/cmd/training-operator.v1",
         ),
-        Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", patch=KWOK_QUEUE),
         Program("scheduler-plugins", "scheduler-plugins", "."),
         Program("jobset", "jobset", "sigs.k8s.io/jobset"),
         Program(
@@ -125,6 +150,16 @@ def fingerprint(program: Program, tools: Path, toolchain: str) -> str:
     return digest.hexdigest()
 
 
+def patched_text(patch: Patch, text: str) -> str:
+    """The file's text with the patch. Raises ClusterError where the text to replace does not occur once."""
+    if text.count(patch.old) != 1:
+        raise ClusterError(
+            f"the patch of {patch.module}/{patch.file} does not apply to the pinned version; correct it in "
+            "cluster/localcluster/binaries.py, or remove it if that version no longer has the defect"
+        )
+    return text.replace(patch.old, patch.new)
+
+
 class Binaries:
     """Builds programs into `.cluster/bin`."""
 
@@ -158,14 +193,37 @@ class Binaries:
         for name in console.parts("build", stale):
             program = PROGRAMS[name]
             partial = self.paths.bin / f".{name}.partial"
-            run(
-                [go(), "build", "-trimpath", "-ldflags", program.ldflags, "-o", partial, program.package],
-                directory=self.paths.tools / program.module,
-                environment=STATIC,
-            )
+            with self._corrected(program) as flags:
+                command = [go(), "build", "-trimpath", *flags, "-ldflags", program.ldflags]
+                run(
+                    [*command, "-o", partial, program.package],
+                    directory=self.paths.tools / program.module,
+                    environment=STATIC,
+                )
             # The file of a running program can be replaced, but not written to.
             partial.rename(self.paths.binary(name))
             self._stamp(name).write_text(fingerprint(program, self.paths.tools, toolchain))
+
+    @contextmanager
+    def _corrected(self, program: Program) -> Iterator[list[str | Path]]:
+        """Flags of `go build` for a copy of the module with the program's patch.
+
+        Files of Go's module cache can be replaced neither there nor by -overlay.
+        """
+        if (patch := program.patch) is None:
+            yield []
+            return
+        pins = self.paths.tools / program.module
+        with tempfile.TemporaryDirectory(prefix="patched-") as folder:
+            copy, modfile = Path(folder, "module"), Path(folder, "go.mod")
+            shutil.copytree(
+                self.module_directory(program.module, patch.module), copy, copy_function=shutil.copyfile
+            )
+            file = copy / patch.file
+            file.write_text(patched_text(patch, file.read_text()))
+            modfile.write_text((pins / "go.mod").read_text() + f"\nreplace {patch.module} => {copy}\n")
+            shutil.copyfile(pins / "go.sum", modfile.with_suffix(".sum"))
+            yield [f"-modfile={modfile}"]
 
     def module_directory(self, module: str, path: str) -> Path:
         """The source folder of Go module `path` as pinned in `tools/<module>`; it contains manifests.

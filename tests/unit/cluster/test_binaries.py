@@ -6,7 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from localcluster.binaries import BY_PROFILE, KUBERNETES, ON_DEMAND, PROGRAMS, fingerprint
+from localcluster.binaries import (
+    BY_PROFILE,
+    KUBERNETES,
+    KWOK_QUEUE,
+    ON_DEMAND,
+    PROGRAMS,
+    fingerprint,
+    patched_text,
+)
+from localcluster.errors import ClusterError
 from localcluster.paths import CHECKOUT, Paths
 
 TOOLS = Paths("full").tools
@@ -62,6 +71,20 @@ def test_toolchain_and_build_flags_are_part_of_the_fingerprint() -> None:
     before = fingerprint(kubelet, TOOLS, "go1.26.8")
     assert fingerprint(kubelet, TOOLS, "go1.26.9") != before
     assert fingerprint(replace(kubelet, ldflags=""), TOOLS, "go1.26.8") != before
+
+
+def test_a_patch_is_part_of_the_fingerprint() -> None:
+    kwok = PROGRAMS["kwok"]
+    assert kwok.patch is not None
+    changed = replace(kwok, patch=replace(kwok.patch, new="\treturn\n"))
+    assert fingerprint(changed, TOOLS, "go1.26.8") != fingerprint(kwok, TOOLS, "go1.26.8")
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_patch_that_does_not_apply_is_an_error(times: int) -> None:
+    assert patched_text(KWOK_QUEUE, f"a\n{KWOK_QUEUE.old}b\n") == f"a\n{KWOK_QUEUE.new}b\n"
+    with pytest.raises(ClusterError, match=r"the patch of sigs\.k8s\.io/kwok/pkg/utils/heap/heap\.go"):
+        patched_text(KWOK_QUEUE, KWOK_QUEUE.old * times)
 
 
 def test_no_pin_is_a_local_path() -> None:
