@@ -45,14 +45,17 @@ class Silence:
 def merge_reports(reports: Mapping[int, ProgressReport]) -> ProgressReport:
     """One report from the reports of pods by node rank: that of the first pod, completed by the others.
 
-    Only the last pipeline stage knows the loss, and it may run in another pod.
+    Only the last pipeline stage knows the loss, and it may run in another pod. Pods are asked one after the
+    other: one that was asked before a restart reports the generation before, and no iteration of the new one.
     """
-    in_order = [reports[rank] for rank in sorted(reports)]
+    newest = max((report.generation or 0 for report in reports.values()), default=0)
+    current = {rank: each for rank, each in reports.items() if each.generation in (None, newest)}
+    in_order = [reports[rank] for rank in (*sorted(current), *sorted(reports.keys() - current))]
     merged: dict[str, Any] = {}
     for each in fields(ProgressReport):
         known = (getattr(report, each.name) for report in in_order)
         merged[each.name] = next((value for value in known if value is not None), None)
-    iterations = [report.iteration for report in in_order if report.iteration is not None]
+    iterations = [each.iteration for each in current.values() if each.iteration is not None]
     warnings = [warning for report in in_order for warning in report.warnings]
     return replace(
         ProgressReport(**merged),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from megatron_contract.progress import ProgressReport
 from megatron_operator.lifecycle.progress_reading import merge_reports
 
@@ -37,3 +38,20 @@ def test_the_warnings_of_all_pods_are_merged_without_duplicates() -> None:
     low, slow = {"reason": "CheckpointVolumeLow"}, {"reason": "SlowRank"}
     merged = merge_reports({0: report(warnings=[low]), 1: report(warnings=[low, slow])})
     assert [each.reason for each in merged.warnings] == ["CheckpointVolumeLow", "SlowRank"]
+
+
+@pytest.mark.parametrize("asked_first", [0, 1])
+def test_a_pod_that_was_asked_before_a_restart_adds_no_iteration_to_the_new_generation(
+    asked_first: int,
+) -> None:
+    """Nor has the earlier generation reached the iteration of the new one."""
+    before = report(generation=1, iteration=60)
+    after = report(generation=2, iteration=52, resumedFrom=50)
+    merged = merge_reports({asked_first: before, 1 - asked_first: after})
+    assert (merged.generation, merged.iteration) == (2, 52)
+
+
+def test_a_pod_that_has_not_met_its_peers_yet_takes_nothing_from_them() -> None:
+    starting = report(phase="starting", generation=None, iteration=None)
+    merged = merge_reports({0: starting, 1: report(generation=1, iteration=60)})
+    assert (merged.phase, merged.generation, merged.iteration) == ("starting", 1, 60)
