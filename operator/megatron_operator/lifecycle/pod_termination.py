@@ -16,7 +16,13 @@ from megatron_operator.manifests.jobset import FINAL_EXIT_CODES
 
 DELETED: Final = "Deleted"
 VOLUNTARY_DISRUPTIONS: Final = frozenset(
-    {"PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"}
+    {
+        "PreemptionByScheduler",
+        "EvictionByEvictionAPI",
+        "TerminationByKubelet",
+        # A DRA device was tainted. The scheduler allocates others to the pod that replaces this one.
+        "DeletionByDeviceTaintManager",
+    }
 )
 """Reasons of the condition DisruptionTarget."""
 NODE_DISRUPTIONS: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})

@@ -96,6 +96,7 @@ def test_a_pod_that_only_lost_its_peers_is_not_at_fault() -> None:
     [
         (pod({"exitCode": 143}, conditions=[disrupted("EvictionByEvictionAPI")]), True),
         (pod({"exitCode": 137}, conditions=[disrupted("PreemptionByScheduler")]), True),
+        (pod({"exitCode": 143}, conditions=[disrupted("DeletionByDeviceTaintManager")]), True),
         (deleted(pod({"exitCode": 143, "finishedAt": "2026-01-01T00:00:05Z"})), True),
         (deleted(pod({"exitCode": 137, "finishedAt": "2026-01-01T00:00:05Z"})), False),
         # The training-operator deletes what has ended by itself, often within the second.
