@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from localcluster import Cluster
+from localcluster.controlplane import STANDARD_HEARTBEATS
 from urllib3.exceptions import HTTPError
 
 from testkit.api_server import Api, Object
@@ -166,7 +167,7 @@ def control_plane(nodes: int, folder: Path) -> Iterator[Bench]:
 
     Raises ClusterError when it does not start, or when one of this checkout is running.
     """
-    cluster = Cluster("control-plane")
+    cluster = Cluster("control-plane", heartbeats=STANDARD_HEARTBEATS)
     cluster.down()
     cluster.paths.home.mkdir(parents=True, exist_ok=True)
     cluster.paths.audit_policy.write_text(json.dumps(POLICY))

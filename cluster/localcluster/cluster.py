@@ -33,7 +33,7 @@ from localcluster.addresses import BRIDGE, HOST, NODES, SYSTEM_NODE
 from localcluster.binaries import BY_PROFILE, Binaries
 from localcluster.buildah import Buildah
 from localcluster.console import Console
-from localcluster.controlplane import COMPONENTS, ControlPlane, choose_ports
+from localcluster.controlplane import COMPONENTS, FAST_HEARTBEATS, ControlPlane, Heartbeats, choose_ports
 from localcluster.errors import ClusterError
 from localcluster.kubectl import Kubectl, Object
 from localcluster.lock import exclusive
@@ -52,8 +52,10 @@ class Cluster:
     All methods raise ClusterError, whose message names the remedy.
     """
 
-    def __init__(self, profile: str = "full", quiet: bool = False) -> None:
-        self.paths = Paths(profile)
+    def __init__(
+        self, profile: str = "full", quiet: bool = False, heartbeats: Heartbeats = FAST_HEARTBEATS
+    ) -> None:
+        self.paths, self.heartbeats = Paths(profile), heartbeats
         self.console = Console(quiet)
         self.processes = Processes(self.paths.home)
         self.binaries = Binaries(self.paths)
@@ -79,8 +81,8 @@ class Cluster:
     def _plane(self) -> ControlPlane:
         address = HOST if self.profile == "full" else "127.0.0.1"
         ports = choose_ports(self.paths.home / "ports.json", "127.0.0.1", PORTS[self.profile])
-        pod_groups = self.profile == "control-plane"
-        return ControlPlane(self.paths, self.processes, address, ports, pod_groups=pod_groups)
+        gangs, beats = self.profile == "control-plane", self.heartbeats
+        return ControlPlane(self.paths, self.processes, address, ports, pod_groups=gangs, heartbeats=beats)
 
     def _nodes(self) -> dict[str, Node]:
         plane = self._plane()

@@ -68,6 +68,22 @@ def choose_ports(remembered: Path, address: str, bases: range) -> Ports:
     raise ClusterError(f"no block of free TCP ports on {address} between {bases.start} and {bases.stop}")
 
 
+@dataclass(frozen=True)
+class Heartbeats:
+    """How soon a node is found lost, in seconds."""
+
+    lease: int
+    """Duration of the leases of simulated nodes, which are renewed every quarter of it."""
+    grace: int
+    """`--node-monitor-grace-period` of the controller manager."""
+
+
+FAST_HEARTBEATS = Heartbeats(lease=20, grace=20)
+"""For tests, which wait for lost nodes."""
+STANDARD_HEARTBEATS = Heartbeats(lease=40, grace=50)
+"""Those of kubelet and controller manager without flags: a renewal every 10 s."""
+
+
 class ControlPlane:
     """The control plane of one profile.
 
@@ -76,8 +92,16 @@ class ControlPlane:
     """
 
     def __init__(
-        self, paths: Paths, processes: Processes, address: str, ports: Ports, *, pod_groups: bool = False
+        self,
+        paths: Paths,
+        processes: Processes,
+        address: str,
+        ports: Ports,
+        *,
+        pod_groups: bool = False,
+        heartbeats: Heartbeats = FAST_HEARTBEATS,
     ) -> None:
+        self.heartbeats = heartbeats
         self.paths = paths
         self.processes = processes
         self.address = address
@@ -212,7 +236,7 @@ class ControlPlane:
             f"--service-account-private-key-file={pki.key('service-account')}",
             "--use-service-account-credentials=true",
             "--leader-elect=false",
-            "--node-monitor-grace-period=20s",
+            f"--node-monitor-grace-period={self.heartbeats.grace}s",
             "--kube-api-qps=1000",
             "--kube-api-burst=1000",
             *([_POD_GROUPS] if self.pod_groups else []),

@@ -43,9 +43,8 @@ class Kwok:
             f"--manage-nodes-with-annotation-selector={NODE_ANNOTATION}",
             "--enable-crds=Stage",
             # Without leases heartbeats are too rare for the node controller, and nodes flap. A lease is
-            # renewed every quarter of its duration: of the controller's grace period of 20 s, 15 s are left
-            # as a margin.
-            "--node-lease-duration-seconds=20",
+            # renewed every quarter of its duration; the rest of the grace period is a margin.
+            f"--node-lease-duration-seconds={self.plane.heartbeats.lease}",
             "--node-ip=127.0.0.1",
             f"--node-port={self.plane.ports.kwok}",
             f"--server-address=127.0.0.1:{self.plane.ports.kwok}",

@@ -5,8 +5,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from localcluster.controlplane import COMPONENTS, ControlPlane, Ports, choose_ports
+from localcluster.controlplane import (
+    COMPONENTS,
+    FAST_HEARTBEATS,
+    STANDARD_HEARTBEATS,
+    ControlPlane,
+    Ports,
+    choose_ports,
+)
 from localcluster.errors import ClusterError
+from localcluster.kubectl import Kubectl
+from localcluster.kwok import Kwok
 from localcluster.paths import Paths
 from localcluster.processes import Processes
 
@@ -65,3 +74,12 @@ def test_requests_are_logged_only_where_a_policy_exists(plane: ControlPlane) -> 
     args = " ".join(map(str, plane.argv("kube-apiserver")))
     assert f"--audit-policy-file={plane.paths.audit_policy}" in args
     assert f"--audit-log-path={plane.paths.audit_log}" in args
+
+
+def test_kubelets_and_node_controller_have_the_same_heartbeats(plane: ControlPlane) -> None:
+    for heartbeats in (FAST_HEARTBEATS, STANDARD_HEARTBEATS):
+        plane.heartbeats = heartbeats
+        kwok = " ".join(map(str, Kwok(plane, Kubectl(plane.paths)).argv()))
+        assert f"--node-lease-duration-seconds={heartbeats.lease} " in kwok
+        controllers = " ".join(map(str, plane.argv("kube-controller-manager")))
+        assert f"--node-monitor-grace-period={heartbeats.grace}s " in controllers
