@@ -55,11 +55,11 @@ class NodeWatch:
         """Notify the run no longer."""
         self._runs.pop(run, None)
 
-    def announcing(self, rules: Maintenance) -> frozenset[str]:
-        """Nodes that announce maintenance by these rules."""
+    def announcing(self, rules: Maintenance) -> dict[str, str]:
+        """Nodes that announce maintenance by these rules, and the condition or taint that does."""
         nodes = self._nodes or {}
-        signs = {node: maintenance_sign(node, rules) is not None for node in set(nodes.values())}
-        return frozenset(name for name, node in nodes.items() if signs[node])
+        signs = {node: maintenance_sign(node, rules) for node in set(nodes.values())}
+        return {name: sign for name, node in nodes.items() if (sign := signs[node]) is not None}
 
     async def run(self) -> None:
         """Watch for as long as the operator acts."""

@@ -108,7 +108,8 @@ class RoomFinder:
         leaving = frozenset(to_leave(status.recovery))
         # Nodes that are tainted for their maintenance, or avoided, belong to the pool too.
         matching = {*pool, *leaving, *status.recovery.nodes_avoided}
-        room = Room(max(0, free), len(matching), announcing & fits.keys())
+        announced = {name: sign for name, sign in announcing.items() if name in fits}
+        room = Room(max(0, free), len(matching), announced)
         self._answers[status.key] = _Answer(leaving, room, time.monotonic(), moves)
         return room
 

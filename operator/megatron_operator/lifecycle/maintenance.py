@@ -90,19 +90,19 @@ def plan_move(
     leaving = to_leave(recovery)
     if not leaving or room is None:
         return None
-    avoided = leaving.keys() | room.announced
+    avoided = {**room.announced, **leaving}
     share = max(1, int(rules.max_share * room.pool))
     recent = sum(each.kind == KIND and now - (seconds(each.time) or 0.0) < HOUR for each in recovery.history)
     obstacle = None
     if recent >= rules.max_per_hour:
         obstacle = cap(rules, share, by_share=False)
-    elif len(avoided | set(recovery.nodes_avoided)) > share:
+    elif len(avoided.keys() | set(recovery.nodes_avoided)) > share:
         obstacle = cap(rules, share, by_share=True)
-    elif len(avoided | set(recovery.nodes_avoided)) > MAX_NODES:
+    elif len(avoided.keys() | set(recovery.nodes_avoided)) > MAX_NODES:
         obstacle = f"a run avoids at most {MAX_NODES} nodes"
     elif room.pods < size:
         obstacle = f"the other nodes have no room for all {size} pods now"
-    return MaintenanceMove(leaving, frozenset(avoided), obstacle)
+    return MaintenanceMove(leaving, avoided, obstacle)
 
 
 def move_cause(leaving: Mapping[str, str]) -> str:
@@ -126,9 +126,8 @@ def moved(
         iteration: The last one that was reported.
     """
     since = timestamp(now)
-    new = {
-        name: NodeMaintenance(sign=move.leaving.get(name, KIND), time=since) for name in move.avoid
-    } | recovery.maintenance
+    new = {name: NodeMaintenance(sign=sign, time=since) for name, sign in move.avoid.items()}
+    new |= recovery.maintenance
     entries = {
         name: each.model_copy(update={"avoided_at": since, "not_avoided": None})
         if name in move.avoid
@@ -145,7 +144,10 @@ def moved(
         iteration=iteration,
     )
     return recovery.model_copy(
-        update={"maintenance": entries, "nodes_avoided": sorted(move.avoid | set(recovery.nodes_avoided))}
+        update={
+            "maintenance": entries,
+            "nodes_avoided": sorted(move.avoid.keys() | set(recovery.nodes_avoided)),
+        }
     )
 
 

@@ -160,8 +160,9 @@ class Room:
     """Pods of the run that fit there, with its own counted as free and those that others wait for taken."""
     pool: int
     """Number of all nodes that match the run, free or not."""
-    announced: frozenset[str] = frozenset()
-    """Other nodes that have free places, but announce maintenance: new pods must avoid them too."""
+    announced: Mapping[str, str] = field(default_factory=dict)
+    """Other nodes that have free places, but announce maintenance, and what announces it: new pods must avoid
+    them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class MaintenanceMove:
 
     leaving: Mapping[str, str]
     """Nodes with pods of the run, and what announces their maintenance."""
-    avoid: frozenset[str]
+    avoid: Mapping[str, str]
     """These nodes and others that announce it, where new pods could be placed."""
     obstacle: str | None = None
     """Why the run stays; None: it may move."""

@@ -83,8 +83,8 @@ def test_a_change_is_reported_to_the_runs_on_the_node() -> None:
     known = watch.of(RUN, ["a", "gone"])
     assert known is not None
     assert {name: each.taints for name, each in known.items()} == {"a": frozenset({TAINT})}
-    assert watch.announcing(Maintenance()) == {"a", "c"}
-    assert watch.announcing(Maintenance(taints=[])) == frozenset()
+    assert watch.announcing(Maintenance()) == dict.fromkeys("ac", f"node taint {TAINT}")
+    assert watch.announcing(Maintenance(taints=[])) == {}
     assert (api.lists, api.watched_from) == (1, ["5", "6"])
 
 

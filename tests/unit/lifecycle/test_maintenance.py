@@ -90,17 +90,17 @@ def test_nothing_is_decided_before_the_room_is_known() -> None:
 
 def test_a_run_leaves_all_announced_nodes_or_none() -> None:
     both = plan(Room(9, 20), "a", "b")
-    assert (both.obstacle, set(both.leaving), both.avoid) == (None, {"a", "b"}, {"a", "b"})
+    assert (both.obstacle, set(both.leaving), both.avoid) == (None, {"a", "b"}, both.leaving)
     share = "platform.badNodes.maxShare 0.1 of the nodes allows 1 node"
     assert plan(Room(9, 19), "a", "b").obstacle == share
     assert plan(Room(1, 20), "a").obstacle == "the other nodes have no room for all 2 pods now"
 
 
 def test_other_announced_nodes_with_free_places_are_avoided_too_and_count() -> None:
-    free = plan(Room(9, 20, frozenset({"c"})), "a")
-    assert (free.obstacle, free.avoid) == (None, {"a", "c"})
+    free = plan(Room(9, 20, {"c": "node taint y"}), "a")
+    assert (free.obstacle, set(free.avoid)) == (None, {"a", "c"})
     share = "platform.badNodes.maxShare 0.1 of the nodes allows 2 nodes"
-    assert plan(Room(9, 20, frozenset({"c", "d"})), "a").obstacle == share
+    assert plan(Room(9, 20, dict.fromkeys("cd", "node taint y")), "a").obstacle == share
 
 
 def test_nodes_that_are_avoided_already_count() -> None:
@@ -111,9 +111,10 @@ def test_nodes_that_are_avoided_already_count() -> None:
 
 def test_an_announcement_moves_a_run_once() -> None:
     recovery = announced("a")
-    move = plan(Room(9, 20, frozenset({"c"})), "a")
+    move = plan(Room(9, 20, {"c": "node taint y"}), "a")
     after = moved(recovery, move, "worker-0", NOW, iteration=60)
     assert after.nodes_avoided == ["a", "c"]
+    assert after.maintenance["c"].sign == "node taint y"
     assert (after.restarts, after.restarts_by_kind.maintenance) == (0, 1)
     assert (after.history[-1].kind, after.history[-1].node) == ("maintenance", "a")
     released = after.model_copy(update={"nodes_avoided": []})
@@ -127,7 +128,7 @@ def test_a_cause_names_a_few_nodes() -> None:
 
 def test_only_a_run_that_trains_and_may_move_does() -> None:
     pods = on_nodes({}, {})
-    move = MaintenanceMove({"node-1": "node taint x"}, frozenset({"node-1"}))
+    move = MaintenanceMove({"node-1": "node taint x"}, {"node-1": "node taint x"})
     seen = replace(HEALTHY, pods=pods, maintenance=move)
     assert decide(seen) == Move(move)
     stays = MaintenanceMove(move.leaving, move.avoid, "no room")
