@@ -77,6 +77,8 @@ class AcceleratorProfile(ApiModel):
     """Seconds that a node may be unreachable or not ready before its pods are replaced."""
     topology: Annotated[list[LabelKey], Field(max_length=16)] = Field(default_factory=list)
     """Node labels, nearest first, that the pods of a run should share."""
+    required_topology: LabelKey | None = None
+    """The one of `topology` that all pods must share: a run is placed in one domain of it, or waits."""
     extra_resources: dict[str, Quantity] = Field(default_factory=dict)
     """Additional resources of a whole-node pod, such as `rdma/hca: 1` or `vpc.amazonaws.com/efa: 4`."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -30,7 +30,11 @@ def parse_platform(content: Any, at: str) -> PlatformConfig:
         error
         for name, profile in platform.accelerators.items()
         for at_profile in [field_path(f"{at}.accelerators", name)]
-        for error in (*_hardware_errors(name, profile, at_profile), *_profile_errors(profile, at_profile))
+        for error in (
+            *_hardware_errors(name, profile, at_profile),
+            *_topology_errors(profile, at_profile),
+            *_profile_errors(profile, at_profile),
+        )
     ]
     errors += _gang_scheduling_errors(platform, at)
     if platform.bad_nodes.uncordon_by_check and not platform.bad_nodes.cordon:
@@ -87,6 +91,15 @@ def _hardware_errors(name: str, profile: AcceleratorProfile, at: str) -> Iterato
     if profile.platform == "cpu" and profile.data_sheet is not None:
         message = "has no effect with platform cpu, which is planned without memory and speed"
         yield FieldError(f"{at}.dataSheet", message, "leave it out, or set platform to gpu")
+
+
+def _topology_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:
+    required, keys = profile.required_topology, profile.topology
+    if required is not None and required not in keys:
+        yield FieldError(
+            f"{at}.requiredTopology", f"{shown(required)} is not in topology ({', '.join(keys) or 'empty'})",
+            "add it to topology, nearest first, or require one of its keys",
+        )  # fmt: skip
 
 
 def _profile_errors(profile: AcceleratorProfile, at: str) -> Iterator[FieldError]:

@@ -283,6 +283,9 @@ class SchedulingSpec(ApiModel):
     """PriorityClass of all pods."""
     topology: Annotated[list[LabelKey], Field(max_length=16)] | None = None
     """Node labels, nearest first, that all pods should share; default the profile's."""
+    required_topology: LabelKey | None = None
+    """The one of `topology` that all pods must share: they are placed in one domain of it, such as a rack, or
+    wait; default the profile's."""
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=64)] | None = None
     """Additional node labels that pods require."""
 

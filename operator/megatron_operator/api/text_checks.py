@@ -57,6 +57,7 @@ _FORMS: Final = {
     "scheduling.queue": SHORT_NAME,
     "scheduling.priorityClassName": NAME,
     "scheduling.topology[]": NODE_LABEL,
+    "scheduling.requiredTopology": NODE_LABEL,
     "scheduling.nodeSelector{}": NODE_LABEL,
     "scheduling.nodeSelector.*": NODE_LABEL_VALUE,
     "imagePullSecrets[]": NAME,

@@ -16,7 +16,6 @@ from megatron_operator.api.recipe import (
     CheckpointSpec,
     DataSpec,
     MegatronRecipeSpec,
-    SchedulingSpec,
     VolumeSpec,
 )
 from megatron_operator.catalog import (
@@ -29,6 +28,7 @@ from megatron_operator.catalog import (
     fine_tuning,
     performance_options,
     schedule,
+    scheduling,
 )
 from megatron_operator.catalog.accelerator import (
     limit_errors,
@@ -142,7 +142,7 @@ def resolve_for_planning(
         "recovery": spec.recovery,
         "profileWindow": spec.profile,
         "tracking": spec.tracking,
-        "scheduling": _scheduling(spec.scheduling, profile, platform, found),
+        "scheduling": scheduling.scheduling(spec.scheduling, accelerator, profile, platform, found),
     }
     settings |= {
         "origins": {path: found.origins[path] for path in sorted(found.origins)},
@@ -382,16 +382,3 @@ def _checkpoint(
     if spec.save_interval is None:
         found.origin("checkpoint.saveInterval", "default")
     return spec.model_copy(update={"volume": volume, "save_interval": spec.save_interval or _SAVE_INTERVAL})
-
-
-def _scheduling(
-    spec: SchedulingSpec, profile: AcceleratorProfile, platform: PlatformConfig, found: Diagnostics
-) -> SchedulingSpec:
-    update: dict[str, Any] = {}
-    if spec.queue is None and platform.queue is not None:
-        update["queue"] = platform.queue
-        found.origin("scheduling.queue", "platform")
-    if spec.topology is None and profile.topology:
-        update["topology"] = profile.topology
-        found.origin("scheduling.topology", "platform")
-    return spec.model_copy(update=update)

@@ -8,6 +8,7 @@ from megatron_operator.manifests.metadata import ROLE_TRAINER, Manifest, Owner
 from megatron_operator.planner.estimate import hardware
 
 HOSTNAME = "kubernetes.io/hostname"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Set by Kubernetes on a node that is not Ready, or whose kubelet does not respond."""
 
@@ -15,18 +16,14 @@ LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreacha
 def affinity(owner: Owner, resolved: ResolvedRecipe, plan: Plan) -> Manifest:
     """Affinity of a trainer pod; empty if nothing constrains it.
 
-    Required: nodes of the accelerator, and one NVLink domain if TP groups span pods. Preferred, for several
-    pods: the nearest topology first, and one pod per node.
+    Required: nodes of the accelerator and, for several pods, one domain of `required_levels`. Preferred for
+    several pods: the nearest topology first, and one pod per node.
     """
     result: Manifest = {}
     labels = resolved.profile.node_labels | (resolved.scheduling.node_selector or {})
     if labels:
         terms = [{"key": key, "operator": "In", "values": [value]} for key, value in sorted(labels.items())]
-        result["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": terms}]
-            }
-        }
+        result["nodeAffinity"] = {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": terms}]}}
     if plan.nodes > 1:
         gang = {"matchLabels": {LABEL_RECIPE: owner.name, LABEL_ROLE: ROLE_TRAINER}}
         if near := _pod_affinity(resolved, plan, gang):
@@ -42,27 +39,46 @@ def affinity(owner: Owner, resolved: ResolvedRecipe, plan: Plan) -> Manifest:
 def _pod_affinity(resolved: ResolvedRecipe, plan: Plan, gang: Manifest) -> Manifest:
     """Pod affinity that keeps the gang's pods close to each other.
 
-    All workers share one template, so an NVLink domain applies to all pods or to none: it is required if a TP
-    group spans pods (the planner allows this only for runs within one domain), and preferred otherwise.
+    The scheduler places the first pod of a gang anywhere: a term that no pod matches but the pod itself
+    holds. All workers share one template, so a term applies to all pods or to none.
     """
     near: Manifest = {}
-    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
-    topology = list(resolved.scheduling.topology or [])
-    if plan.tensor_model_parallel_size > plan.per_node:
-        near["requiredDuringSchedulingIgnoredDuringExecution"] = [
-            {"labelSelector": gang, "topologyKey": LABEL_CLIQUE}
-        ]
-    elif accelerator and accelerator.across_nodes and LABEL_CLIQUE not in topology:
-        topology.insert(0, LABEL_CLIQUE)
-    if topology:
+    required = required_levels(resolved, plan)
+    if required:
+        near[_REQUIRED] = [{"labelSelector": gang, "topologyKey": key} for key in required]
+    preferred = _preferred_levels(resolved, required)
+    if preferred:
         near["preferredDuringSchedulingIgnoredDuringExecution"] = [
             {
                 "weight": max(100 >> distance, 1),
                 "podAffinityTerm": {"labelSelector": gang, "topologyKey": key},
             }
-            for distance, key in enumerate(topology)
+            for distance, key in enumerate(preferred)
         ]
     return near
+
+
+def required_levels(resolved: ResolvedRecipe, plan: Plan) -> list[str]:
+    """Topology keys that all pods must share, nearest first: an NVLink domain if TP groups span pods (the
+    planner allows this only for runs within one domain), and what platform or recipe require."""
+    keys = [LABEL_CLIQUE] if plan.tensor_model_parallel_size > plan.per_node else []
+    required = resolved.scheduling.required_topology
+    return keys if required is None or required in keys else [*keys, required]
+
+
+def _preferred_levels(resolved: ResolvedRecipe, required: list[str]) -> list[str]:
+    """Topology keys that pods should share, nearest first: those nearer than a level that is required anyway.
+
+    An NVLink domain of several nodes is the nearest, whether it is in the topology or not.
+    """
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    topology = list(resolved.scheduling.topology or [])
+    if resolved.scheduling.required_topology in topology:
+        topology = topology[: topology.index(resolved.scheduling.required_topology)]
+    across_nodes = accelerator is not None and accelerator.across_nodes
+    if across_nodes and LABEL_CLIQUE not in (*topology, *required):
+        topology.insert(0, LABEL_CLIQUE)
+    return [key for key in topology if key not in required]
 
 
 def tolerations(resolved: ResolvedRecipe) -> list[Manifest]:

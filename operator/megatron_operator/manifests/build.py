@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.labels import ANNOTATION_HASH
-from megatron_operator.manifests import compute_domain, convert, gang_scheduling, prepare
+from megatron_operator.manifests import compute_domain, convert, gang_scheduling, kueue, prepare
 from megatron_operator.manifests.env import environment
 from megatron_operator.manifests.job_backends import BACKENDS, backend_of
 from megatron_operator.manifests.metadata import Manifest, Owner, digest, with_hash
@@ -86,12 +86,14 @@ def build(run: PlannedRun, uid: str, *, require_checkpoint: bool = False) -> Man
     owner = Owner(run.name, run.namespace, uid)
     claims = storage(owner, resolved, plan.nodes)
     queue = resolved.scheduling.queue
-    topology = resolved.scheduling.topology or []
+    of_queue = kueue.annotations(resolved, plan)
 
     def job(require: bool) -> Manifest:
         values = environment(resolved, plan, uid, run.name, require_checkpoint=require)
         pods = template(owner, resolved, plan, claims, run.arguments, values)
-        manifest = BACKENDS[resolved.job_backend].job(owner, plan, pods, queue, topology)
+        if of_queue:
+            pods["metadata"]["annotations"] = pods["metadata"].get("annotations", {}) | of_queue
+        manifest = BACKENDS[resolved.job_backend].job(owner, plan, pods, queue)
         priority = resolved.scheduling.priority_class_name
         gang_scheduling.apply(manifest, resolved.gang_scheduling, plan, priority)
         return manifest

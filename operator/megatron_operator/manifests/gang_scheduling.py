@@ -11,6 +11,7 @@ from megatron_operator.api.labels import LABEL_POD_GROUP
 from megatron_operator.api.platform import KUBERNETES, VOLCANO, GangScheduling
 from megatron_operator.api.status import Plan
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests.affinity import required_levels
 from megatron_operator.manifests.job_backends import backend_of
 from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
 
@@ -62,12 +63,16 @@ def pod_group(owner: Owner, resolved: ResolvedRecipe, plan: Plan) -> Manifest | 
     gangs = resolved.gang_scheduling
     if gangs is None or gangs.scheduler != KUBERNETES:
         return None
+    spec: Manifest = {"schedulingPolicy": {"gang": {"minCount": plan.nodes}}}
+    if plan.nodes > 1 and (required := required_levels(resolved, plan)):
+        # One at most. Without the gate TopologyAwareWorkloadScheduling the API server drops it.
+        spec["schedulingConstraints"] = {"topology": [{"key": required[0]}]}
     return with_hash(
         {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
             "metadata": owner.metadata(owner.object_name),
-            "spec": {"schedulingPolicy": {"gang": {"minCount": plan.nodes}}},
+            "spec": spec,
         }
     )
 

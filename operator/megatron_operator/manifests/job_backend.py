@@ -12,7 +12,6 @@ from megatron_operator.api.status import Plan
 from megatron_operator.manifests.metadata import Manifest, Owner
 
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
-ANNOTATION_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 
 
 class JobPhase(StrEnum):
@@ -80,9 +79,7 @@ class JobBackend(Protocol):
     def TEMPLATE_PLURAL(self) -> str | None:
         """Resource of the object of its name that has the pod templates; None if the job has them."""
 
-    def job(
-        self, owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]
-    ) -> Manifest:
+    def job(self, owner: Owner, plan: Plan, template: Manifest, queue: str | None) -> Manifest:
         """The job of a plan. With a Kueue queue it is created suspended; Kueue resumes it.
 
         Raises InvalidRecipeError if the job cannot have the recipe's name.

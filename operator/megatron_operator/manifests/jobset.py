@@ -13,7 +13,6 @@ from megatron_contract.environment import CONTAINER_NAME
 from megatron_operator.api.errors import FieldError, InvalidRecipeError
 from megatron_operator.api.status import Plan
 from megatron_operator.manifests.job_backend import (
-    ANNOTATION_TOPOLOGY,
     LABEL_QUEUE,
     JobState,
     state_by_conditions,
@@ -50,7 +49,7 @@ FINAL_EXIT_CODES: Final = range(1, 128)
 _ENV_PER_NODE: Final = "PET_NPROC_PER_NODE"
 
 
-def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]) -> Manifest:
+def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None) -> Manifest:
     """A JobSet of one Master and n-1 Workers, complete when the Master is.
 
     With a Kueue queue it is created suspended; from then on Kueue suspends and resumes it. All defaults of
@@ -69,8 +68,6 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topolog
     suspend = queue is not None
     if queue is not None:
         metadata["labels"] = metadata["labels"] | {LABEL_QUEUE: queue}
-        if topology:
-            pods["metadata"].setdefault("annotations", {})[ANNOTATION_TOPOLOGY] = topology[0]
     jobs = [_replicated(owner, MASTER, 1, pods)]
     if plan.nodes > 1:
         jobs.append(_replicated(owner, WORKER, plan.nodes - 1, pods))

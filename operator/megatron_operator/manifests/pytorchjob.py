@@ -5,7 +5,6 @@ from typing import Any
 
 from megatron_operator.api.status import Plan
 from megatron_operator.manifests.job_backend import (
-    ANNOTATION_TOPOLOGY,
     LABEL_QUEUE,
     JobState,
     state_by_conditions,
@@ -25,7 +24,7 @@ LABEL_REPLICA_TYPE = "training.kubeflow.org/replica-type"
 LABEL_REPLICA_INDEX = "training.kubeflow.org/replica-index"
 
 
-def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]) -> Manifest:
+def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None) -> Manifest:
     """A job of one Master and n-1 Workers whose pods are replaced when they exit with 128 or more.
 
     With a Kueue queue the job is created suspended; from then on Kueue suspends and resumes it.
@@ -36,8 +35,6 @@ def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topolog
     if queue is not None:
         metadata["labels"] = metadata["labels"] | {LABEL_QUEUE: queue}
         run_policy["suspend"] = True
-        if topology:
-            pods["metadata"].setdefault("annotations", {})[ANNOTATION_TOPOLOGY] = topology[0]
     replicas: Manifest = {"Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": pods}}
     if plan.nodes > 1:
         replicas["Worker"] = {

@@ -29,13 +29,13 @@ RUNTIME: Final = "trainingRuntime"
 """Key of the attached runtime in a manifest; no field of the API."""
 
 
-def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None, topology: list[str]) -> Manifest:
+def job(owner: Owner, plan: Plan, template: Manifest, queue: str | None) -> Manifest:
     """A TrainJob with its runtime, which has the JobSet of one Master and n-1 Workers.
 
     `spec.trainer` repeats the size of the gang: nothing reads it there but `size` and `per_node`.
     Raises InvalidRecipeError if the name is too long for the names of pods.
     """
-    made = jobset.job(owner, plan, template, queue, topology)
+    made = jobset.job(owner, plan, template, queue)
     name = owner.object_name
     metadata = owner.metadata(name)
     if queue is not None:

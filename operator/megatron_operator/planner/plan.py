@@ -22,6 +22,7 @@ from megatron_operator.planner.checks.precision import (
 )
 from megatron_operator.planner.checks.profile_window import profile_errors
 from megatron_operator.planner.checks.tokenizer import tokenizer_errors
+from megatron_operator.planner.checks.topology import topology_errors
 from megatron_operator.planner.checks.tracking import tracking_errors
 from megatron_operator.planner.chosen_plan import plan_of
 from megatron_operator.planner.estimate import hardware
@@ -292,8 +293,12 @@ def _problem(
 
 
 def _ranks_per_pod(resolved: ResolvedRecipe, found: Diagnostics) -> int:
-    """Ranks of one pod: all accelerators of a node, or of a run that is smaller than a node."""
+    """Ranks of one pod: all accelerators of a node, or of a run that is smaller than a node.
+
+    Errors of a count that nodes or one domain of the required topology cannot have go to `found`.
+    """
     count, per_node = resolved.accelerator_count, resolved.per_node
+    found.extend(topology_errors(resolved))
     if count < per_node:
         found.note(f"perNode {count}: fewer accelerators than the {per_node} of a node, so one pod uses all")
         return count

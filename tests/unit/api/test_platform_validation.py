@@ -125,3 +125,16 @@ def test_a_data_sheet_of_a_cpu_is_refused() -> None:
     [(field, message, _)] = errors_of(platform="cpu", dataSheet={**SHEET, "domain": 8})
     assert field == "dataSheet"
     assert "no effect" in message
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        ([], "'rack' is not in topology (empty)"),
+        (["block", "zone"], "'rack' is not in topology (block, zone)"),
+    ],
+)
+def test_a_required_level_is_one_of_the_topology(topology: list[str], message: str) -> None:
+    [(field, found, fix)] = errors_of(topology=topology, requiredTopology="rack")
+    assert (field, found) == ("requiredTopology", message)
+    assert fix == "add it to topology, nearest first, or require one of its keys"

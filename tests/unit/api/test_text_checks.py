@@ -41,6 +41,7 @@ REFUSED = [
     ("training.stepBatchSizeSchedule", "-1:1", "spec.training.stepBatchSizeSchedule", "flag"),
     ("scheduling.queue", "a b", "spec.scheduling.queue", "invalid name"),
     ("scheduling.topology", ["a b"], "spec.scheduling.topology[0]", "invalid label key"),
+    ("scheduling.requiredTopology", "a b", "spec.scheduling.requiredTopology", "invalid label key"),
     ("scheduling.nodeSelector", {"zone": "a\nb"}, "spec.scheduling.nodeSelector.zone", "control character"),
     ("scheduling.nodeSelector", {"zone": "a b"}, "spec.scheduling.nodeSelector.zone", "invalid label value"),
     ("scheduling.nodeSelector", {"a b": "x"}, "spec.scheduling.nodeSelector['a b']", "invalid label key"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.manifests import object_name, pytorchjob
+from megatron_operator.manifests.job_backends import BACKENDS
 from megatron_operator.manifests.metadata import Owner
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -74,6 +75,25 @@ def test_a_queued_job_is_created_suspended_with_its_topology(run: Any) -> None:
     for template in pytorchjob.templates(job):
         topology = template["metadata"]["annotations"]["kueue.x-k8s.io/podset-preferred-topology"]
         assert topology == "cloud.provider.com/topology-rack"
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
+def test_kueue_places_all_pods_of_a_queued_run_in_one_domain_that_is_required(run: Any, backend: str) -> None:
+    def require(spec: dict[str, Any]) -> None:
+        spec["scheduling"]["requiredTopology"] = "cloud.provider.com/topology-rack"
+
+    each = run("llama3.1-8b-queued", require)
+    each.resolved = each.resolved.model_copy(update={"job_backend": backend})
+    master, workers = BACKENDS[backend].templates(each.build().job)
+    for template in (master, workers):
+        of_kueue = {k: v for k, v in template["metadata"]["annotations"].items() if k.startswith("kueue.")}
+        assert of_kueue == {
+            "kueue.x-k8s.io/podset-required-topology": "cloud.provider.com/topology-rack",
+            "kueue.x-k8s.io/podset-group-name": "gang",
+        }
+        affinity = template["spec"]["affinity"]["podAffinity"]
+        [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "cloud.provider.com/topology-rack"
 
 
 def test_an_existing_claim_is_expected_and_not_created(run: Any) -> None:

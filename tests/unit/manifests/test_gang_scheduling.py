@@ -75,6 +75,17 @@ def test_pods_of_kubernetes_gangs_wait_until_they_are_assigned_to_the_pod_group_
     assert manifests.all().index(group) < manifests.all().index(manifests.job)
 
 
+def test_the_pod_group_of_kubernetes_has_the_required_level(run: Any) -> None:
+    rack = "cloud.provider.com/topology-rack"
+
+    def require(spec: dict[str, Any]) -> None:
+        spec["scheduling"] = {"requiredTopology": rack}
+
+    each = run("llama3-8b-64-gpus", require)
+    each.resolved = each.resolved.model_copy(update={"gang_scheduling": KUBERNETES})
+    assert each.build().pod_group["spec"]["schedulingConstraints"] == {"topology": [{"key": rack}]}
+
+
 def test_kubernetes_gangs_need_no_certain_kind_of_job_or_scheduler() -> None:
     profile = {"podTemplate": {"schedulerName": "other"}}
     for backend in ("pytorchjob", "jobset", "trainjob"):

@@ -192,6 +192,47 @@ def test_nearer_topology_has_a_higher_weight(run: Any) -> None:
     ]
 
 
+def required_rack(spec: dict[str, Any]) -> None:
+    spec["scheduling"] = spec.get("scheduling", {}) | {"requiredTopology": "cloud.provider.com/topology-rack"}
+
+
+def test_a_required_level_is_required_affinity_to_the_gang_and_no_preference(run: Any) -> None:
+    pod = run("llama3-8b-64-gpus", required_rack).pod()
+    near = pod["spec"]["affinity"]["podAffinity"]
+    assert near.keys() == {"requiredDuringSchedulingIgnoredDuringExecution"}, "a block has the whole rack"
+    [term] = near["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "cloud.provider.com/topology-rack"
+    own = term["labelSelector"]["matchLabels"]
+    assert own.items() <= pod["metadata"]["labels"].items(), "the scheduler lets the first pod match itself"
+
+
+def test_levels_nearer_than_the_required_one_are_preferred(run: Any) -> None:
+    def block(spec: dict[str, Any]) -> None:
+        spec["scheduling"] = {"requiredTopology": "cloud.provider.com/topology-block"}
+
+    near = run("llama3-8b-64-gpus", block).pod()["spec"]["affinity"]["podAffinity"]
+    [required] = near["requiredDuringSchedulingIgnoredDuringExecution"]
+    [preferred] = near["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert required["topologyKey"] == "cloud.provider.com/topology-block"
+    assert preferred["podAffinityTerm"]["topologyKey"] == "cloud.provider.com/topology-rack"
+
+
+def test_a_tensor_parallel_group_over_pods_and_a_required_level_both_hold(run: Any) -> None:
+    def block(spec: dict[str, Any]) -> None:
+        spec["scheduling"] = {"requiredTopology": "cloud.provider.com/topology-block"}
+
+    near = run("llama3-70b-tp8-nvl72", block).pod()["spec"]["affinity"]["podAffinity"]
+    required = near["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["topologyKey"] for term in required] == [
+        "nvidia.com/gpu.clique",
+        "cloud.provider.com/topology-block",
+    ]
+
+
+def test_a_run_of_one_pod_has_no_affinity_to_itself(run: Any) -> None:
+    assert "podAffinity" not in run("one-gpu", required_rack).pod()["spec"].get("affinity", {})
+
+
 def tolerated(spec: dict[str, Any]) -> dict[str, int | None]:
     return {str(each.get("key")): each.get("tolerationSeconds") for each in spec["tolerations"]}
 

@@ -1,0 +1,35 @@
+"""Whether a run fits into one domain of the topology level that its pods must share."""
+
+from megatron_operator.api.errors import FieldError
+from megatron_operator.api.labels import LABEL_CLIQUE
+from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.planner.estimate import hardware
+
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+def topology_errors(resolved: ResolvedRecipe) -> list[FieldError]:
+    """The error of a run that no domain of its required level can have.
+
+    Only the size of a node and that of an NVLink domain are known; racks and blocks are as large as the
+    cluster has them.
+    """
+    key, count = resolved.scheduling.required_topology, resolved.accelerator_count
+    if key is None or count <= resolved.per_node:
+        return []
+    accelerator = hardware.of_profile(resolved.accelerator_type, resolved.profile)
+    if key == _HOSTNAME:
+        size, what = resolved.per_node, "a node"
+    elif key == LABEL_CLIQUE and accelerator is not None:
+        size, what = hardware.nvlink_ranks(accelerator, resolved.per_node), "an NVLink domain"
+    else:
+        return []
+    if count <= size:
+        return []
+    return [
+        FieldError(
+            "spec.scheduling.requiredTopology",
+            f"{key}: the run has {count} accelerators, and {what} of {resolved.accelerator_type} has {size}",
+            f"require a wider level of topology, or set accelerator.count to at most {size}",
+        )
+    ]

@@ -1,0 +1,44 @@
+"""Runs that are larger than one domain of the topology level that their pods must share."""
+
+from collections.abc import Callable
+
+import pytest
+from megatron_operator import planner
+from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.catalog import ResolvedRecipe
+
+Resolve = Callable[..., ResolvedRecipe]
+CLIQUE, HOST, RACK = "nvidia.com/gpu.clique", "kubernetes.io/hostname", "example.com/rack"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "count", "key", "message"),
+    [
+        ("gb200", 128, CLIQUE, "the run has 128 accelerators, and an NVLink domain of gb200 has 72"),
+        ("h100-sxm", 16, HOST, "the run has 16 accelerators, and a node of h100-sxm has 8"),
+        ("h100-sxm", 16, CLIQUE, "the run has 16 accelerators, and an NVLink domain of h100-sxm has 8"),
+    ],
+)
+def test_a_run_larger_than_a_domain_of_known_size_is_refused(
+    resolve: Resolve, accelerator: str, count: int, key: str, message: str
+) -> None:
+    scheduling = {"topology": [key], "requiredTopology": key}
+    with pytest.raises(InvalidRecipeError) as refused:
+        planner.plan(resolve("llama3-8b", count, accelerator, scheduling=scheduling))
+    [error] = refused.value.errors
+    assert error.field == "spec.scheduling.requiredTopology"
+    assert error.message == f"{key}: {message}"
+    assert error.fix.startswith("require a wider level of topology, or set accelerator.count to at most")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "count", "key"),
+    [("gb200", 64, CLIQUE), ("h100-sxm", 8, HOST), ("h100-sxm", 4, CLIQUE), ("h100-sxm", 64, RACK)],
+)
+def test_a_run_that_a_domain_may_have_room_for_is_planned(
+    resolve: Resolve, accelerator: str, count: int, key: str
+) -> None:
+    scheduling = {"topology": [key], "requiredTopology": key}
+    per_node = 4 if accelerator == "gb200" else None
+    resolved = resolve("llama3-8b", count, accelerator, per_node, scheduling=scheduling)
+    assert planner.plan(resolved).world_size == count
