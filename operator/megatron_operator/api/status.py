@@ -1,6 +1,6 @@
 """`MegatronRecipe.status`: the observed state of a run. `plan` is the planner's result, unchanged."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -40,6 +40,24 @@ class Expected(ApiModel):
     def peak_tflops(self) -> float | None:
         """Peak of one accelerator to which `mfu` is relative, in TFLOP/s; None where the plan has none."""
         return self.tflops_per_gpu / self.mfu if self.mfu > 0 and self.tflops_per_gpu > 0 else None
+
+
+class GroupCommunication(ApiModel):
+    """Estimated communication of the parallel groups of one kind, in one step of one rank."""
+
+    group: str
+    """`TP`, `CP`, `EP`, `PP`, or `DP`: ranks with the same parameters, over which gradients are reduced."""
+    size: int
+    """Ranks of one group; those of `DP` include CP."""
+    level: str
+    """The nearest level that has a whole group: `node`, `nvlink-domain`, the topology key that all pods must
+    share, or `network`."""
+    seconds: float
+    """All of its communication."""
+    exposed_seconds: float
+    """The part that computation does not hide."""
+    exposed_share: float
+    """That part as a fraction of the step."""
 
 
 class Plan(ApiModel):
@@ -93,6 +111,8 @@ class Plan(ApiModel):
     """FLOPs of forward and backward pass, as Megatron counts them."""
     memory_per_gpu: MemoryPerGpu | None = None
     expected: Expected | None = None
+    communication: Annotated[list[GroupCommunication], Field(max_length=8)] | None = None
+    """What crosses which level of the network, by kind of group; none where the speed is not estimated."""
     price_per_gpu_hour: float | None = None
     """Price of an accelerator and hour on this platform, in its currency."""
     notes: list[str] = Field(default_factory=list)

@@ -188,7 +188,20 @@ def _lines(p: Plan) -> list[tuple[str, str]]:
                 f"and {e.tflops_per_gpu:.0f} TFLOP/s per GPU ({e.mfu:.0%} MFU, {e.bubble:.0%} bubble)",
             )
         )
-    return lines
+    return [*lines, *_groups(p)]
+
+
+def _groups(p: Plan) -> list[tuple[str, str]]:
+    """One line for each kind of group: what it spans, and the seconds of its communication in a step."""
+    names = {"node": "node", "nvlink-domain": "NVLink domain"}
+    return [
+        (
+            "groups" if number == 0 else "",
+            f"{each.group} {each.size} ({names.get(each.level, each.level)}): {each.seconds:.2f} s per step, "
+            f"{each.exposed_seconds:.2f} s exposed ({each.exposed_share:.0%})",
+        )
+        for number, each in enumerate(p.communication or ())
+    ]
 
 
 def _interval(e: Expected) -> str:

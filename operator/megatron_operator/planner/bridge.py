@@ -21,7 +21,7 @@ from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner import diffusion_plan
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.bridge_notes import function_name
-from megatron_operator.planner.estimate import memory, step_time
+from megatron_operator.planner.estimate import group_communication, memory, step_time
 from megatron_operator.planner.estimate.adapters import Adapters
 from megatron_operator.planner.estimate.diffusion import sample_tokens
 from megatron_operator.planner.estimate.model_shape import ModelShape, model_shape
@@ -216,6 +216,7 @@ def _estimated(plan: Plan, resolved: ResolvedRecipe) -> Plan:
         update={
             "memory_per_gpu": needed,
             "expected": step_time.estimate(resolved, estimated),
+            "communication": group_communication.estimate(resolved, estimated),
             "notes": [*plan.notes, *memory_warnings(needed)],
         }
     )

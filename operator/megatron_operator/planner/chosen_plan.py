@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_operator.api.diagnostics import Diagnostics
-from megatron_operator.api.status import Plan
+from megatron_operator.api.status import GroupCommunication, Plan
 from megatron_operator.planner.batch import iterations
 from megatron_operator.planner.checks.checkpoint_volume import check_checkpoint_volumes
 from megatron_operator.planner.checks.lint import lint_warnings, suggestions
+from megatron_operator.planner.estimate.group_communication import communication
 from megatron_operator.planner.estimate.parameters import allocated_parameters, flops_per_token, parameters
 from megatron_operator.planner.left_out import cost_note
 from megatron_operator.planner.notes import planning_notes
@@ -84,7 +85,16 @@ def _fields(problem: PlanningProblem, chosen: Candidate) -> dict[str, Any]:
         "flops_per_token": flops_per_token(shape, problem.seq_length, padded),
         "memory_per_gpu": chosen.memory,
         "expected": chosen.expected,
+        "communication": _communication(problem, chosen),
     }
+
+
+def _communication(problem: PlanningProblem, chosen: Candidate) -> list[GroupCommunication] | None:
+    """None where nothing is timed."""
+    if problem.accelerator is None:
+        return None
+    required = problem.resolved.scheduling.required_topology
+    return communication(chosen.workload, problem.accelerator, problem.pod, required)
 
 
 def _too_large(fields: dict[str, Any], at: str = "") -> Iterator[tuple[str, str]]:

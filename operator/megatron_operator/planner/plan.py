@@ -286,8 +286,8 @@ def _problem(
             asked,
             resolved.megatron_args,
             dispatcher=resolved.model.moe_token_dispatcher_type,
-            gradient_overlap=not on_cpu,
-            parameter_overlap=not on_cpu,
+            gradient_overlap=not on_cpu and asked.overlap_grad_reduce is not False,
+            parameter_overlap=not on_cpu and asked.overlap_param_gather is not False,
         ),
     )
 

@@ -1,6 +1,7 @@
 """Commands that work without a cluster."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_plan_as_json_has_the_field_names_of_the_status() -> None:
         "virtualPipelineModelParallelSize", "contextParallelSize", "expertModelParallelSize",
         "expertTensorParallelSize", "dataParallelSize", "expertDataParallelSize", "sequenceParallel",
         "microBatchSize", "globalBatchSize", "gradientAccumulation", "parameters", "activeParameters",
-        "flopsPerToken", "memoryPerGpu", "expected", "notes",
+        "flopsPerToken", "memoryPerGpu", "expected", "communication", "notes",
     } <= plan.keys()  # fmt: skip
     assert plan["parameters"] == 8_030_261_248
     assert set(plan["memoryPerGpu"]) == {
@@ -56,6 +57,23 @@ def test_plan_prints_a_table_for_people() -> None:
     printed = megatron("plan", *LLAMA).stdout
     assert "llama3-8b on 8 x h100-sxm" in printed
     assert "GiB" in printed
+
+
+def test_plan_prints_what_each_group_communicates_over_which_level(tmp_path: Path) -> None:
+    platform = tmp_path / "platform.yaml"
+    racks = {"accelerators": {"h100-sxm": {"topology": ["rack"], "requiredTopology": "rack"}}}
+    platform.write_text(json.dumps(racks))
+    arguments = ("--recipe", "llama3-70b", "--gpus", "64", "--platform", str(platform))
+    lines = megatron("plan", *arguments).stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  groups "))
+    found = [re.sub(r"[0-9]+\.[0-9]{2}|[0-9]+%", "_", line) for line in lines[first : first + 4]]
+    assert found == [
+        "  groups      TP 4 (node): _ s per step, _ s exposed (_)",
+        "              CP 2 (node): _ s per step, _ s exposed (_)",
+        "              DP 4 (rack): _ s per step, _ s exposed (_)",
+        "              PP 4 (rack): _ s per step, _ s exposed (_)",
+    ]
+    assert all(len(line) <= 80 for line in found)
 
 
 def test_set_overrides_a_field_of_the_file(recipe: Path) -> None:
