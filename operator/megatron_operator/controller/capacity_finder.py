@@ -14,7 +14,13 @@ from megatron_operator.controller.api_client import NODES, PODS, ApiClient
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.controller.planning import Planning
 from megatron_operator.controller.room_finder import RoomFinder
-from megatron_operator.lifecycle.capacity import ClusterUsage, claimed_by_others, fitting_pods, places
+from megatron_operator.lifecycle.capacity import (
+    ClusterUsage,
+    claimed_by_others,
+    fitting_pods,
+    places,
+    usable_by_gang,
+)
 from megatron_operator.lifecycle.elastic import possible_counts
 from megatron_operator.lifecycle.elastic_status import update_elastic_capacity
 from megatron_operator.lifecycle.growths import Growths
@@ -24,8 +30,9 @@ from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.observation import Capacity, Elastic, ElasticCapacity, Limits
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
+from megatron_operator.lifecycle.topology_domains import required_keys, too_small
 from megatron_operator.manifests.job_backends import backend_of
-from megatron_operator.manifests.node_avoidance import avoiding
+from megatron_operator.manifests.node_avoidance import avoiding, avoiding_domains
 
 FRESH: Final = 30.0
 """Seconds for which the list of all nodes and pods is cached, over all runs."""
@@ -102,6 +109,20 @@ class CapacityFinder:
         room = await self._room.find(status, snapshot, cluster, template, growing, maintenance)
         return replace(capacity, room=room)
 
+    async def without_small_domains(self, job: Object) -> Object:
+        """The job without the topology domains in which only some of its pods have room, if others have all.
+
+        The scheduler places pods one by one, so the first pod of a gang decides on its domain. The job as it
+        is where the pods need not share one, or where nodes may not be read.
+        """
+        template = _template(job)
+        keys = required_keys(template["spec"])
+        if not keys or not self._allowed:
+            return job
+        cluster = await self._read_cluster(())
+        fits = await asyncio.to_thread(fitting_pods, cluster, template, ())
+        return avoiding_domains(job, keys[0], too_small(cluster.nodes, keys, fits, backend_of(job).size(job)))
+
     async def _find(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
         recovery = status.recovery
         waiting = recovery.waiting_since is not None
@@ -115,10 +136,12 @@ class CapacityFinder:
         placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
         cluster = await self._read_cluster(placed.union(bad))
         own = {pod["metadata"]["uid"] for pod in snapshot.pods}
-        template = _template(avoiding(snapshot.existing_job, recovery.nodes_avoided))
+        template = _template_anywhere(avoiding(snapshot.existing_job, recovery.nodes_avoided))
         self._growths_known[status.key] = self._growths.decided
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fitting = await asyncio.to_thread(fitting_pods, cluster, template, own)
+        # Pods that have a node keep those that wait in their topology domain; to grow, all get others.
+        fitting = usable_by_gang(cluster, template, fitting, placed if waiting else ())
         fits = sum(fitting.values())
         if resizable and not waiting and fits > snapshot.size:
             # To grow, the run gives up all of its nodes, and those who wait would be bound first.
@@ -132,6 +155,8 @@ class CapacityFinder:
             return Capacity(elastic)
         anywhere = _template(avoiding(snapshot.existing_job, ()))
         room = await asyncio.to_thread(places, cluster, anywhere)
+        # Pods of the gang that stay keep those that leave a bad node in their topology domain.
+        room = usable_by_gang(cluster, anywhere, room, placed)
         if not releasable:
             return Capacity(elastic, places=room)
         usable = (await asyncio.to_thread(fitting_pods, cluster, anywhere, own)).keys()
@@ -204,3 +229,10 @@ class CapacityFinder:
 
 def _template(job: Object) -> Object:
     return backend_of(job).templates(job)[-1]
+
+
+def _template_anywhere(job: Object) -> Object:
+    """The template of a job that is created again, with the choice of all topology domains."""
+    template = _template(job)
+    keys = required_keys(template["spec"])
+    return _template(avoiding_domains(job, keys[0], ())) if keys else template

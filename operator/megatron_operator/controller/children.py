@@ -21,6 +21,7 @@ from megatron_operator.controller.api_client import (
     Resource,
     training_jobs,
 )
+from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.training_runtime import create_train_job, ensure_runtime
 from megatron_operator.lifecycle.actions import LATER, Requeue
 from megatron_operator.lifecycle.children import (
@@ -80,8 +81,9 @@ class Children:
     A method that returns a Requeue has set the condition that explains the wait.
     """
 
-    def __init__(self, api: ApiClient) -> None:
+    def __init__(self, api: ApiClient, capacity: CapacityFinder) -> None:
         self._api = api
+        self._capacity = capacity
 
     async def ensure_claims(
         self, status: StatusBuilder, desired: DesiredState, *, running: bool
@@ -176,6 +178,7 @@ class Children:
             if (waiting := await self._ensure_before_pods(status, resource, body)) is not None:
                 return waiting
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
+        manifest = await self._capacity.without_small_domains(manifest)
         try:
             if (obstacle := await self._ensure_network_policy(status, desired)) is not None:
                 return set_obstacle(status, obstacle, running=False)

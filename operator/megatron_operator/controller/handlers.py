@@ -82,7 +82,7 @@ class Operator:
             self.api,
             RecipePlanner(self._planning, self.config),
             self.snapshots,
-            Children(self.api),
+            Children(self.api, capacity),
             Stages(self.api, nodes, self.poller),
             Supervisor(self.poller, capacity, cordoner),
             self.poller,

@@ -14,6 +14,7 @@ from megatron_operator.lifecycle.capacity import (
     claimed_by_others,
     fitting_pods,
     places,
+    usable_by_gang,
 )
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.maintenance import to_leave
@@ -100,6 +101,8 @@ class RoomFinder:
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fits = await asyncio.to_thread(fitting_pods, cluster, template, own)
         elsewhere = {name: count for name, count in fits.items() if name not in announcing}
+        # Pods that stay keep the new ones in their topology domain, and so do pods that are still ending.
+        elsewhere = usable_by_gang(cluster, template, elsewhere, snapshot.placed_on)
         claimed = await asyncio.to_thread(
             claimed_by_others, cluster, template, elsewhere, own, status.now, growing
         )

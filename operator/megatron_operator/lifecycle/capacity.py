@@ -12,6 +12,7 @@ from megatron_operator.api import quantity
 from megatron_operator.api.labels import LABEL_RECIPE, LABEL_ROLE
 from megatron_operator.api.times import seconds
 from megatron_operator.lifecycle.node_state import NodeState, node_of, node_state, ready_condition
+from megatron_operator.lifecycle.topology_domains import in_one_domain, required_keys
 from megatron_operator.manifests.metadata import ROLE_TRAINER
 
 Object = Mapping[str, Any]
@@ -35,7 +36,7 @@ class WaitingGang:
 
     requests: Amounts
     placement: Object
-    """Node selector, required node affinity and tolerations, as in a pod's spec."""
+    """Node selector, required affinity to nodes and to the gang, and tolerations, as in a pod's spec."""
     uids: set[str] = field(default_factory=set)
     newest: float = 0.0
     """When its newest pod was created, seconds since the epoch."""
@@ -137,10 +138,17 @@ def fitting_pods(cluster: ClusterUsage, template: Object, own_uids: Collection[s
     """Node name -> number of pods made from `template` that fit, counting the run's own pods as free.
 
     Nodes that are not ready, cordoned, tainted or excluded by selector or affinity are left out. Volumes,
-    anti-affinity and queue quotas are not considered.
+    anti-affinity and queue quotas are not considered. `usable_by_gang` considers required pod affinity.
     """
     spec = template["spec"]
     return _fitting(cluster.nodes, cluster.used_by_others(own_uids), spec, _requests_and_pod(spec))
+
+
+def usable_by_gang(
+    cluster: ClusterUsage, template: Object, fits: Mapping[str, int], placed: Collection[str] = ()
+) -> dict[str, int]:
+    """The part of `fits` that one gang of pods made from `template` can use, as `in_one_domain` has it."""
+    return in_one_domain(cluster.nodes, required_keys(template["spec"]), fits, placed)
 
 
 def claimed_by_others(
@@ -182,10 +190,12 @@ def claimed_by_others(
         shared = sum(min(count, fits[name]) for name, count in places.items())
         if not shared:
             continue
-        room = sum(places.values())
+        keys = required_keys(placement)
+        room = sum(in_one_domain(usable, keys, places).values())
         if room < max(len(gang.uids) for gang in gangs):
             # The rest of a gang may be bound to nodes that this run cannot use.
-            room += sum(_fitting(others, used, placement, requests).values())
+            places |= _fitting(others, used, placement, requests)
+            room = sum(in_one_domain(cluster.nodes, keys, places).values())
         claimed += sum(min(len(gang.uids), shared) for gang in gangs if len(gang.uids) <= room)
     return claimed
 
@@ -215,9 +225,10 @@ def _requests_and_pod(spec: Object) -> Amounts:
 def _placement(spec: Object) -> Object:
     """What of a pod's spec decides which nodes it may use."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED)
+    shared = [{"topologyKey": key} for key in required_keys(spec)]
     return {
         "nodeSelector": spec.get("nodeSelector"),
-        "affinity": {"nodeAffinity": {_REQUIRED: required}},
+        "affinity": {"nodeAffinity": {_REQUIRED: required}, "podAffinity": {_REQUIRED: shared}},
         "tolerations": spec.get("tolerations"),
     }
 

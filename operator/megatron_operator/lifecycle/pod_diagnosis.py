@@ -8,6 +8,7 @@ from megatron_operator.api.reasons import Reason
 from megatron_operator.lifecycle.missing_objects import missing_object
 from megatron_operator.lifecycle.object_metadata import condition, event_time
 from megatron_operator.lifecycle.pod_termination import short_name
+from megatron_operator.lifecycle.topology_domains import required_keys
 from megatron_operator.manifests import gang_scheduling
 
 IMAGE_REASONS = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
@@ -58,7 +59,10 @@ def diagnose(
     if unscheduled:
         pod, message = unscheduled[0]
         count = "1 pod has" if len(unscheduled) == 1 else f"{len(unscheduled)} pods have"
-        return Diagnosis(Reason.UNSCHEDULABLE, f"{count} no node; {short_name(pod, job_name)}: {message}")
+        shared = "".join(f"; all pods must share {key}" for key in required_keys(pod.get("spec") or {}))
+        return Diagnosis(
+            Reason.UNSCHEDULABLE, f"{count} no node{shared}; {short_name(pod, job_name)}: {message}"
+        )
     for event in sorted(events, key=event_time, reverse=True):
         message = event.get("message") or ""
         if "exceeded quota" in message:

@@ -1,4 +1,4 @@
-"""Nodes that the pods of a job avoid: reads and writes the node affinity of its pod templates.
+"""Nodes and topology domains that the pods of a job avoid: the node affinity of its pod templates.
 
 The job's hash does not include them: running pods stay, and new pods avoid the nodes.
 """
@@ -20,9 +20,9 @@ def _terms(template: Manifest) -> list[Manifest]:
     return list((affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
 
 
-def _ours(expression: Manifest) -> bool:
+def _ours(expression: Manifest, key: str = HOSTNAME) -> bool:
     """Profiles and recipes cannot set NotIn, so an expression with it was added here."""
-    return (expression.get("key"), expression.get("operator")) == (HOSTNAME, "NotIn")
+    return (expression.get("key"), expression.get("operator")) == (key, "NotIn")
 
 
 def _names(template: Manifest) -> set[str]:
@@ -45,7 +45,15 @@ def avoiding(job: Manifest, nodes: Iterable[str]) -> Manifest:
     changed = copy.deepcopy(job)
     names = sorted(set(nodes))
     for template in backend_of(changed).templates(changed):
-        _set_avoided(template, names)
+        _set_avoided(template, HOSTNAME, names)
+    return changed
+
+
+def avoiding_domains(job: Manifest, key: str, values: Iterable[str]) -> Manifest:
+    """A copy of the job whose templates avoid exactly these domains: `values` of the label `key`."""
+    changed = copy.deepcopy(job)
+    for template in backend_of(changed).templates(changed):
+        _set_avoided(template, key, sorted(values))
     return changed
 
 
@@ -66,13 +74,13 @@ def merge_patch(job: Manifest, nodes: Iterable[str]) -> Manifest:
     return template_patch(job, changes)
 
 
-def _set_avoided(template: Manifest, names: list[str]) -> None:
+def _set_avoided(template: Manifest, key: str, values: list[str]) -> None:
     terms = []
     for term in _terms(template) or [{}]:
-        kept = [each for each in term.get("matchExpressions") or [] if not _ours(each)]
-        if names:
-            kept.append({"key": HOSTNAME, "operator": "NotIn", "values": names})
-        others = {key: value for key, value in term.items() if key != "matchExpressions"}
+        kept = [each for each in term.get("matchExpressions") or [] if not _ours(each, key)]
+        if values:
+            kept.append({"key": key, "operator": "NotIn", "values": values})
+        others = {name: value for name, value in term.items() if name != "matchExpressions"}
         if kept:
             others["matchExpressions"] = kept
         if others:

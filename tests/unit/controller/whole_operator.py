@@ -190,16 +190,15 @@ class WholeOperator:
         self._watch = NodeWatch(api, lambda _key: None)
         self._snapshots = SnapshotReader(api, nodes, poller, self.caches, self._watch)
         planning: Any = self.planning or PlanningInProcess()
+        capacity = CapacityFinder(api, planning, self._watch, allowed=True)
         traces: Any = SimpleNamespace(send=self.traces.append)
         self._reconciler = Reconciler(
             api,
             RecipePlanner(planning, config),
             self._snapshots,
-            Children(api),
+            Children(api, capacity),
             Stages(api, nodes, poller),
-            Supervisor(
-                poller, CapacityFinder(api, planning, self._watch, allowed=True), Cordoner(api, config)
-            ),
+            Supervisor(poller, capacity, Cordoner(api, config)),
             poller,
             self.caches,
             traces,

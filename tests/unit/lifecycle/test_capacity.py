@@ -137,6 +137,18 @@ def test_a_gang_that_needs_nodes_that_the_run_cannot_use_claims_the_others() -> 
     assert claimed_by_others(seen, own, fits, {"own"}, NOW) == 2
 
 
+@pytest.mark.parametrize(("racks", "claimed"), [("xxy", 2), ("xyz", 0)])
+def test_a_gang_that_no_rack_has_room_for_claims_nothing(racks: str, claimed: int) -> None:
+    nodes = [node(name) for name in "abc"]
+    for each, rack in zip(nodes, racks, strict=True):
+        each["metadata"]["labels"]["rack"] = rack
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}]}
+    gang = waiting("two", 2, affinity={"podAffinity": required})
+    seen = cluster(nodes, gang)
+    fits = fitting_pods(seen, template(8), set())
+    assert claimed_by_others(seen, template(8), fits, set(), NOW) == claimed
+
+
 def test_nodes_are_counted_once_for_all_gangs_of_equal_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     gangs = [each for number in range(20) for each in waiting(f"run-{number}", 2)]
     for number, each in enumerate(gangs):

@@ -54,6 +54,17 @@ def test_the_image_of_an_init_container_counts_too() -> None:
     assert found.reason == "ImagePullFailed"
 
 
+def test_the_level_that_pods_without_a_node_must_share_is_named() -> None:
+    body = pod("worker-0", unschedulable="0/2 nodes")
+    rack = [{"topologyKey": "topology.kubernetes.io/rack"}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": rack}
+    body["spec"] = {"affinity": {"podAffinity": required}}
+    assert diagnose([body], [], "run") == Diagnosis(
+        Reason.UNSCHEDULABLE,
+        "1 pod has no node; all pods must share topology.kubernetes.io/rack; worker-0: 0/2 nodes",
+    )
+
+
 def test_all_pods_without_a_node_are_counted() -> None:
     pods = [pod(f"worker-{index}", unschedulable="0/2 nodes") for index in range(3)]
     assert diagnose(pods, [], "run") == Diagnosis(

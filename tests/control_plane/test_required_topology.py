@@ -1,0 +1,56 @@
+"""Runs whose pods must share a rack: placed in one that has room for all, or pending with the reason."""
+
+from collections.abc import Callable
+
+from testkit.fake_nodes import fake_node
+from testkit.run_state import RunState
+from tests.control_plane.nodes import Pool
+from tests.control_plane.world import World
+
+RACK = "topology.kubernetes.io/rack"
+
+
+def two_racks(world: World, nodes: Pool, first: int) -> dict[str, str]:
+    """Give the first nodes of a pool a rack of their own. Returns the rack of each node."""
+    racks = {}
+    for index, name in enumerate(nodes.nodes):
+        racks[name] = f"{nodes.selector['pool']}-{'a' if index < first else 'b'}"
+        world.api.apply(fake_node(name, rack=racks[name], cpu="3", **nodes.selector))
+    # It reads all nodes every 30 s only.
+    world.operator.stop()
+    world.operator.ensure()
+    return racks
+
+
+def apply_in_one_rack(world: World, on: Pool, pods: int) -> None:
+    world.apply(
+        "run",
+        accelerator={"count": 2 * pods, "perNode": 2},
+        scheduling={"nodeSelector": on.selector, "requiredTopology": RACK},
+    )
+
+
+def test_a_run_is_placed_in_the_rack_that_has_room_for_all_of_its_pods(
+    world: World, pool: Callable[[int], Pool]
+) -> None:
+    nodes = pool(5)
+    racks = two_racks(world, nodes, first=2)
+    apply_in_one_rack(world, nodes, 3)
+    state = world.train("run", 10, pods=3)
+    placed = [pod["spec"]["nodeName"] for pod in state.pods.values()]
+    assert sorted(placed) == [name for name in nodes.nodes if racks[name].endswith("-b")]
+
+
+def test_a_run_waits_with_the_reason_until_one_rack_has_room_for_all_of_its_pods(
+    world: World, pool: Callable[[int], Pool]
+) -> None:
+    nodes = pool(4)
+    two_racks(world, nodes, first=2)
+    apply_in_one_rack(world, nodes, 3)
+
+    def names_the_level(state: RunState) -> bool:
+        return f"no node; all pods must share {RACK}; " in str(state.conditions["Running"]["message"])
+
+    state = world.wait_for("run", conditions={"Running": "Unschedulable"}, where=names_the_level)
+    assert len(state.running_pods) < 3, "four nodes are free, two in each rack"
+    assert state.phase == "Starting"

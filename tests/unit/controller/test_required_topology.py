@@ -1,0 +1,150 @@
+"""Runs whose pods must share a rack: they grow, move and start only where one rack has room for all pods."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from megatron_operator.api.platform import Maintenance
+from megatron_operator.api.recovery_status import NodeMaintenance, RecoveryStatus
+from megatron_operator.api.times import timestamp
+from megatron_operator.controller.api_client import NODES, Resource
+from megatron_operator.controller.capacity_finder import CapacityFinder
+from megatron_operator.controller.node_watch import NodeWatch
+from megatron_operator.lifecycle.observation import Limits
+from megatron_operator.lifecycle.snapshot import RunSnapshot
+from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.manifests.node_avoidance import avoiding_domains
+
+from tests.unit.controller.test_growing_runs import GPU, LIMITS, NOW, SPEC, AnyCount, ShrunkRun, pod
+
+RACK = "topology.kubernetes.io/rack"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+SPEC_IN_RACK = SPEC | {"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": RACK}]}}}
+TAINT = {"key": "karpenter.sh/disrupted"}
+READY: dict[str, Any] = {
+    "allocatable": {GPU: "8", "pods": "110"},
+    "conditions": [{"type": "Ready", "status": "True"}],
+}
+
+
+class Racks:
+    """An API server with nodes in racks; one pod of the run is on each node of `bound`."""
+
+    def __init__(self, racks: dict[str, str | None], bound: str = "", leaving: str = "") -> None:
+        self.nodes = [
+            {
+                "metadata": {"name": name, "labels": {} if rack is None else {RACK: rack}},
+                "spec": {"taints": [TAINT]} if name in leaving else {},
+                "status": READY,
+            }
+            for name, rack in racks.items()
+        ]
+        self.bound = bound
+
+    async def pages(
+        self, resource: Resource, _namespace: str | None, **_selectors: str
+    ) -> AsyncIterator[list[Any]]:
+        yield self.nodes if resource is NODES else [pod("one", name) for name in self.bound]
+
+    async def versioned_pages(
+        self, _resource: Resource, _namespace: None
+    ) -> AsyncIterator[tuple[str, list[Any]]]:
+        yield "1", self.nodes
+
+
+def finder(racks: Racks, watch: NodeWatch | None = None) -> CapacityFinder:
+    api: Any = racks
+    planning: Any = AnyCount()
+    return CapacityFinder(api, planning, watch, allowed=True)
+
+
+def job(pods: int, spec: dict[str, Any] = SPEC_IN_RACK) -> dict[str, Any]:
+    template = {"spec": spec}
+    replicas: dict[str, Any] = {"Master": {"replicas": 1, "template": template}}
+    if pods > 1:
+        replicas["Worker"] = {"replicas": pods - 1, "template": template}
+    return {"kind": "PyTorchJob", "spec": {"nprocPerNode": "8", "pytorchReplicaSpecs": replicas}}
+
+
+@pytest.mark.parametrize(
+    ("racks", "larger"),
+    [
+        ({"a": "r1", "b": "r2"}, None),
+        ({"a": "r1", "b": None}, None),
+        ({"a": "r1", "b": "r1"}, 16),
+        ({"a": "r1", "b": "r2", "c": "r2"}, 16),
+    ],
+    ids=["the-free-node-is-in-another-rack", "it-has-no-rack", "in-the-runs-own", "another-rack-has-two"],
+)
+def test_a_run_grows_only_if_one_rack_has_room_for_all_of_its_pods(
+    racks: dict[str, str | None], larger: int | None
+) -> None:
+    run = ShrunkRun("one", "a", finder(Racks(racks, bound="a")))
+    run.snapshot = RunSnapshot(NOW, job(1), (pod("one", "a"),))
+    assert asyncio.run(run.larger()) == larger
+
+
+def test_a_run_that_grows_into_another_rack_is_not_kept_out_of_it_by_what_was_free_at_its_start() -> None:
+    run = ShrunkRun("one", "a", finder(Racks({"a": "r1", "b": "r2", "c": "r2"}, bound="a")))
+    run.snapshot = RunSnapshot(NOW, avoiding_domains(job(1), RACK, ["r2"]), (pod("one", "a"),))
+    assert asyncio.run(run.larger()) == 16
+
+
+@pytest.mark.parametrize(("bound", "fits"), [("a", 8), ("", 16)])
+def test_a_run_that_waits_has_the_room_of_the_rack_that_its_pods_are_in(bound: str, fits: int) -> None:
+    run = ShrunkRun("one", "a", finder(Racks({"a": "r1", "b": "r2", "c": "r2"}, bound=bound)))
+    run.status.set_recovery(elastic=None, waiting_since=timestamp(NOW))
+    waits = pod("one", "a")
+    waits["metadata"] |= {"uid": "waits"}
+    waits["spec"] = SPEC_IN_RACK
+    run.snapshot = RunSnapshot(NOW, job(2), (*(pod("one", name) for name in bound), waits))
+    found = asyncio.run(run.finder.find(run.status, run.snapshot, LIMITS, Maintenance())).elastic
+    assert found is not None
+    assert found.fits == fits
+
+
+@pytest.mark.parametrize(("free", "room"), [("r1", 1), ("r2", 0)])
+def test_a_run_has_room_to_move_to_in_its_own_rack_alone(free: str, room: int) -> None:
+    async def scenario() -> int | None:
+        racks: Any = Racks({"a": "r1", "c": free}, bound="a", leaving="a")
+        watch = NodeWatch(racks, lambda _run: None)
+        await watch.refresh()
+        metadata = {"name": "one", "namespace": "research", "uid": "one", "generation": 1}
+        status = StatusBuilder.of({"metadata": metadata, "spec": {}}, NOW)
+        entry = NodeMaintenance(sign="node taint x", time=timestamp(NOW))
+        status.set(recovery=RecoveryStatus(maintenance={"a": entry}))
+        snapshot = RunSnapshot(NOW, job(1), (pod("one", "a"),))
+        limits = Limits(max_restarts=3, rendezvous_timeout=60, avoid_after=2)
+        found = (await finder(racks, watch).find(status, snapshot, limits, Maintenance())).room
+        return None if found is None else found.pods
+
+    assert asyncio.run(scenario()) == room
+
+
+def avoided_racks(made: Any) -> list[Any]:
+    worker = made["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    terms = worker["affinity"].get("nodeAffinity", {}).get(REQUIRED, {}).get("nodeSelectorTerms", [])
+    return [expression for term in terms for expression in term["matchExpressions"]]
+
+
+@pytest.mark.parametrize(
+    ("racks", "avoided"),
+    [
+        ({"a": "r1", "b": "r2", "c": "r2"}, ["r1"]),
+        ({"a": "r1", "b": "r2"}, []),
+        ({"a": "r1", "b": "r1", "c": "r2", "d": "r2"}, []),
+    ],
+    ids=["one-rack-has-room-for-one-of-two", "no-rack-has-room-for-all", "each-has"],
+)
+def test_a_new_job_avoids_racks_in_which_only_some_of_its_pods_have_room(
+    racks: dict[str, str | None], avoided: list[str]
+) -> None:
+    made = asyncio.run(finder(Racks(racks)).without_small_domains(job(2)))
+    expected = [{"key": RACK, "operator": "NotIn", "values": avoided}] if avoided else []
+    assert avoided_racks(made) == expected
+
+
+def test_a_job_whose_pods_need_no_common_rack_avoids_none() -> None:
+    free = job(2, SPEC)
+    assert asyncio.run(finder(Racks({"a": "r1", "b": "r2", "c": "r2"})).without_small_domains(free)) is free
