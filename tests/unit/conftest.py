@@ -13,7 +13,7 @@ from megatron_operator.lifecycle.progress_reading import ProgressReading
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 
-from tests.unit.sdk.api_stand_in import ApiStandIn
+from testkit.api_stand_in import ApiStandIn
 
 NOW = 1_800_000_000.0
 

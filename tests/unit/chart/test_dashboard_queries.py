@@ -4,12 +4,7 @@ import asyncio
 import json
 import math
 import re
-import shutil
-import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes.aio import client
 from megatron_operator.api.conditions import Phase
 from megatron_operator.api.recovery_status import LostSeconds, RecoveryStatus, RestartsByKind
@@ -33,46 +27,23 @@ from megatron_trainer.telemetry.server import ProgressServer
 from prometheus_client import REGISTRY, start_http_server
 
 from scripts.metrics_page import TRAINER_REPORT
+from testkit.api_stand_in import ApiStandIn
+from testkit.prometheus import Prometheus, PrometheusMissingError, program, serve
 from testkit.waiting import wait_until
 from tests.unit.chart.test_dashboard import DASHBOARD, queries
-from tests.unit.sdk.api_stand_in import ApiStandIn
 
 NAMESPACE, NAME = "dashboard", "observed"
 CHOSEN = {"$namespace": NAMESPACE, "$run": NAME, "$__rate_interval": "5m"}
 REPORT = replace(TRAINER_REPORT, step_seconds=1.1, tflops_per_gpu=400.0)
 
 
-class Prometheus:
-    """The HTTP API of a server."""
-
-    def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}"
-
-    def ready(self) -> bool:
-        """Whether it answers queries."""
-        try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an instant query. Raises ValueError with Prometheus' message."""
-        body = urllib.parse.urlencode({"query": expression}).encode()
-        try:
-            with urllib.request.urlopen(f"{self._url}/api/v1/query", body, timeout=30) as answer:
-                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        except urllib.error.HTTPError as error:
-            raise ValueError(f"{expression}: {error.read().decode()}") from None
-        return found
-
-
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     """A server that scrapes the operator's registry and a trainer pod as the chart's monitors do."""
-    binary = shutil.which("prometheus")
-    if binary is None:
-        pytest.skip("no prometheus on PATH: it is in Debian's package prometheus")
+    try:
+        program("prometheus")
+    except PrometheusMissingError as error:
+        pytest.skip(str(error))
     operator, thread = start_http_server(0, "127.0.0.1", REGISTRY)
     trainer = ProgressServer(0, lambda: REPORT)
     trainer.start()
@@ -91,31 +62,10 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
             },
         ],
     }
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [
-                binary,
-                f"--config.file={tmp_path / 'prometheus.yml'}",
-                f"--storage.tsdb.path={tmp_path / 'data'}",
-                "--web.listen-address=127.0.0.1:0",
-            ],
-            stdout=output,
-            stderr=output,
-        )
-
-    def listening() -> int | None:
-        match = re.search(r"Listening on.*127\.0\.0\.1:(\d+)", log.read_text())
-        return None if match is None else int(match[1])
-
     try:
-        server = Prometheus(wait_until(lambda: f"Prometheus: {log.read_text()}", listening))
-        wait_until(lambda: f"Prometheus: {log.read_text()}", server.ready)
-        yield server
+        with serve(tmp_path, config) as server:
+            yield server
     finally:
-        process.terminate()
-        process.wait()
         trainer.shutdown()
         trainer.server_close()
         operator.shutdown()

@@ -8,7 +8,7 @@ from megatron_operator.controller.api_client import NODES, PODS, RECIPES, ApiCli
 from megatron_operator.controller.fence import Fence, NotLeaderError
 from prometheus_client import REGISTRY
 
-from tests.unit.sdk.api_stand_in import ApiStandIn
+from testkit.api_stand_in import ApiStandIn
 
 
 @pytest.fixture

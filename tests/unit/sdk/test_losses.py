@@ -8,7 +8,7 @@ import pytest
 from megatron_operator.sdk import LossPoint, MissingExtraError, Run
 from megatron_operator.sdk.losses import data_frame, loss_points
 
-from tests.unit.sdk.api_stand_in import ApiStandIn
+from testkit.api_stand_in import ApiStandIn
 from tests.unit.sdk.test_run import pod
 
 

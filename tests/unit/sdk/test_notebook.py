@@ -8,9 +8,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from testkit.api_stand_in import ApiStandIn
 from testkit.waiting import LONG_DEADLINE, wait_until
 from tests.unit.docs.blocks import ROOT
-from tests.unit.sdk.api_stand_in import ApiStandIn
 from tests.unit.sdk.test_losses import line
 from tests.unit.sdk.test_run import INCIDENT, pod
 

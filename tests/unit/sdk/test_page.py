@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from megatron_operator.sdk import Recipe
 
+from testkit.api_stand_in import ApiStandIn
 from tests.unit.docs.blocks import ROOT, blocks
-from tests.unit.sdk.api_stand_in import ApiStandIn
 from tests.unit.sdk.test_losses import line
 from tests.unit.sdk.test_run import INCIDENT, pod
 

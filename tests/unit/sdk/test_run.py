@@ -23,7 +23,7 @@ from megatron_operator.sdk import (
     WaitTimeoutError,
 )
 
-from tests.unit.sdk.api_stand_in import ApiStandIn
+from testkit.api_stand_in import ApiStandIn
 
 INCIDENT = {
     "number": 1,

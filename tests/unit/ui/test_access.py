@@ -12,8 +12,8 @@ from megatron_operator.ui.app import Settings, application
 from megatron_operator.ui.published import PublishedRecipes
 from starlette.testclient import TestClient
 
+from testkit.api_stand_in import ApiStandIn
 from testkit.example_runs import NOW, ExampleRuns
-from tests.unit.sdk.api_stand_in import ApiStandIn
 
 RUN = "/runs/research/llama3-8b-web"
 ALICE = {"username": "alice", "uid": "u1", "groups": ["nlp"], "extra": {"scopes": ["all"]}}

@@ -15,8 +15,8 @@ from megatron_operator.ui.archive import SMALLEST, Archive
 from megatron_operator.ui.published import PublishedRecipes
 from starlette.testclient import TestClient
 
+from testkit.api_stand_in import ApiStandIn
 from testkit.example_runs import NOW, ExampleRuns, training_run
-from tests.unit.sdk.api_stand_in import ApiStandIn
 from tests.unit.ui.conftest import KEY
 from tests.unit.ui.test_pages import HOSTILE
 

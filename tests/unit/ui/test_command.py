@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from megatron_operator.cli.main import cli
 from megatron_operator.sdk import Connection, Recipe, Run
 
-from tests.unit.sdk.api_stand_in import ApiStandIn
+from testkit.api_stand_in import ApiStandIn
 
 
 def test_the_page_of_the_shell_opens_by_its_link_only(api: ApiStandIn, kubeconfig: Path) -> None:

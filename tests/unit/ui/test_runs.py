@@ -12,9 +12,9 @@ from megatron_operator.sdk import AsyncConnection, Connection, Recipe, Run
 from megatron_operator.ui.points import measured_memory
 from megatron_operator.ui.runs import WatchedRuns
 
+from testkit.api_stand_in import ApiStandIn
 from testkit.example_runs import training_run
 from testkit.fuzz.guard import limited
-from tests.unit.sdk.api_stand_in import ApiStandIn
 
 POD = {
     "metadata": {"name": "tiny-master-0", "labels": {"training.kubeflow.org/replica-type": "master"}},
