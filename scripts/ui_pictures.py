@@ -6,16 +6,19 @@ text has too little contrast; the keyboard alone opens a run.
 
 import asyncio
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from megatron_operator.ui.access import KeyAccess
 from megatron_operator.ui.app import Settings, application
+from megatron_operator.ui.archive import Archive
 from megatron_operator.ui.published import PublishedRecipes
 from megatron_operator.ui.server import listen, server
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from testkit.chromium import BrowserMissingError, Tab, chromium
+from testkit.example_archive import DELETED, example_archive
 from testkit.example_runs import NOW, example_runs
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -27,9 +30,16 @@ PICTURES: Final = (
     ("ui-run.png", RUN, (1280, 1100), False),
     ("ui-layout.png", f"{RUN}?rank=25#layout", (1280, 900), True),
     ("ui-phone.png", RUN, PHONE, True),
+    ("ui-archive.png", "/archive", (1280, 500), False),
+    ("ui-deleted.png", DELETED, (1280, 1100), True),
 )
 """File, path, window, dark."""
-PAGES: Final = ("/", RUN, f"{RUN}/recipe", COMPARE, "/sign-in", "/runs/research/missing")
+PAGES: Final = (
+    "/", RUN, f"{RUN}/recipe", COMPARE, "/ledger", "/archive", DELETED, f"{DELETED}/recipe", "/sign-in",
+    "/runs/research/missing",
+)  # fmt: skip
+LISTS: Final = ("/", "/archive")
+"""Pages whose runs the keyboard alone opens."""
 CONTRAST: Final = """
 (() => {
   const rgb = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -84,12 +94,14 @@ async def check(tab: Tab, url: str) -> list[str]:
                 found += [f"{where}: contrast of {each}" for each in await tab.evaluate(CONTRAST)]
                 if not await tab.evaluate("document.styleSheets.length && document.title"):
                     found.append(f"{where}: no style sheet or title")
-    return [*found, *await keyboard(tab, url)]
+    for path in LISTS:
+        found += [f"{path}: {each}" for each in await keyboard(tab, url + path)]
+    return found
 
 
 async def keyboard(tab: Tab, url: str) -> list[str]:
     """What is wrong with using the keyboard alone: it opens a run, and each focus is visible."""
-    await tab.open(f"{url}/", *DESKTOP, dark=False)
+    await tab.open(url, *DESKTOP, dark=False)
     focus = "(() => { const at = document.activeElement; return [at.getAttribute('href') || '',"
     focus += " getComputedStyle(at).outlineStyle]; })()"
     for _ in range(40):
@@ -100,7 +112,7 @@ async def keyboard(tab: Tab, url: str) -> list[str]:
         if target.startswith("/runs/"):
             await tab.press("Enter", 13)
             for _ in range(100):
-                if await tab.evaluate("location.pathname") == target:
+                if await tab.evaluate("location.pathname + location.search") == target:
                     return []
                 await asyncio.sleep(0.05)
             return [f"Enter on {target} does not open it"]
@@ -109,7 +121,17 @@ async def keyboard(tab: Tab, url: str) -> list[str]:
 
 async def main() -> int:
     """Write the pictures. 0 where the checks pass."""
-    settings: dict[str, Any] = {"now": lambda: NOW}
+    with tempfile.TemporaryDirectory() as folder:
+        archive = await example_archive(Path(folder) / "runs.sqlite")
+        try:
+            return await draw(archive)
+        finally:
+            archive.close()
+
+
+async def draw(archive: Archive) -> int:
+    """Check and draw the pages of the example runs, those of this archive included."""
+    settings: dict[str, Any] = {"now": lambda: NOW, "archive": archive}
     runs, access = example_runs(), KeyAccess("example")
     app = application(Settings(runs, access, PublishedRecipes(None, None), **settings))
     listening = listen("127.0.0.1", 0)

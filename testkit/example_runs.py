@@ -64,7 +64,7 @@ class ExampleRuns:
         status = read_status(recipe.get("status"))[0]
         if status.progress is None or status.progress.iteration is None:
             return RunLogs(problem="the run has no pods, whose logs could be read")
-        found = points_of_log(_course(status.progress.iteration, _seed(recipe)), status.plan)
+        found = points_of_log(course(status.progress.iteration, _seed(recipe)), status.plan)
         memory = None if status.plan is None or status.plan.memory_per_gpu is None else 61 * 2**30
         failed = status.recovery is not None and bool(status.recovery.history)
         return RunLogs(
@@ -188,7 +188,7 @@ def _ledger() -> Object:
     }
 
 
-def _course(iterations: int, seed: int) -> list[LossPoint]:
+def course(iterations: int, seed: int) -> list[LossPoint]:
     """A loss that falls as a power law, a warm-up and cosine decay of the learning rate, steps of 6 s."""
     found = []
     for iteration in range(100, iterations + 1, 100):

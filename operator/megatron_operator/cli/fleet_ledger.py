@@ -9,7 +9,7 @@ from megatron_operator.cli.run_ledger import RunAccount, run_account
 from megatron_operator.lifecycle.ledger_weeks import TICKS
 from megatron_operator.lifecycle.time_ledger import USEFUL, by_category
 
-DELETED: Final = "Runs that were deleted are not counted: their ledgers were deleted with them."
+DELETED: Final = "Runs that were deleted are not counted: the cluster no longer has their ledgers."
 MAX_NAMES: Final = 20
 """Number of runs without a ledger that a sentence names."""
 _HOUR: Final = 3600.0

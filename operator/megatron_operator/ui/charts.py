@@ -105,16 +105,20 @@ def bar(parts: Sequence[Part], whole: float, label: str) -> Markup:
 
 
 def thinned(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """At most MAX_POINTS pairs: of each stretch the lowest and the highest, so that spikes stay visible."""
+    """At most MAX_POINTS pairs: the first, the last, and of each stretch between the lowest and the highest.
+
+    So spikes stay visible, and charts of the same iterations have the same axis.
+    """
     if len(pairs) <= MAX_POINTS:
         return tuple(pairs)
-    stretch = math.ceil(len(pairs) / (MAX_POINTS // 2))
+    inner = pairs[1:-1]
+    stretch = math.ceil(len(inner) / (MAX_POINTS // 2 - 1))
     kept: list[Pair] = []
-    for start in range(0, len(pairs), stretch):
-        some = pairs[start : start + stretch]
+    for start in range(0, len(inner), stretch):
+        some = inner[start : start + stretch]
         ends = {min(some, key=lambda pair: pair[1]), max(some, key=lambda pair: pair[1])}
         kept += sorted(ends)
-    return tuple(kept)
+    return (pairs[0], *kept, pairs[-1])
 
 
 def short(value: float, *, percent: bool = False) -> str:
@@ -158,8 +162,9 @@ def _axes(low: float, high: float, first: float, last: float, at: _Scale, *, per
         y = at((first, value))[1]
         parts.append(_segment("grid", _LEFT, y, WIDTH - _RIGHT, y))
         parts.append(_text("tick", _LEFT - 5, y + 4, short(value, percent=percent), "end"))
-    for x, anchor in ((first, "start"), ((first + last) / 2, "middle"), (last, "end")):
-        parts.append(_text("tick", at((x, low))[0], HEIGHT - 8, f"{x:,.0f}", anchor))
+    middle = (first + last) / 2
+    for x, anchor, name in ((first, "start", ""), (middle, "middle", "iteration "), (last, "end", "")):
+        parts.append(_text("tick", at((x, low))[0], HEIGHT - 8, f"{name}{x:,.0f}", anchor))
     return parts
 
 

@@ -8,6 +8,7 @@ from megatron_operator.api.status import MegatronRecipeStatus
 from megatron_operator.cli.timeline import format_duration
 from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.charts import short
+from megatron_operator.ui.shown_runs import ShownRun
 
 Object = dict[str, Any]
 
@@ -24,6 +25,16 @@ class Pair:
     def differs(self) -> bool:
         """Whether the runs differ in it."""
         return self.left != self.right
+
+
+def names(left: ShownRun, right: ShownRun) -> list[str]:
+    """What two runs are called side by side: with their UIDs only where the names do not distinguish them."""
+    found = [
+        f"{each.recipe['metadata']['namespace']}/{each.recipe['metadata']['name']}"
+        + ("" if each.archived is None else " (deleted)")
+        for each in (left, right)
+    ]
+    return found if found[0] != found[1] else [left.reference, right.reference]
 
 
 def compare(left: Object, right: Object) -> list[Pair]:

@@ -98,7 +98,7 @@ class Pages:
             plan=status.plan,
             checkpoint=status.checkpoint,
             checkpoints=views.checkpoints(history),
-            facts=views.facts(recipe, now),
+            facts=views.facts(recipe, now, ended=shown.archived is not None),
             problems=views.problems(status),
             charts=views.charts([("", merge(history.points, logs.points))], incidents, status),
             comparisons=views.plan_against_reality(status, logs),
@@ -139,7 +139,7 @@ class Pages:
             asyncio.gather(*(self._shown.history(each) for each in both)),
         )
         points = [merge(history.points, found.points) for history, found in zip(histories, logs, strict=True)]
-        recipes = [each.recipe for each in both]
+        recipes, names = [each.recipe for each in both], compare.names(*both)
         return self._page(
             request,
             "compare.html",
@@ -149,7 +149,8 @@ class Pages:
             shown=both,
             pairs=compare.compare(*recipes),
             settings=compare.settings(*recipes),
-            charts=views.charts(list(zip(asked, points, strict=True))),
+            names=names,
+            charts=views.charts(list(zip(names, points, strict=True))),
         )
 
     async def ledger(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
+from megatron_operator.ui.run_list import utc
 from megatron_operator.ui.views import GLYPHS
 
 FOLDER: Final = Path(__file__).parent
@@ -25,6 +26,7 @@ class Templates:
             auto_reload=False,
         )
         self._environment.filters["glyph"] = lambda phase: GLYPHS.get(phase, "…")
+        self._environment.filters["utc"] = utc
         self._environment.globals["refresh"] = None
         self._environment.globals["viewer"] = None
         self._environment.globals["has_archive"] = archive

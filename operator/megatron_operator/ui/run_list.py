@@ -79,8 +79,8 @@ def run_list(recipes: Sequence[Object], phase: str, text: str, page: int, now: f
     return RunList(rows, len(chosen), page, pages, tuple(sorted(phases.items())), names)
 
 
-def row(recipe: Object, now: float) -> Row:
-    """A run in the list; `now` is in Unix seconds."""
+def row(recipe: Object, now: float, *, ended: bool = False) -> Row:
+    """A run in the list; `now` is in Unix seconds; of a run that was deleted (`ended`), its end."""
     status, spec = read_status(recipe.get("status"))[0], recipe.get("spec") or {}
     progress, plan, recovery = status.progress, status.plan, status.recovery
     iteration, share = "–", None
@@ -94,7 +94,7 @@ def row(recipe: Object, now: float) -> Row:
     incident = "–"
     if last is not None:
         at = seconds(last.time)
-        ago = "" if at is None else f" {format_duration(max(0.0, now - at))} ago"
+        ago = "" if at is None else f" {age(at, now, ended=ended)}"
         incident = f"{KINDS.get(last.kind, last.kind)}{ago}: {last.cause}"
     namespace, name = _names(recipe)
     return Row(
@@ -117,7 +117,8 @@ def deleted_list(found: ArchivePage, page: int, namespaces: Sequence[str]) -> Ru
     rows = []
     for each in found.runs:
         query = ShownRun(each.recipe, each).query
-        rows.append(replace(row(each.recipe, each.until), query=query, deleted=utc(timestamp(each.deleted))))
+        shown = row(each.recipe, each.until, ended=True)
+        rows.append(replace(shown, query=query, deleted=utc(timestamp(each.deleted))))
     pages = max(1, -(-found.total // PAGE_SIZE))
     return RunList(tuple(rows), found.total, page, pages, (), tuple(namespaces))
 
@@ -127,6 +128,11 @@ def deletion(archived: ArchivedRun | None) -> tuple[str, str] | None:
     if archived is None:
         return None
     return utc(timestamp(archived.deleted)), utc(timestamp(archived.seen))
+
+
+def age(at: float, now: float, *, ended: bool) -> str:
+    """Time from `at` to `now`, in Unix seconds; `now` is the end of a run that was deleted (`ended`)."""
+    return f"{format_duration(max(0.0, now - at))} {'before the end' if ended else 'ago'}"
 
 
 def utc(text: str | None) -> str:

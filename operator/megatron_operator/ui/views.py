@@ -17,7 +17,7 @@ from megatron_operator.lifecycle.status_reading import read_status
 from megatron_operator.ui.charts import Line, Mark, Part, bar, line_chart, short
 from megatron_operator.ui.history import RunHistory
 from megatron_operator.ui.points import Point, peak_tflops
-from megatron_operator.ui.run_list import row, utc
+from megatron_operator.ui.run_list import age, row, utc
 from megatron_operator.ui.runs import RunLogs
 
 Object = dict[str, Any]
@@ -74,9 +74,12 @@ def checkpoints(history: RunHistory) -> list[tuple[str, str]]:
     return [(f"{each:,}", utc(time)) for each, time in reversed(history.checkpoints[-20:])]
 
 
-def facts(recipe: Object, now: float) -> list[tuple[str, str]]:
-    """The first lines of a run's page."""
-    status, one = read_status(recipe.get("status"))[0], row(recipe, now)
+def facts(recipe: Object, now: float, *, ended: bool = False) -> list[tuple[str, str]]:
+    """The first lines of a run's page.
+
+    `now` is in Unix seconds; of a run that was deleted (`ended`), its end.
+    """
+    status, one = read_status(recipe.get("status"))[0], row(recipe, now, ended=ended)
     progress, recovery, plan = status.progress, status.recovery, status.plan
     found = [("Recipe", one.recipe), ("Progress", one.iteration)]
     if progress is not None and progress.lm_loss is not None:
@@ -89,8 +92,8 @@ def facts(recipe: Object, now: float) -> list[tuple[str, str]]:
         found.append(("End", f"{one.eta}, {utc(progress.eta)}"))
     if (checkpoint := status.checkpoint) is not None and checkpoint.iteration is not None:
         saved = seconds(checkpoint.time)
-        age = f", {format_duration(max(0.0, now - saved))} ago" if saved is not None else ""
-        found.append(("Newest checkpoint", f"iteration {checkpoint.iteration:,}{age}"))
+        since = f", {age(saved, now, ended=ended)}" if saved is not None else ""
+        found.append(("Newest checkpoint", f"iteration {checkpoint.iteration:,}{since}"))
     if recovery is not None:
         inside = f", and {recovery.rank_restarts:,} of ranks inside pods" if recovery.rank_restarts else ""
         found.append(("Restarts", f"{recovery.restarts:,}{inside}"))

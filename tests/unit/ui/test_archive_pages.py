@@ -128,7 +128,34 @@ def test_a_run_that_exists_goes_before_a_deleted_one_of_its_name(page: TestClien
 def test_a_deleted_run_is_compared_with_one_that_exists(page: TestClient) -> None:
     text = text_of(page, "/compare?a=research/llama3-8b-web&b=research/gone@research-gone")
     assert text.count('class="line-0"') == text.count('class="line-1"') == 4
-    assert "research/gone</a> (deleted)" in text
+    assert "research/gone (deleted)</a>" in text
+    assert re.search(r'class="legend">.* research/gone \(deleted\)</p>', text)
+
+
+def test_two_deleted_runs_of_one_name_are_compared_under_their_uids(
+    page: TestClient, archive: Archive
+) -> None:
+    first = training_run("gone")
+    first["metadata"] |= {"uid": "first", "creationTimestamp": "2025-12-01T09:00:00Z"}
+    archive.delete(first)
+    asyncio.run(archive.flush())
+    text = text_of(page, "/compare?a=research/gone@first&b=research/gone@research-gone")
+    assert '">research/gone@first</a>' in text
+    assert '">research/gone@research-gone</a>' in text
+
+
+def test_ages_of_a_deleted_run_are_those_at_its_end(page: TestClient) -> None:
+    listed = text_of(page, "/archive")
+    assert re.search(r"HangFound 1\dh\d\dm before the end: no rank completed a step", listed)
+    shown = text_of(page, DELETED)
+    assert re.search(r"iteration 60,000, [\d.]+ ?\w+ before the end", shown)
+    assert " ago" not in listed + shown
+
+
+def test_gpu_hours_of_deleted_runs_are_on_their_pages(page: TestClient) -> None:
+    text = text_of(page, "/ledger")
+    assert "Runs that were deleted are not counted" in text
+    assert 'The page of each <a href="/archive">deleted run</a> has its ledger' in text
 
 
 def test_deleted_runs_need_the_right_to_list_the_runs_of_their_namespace(

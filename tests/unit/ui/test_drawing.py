@@ -57,6 +57,14 @@ def test_a_spike_stays_visible_among_many_points() -> None:
     assert list(kept) == sorted(kept)
 
 
+def test_charts_of_the_same_iterations_have_the_same_axis() -> None:
+    for values in (lambda x: x, lambda x: -x, lambda x: (x - 500) ** 2):
+        svg = line_chart("x", "", [Line("", tuple((float(x), float(values(x))) for x in range(7, 1234)))])
+        assert re.findall(r'text class="tick"[^>]*>((?:iteration )?[\d,]+)</text>', svg)[-3:] == [
+            "7", "iteration 620", "1,233",
+        ]  # fmt: skip
+
+
 def test_numbers_are_short() -> None:
     found = [short(each) for each in (0, 2.3456, 283_398, 1.2e6, 3e-4)]
     assert found == ["0", "2.35", "283k", "1.2M", "3.0e-04"]
