@@ -123,6 +123,10 @@ bench-polling: setup ## Count polls of a healthy run beside runs whose pods do n
 ui-pictures: setup ## Check the web page in a headless Chromium and draw docs/ui-*.png (needs chromium)
 	@PYTHONPATH=. $(PY) scripts/ui_pictures.py
 
+.PHONY: dashboard-picture
+dashboard-picture: setup-trainer ## Draw docs/dashboard.png from what a Prometheus answers to the dashboard's queries (needs prometheus)
+	@PYTHONPATH=. $(PY) scripts/dashboard_picture.py
+
 .PHONY: bench-scale
 bench-scale: setup ## Measure what a fleet costs the operator; BENCH="--recipes 1000 --nodes 2000"
 	@$(PY) -m bench.scale $(BENCH)

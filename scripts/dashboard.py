@@ -57,6 +57,11 @@ def _panel(panel: Panel) -> dict[str, Any]:
         defaults["min"] = panel.minimum
     if panel.maximum is not None:
         defaults["max"] = panel.maximum
+    if panel.decimals is not None:
+        defaults["decimals"] = panel.decimals
+    if panel.kind != "stat":
+        # By name, as the labels of operator and pods sort otherwise: a run has one colour in all panels.
+        defaults["color"] = {"mode": "palette-classic-by-name"}
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
         defaults["custom"] = {
@@ -64,15 +69,19 @@ def _panel(panel: Panel) -> dict[str, Any]:
             "showPoints": "never",
             "stacking": stacking,
         }
+        legend: dict[str, Any] = {"displayMode": "list", "placement": "bottom", "showLegend": True}
+        if panel.table:
+            legend |= {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}
         options = {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "legend": legend,
             "tooltip": {"mode": "multi", "sort": "desc"},
         }
     else:
         calculation = {"calcs": ["lastNotNull"], "fields": "", "values": False}
         options = {"reduceOptions": calculation}
         if panel.kind == "piechart":
-            options["legend"] = {"displayMode": "table", "placement": "right", "showLegend": True}
+            legend = {"displayMode": "table", "placement": "right", "showLegend": True, "values": ["value"]}
+            options["legend"] = legend
     return {
         "type": panel.kind,
         "title": panel.title,

@@ -22,6 +22,10 @@ class Panel:
     stacked: bool = False
     minimum: float | None = None
     maximum: float | None = None
+    decimals: int | None = None
+    """Digits after the point; 0 for counts, whose axis then has whole numbers only."""
+    table: bool = False
+    """Show the newest values in a table beside the chart: some are too small to be seen in it."""
 
 
 def of_run(metric: str, more: str = "") -> str:
@@ -50,6 +54,8 @@ def quantile(share: float, histogram: str) -> str:
     return f"histogram_quantile({share}, sum by (le) (rate({histogram}_bucket[$__rate_interval])))"
 
 
+GPU_HOURS: Final = "suffix:GPU-h"
+"""Not `h`: Grafana makes days and weeks of hours."""
 LOST: Final = ', category!~"train|save|evaluate"'
 NAMED: Final = "{{namespace}}/{{name}}"
 OF_PODS: Final = "{{namespace}}/{{recipe}}"
@@ -67,6 +73,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             width=10,
             stacked=True,
             minimum=0,
+            decimals=0,
         ),
         Panel(
             "Accelerators",
@@ -74,12 +81,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Accelerators of all runs that are not over, suspended or refused.",
             width=4,
             kind="stat",
+            decimals=0,
         ),
         Panel(
             "Goodput of the fleet",
             ((f"sum({GOODPUT} * {HELD}) / sum({HELD} and {GOODPUT})", "goodput"),),
             "Goodput of the runs that hold accelerators, weighted by their number.",
             unit="percentunit",
+            decimals=1,
             width=4,
             kind="stat",
         ),
@@ -90,6 +99,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             width=6,
             stacked=True,
             minimum=0,
+            decimals=0,
         ),
     ),
     "Training": (
@@ -170,13 +180,15 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             ((f"sum by (namespace, name) ({of_run_by('megatron_recipe_restarts', 'kind')})", NAMED),),
             "Since the beginning of each run.",
             minimum=0,
+            decimals=0,
         ),
         Panel(
             "Interruptions by kind",
-            ((f"sum by (kind) ({of_run_by('megatron_recipe_restarts', 'kind')})", "{{kind}}"),),
-            "Of all chosen runs since their beginning.",
+            ((f"sum by (kind) ({of_run_by('megatron_recipe_restarts', 'kind')}) > 0", "{{kind}}"),),
+            "Of all chosen runs since their beginning. Empty without any.",
             stacked=True,
             minimum=0,
+            decimals=0,
         ),
         Panel(
             "Goodput",
@@ -187,8 +199,8 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         Panel(
             "Seconds lost to interruptions",
-            ((f"sum by (phase) ({of_run_by('megatron_recipe_lost_seconds', 'phase')})", "{{phase}}"),),
-            "Of all chosen runs, by phase of the recovery.",
+            ((f"sum by (phase) ({of_run_by('megatron_recipe_lost_seconds', 'phase')}) > 0", "{{phase}}"),),
+            "Of all chosen runs, by phase of the recovery. Empty without any.",
             unit="s",
             stacked=True,
             minimum=0,
@@ -198,21 +210,24 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             ((of_run("megatron_recipe_lost_iterations"), NAMED),),
             "Of each run.",
             minimum=0,
+            decimals=0,
         ),
         Panel(
             "Avoided nodes",
             ((f"{of_run('megatron_recipe_nodes_avoided')} > 0", NAMED),),
             "Nodes that a run avoids. Empty without any.",
             minimum=0,
+            decimals=0,
         ),
     ),
     "Ledger of time": (
         Panel(
             "GPU-hours by category",
-            ((f"sum by (category) ({of_run_by(GPU_SECONDS, 'category')}) / 3600", "{{category}}"),),
+            ((f"sum by (category) ({of_run_by(GPU_SECONDS, 'category')}) / 3600 > 0", "{{category}}"),),
             "Of all chosen runs since their creation, as `megatron ledger` has them.",
-            unit="h",
+            unit=GPU_HOURS,
             width=12,
+            table=True,
             stacked=True,
             minimum=0,
         ),
@@ -220,7 +235,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Lost GPU-hours by run",
             ((f"sum by (namespace, name) ({of_run_by(GPU_SECONDS, 'category', LOST)}) / 3600", NAMED),),
             "All categories but train, save and evaluate.",
-            unit="h",
+            unit=GPU_HOURS,
             width=6,
             stacked=True,
             minimum=0,
@@ -229,7 +244,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Time by category",
             (
                 (
-                    f"sum by (category) ({of_run_by('megatron_recipe_time_seconds', 'category')})",
+                    f"sum by (category) ({of_run_by('megatron_recipe_time_seconds', 'category')}) > 0",
                     "{{category}}",
                 ),
             ),
@@ -259,7 +274,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 ),
             ),
             "By outcome.",
-            unit="reqps",
+            unit="ops",
             minimum=0,
         ),
         Panel(
@@ -267,6 +282,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             (("max(megatron_operator_queue_length)", "waiting"),),
             "Recipes that are due for a reconcile and wait for a worker.",
             minimum=0,
+            decimals=0,
         ),
         Panel(
             "API requests per second",
@@ -290,7 +306,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                     "{{code}} {{method}} {{plural}}",
                 ),
             ),
-            "404 and 409 are normal: an object does not exist yet, or has changed meanwhile.",
+            "404 and 409 are normal: an object does not exist yet, or has changed. Empty without any.",
             unit="reqps",
             minimum=0,
         ),
@@ -304,7 +320,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Stale objects in an hour",
             (("sum by (plural) (increase(megatron_operator_stale_objects_total[1h]))", "{{plural}}"),),
-            "Objects whose change no watch delivered. They were read again.",
+            "Objects whose change no watch delivered. They were read again. Empty without any.",
             minimum=0,
         ),
         Panel(
@@ -319,6 +335,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "1 in a healthy installation; the other replicas stand by.",
             minimum=0,
             maximum=2,
+            decimals=0,
         ),
     ),
 }
