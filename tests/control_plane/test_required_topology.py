@@ -41,11 +41,11 @@ def test_a_run_is_placed_in_the_rack_that_has_room_for_all_of_its_pods(
     assert sorted(placed) == [name for name in nodes.nodes if racks[name].endswith("-b")]
 
 
-def test_a_run_waits_with_the_reason_until_one_rack_has_room_for_all_of_its_pods(
+def test_a_run_for_which_no_rack_has_room_waits_in_one_rack_with_the_reason(
     world: World, pool: Callable[[int], Pool]
 ) -> None:
     nodes = pool(4)
-    two_racks(world, nodes, first=2)
+    racks = two_racks(world, nodes, first=2)
     apply_in_one_rack(world, nodes, 3)
 
     def names_the_level(state: RunState) -> bool:
@@ -53,4 +53,5 @@ def test_a_run_waits_with_the_reason_until_one_rack_has_room_for_all_of_its_pods
 
     state = world.wait_for("run", conditions={"Running": "Unschedulable"}, where=names_the_level)
     assert len(state.running_pods) < 3, "four nodes are free, two in each rack"
+    assert len({racks[state.node_of(name)] for name in state.running_pods}) <= 1
     assert state.phase == "Starting"
