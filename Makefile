@@ -127,6 +127,10 @@ ui-pictures: setup ## Check the web page in a headless Chromium and draw docs/ui
 dashboard-picture: setup-trainer ## Draw docs/dashboard.png from what a Prometheus answers to the dashboard's queries (needs prometheus)
 	@PYTHONPATH=. $(PY) scripts/dashboard_picture.py
 
+.PHONY: notebook-picture
+notebook-picture: setup ## Execute examples/run.ipynb against a stand-in for the API server and draw docs/notebook.png (needs chromium)
+	@PYTHONPATH=. $(PY) scripts/notebook_picture.py
+
 .PHONY: bench-scale
 bench-scale: setup ## Measure what a fleet costs the operator; BENCH="--recipes 1000 --nodes 2000"
 	@$(PY) -m bench.scale $(BENCH)

@@ -71,5 +71,6 @@ def test_the_notebook_plans_starts_and_draws_a_run(api: ApiStandIn, notebook: An
     [table] = outputs(notebook, "text/html")
     assert "lm_loss" in table
     printed = "".join(o["text"] for cell in notebook.cells for o in cell.get("outputs", []) if "text" in o)
-    assert "ended by rank 3 was killed by SIGKILL" in printed
+    assert "attempt 1: the start to 130, ended by rank 3 was killed by SIGKILL" in printed
+    assert "attempt 2: iteration 120 to 30, the newest" in printed
     assert api.recipes == {}, "the last cell deletes the run"
