@@ -98,6 +98,7 @@ def platform_seeds() -> list[Any]:
         "serviceAccounts": ["trainer"],
         "checkpoint": {"size": "1Ti"},
         "dataStorageClassName": "shared",
+        "topologyAwareQueues": True,
         "networkPolicies": {"enabled": True, "operatorNamespace": "megatron", "metricsFrom": ["monitoring"]},
         "namespaces": {"*": {"maxAccelerators": 64}, "default": {"acceleratorTypes": ["h100", "cpu"]}},
         "badNodes": {

@@ -249,6 +249,10 @@ class PlatformConfig(ApiModel):
     data_storage_class_name: Name | None = None
     queue: Name | None = None
     """Kueue local queue of recipes that set none."""
+    topology_aware_queues: bool = False
+    """Whether the flavors of Kueue's queues have a Topology with the keys of `topology` as levels. Then the
+    nearest key is the preferred topology of a queued run's pods; a flavor without a Topology never admits
+    such a run."""
     job_backend: JobBackendName = "pytorchjob"
     """Kind of training job of new runs; a job that exists keeps its kind. `jobset` needs JobSet in the
     cluster, `trainjob` Kubeflow Trainer v2, and neither can be combined with `gangScheduling`."""

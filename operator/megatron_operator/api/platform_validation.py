@@ -61,6 +61,11 @@ def _gang_scheduling_errors(platform: PlatformConfig, at: str) -> Iterator[Field
             f"{at}.queue", f"{shown(platform.queue)} is a queue of Kueue, and gangScheduling is set too",
             "let Kueue or gangScheduling start gangs: leave one of the two out",
         )  # fmt: skip
+    if platform.topology_aware_queues:
+        yield FieldError(
+            f"{at}.topologyAwareQueues", "true is for queues of Kueue, and gangScheduling is set too",
+            "leave one of the two out",
+        )  # fmt: skip
     if gangs.scheduler in (VOLCANO, KUBERNETES) and gangs.schedule_timeout_seconds is not None:
         yield FieldError(
             f"{field}.scheduleTimeoutSeconds",

@@ -170,8 +170,8 @@ class Reason(StrEnum):
     JOB_CREATED = "JobCreated", "`Running=False`", "The training job is created; it has no pods yet."
     QUEUED = (
         "Queued",
-        "`Running=False`",
-        "Kueue has not admitted the job.",
+        "`Running=False`, `Prepared=False`",
+        "Kueue has not admitted the job, or has suspended it again: `kubectl get workloads.kueue.x-k8s.io`.",
         "Wait, or check the queue's quota.",
     )
     SUSPENDED = (

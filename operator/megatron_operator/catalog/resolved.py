@@ -63,6 +63,8 @@ class ResolvedRecipe(ApiModel):
     """The platform's."""
     gang_scheduling: GangScheduling | None = None
     """The platform's."""
+    topology_aware_queues: bool = False
+    """The platform's."""
     env: dict[str, str] = Field(default_factory=dict)
     env_value_from: dict[str, EnvVarSource] = Field(default_factory=dict)
     """The recipe's, and the credentials of its trackers."""

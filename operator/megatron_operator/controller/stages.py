@@ -38,6 +38,7 @@ from megatron_operator.lifecycle.stages import (
     set_converted,
     set_stage_failed,
     set_stage_obstacle,
+    set_stage_queued,
     stage_state,
 )
 from megatron_operator.lifecycle.status_builder import StatusBuilder
@@ -170,15 +171,21 @@ class Stages:
             self._poller.forget(status.key)
             set_stage_failed(status, stage, existing, pods)
             return Requeue(LATER, stage.failed), pods
-        await self._wait_for(status, stage, existing["metadata"]["name"], pods)
+        await self._wait_for(status, stage, existing, pods, queued=state is StageState.QUEUED)
         return Requeue(LATER, stage.running), pods
 
-    async def _wait_for(self, status: StatusBuilder, stage: Stage, name: str, pods: list[Object]) -> None:
+    async def _wait_for(
+        self, status: StatusBuilder, stage: Stage, job: Object, pods: list[Object], *, queued: bool
+    ) -> None:
         # The Job creates no other pod before this one has ended.
         nodes = await self._nodes.of(pods, status.now)
         await force_delete(self._api, abandoned_pods(pods, nodes, status.now))
         self._poller.watch(status.key, stage_targets(pods))
         set_stage_progress(status, self._poller.reading(status.key))
+        if queued:
+            set_stage_queued(status, stage, job)
+            return
+        name = job["metadata"]["name"]
         obstacle = diagnose(pods, [], name)
         status.set(phase=stage.phase)
         if obstacle is None:

@@ -93,6 +93,11 @@ def set_blocked(status: StatusBuilder, reason: Reason, message: str, *, running:
     status.set_condition(Condition.RUNNING, False, reason, message)
 
 
+def queued_message(queue: str | None) -> str:
+    """What a suspended job waits for; `queue` is the one that its label names."""
+    return f"waits for admission by queue {queue}" if queue else "the job is suspended"
+
+
 def set_obstacle(status: StatusBuilder, obstacle: Obstacle, *, running: bool) -> Requeue:
     """Report an object that cannot be used, as `set_blocked` does; returns when to check again."""
     set_blocked(status, obstacle.reason, obstacle.message, running=running)

@@ -3,6 +3,7 @@
 from typing import Final
 
 from megatron_operator.api.conditions import Condition, Phase
+from megatron_operator.api.reasons import Reason
 from megatron_operator.api.times import seconds, timestamp
 from megatron_operator.lifecycle.incident_history import unrecovered
 from megatron_operator.lifecycle.node_state import node_of
@@ -67,7 +68,8 @@ def _state(status: StatusBuilder, snapshot: RunSnapshot) -> State:
     if status.phase == Phase.TRAINING:
         return State("train", accelerators=_accelerators(status))
     if status.phase not in (Phase.STARTING, Phase.RECOVERING):
-        queued = snapshot.job is not None and snapshot.job_phase is JobPhase.SUSPENDED
+        suspended = snapshot.job is not None and snapshot.job_phase is JobPhase.SUSPENDED
+        queued = suspended or _reason(status) == Reason.QUEUED
         return State("queue" if queued else "prepare", _reason(status) or PLANNING)
     category = _phase_of_start(status, snapshot)
     held = category != "schedule" or any(map(node_of, (*snapshot.pods, *snapshot.leftover_pods)))

@@ -342,11 +342,11 @@ def _avoid_nodes(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[
 def _place_elsewhere(status: StatusBuilder, snapshot: RunSnapshot, nodes: frozenset[str]) -> Result | None:
     """Make new pods avoid exactly these nodes; None where that waits for the next interruption.
 
-    Where templates cannot be patched the job is re-created, but not while the run trains, nor before the gang
+    Where pods cannot move alone the job is re-created, but not while the run trains, nor before the gang
     is whole: a pod that failed counts as a restart once another one has replaced it.
     """
     job = snapshot.existing_job
-    if snapshot.backend.PATCHES_TEMPLATES:
+    if snapshot.moves_pods:
         return wait(SOON, "the job's avoided nodes are being patched", [AvoidNodes(job, nodes)])
     interrupted = unrecovered(status.recovery) is not None or snapshot.unscheduled_pods
     if snapshot.gang_hash is None or not interrupted:
@@ -368,7 +368,7 @@ def _resize(status: StatusBuilder, snapshot: RunSnapshot, count: int, cause: str
 
 def pods_to_move(snapshot: RunSnapshot, move: MaintenanceMove) -> int:
     """Number of pods that need another place; all of them where the job is re-created."""
-    return len(_leaving(snapshot, move)) if snapshot.backend.PATCHES_TEMPLATES else snapshot.size
+    return len(_leaving(snapshot, move)) if snapshot.moves_pods else snapshot.size
 
 
 def _leaving(snapshot: RunSnapshot, move: MaintenanceMove) -> tuple[Object, ...]:
@@ -383,7 +383,7 @@ def _move(status: StatusBuilder, snapshot: RunSnapshot, move: MaintenanceMove) -
     status.set(recovery=moved(status.recovery, move, first, status.now, iteration=iteration))
     _set_interrupted(status, Reason.MOVED_FOR_MAINTENANCE, status.recovery.history[-1].cause)
     nodes = frozenset(status.recovery.nodes_avoided)
-    if snapshot.backend.PATCHES_TEMPLATES:
+    if snapshot.moves_pods:
         # The operator replaces these pods itself, so they do not count as a restart.
         status.set_recovery(pods_as_of=None, gang=None, restart_before=None)
         return wait(SOON, "pods move before maintenance", [AvoidNodes(job, nodes), DeletePods(leaving)])

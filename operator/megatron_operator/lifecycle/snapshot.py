@@ -20,7 +20,7 @@ from megatron_operator.lifecycle.pod_termination import (
 from megatron_operator.lifecycle.progress_reading import ProgressReading, ProgressTarget, Silence
 from megatron_operator.lifecycle.recovery_policy import ForceDelete, force_delete_or_wait
 from megatron_operator.manifests.image_pinning import by_digest, trainer_image
-from megatron_operator.manifests.job_backend import LABEL_QUEUE, JobBackend, JobPhase
+from megatron_operator.manifests.job_backend import LABEL_QUEUE, TOPOLOGY_GATE, JobBackend, JobPhase
 from megatron_operator.manifests.job_backends import backend_of, node_rank, stable_name
 from megatron_operator.manifests.metadata import digest
 
@@ -105,6 +105,19 @@ class RunSnapshot:
         return self.backend.TEMPLATE_PLURAL is None or not self.cached
 
     @cached_property
+    def moves_pods(self) -> bool:
+        """Whether a pod can get another node while the job stays.
+
+        Not where the job's templates cannot be changed, nor where Kueue has chosen the nodes of the gang: it
+        assigns a replaced pod to the same node.
+        """
+        if not self.backend.PATCHES_TEMPLATES:
+            return False
+        templates = self.backend.templates(self.existing_job)
+        gates = [gate for each in templates for gate in each["spec"].get("schedulingGates") or []]
+        return all(gate["name"] != TOPOLOGY_GATE for gate in gates)
+
+    @cached_property
     def per_node(self) -> int:
         """Accelerators of one pod."""
         return self.backend.per_node(self.existing_job)
@@ -154,8 +167,11 @@ class RunSnapshot:
 
     @cached_property
     def image_to_pin(self) -> str | None:
-        """The image, by digest, that the whole gang runs and the job names by tag; None if there is none."""
-        if not self.backend.PATCHES_TEMPLATES:
+        """The image, by digest, that the whole gang runs and the job names by tag; None if there is none.
+
+        None in a queue: Kueue suspends a job whose containers are not those that it has admitted.
+        """
+        if not self.backend.PATCHES_TEMPLATES or self.queue is not None:
             return None
         image = trainer_image(self.existing_job)
         if image is None or not self.all_running:

@@ -19,12 +19,13 @@ from megatron_operator.api.status import ConversionStatus
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.lifecycle.actions import Requeue
 from megatron_operator.lifecycle.desired import DesiredState
-from megatron_operator.lifecycle.job_status import set_obstacle
+from megatron_operator.lifecycle.job_status import queued_message, set_obstacle
 from megatron_operator.lifecycle.object_metadata import Object, content_hash, is_deleting
 from megatron_operator.lifecycle.ownership import Obstacle
 from megatron_operator.lifecycle.pod_termination import container_message, pod_end
 from megatron_operator.lifecycle.status_builder import StatusBuilder
 from megatron_operator.manifests import Manifests, convert, prepare
+from megatron_operator.manifests.job_backend import LABEL_QUEUE
 from megatron_operator.manifests.metadata import ROLE_EXPORT, ROLE_EXPORT_BEST, ROLE_IMPORT, ROLE_PREPARE
 
 
@@ -92,6 +93,8 @@ class StageState(StrEnum):
     DELETING = "deleting"
     OUTDATED = "outdated"
     """It is to be deleted and created again."""
+    QUEUED = "queued"
+    """It is suspended: Kueue has not admitted it, or has taken its quota away."""
     RUNNING = "running"
     COMPLETE = "complete"
     FAILED = "failed"
@@ -117,11 +120,23 @@ def stage_state(stage: Stage, job: Object, body: Object, generation: int, *, edi
         stage in CONVERSIONS and not edited and "Failed" not in done and _same_recipe(job, body, generation)
     )
     same = keeps or content_hash(job) == content_hash(body)
-    if not same or ("Failed" in done and edited):
+    if not same or (_is_suspended(job) and queue_of(job) != queue_of(body)) or ("Failed" in done and edited):
         return StageState.OUTDATED
     if "Complete" in done:
         return StageState.COMPLETE
-    return StageState.FAILED if "Failed" in done else StageState.RUNNING
+    if "Failed" in done:
+        return StageState.FAILED
+    return StageState.QUEUED if _is_suspended(job) else StageState.RUNNING
+
+
+def queue_of(job: Object) -> str | None:
+    """The Kueue queue that a Job waits in, by its label."""
+    queue = (job["metadata"].get("labels") or {}).get(LABEL_QUEUE)
+    return queue and str(queue)
+
+
+def _is_suspended(job: Object) -> bool:
+    return bool((job.get("spec") or {}).get("suspend"))
 
 
 def _same_recipe(job: Object, body: Object, generation: int) -> bool:
@@ -151,6 +166,12 @@ def set_stage_failed(status: StatusBuilder, stage: Stage, job: Object, pods: Ite
     status.set(preparation=None, conversion=None)
     status.set_condition(stage.condition, False, stage.failed, cause)
     status.fail(stage.failed, cause)
+
+
+def set_stage_queued(status: StatusBuilder, stage: Stage, job: Object) -> None:
+    """Report that the Job is suspended, by its queue or by somebody."""
+    status.set(phase=stage.phase)
+    status.set_condition(stage.condition, False, Reason.QUEUED, queued_message(queue_of(job)))
 
 
 def set_stage_obstacle(status: StatusBuilder, stage: Stage, obstacle: Obstacle) -> Requeue:

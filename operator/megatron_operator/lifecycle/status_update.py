@@ -17,7 +17,7 @@ from megatron_operator.lifecycle.incidents import (
     pods_replaced,
     recovered,
 )
-from megatron_operator.lifecycle.job_status import set_succeeded, set_trained
+from megatron_operator.lifecycle.job_status import queued_message, set_succeeded, set_trained
 from megatron_operator.lifecycle.object_metadata import Object
 from megatron_operator.lifecycle.placement import placement_of
 from megatron_operator.lifecycle.pod_diagnosis import WITHOUT_CAPACITY, Diagnosis, diagnose
@@ -67,12 +67,7 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         cause = _failure_cause(snapshot) or snapshot.job_message or "the training job failed"
         status.fail(Reason.JOB_FAILED, cause)
     elif snapshot.job_phase is JobPhase.SUSPENDED:
-        waiting = (
-            f"waits for admission by queue {snapshot.queue}" if snapshot.queue else "the job is suspended"
-        )
-        status.set(phase=Phase.PENDING)
-        status.set_recovery(waiting_since=None)
-        status.set_condition(Condition.RUNNING, False, Reason.QUEUED, waiting)
+        _set_queued(status, snapshot)
     else:
         status.set(recovery=checkpoint_saved(status.recovery, status.checkpoint.iteration))
         _add_evidence(status, snapshot)
@@ -80,6 +75,16 @@ def update_status(status: StatusBuilder, snapshot: RunSnapshot) -> None:
         if snapshot.gang_hash is not None and (placement := placement_of(snapshot.active_pods)):
             status.set_recovery(placement=placement)
         _set_running(status, snapshot)
+
+
+def _set_queued(status: StatusBuilder, snapshot: RunSnapshot) -> None:
+    """Report a job that is suspended, by its queue or by somebody.
+
+    The pods that it gets when it is resumed have replaced none: a preemption is no restart.
+    """
+    status.set(phase=Phase.PENDING)
+    status.set_recovery(pods_as_of=None, gang=None, restart_before=None, waiting_since=None)
+    status.set_condition(Condition.RUNNING, False, Reason.QUEUED, queued_message(snapshot.queue))
 
 
 def replacement_pods(recovery: RecoveryStatus, snapshot: RunSnapshot) -> tuple[Object, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from megatron_contract.environment import CHECKPOINT_DIR, DATA_DIR
 
 from megatron_operator.catalog.resolved import ResolvedRecipe
+from megatron_operator.manifests.job_backend import LABEL_QUEUE
 from megatron_operator.manifests.metadata import Manifest, Owner, with_hash
 from megatron_operator.manifests.pod import identity, image
 from megatron_operator.manifests.security import CONTAINER_SECURITY, POD_SECURITY
@@ -37,7 +38,11 @@ class Work:
 
 
 def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
-    """The Job, with its hash. Raises InvalidRecipeError if there is no trainer image."""
+    """The Job, with its hash. Raises InvalidRecipeError if there is no trainer image.
+
+    With a Kueue queue it is created suspended, and Kueue resumes it. The hash does not depend on the queue:
+    data that is prepared stays so in another one.
+    """
     mounts = [{"name": name, "mountPath": _PATHS[name]} for name in work.claims]
     volumes: list[Manifest] = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in work.claims.items()
@@ -81,7 +86,15 @@ def job(owner: Owner, resolved: ResolvedRecipe, work: Work) -> Manifest:
             "template": {"metadata": {"labels": owner.labels(work.role)}, "spec": spec},
         },
     }
-    return with_hash(manifest)
+    return _queued(with_hash(manifest), resolved.scheduling.queue)
+
+
+def _queued(job: Manifest, queue: str | None) -> Manifest:
+    if queue is None:
+        return job
+    metadata = job["metadata"]
+    labels = metadata["labels"] | {LABEL_QUEUE: queue}
+    return job | {"metadata": metadata | {"labels": labels}, "spec": job["spec"] | {"suspend": True}}
 
 
 def _division(pods: int) -> Manifest:

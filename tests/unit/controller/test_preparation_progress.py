@@ -56,3 +56,27 @@ def test_an_edit_starts_a_failed_preparation_again(run: Run) -> None:
         run.operator.reconcile()
     assert run.status["phase"] == "Preparing"
     assert "status" not in run.api.batch_jobs[f"{NAME}-prepare"], "created again"
+
+
+def test_a_preparation_waits_in_the_queue_that_the_recipe_names(run: Run) -> None:
+    def job() -> Any:
+        return run.api.batch_jobs[f"{NAME}-prepare"]
+
+    run.edit(scheduling={"queue": "a-typo"})
+    job()["spec"]["suspend"] = True
+    for queue in ("a-typo", "research"):
+        run.edit(scheduling={"queue": queue})
+        for _ in range(3):
+            run.operator.reconcile()
+        assert job()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue
+        assert job()["spec"]["suspend"] is True
+        assert run.status["phase"] == "Preparing"
+        prepared = run.condition("Prepared")
+        assert (prepared["reason"], prepared["message"]) == (
+            "Queued",
+            f"waits for admission by queue {queue}",
+        )
+    assert [mark["category"] for mark in run.status["ledger"]["marks"]][-1] == "queue"
+    job()["spec"]["suspend"] = False
+    run.operator.reconcile()
+    assert run.condition("Prepared")["reason"] == "Preparing"

@@ -32,6 +32,13 @@ def test_nothing_is_pinned_while_a_pod_starts_or_the_pods_run_different_images(r
     assert actions(run) == ()
 
 
+def test_the_containers_of_a_job_in_a_queue_stay_as_kueue_admitted_them(run: Any) -> None:
+    run.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    for pod in run.pods:
+        run_image(pod, OLD)
+    assert actions(run) == ()
+
+
 def test_a_pinned_job_is_left_alone(run: Any) -> None:
     for replica in run.job["spec"]["pytorchReplicaSpecs"].values():
         replica["template"]["spec"]["containers"][0]["image"] = OLD

@@ -149,6 +149,19 @@ def test_pods_on_an_avoided_node_move_while_the_run_is_interrupted_and_count_no_
     assert placed.status().recovery.restarts == 1
 
 
+def test_a_run_whose_nodes_kueue_has_chosen_is_re_created_to_avoid_one_once_it_is_interrupted(
+    placed: Any,
+) -> None:
+    for replica in placed.job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]
+    apply(placed, Avoid(("node-1",), (), "node-1 failed 2 times"))
+    assert unfinished(placed) is None, "pods that train stay where they are"
+    placed.pass_time(5)
+    placed.replace_worker()
+    placed.pods[1]["spec"] = {"nodeName": "node-1"}
+    assert unfinished(placed) == (DeleteJob(placed.job),)
+
+
 def test_pods_without_a_node_are_re_created_when_a_node_is_released(placed: Any) -> None:
     apply(placed, Avoid(("node-1",), (), "node-1 failed 2 times"))
     avoided = avoiding(placed.job, ["node-1"])

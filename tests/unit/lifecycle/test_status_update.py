@@ -175,6 +175,22 @@ def test_a_queued_job_names_its_queue(run: Any) -> None:
     assert (running.reason, running.message) == ("Queued", "waits for admission by queue research")
 
 
+def test_a_run_that_its_queue_preempted_counts_no_restart_when_it_is_resumed(run: Any) -> None:
+    run.report(iteration=50, checkpointIteration=40)
+    reconcile(run)
+    before = run.pods
+    run.job["spec"]["runPolicy"]["suspend"] = True
+    run.pods = []
+    assert reconcile(run).phase == Phase.PENDING
+    run.job["spec"]["runPolicy"]["suspend"] = False
+    run.pass_time(60)
+    run.pods = [run.pod("master"), run.pod("worker")]
+    assert {pod["metadata"]["uid"] for pod in run.pods}.isdisjoint(pod["metadata"]["uid"] for pod in before)
+    run.report(iteration=41, checkpointIteration=40, generation=2, resumedFrom=40)
+    recovery = reconcile(run).recovery
+    assert (recovery.restarts, recovery.restarts_since_checkpoint, recovery.history) == (0, 0, [])
+
+
 @pytest.mark.parametrize("report", [{"iteration": 5, "generation": None}, {"iteration": None}])
 def test_reports_without_a_value_do_not_reset_the_status(run: Any, report: dict[str, Any]) -> None:
     run.report(iteration=50, checkpointIteration=40)

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 from megatron_operator.api.errors import InvalidRecipeError
+from megatron_operator.lifecycle.object_metadata import content_hash
 from megatron_operator.manifests import object_name, pytorchjob
 from megatron_operator.manifests.job_backends import BACKENDS
+from megatron_operator.manifests.kueue import PREFERRED_TOPOLOGY
 from megatron_operator.manifests.metadata import Owner
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -68,13 +70,42 @@ def test_only_a_retained_checkpoint_claim_has_no_owner(run: Any) -> None:
     assert gone["metadata"]["ownerReferences"][0]["name"] == "llama3.1-8b-queued"
 
 
-def test_a_queued_job_is_created_suspended_with_its_topology(run: Any) -> None:
+def test_a_queued_job_is_created_suspended(run: Any) -> None:
     job = run("llama3.1-8b-queued").build().job
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     assert job["spec"]["runPolicy"] == {"cleanPodPolicy": "Running", "suspend": True}
-    for template in pytorchjob.templates(job):
-        topology = template["metadata"]["annotations"]["kueue.x-k8s.io/podset-preferred-topology"]
-        assert topology == "cloud.provider.com/topology-rack"
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_pods_of_a_queue_prefer_a_topology_only_where_the_platform_has_topology_aware_queues(
+    run: Any, *, aware: bool
+) -> None:
+    queued = run("llama3.1-8b-queued")
+    queued.resolved = queued.resolved.model_copy(update={"topology_aware_queues": aware})
+    for template in pytorchjob.templates(queued.build().job):
+        topology = template["metadata"].get("annotations", {}).get(PREFERRED_TOPOLOGY)
+        assert topology == ("cloud.provider.com/topology-rack" if aware else None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "job"),
+    [
+        ("tiny-gpt", "prepare_job"),
+        ("qwen3-8b-continued", "import_job"),
+        ("qwen3-8b-continued", "export_job"),
+    ],
+)
+def test_jobs_beside_a_queued_run_are_queued_too_and_are_not_repeated_in_another_queue(
+    run: Any, recipe: str, job: str
+) -> None:
+    def queued(spec: dict[str, Any]) -> None:
+        spec["scheduling"] = {"queue": "research"}
+
+    without, made = (getattr(run(recipe, change).build(), job) for change in (None, queued))
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert made["spec"]["suspend"] is True
+    assert "suspend" not in without["spec"]
+    assert content_hash(made) == content_hash(without)
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "jobset", "trainjob"])
@@ -83,7 +114,8 @@ def test_kueue_places_all_pods_of_a_queued_run_in_one_domain_that_is_required(ru
         spec["scheduling"]["requiredTopology"] = "cloud.provider.com/topology-rack"
 
     each = run("llama3.1-8b-queued", require)
-    each.resolved = each.resolved.model_copy(update={"job_backend": backend})
+    changes = {"job_backend": backend, "topology_aware_queues": True}
+    each.resolved = each.resolved.model_copy(update=changes)
     master, workers = BACKENDS[backend].templates(each.build().job)
     for template in (master, workers):
         of_kueue = {k: v for k, v in template["metadata"]["annotations"].items() if k.startswith("kueue.")}

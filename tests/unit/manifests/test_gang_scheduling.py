@@ -115,6 +115,7 @@ def test_kubernetes_gangs_need_no_certain_kind_of_job_or_scheduler() -> None:
             "needs PodGroups, which nobody creates for jobBackend jobset",
         ),
         ({"scheduler": "gangs"}, {"queue": "research"}, "queue", "'research' is a queue of Kueue"),
+        ({"scheduler": "gangs"}, {"topologyAwareQueues": True}, "topologyAwareQueues", "queues of Kueue"),
         (
             {"scheduler": "volcano", "scheduleTimeoutSeconds": 60},
             {},
