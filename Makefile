@@ -176,6 +176,10 @@ test-jobset: setup ## Test the JobSet backend with JobSet's controller, which is
 test-trainjob: setup ## Test the TrainJob backend with the controllers of Kubeflow Trainer and JobSet (minutes)
 	@$(PY) -m pytest -q --tb short tests/control_plane/test_trainjob.py
 
+.PHONY: test-kueue
+test-kueue: setup ## Test runs in queues with Kueue's controller, which is built first (minutes)
+	@$(PY) -m pytest -q --tb short tests/control_plane/test_kueue.py
+
 .PHONY: fuzz
 fuzz: setup-trainer ## Fuzz every reader of foreign text: CASES=100000, FUZZ="--seed 7 --target recipe --minutes 10"
 	@$(PY) -m testkit.fuzz --cases $(or $(CASES),100000) $(FUZZ)

@@ -8,11 +8,12 @@ source scripts/layers.sh
 python=.venv/bin/python
 
 run_control_plane() {
-    # The backends JobSet and TrainJob have commands of their own, make test-jobset and make test-trainjob: their
+    # JobSet, TrainJob and Kueue have commands of their own, make test-jobset, test-trainjob and test-kueue: their
     # controllers take minutes to build.
     layer "control plane: API server, training-operator, KWOK nodes" \
         $python -m pytest -q --tb short --ignore tests/control_plane/test_jobset.py \
-        --ignore tests/control_plane/test_trainjob.py tests/control_plane
+        --ignore tests/control_plane/test_trainjob.py \
+        --ignore tests/control_plane/test_kueue.py tests/control_plane
     $python -m localcluster down --profile control-plane
 }
 

@@ -47,6 +47,12 @@ _PATHS = {
     "ValidatingWebhookConfiguration": f"{_ADMISSION}/validatingwebhookconfigurations",
     "PersistentVolume": "/api/v1/persistentvolumes",
     "PodGroup": "/apis/scheduling.x-k8s.io/v1alpha1/{ns}/podgroups",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
+    "ResourceFlavor": "/apis/kueue.x-k8s.io/v1beta2/resourceflavors",
+    "Topology": "/apis/kueue.x-k8s.io/v1beta2/topologies",
+    "ClusterQueue": "/apis/kueue.x-k8s.io/v1beta2/clusterqueues",
+    "LocalQueue": "/apis/kueue.x-k8s.io/v1beta2/{ns}/localqueues",
+    "Workload": "/apis/kueue.x-k8s.io/v1beta2/{ns}/workloads",
     "Stage": "/apis/kwok.x-k8s.io/v1alpha1/stages",
 }
 

@@ -95,6 +95,7 @@ PROGRAMS: dict[str, Program] = {
             "kubeflow-trainer",
             "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
         ),
+        Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue"),
         Program("network-policies", "kube-router", "."),
         _kubernetes("kubelet"),
         _kubernetes("kube-proxy"),
@@ -121,7 +122,7 @@ CONTROL_PLANE = (
     "kwok",
     "scheduler-plugins",
 )
-ON_DEMAND = ("jobset", "kubeflow-trainer")
+ON_DEMAND = ("jobset", "kubeflow-trainer", "kueue")
 """Of no profile: built when a test starts them."""
 FULL = tuple(name for name in PROGRAMS if name not in ("kwok", "scheduler-plugins", *ON_DEMAND))
 BY_PROFILE = {"control-plane": CONTROL_PLANE, "full": FULL}

@@ -18,6 +18,7 @@ from localcluster import (
     jobset,
     kubeflowtrainer,
     kubernetesgangs,
+    kueue,
     kwok,
     leak_check,
     machine_lock,
@@ -41,6 +42,7 @@ from localcluster.node import Node
 from localcluster.paths import Paths
 from localcluster.processes import Processes, boot_id
 
+Controller = jobset.JobSetController | kubeflowtrainer.KubeflowTrainer | kueue.KueueController
 PORTS = {"control-plane": range(26400, 27400, 20), "full": range(6443, 7443, 20)}
 
 
@@ -60,8 +62,8 @@ class Cluster:
         self.processes = Processes(self.paths.home)
         self.binaries = Binaries(self.paths)
         self.kubectl = Kubectl(self.paths)
-        self._controllers: dict[str, jobset.JobSetController | kubeflowtrainer.KubeflowTrainer] = {}
-        """Those of further kinds of training job that run now, by name."""
+        self._controllers: dict[str, Controller] = {}
+        """Those that tests have started, by name."""
 
     @property
     def profile(self) -> str:
@@ -336,12 +338,10 @@ class Cluster:
             raise ClusterError("gang scheduling needs the profile control-plane")
         return kubernetesgangs.KubernetesGangScheduler(self._plane()).serving()
 
-    @contextlib.contextmanager
-    def jobsets(self) -> Iterator[None]:
+    def jobsets(self) -> contextlib.AbstractContextManager[None]:
         """Run JobSet's controller for the duration of the block; its resource is deleted at the end."""
         controller = jobset.JobSetController(self._plane(), self.kubectl, self.binaries)
-        with self._serving(jobset.NAME, controller):
-            yield
+        return self._serving(jobset.NAME, controller)
 
     @contextlib.contextmanager
     def train_jobs(self) -> Iterator[None]:
@@ -351,10 +351,12 @@ class Cluster:
             with self._serving(kubeflowtrainer.NAME, trainer):
                 yield
 
+    def kueue(self) -> contextlib.AbstractContextManager[None]:
+        """Run Kueue, which manages Jobs and PyTorchJobs, for the duration of the block, as `jobsets` does."""
+        return self._serving(kueue.NAME, kueue.KueueController(self._plane(), self.kubectl, self.binaries))
+
     @contextlib.contextmanager
-    def _serving(
-        self, name: str, controller: jobset.JobSetController | kubeflowtrainer.KubeflowTrainer
-    ) -> Iterator[None]:
+    def _serving(self, name: str, controller: Controller) -> Iterator[None]:
         with controller.serving(self.console):
             self._controllers[name] = controller
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import shutil
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from localcluster.binaries import Binaries
 from localcluster.console import Console
 from localcluster.controlplane import ControlPlane
-from localcluster.hostcontrollers import free_port, rights, wait_established
+from localcluster.hostcontrollers import certificates, delete_all, free_port, rights, wait_established
 from localcluster.kubectl import Kubectl, Object
 from localcluster.pki import Authority, Certificate
 from localcluster.processes import http_ok, wait_until
@@ -74,7 +73,7 @@ class KubeflowTrainer:
         self.kubectl.run("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
         # Runtimes have a finalizer that only the process removes.
         for kind in ("trainjobs", "trainingruntimes"):
-            self._delete_all(f"{kind}.trainer.kubeflow.org")
+            delete_all(self.kubectl, f"{kind}.trainer.kubeflow.org")
         self.kubectl.run("delete", "crd", *RESOURCES, "--ignore-not-found", "--timeout=60s")
 
     @contextlib.contextmanager
@@ -94,32 +93,12 @@ class KubeflowTrainer:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def _delete_all(self, resource: str) -> None:
-        if not self.kubectl.exists("crd", resource):
-            return
-        for each in self.kubectl.get(resource, "--all-namespaces")["items"]:
-            metadata = each["metadata"]
-            where = (resource, metadata["name"], "--namespace", metadata["namespace"])
-            patch = '{"metadata":{"finalizers":null}}'
-            self.kubectl.run("patch", *where, "--type=merge", f"--patch={patch}")
-            self.kubectl.run("delete", *where, "--ignore-not-found")
-
     def _certificates(self) -> Object:
         """The Secret of its webhooks' certificates, for its Service and for this process."""
         self.authority.create()
         hosts = (f"{_USER}.{NAMESPACE}.svc", "127.0.0.1")
         self.authority.sign(Certificate("tls", NAME, hosts=hosts))
-        files = {
-            f"{name}.{kind}": self.authority.directory / f"{name}.{kind}"
-            for name in ("ca", "tls")
-            for kind in ("crt", "key")
-        }
-        return {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": _SECRET, "namespace": NAMESPACE},
-            "data": {name: base64.b64encode(path.read_bytes()).decode() for name, path in files.items()},
-        }
+        return certificates(self.authority, _SECRET, NAMESPACE)
 
     def start(self) -> None:
         """Start the process, also after it was killed, and wait until it is ready. Raises ClusterError."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from cryptography import x509
-from localcluster import storage, trainingoperator
+from localcluster import kueue, storage, trainingoperator
 
 
 def overlay() -> list[dict[str, Any]]:
@@ -121,3 +121,25 @@ def test_webhook_certificates_have_the_names_that_it_expects(tmp_path: Path, fil
     certificate = x509.load_pem_x509_certificate(certificates.files()[file].read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [name]
+
+
+def webhook(group: str, resource: str) -> dict[str, Any]:
+    service = {"name": "webhook-service", "namespace": "system", "path": f"/mutate-{resource}"}
+    rules = [{"apiGroups": [group], "resources": [resource]}]
+    return {"name": resource, "clientConfig": {"service": service}, "rules": rules}
+
+
+def test_only_webhooks_of_queues_and_of_the_kinds_of_job_that_kueue_manages_are_called() -> None:
+    all_of_them = [
+        webhook("kueue.x-k8s.io", "workloads"),
+        webhook("kubeflow.org", "pytorchjobs"),
+        webhook("jobset.x-k8s.io", "jobsets"),
+        webhook("", "pods"),
+    ]
+    document = {"metadata": {"name": "mutating-webhook-configuration"}, "webhooks": all_of_them}
+    made = kueue.at("https://127.0.0.1:1", document)
+    assert made["metadata"]["name"] == "kueue-mutating-webhook-configuration"
+    assert [each["clientConfig"]["url"] for each in made["webhooks"]] == [
+        "https://127.0.0.1:1/mutate-workloads",
+        "https://127.0.0.1:1/mutate-pytorchjobs",
+    ]

@@ -1,0 +1,121 @@
+"""Kueue's queues for one test, and what Kueue has decided about its runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from testkit.api_server import Api, Object
+from testkit.run_state import RunState
+from testkit.waiting import wait_until
+from tests.control_plane.world import World
+
+QUEUE = "research"
+"""Name of the LocalQueue of each test."""
+POD_GPUS = 2
+"""Simulated GPUs of a pod."""
+LABEL_JOB = "kueue.x-k8s.io/job-uid"
+
+
+def in_queue(**scheduling: Any) -> dict[str, Any]:
+    """The section of a recipe that puts its run into the test's queue."""
+    return {"scheduling": {"queue": QUEUE} | scheduling}
+
+
+@contextmanager
+def priority_class(api: Api, name: str) -> Iterator[str]:
+    """A PriorityClass that preempts runs without one. Yields its name."""
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    api.create(kind | {"metadata": {"name": name}, "value": 1000})
+    yield name
+    api.delete("PriorityClass", None, name)
+
+
+@contextmanager
+def queues_of(world: World) -> Iterator["Queues"]:
+    """The queue of a test, which is deleted after the runs in it."""
+    queues = Queues(world.api, world.namespace)
+    yield queues
+    for recipe in world.api.list("MegatronRecipe", world.namespace):
+        world.api.delete("MegatronRecipe", world.namespace, recipe["metadata"]["name"])
+    world.wait_for_only("Pod")
+    queues.delete()
+
+
+class Queues:
+    """A LocalQueue of the test's namespace, with a ClusterQueue and a ResourceFlavor of its own."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+        self._made: list[tuple[str, str]] = []
+
+    def create(
+        self, pods: int, *, levels: tuple[str, ...] = (), node_labels: dict[str, str] | None = None
+    ) -> None:
+        """Create the queue with a quota for so many pods of two simulated GPUs.
+
+        Workloads of higher priority preempt. With `levels` its flavor has a Topology of these node labels.
+        """
+        flavor: Object = {"nodeLabels": node_labels} if node_labels else {}
+        if levels:
+            self._create("Topology", {"levels": [{"nodeLabel": each} for each in levels]})
+            flavor = {"nodeLabels": {}, "topologyName": self.namespace} | flavor
+        self._create("ResourceFlavor", flavor)
+        quotas = [
+            {"name": "nvidia.com/gpu", "nominalQuota": str(pods * POD_GPUS)},
+            {"name": "cpu", "nominalQuota": "1000"},
+            {"name": "memory", "nominalQuota": "8Ti"},
+        ]
+        self._create(
+            "ClusterQueue",
+            {
+                "namespaceSelector": {},
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+                "resourceGroups": [
+                    {
+                        "coveredResources": [each["name"] for each in quotas],
+                        "flavors": [{"name": self.namespace, "resources": quotas}],
+                    }
+                ],
+            },
+        )
+        self.api.create(
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta2",
+                "kind": "LocalQueue",
+                "metadata": {"name": QUEUE, "namespace": self.namespace},
+                "spec": {"clusterQueue": self.namespace},
+            }
+        )
+        wait_until("the queue to be active", self._active)
+
+    def _create(self, kind: str, spec: Object) -> None:
+        self.api.create(
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta2",
+                "kind": kind,
+                "metadata": {"name": self.namespace},
+                "spec": spec,
+            }
+        )
+        self._made.append((kind, self.namespace))
+
+    def _active(self) -> bool:
+        status = self.api.get("LocalQueue", self.namespace, QUEUE).get("status") or {}
+        return ("Active", "True") in {(c["type"], c["status"]) for c in status.get("conditions") or []}
+
+    def workload(self, state: RunState) -> Object:
+        """The Workload of the run's job. Raises AssertionError where there is none."""
+        found = self.api.list("Workload", self.namespace, labelSelector=f"{LABEL_JOB}={state.job_uid}")
+        assert len(found) == 1, f"the job {state.job_uid} has {len(found)} Workloads"
+        return found[0]
+
+    def conditions(self, state: RunState) -> dict[str, str]:
+        """Reason by type of the true conditions of the Workload of the run's job."""
+        conditions = (self.workload(state).get("status") or {}).get("conditions") or []
+        return {each["type"]: each["reason"] for each in conditions if each["status"] == "True"}
+
+    def delete(self) -> None:
+        """Delete the cluster-wide objects, once Kueue lets go of them."""
+        for kind, name in reversed(self._made):
+            self.api.delete(kind, None, name)
