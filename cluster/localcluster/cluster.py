@@ -62,8 +62,7 @@ class Cluster:
         self.processes = Processes(self.paths.home)
         self.binaries = Binaries(self.paths)
         self.kubectl = Kubectl(self.paths)
-        self._controllers: dict[str, Controller] = {}
-        """Those that tests have started, by name."""
+        self._controllers: dict[str, Controller] = {}  # Those that tests have started, by name.
 
     @property
     def profile(self) -> str:
