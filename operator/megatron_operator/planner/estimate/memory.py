@@ -17,7 +17,7 @@ from megatron_operator.planner.estimate.diffusion import outside_parameters
 from megatron_operator.planner.estimate.hardware import GIB
 from megatron_operator.planner.estimate.kept import layer_bytes, stream_bytes, tower_bytes
 from megatron_operator.planner.estimate.layers import LayerKind
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds
 from megatron_operator.planner.estimate.parameters import (
     LayerParameters,
     layer_parameters,
@@ -85,7 +85,7 @@ def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
 @lru_cache(maxsize=64)
 def _layers(shape: ModelShape) -> tuple[dict[LayerKind, LayerParameters], LayerParameters]:
     """Parameters of a layer of each kind, and of a multi-token prediction."""
-    return {kind: layer_parameters(shape, kind) for kind in set(shape.kinds)}, mtp_parameters(shape)
+    return {kind: layer_parameters(shape, kind) for kind in distinct_kinds(shape)}, mtp_parameters(shape)
 
 
 def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:

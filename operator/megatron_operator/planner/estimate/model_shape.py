@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import shown
@@ -123,7 +124,7 @@ class ModelShape:
     @property
     def is_moe(self) -> bool:
         """Whether any layer is a mixture of experts."""
-        return any(kind.is_moe for kind in self.kinds)
+        return any(kind.is_moe for kind in distinct_kinds(self))
 
     @property
     def expert_hidden(self) -> int:
@@ -145,6 +146,12 @@ class ModelShape:
         """Entries of the vocabulary as Megatron pads it, to a multiple of `makeVocabSizeDivisibleBy` x TP."""
         multiple = self.vocab_multiple * tp
         return -(-self.vocab // multiple) * multiple
+
+
+@lru_cache(maxsize=64)
+def distinct_kinds(shape: ModelShape) -> frozenset[LayerKind]:
+    """The kinds of layers that a model has: few, where it may have thousands of layers."""
+    return frozenset(shape.kinds)
 
 
 def heads_of(shape: ModelShape, kind: LayerKind) -> Heads:

@@ -10,7 +10,7 @@ from importlib import resources
 import yaml
 
 from megatron_operator.planner.estimate.hardware import Accelerator
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds
 from megatron_operator.planner.estimate.workload import Numerics, Workload
 
 NINE_OF_TEN = 1.645
@@ -46,7 +46,7 @@ def spread(w: Workload, on: Accelerator) -> float:
     kind, group = group_of(w, on)
     factors = table()[kind]
     factor = factors.get(group, factors[UNMEASURED])
-    return factor**_NEW_KERNELS if any(each.sparse for each in w.shape.kinds) else factor
+    return factor**_NEW_KERNELS if any(each.sparse for each in distinct_kinds(w.shape)) else factor
 
 
 def mean_error(factor: float) -> float:
@@ -77,7 +77,7 @@ def _is_measured(shape: ModelShape) -> bool:
     gate on its attention, a GELU gate, norms behind its parts or over all heads, a vision tower, layers of
     different widths, or layers of Mamba-2 without experts.
     """
-    if (shape.mamba and not shape.is_moe) or any(kind.attention for kind in shape.kinds):
+    if (shape.mamba and not shape.is_moe) or any(kind.attention for kind in distinct_kinds(shape)):
         return False
     if shape.has_special_layers or shape.qk_norm_of_all_heads:
         return False

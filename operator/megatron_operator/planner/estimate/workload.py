@@ -120,7 +120,7 @@ class Workload:
     @cached_property
     def kinds_of_stage(self) -> tuple[Mapping[LayerKind, int], ...]:
         """How many layers of each kind each pipeline stage has, without multi-token predictions."""
-        return kinds_of_stages(self.shape.kinds, self.stage_layers, self.dims.vp)
+        return _kinds_of_stages(self.shape, self.stage_layers, self.dims.vp)
 
     @classmethod
     def of(cls, resolved: ResolvedRecipe, plan: Plan) -> "Workload":
@@ -249,6 +249,14 @@ def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
 
 
 @lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
+def _kinds_of_stages(
+    shape: ModelShape, stages: tuple[int, ...], virtual: int
+) -> tuple[Mapping[LayerKind, int], ...]:
+    """Layouts that differ in other sizes have the same stages."""
+    return kinds_of_stages(shape.kinds, stages, virtual)
+
+
 def kinds_of_stages(
     kinds: tuple[LayerKind, ...], stages: tuple[int, ...], virtual: int
 ) -> tuple[Mapping[LayerKind, int], ...]:

@@ -13,7 +13,7 @@ from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.divisors import divisors
 from megatron_operator.planner.estimate.attention_kinds import Compressed
 from megatron_operator.planner.estimate.layers import Tower
-from megatron_operator.planner.estimate.model_shape import ModelShape, ffn_of
+from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds, ffn_of
 from megatron_operator.planner.search.pipeline_split import StageSplit
 
 Recompute = Literal["full", "selective"]
@@ -137,7 +137,7 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
         found.error(field, f"{tp} does not divide numAttentionHeads {shape.heads}", fix)
     if shape.latent is None and shape.groups % tp and tp % shape.groups:
         found.error(field, f"{tp} is neither a divisor nor a multiple of numQueryGroups {shape.groups}", fix)
-    dense = {ffn_of(shape, kind) for kind in shape.kinds if kind.feed_forward == "dense"}
+    dense = {ffn_of(shape, kind) for kind in distinct_kinds(shape) if kind.feed_forward == "dense"}
     widths = {"ffnHiddenSize": math.gcd(*dense)}
     widths["moeSharedExpertIntermediateSize"] = shape.shared_ffn
     if shape.mamba is not None:
@@ -191,7 +191,7 @@ def stages_error(layout: Layout, shape: ModelShape) -> FieldError:
 def _check_compressed_attention(dims: ParallelDims, context: ConstraintContext, found: Diagnostics) -> None:
     """DeepSeek-V4's attention is not split over TP (`DSv4HybridAttention`), and over CP for packed sequences
     alone."""
-    if not any(isinstance(kind.attention, Compressed) for kind in context.shape.kinds):
+    if not any(isinstance(kind.attention, Compressed) for kind in distinct_kinds(context.shape)):
         return
     for name, size in (("tensorModelParallelSize", dims.tp), ("contextParallelSize", dims.cp)):
         if size > 1:

@@ -8,7 +8,7 @@ from megatron_operator.api.diagnostics import Diagnostics
 from megatron_operator.api.errors import FieldError
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.planner.divisors import divisors
-from megatron_operator.planner.estimate.model_shape import ModelShape
+from megatron_operator.planner.estimate.model_shape import ModelShape, distinct_kinds
 from megatron_operator.planner.search.constraints import Layout, layout_errors, stages_error
 from megatron_operator.planner.search.pipeline_split import (
     StageSplit,
@@ -123,7 +123,11 @@ def _automatic(shape: ModelShape, pp: int, virtual: int | None) -> StageSplit | 
     split = automatic_split(shape.layers, pp)
     if shape.hybrid and split is not None and not (split.even or split.last):
         return None  # Megatron splits a hybrid pattern evenly, or by the layers of the first and last stage.
-    if any(kind.mixer == "parallel" for kind in shape.kinds) and split is not None and not split.even:
+    if (
+        any(kind.mixer == "parallel" for kind in distinct_kinds(shape))
+        and split is not None
+        and not split.even
+    ):
         return None  # `FalconH1Stack` splits its layers evenly.
     if split is None or virtual is None:
         return split
