@@ -356,12 +356,13 @@ class Cluster:
 
     @contextlib.contextmanager
     def _serving(self, name: str, controller: Controller) -> Iterator[None]:
-        with controller.serving(self.console):
+        try:
+            controller.up(self.console)
             self._controllers[name] = controller
-            try:
-                yield
-            finally:
-                del self._controllers[name]
+            yield
+        finally:
+            self._controllers.pop(name, None)
+            controller.down()
 
     def _require_component(self, name: str) -> None:
         if name not in self.components():

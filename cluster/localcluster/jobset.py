@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -71,15 +69,6 @@ class JobSetController:
             name = f"{NAME}-{kind}-webhook-configuration"
             self.kubectl.run("delete", f"{kind}webhookconfiguration", name, "--ignore-not-found")
         self.kubectl.run("delete", "crd", RESOURCE, "--ignore-not-found", "--timeout=60s")
-
-    @contextlib.contextmanager
-    def serving(self, console: Console) -> Iterator[None]:
-        """Run it for the duration of the block."""
-        try:
-            self.up(console)
-            yield
-        finally:
-            self.down()
 
     def start(self) -> None:
         """Start the process, also after it was killed, and wait until it is ready. Raises ClusterError."""

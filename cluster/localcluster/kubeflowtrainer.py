@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from localcluster.binaries import Binaries
@@ -75,15 +74,6 @@ class KubeflowTrainer:
         for kind in ("trainjobs", "trainingruntimes"):
             delete_all(self.kubectl, f"{kind}.trainer.kubeflow.org")
         self.kubectl.run("delete", "crd", *RESOURCES, "--ignore-not-found", "--timeout=60s")
-
-    @contextlib.contextmanager
-    def serving(self, console: Console) -> Iterator[None]:
-        """Run it for the duration of the block."""
-        try:
-            self.up(console)
-            yield
-        finally:
-            self.down()
 
     def _remove_placed(self) -> None:
         """Delete what it has created outside the profile's folder, which nothing reads after a start."""

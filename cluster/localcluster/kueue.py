@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -95,15 +93,6 @@ class KueueController:
         names = [f"{each}.{GROUP}" for each in self._installed()]
         if names:
             self.kubectl.run("delete", "crd", *names, "--ignore-not-found", "--timeout=60s")
-
-    @contextlib.contextmanager
-    def serving(self, console: Console) -> Iterator[None]:
-        """Run it for the duration of the block."""
-        try:
-            self.up(console)
-            yield
-        finally:
-            self.down()
 
     def start(self) -> None:
         """Start the process, also after it was killed, and wait until it is ready. Raises ClusterError."""
