@@ -6,6 +6,7 @@ no cost here. The run that all others are compared with starts cold, by `python 
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -42,36 +43,37 @@ class WarmProcess:
             cwd=Path(__file__).parents[2],
         )
         self._codes: dict[int, int] = {}
+        """The exit codes by number of the launcher: the kernel gives a process id again."""
 
     def start(self, flags: list[str], environment: dict[str, str], log: Path) -> "WarmLauncher":
         """Fork a launcher whose output is appended to `log`."""
         assert self._process.stdin is not None
         request = {"flags": flags, "environment": environment, "log": str(log)}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        while (pid := self._receive()) is None:
+        while (launcher := self._receive()) is None:
             pass
-        return WarmLauncher(self, pid)
+        return launcher
 
-    def exit_code(self, pid: int, wait_seconds: float | None = 0.0) -> int | None:
+    def exit_code(self, number: int, wait_seconds: float | None = 0.0) -> int | None:
         """Return a launcher's exit code, negative for a signal; None if it runs for `wait_seconds` more."""
         deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
-        while pid not in self._codes:
+        while number not in self._codes:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             assert self._process.stdout is not None
             if not select.select([self._process.stdout], [], [], left)[0]:
                 return None
             self._receive()
-        return self._codes[pid]
+        return self._codes[number]
 
-    def _receive(self) -> int | None:
-        """Read a message. Returns the process id of a launcher that was started, None for the end of one."""
+    def _receive(self) -> "WarmLauncher | None":
+        """Read a message. Returns the launcher that was started, None for the end of one."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the process that forks launchers has ended"
         message: dict[str, int] = json.loads(line)
         if "code" not in message:
-            return message["pid"]
-        self._codes[message["pid"]] = message["code"]
+            return WarmLauncher(self, message["number"], message["pid"])
+        self._codes[message["number"]] = message["code"]
         return None
 
     def close(self) -> None:
@@ -83,18 +85,18 @@ class WarmProcess:
 class WarmLauncher:
     """A forked launcher with those methods of subprocess.Popen that tests use."""
 
-    def __init__(self, parent: WarmProcess, pid: int) -> None:
-        self._parent, self.pid = parent, pid
+    def __init__(self, parent: WarmProcess, number: int, pid: int) -> None:
+        self._parent, self._number, self.pid = parent, number, pid
 
     @property
     def returncode(self) -> int | None:
         return self.poll()
 
     def poll(self) -> int | None:
-        return self._parent.exit_code(self.pid)
+        return self._parent.exit_code(self._number)
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self._parent.exit_code(self.pid, timeout)
+        code = self._parent.exit_code(self._number, timeout)
         if code is None:
             raise subprocess.TimeoutExpired(LAUNCHER, timeout or 0.0)
         return code
@@ -170,6 +172,8 @@ def serve(platform: str, *modules: str) -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     requests = FileIO(0, closefd=False)
+    numbers: dict[int, int] = {}
+    started = itertools.count()
 
     def reply(message: dict[str, Any]) -> None:
         os.write(replies, json.dumps(message).encode() + b"\n")
@@ -179,7 +183,7 @@ def serve(platform: str, *modules: str) -> None:
         if woken in ready:
             os.read(woken, 4096)
             for pid, code in ended():
-                reply({"pid": pid, "code": code})
+                reply({"number": numbers.pop(pid), "code": code})
         if requests.fileno() in ready:
             line = requests.readline()
             if not line:
@@ -187,7 +191,8 @@ def serve(platform: str, *modules: str) -> None:
             pid = os.fork()
             if pid == 0:
                 run_launcher(**json.loads(line))
-            reply({"pid": pid})
+            numbers[pid] = next(started)
+            reply({"number": numbers[pid], "pid": pid})
 
 
 def ended() -> list[tuple[int, int]]:
