@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # All layers of tests. Stops at the first that fails and prints the seconds of each layer.
-# The binaries come early because the chart's unit tests use the helm that is built there. The control-plane layer and
-# the faults mostly wait, for timeouts of Kubernetes, so they run beside the layers that need the processor.
+# The binaries come early because the chart's unit tests use the helm that is built there. The control-plane layer, the
+# faults and the trainer's real ranks often wait, for timeouts and for each other, so they run beside the layers that
+# need the processor.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/layers.sh
@@ -17,22 +18,23 @@ run_control_plane() {
     $python -m localcluster down --profile control-plane
 }
 
-run_local_cluster() { # layers of their own: what does not start is printed once, and not as the error of every test
+run_local_cluster_and_trainer() {
+    # Layers of their own: what does not start is printed once, and not as the error of every test.
     layer "local cluster: two nodes with kubelets" $python -m localcluster up
     layer "images of the operator and the trainer, loaded into the nodes" $python -m localcluster images
     layer "faults: kubelets, containers, training, injected faults" $python -m pytest -q tests/faults
     $python -m localcluster down # frees two kubelets' and a control plane's share of the processor
+    layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 }
 
 layer "lint: ruff, mypy --strict" make --no-print-directory lint
 layer "binaries of the local cluster (minutes the first time)" $python -m localcluster binaries
 start_lane "control plane" run_control_plane
-start_lane "local cluster" run_local_cluster
+start_lane "local cluster, then the trainer" run_local_cluster_and_trainer
 layer "unit and refusals: no cluster" run_unit_tests
 layer "protocol: the recovery protocol explored exhaustively" $python -m pytest -q -rP tests/protocol
 layer "megatron and trainer: every argument list against the real Megatron" run_tests_with_megatron
 layer "bridge: every recipe function of Megatron-Bridge, called" $python -m pytest -q tests/bridge
 layer "fuzz: 2,000 texts and 40 walks of a simulated cluster, the same each time" $python -m pytest -q tests/fuzz
 layer "gpu: what a start on GPUs needs, without a GPU" $python -m pytest -q tests/gpu
-layer "trainer: real ranks on loopback" $python -m pytest -q tests/trainer
 finish_lanes

@@ -1,6 +1,7 @@
 """The measurements of `make gpu-check`: when each fails, and their way through real runs, on the CPU."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,24 +134,23 @@ def test_the_planned_models_fit_one_device_of_24_gb(name: str) -> None:
     assert not {"--save", "--load", "--mock-data", "/checkpoints/planned"} & set(flags)
 
 
-def test_hooks_and_bare_megatron_are_measured_in_real_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Of a CPU, whose figures are not judged."""
-    runs = Runs(tmp_path_factory.mktemp("m"), lambda: 0, ON_CPU)
-    try:
-        cost = measurements.observer_cost(runs)
-        bare = measurements.bare(runs, "bare")
-    finally:
-        runs.close()
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Runs on the CPU, whose figures are not judged."""
+    made = Runs(tmp_path_factory.mktemp("m"), lambda: 0, ON_CPU)
+    yield made
+    made.close()
+
+
+def test_hooks_and_bare_megatron_are_measured_in_real_runs(runs: Runs) -> None:
+    cost = measurements.observer_cost(runs)
+    bare = measurements.bare(runs, "bare")
     assert set(cost.figures) == {"hooks per step", "of the step"}
     assert bare.step_seconds > 0
     assert len(bare.losses) == 1 + ITERATIONS // INTERVAL, "the first iteration has a line of its own"
     assert bare.losses[-1] < bare.losses[0]
 
 
-def test_a_run_that_fails_is_no_measurement(tmp_path_factory: pytest.TempPathFactory) -> None:
-    runs = Runs(tmp_path_factory.mktemp("m"), lambda: 0, ON_CPU)
-    try:
-        with pytest.raises(AssertionError, match="Megatron refuses the flags"):
-            measurements.trained(runs, "refused", "--tensor-model-parallel-size", "2")
-    finally:
-        runs.close()
+def test_a_run_that_fails_is_no_measurement(runs: Runs) -> None:
+    with pytest.raises(AssertionError, match="Megatron refuses the flags"):
+        measurements.trained(runs, "refused", "--tensor-model-parallel-size", "2")
