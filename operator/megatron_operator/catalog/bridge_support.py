@@ -156,6 +156,11 @@ READ_IMAGES: Final = frozenset(
 """Those of them that are trained on images and text."""
 
 
+NORMALIZED_WHOLE: Final = frozenset({"OlmoeForCausalLM"})
+"""Those whose ranks each build norms of the queries and keys of all heads (`OLMoESelfAttention`): heads
+cannot be split over ranks."""
+
+
 def reads_images(function: str) -> bool:
     """Whether a function that the operator starts is trained on images and text."""
     return architecture(function) in READ_IMAGES

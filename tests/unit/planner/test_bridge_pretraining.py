@@ -142,6 +142,16 @@ def test_a_function_that_has_the_architecture_itself_needs_no_folder(recipe: str
     assert refused.startswith(f"spec.init.modelFolder: has no effect: the function of {recipe}")
 
 
+def test_heads_that_a_model_normalizes_together_are_not_split_over_ranks() -> None:
+    (refused,) = refusals("olmoe-7b", init=None, parallelism={"tensorModelParallelSize": 2})
+    assert refused == (
+        "spec.parallelism.tensorModelParallelSize: 2 splits queries and keys, which the model normalizes "
+        "over all heads; set 1"
+    )
+    other = planned("moonlight-16b-a3b", parallelism={"tensorModelParallelSize": 2})
+    assert other.plan.tensor_model_parallel_size == 2
+
+
 def test_a_function_that_reads_the_architecture_is_refused_without_a_folder() -> None:
     (refused,) = refusals(init=None)
     assert refused.startswith("spec.init.modelFolder: is not set: the architecture is read from")

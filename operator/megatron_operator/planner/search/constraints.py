@@ -51,6 +51,8 @@ class ConstraintContext:
     """Whether layers are built without Transformer Engine."""
     unfused_attention: bool = False
     """Whether Transformer Engine computes attention without a fused kernel."""
+    whole_norms: bool = False
+    """Whether each rank builds norms of the queries and keys of all heads."""
 
     @property
     def in_one_nvlink_domain(self) -> bool:
@@ -86,6 +88,8 @@ def _divisors(number: int) -> str:
 
 def _valid_tensor_sizes(context: ConstraintContext) -> str:
     """TP sizes that pod, NVLink domain, heads and query groups all allow."""
+    if context.whole_norms:
+        return "1"
     shape, pod, world = context.shape, context.pod, context.world
     sizes = [
         tp
@@ -133,6 +137,9 @@ def _check_tensor(dims: ParallelDims, context: ConstraintContext, found: Diagnos
         found.error(
             field, f"{tp} does not divide the {pod} accelerators of a pod: a TP group would span nodes", fix
         )
+    if context.whole_norms and tp > 1:
+        message = f"{tp} splits queries and keys, which the model normalizes over all heads"
+        found.error(field, message, "set 1")
     if shape.heads % tp:
         found.error(field, f"{tp} does not divide numAttentionHeads {shape.heads}", fix)
     if shape.latent is None and shape.groups % tp and tp % shape.groups:

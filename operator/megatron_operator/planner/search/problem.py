@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from megatron_operator.api.parallel_dims import ParallelDims
 from megatron_operator.api.status import Expected, MemoryPerGpu
 from megatron_operator.api.training import ParallelismSpec
+from megatron_operator.catalog import bridge_support
 from megatron_operator.catalog.entry import PublishedSizes
 from megatron_operator.catalog.resolved import ResolvedRecipe
 from megatron_operator.planner.estimate.adapters import Adapters
@@ -85,7 +86,15 @@ class PlanningProblem:
             cp_comm_type=self.asked.cp_comm_type,
             local_layers=self.on_cpu or self.resolved.training.transformer_impl == "local",
             unfused_attention=self.resolved.training.attention_backend == "unfused",
+            whole_norms=self._normalized_whole,
         )
+
+    @property
+    def _normalized_whole(self) -> bool:
+        function = self.resolved.function
+        if self.resolved.engine != "bridge" or function is None or function.function is None:
+            return False
+        return bridge_support.architecture(function.function) in bridge_support.NORMALIZED_WHOLE
 
     def with_world_size(self, world: int) -> "PlanningProblem":
         """The same problem on another number of accelerators."""
