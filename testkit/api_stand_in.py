@@ -152,12 +152,13 @@ class ApiStandIn:
             self._changed.notify_all()
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
+        ends = self._watch_ends  # from here on: once a watch is noted, it ends with all others
         await self._note(request)
         if self.aborting:
             _break_connection(request)
         name = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
         if "watch" in request.query:
-            return await self._watch(request, name)
+            return await self._watch(request, name, ends)
         namespace = request.match_info.get("namespace")
         labels = dict(pair.split("=") for pair in request.query.get("labelSelector", "").split(",") if pair)
         found = [
@@ -169,10 +170,10 @@ class ApiStandIn:
         ]
         return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": found})
 
-    async def _watch(self, request: web.Request, name: str) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, name: str, ends: int) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        since, ends = int(request.query["resourceVersion"]), self._watch_ends
+        since = int(request.query["resourceVersion"])
         if self.expired:
             self.expired = False
             await _send(response, "ERROR", {"code": 410, "reason": "Expired", "message": "too old"})
