@@ -1,6 +1,7 @@
 """Limits of planning one recipe, and the errors of a recipe that exceeds one.
 
-A valid recipe takes some hundredths of a second. The limits keep one that never ends from harming others.
+Most recipes take some hundredths of a second; a large model that leaves all sizes open may take one on a slow
+processor. The limits keep one that never ends from harming others.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ _FIX: Final = "set fewer layers, experts or accelerators, or set the parallel si
 class PlanningLimits:
     """What planning one recipe may use."""
 
-    cpu_seconds: float = 3.0
+    cpu_seconds: float = 6.0
     """Processor time; not wall time, so that a busy node does not refuse recipes."""
     memory_bytes: int = 160 * 2**20
     """Private memory of the process that plans."""

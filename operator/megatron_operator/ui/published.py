@@ -17,7 +17,7 @@ import yaml
 
 Object = dict[str, Any]
 SECONDS: Final = 30.0
-"""Wall time after which the command is ended; a planning takes 3 s of processor time at most."""
+"""Wall time after which the command is ended; a planning takes 6 s of processor time at most."""
 MAX_REMEMBERED: Final = 64
 """Number of results that are kept."""
 REMEMBERED: Final = 300.0

@@ -33,7 +33,7 @@ def test_planning_that_never_ends_is_an_error_of_the_recipe(monkeypatch: pytest.
     result = CliRunner().invoke(cli, ["validate", "-f", str(EXAMPLE)])
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "spec: planning it was stopped after 3 s of processor time; "
+        "spec: planning it was stopped after 6 s of processor time; "
         "set fewer layers, experts or accelerators, or set the parallel sizes"
     ]
 

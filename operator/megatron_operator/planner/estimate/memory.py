@@ -63,11 +63,7 @@ def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
     `capacity` is the accelerator's bytes; without one (`cpu`) there is no accelerator runtime, and `other`
     is 0.
     """
-    layers = w.kinds_of_stage
-    stages = {w.dims.pp - 1, *map(layers.index, layers)}
-    parts = (
-        (states(w, stage), max(activations(w, stage), optimizer_step(w, stage))) for stage in sorted(stages)
-    )
+    parts = (_held_and_kept(w, stage) for stage in sorted({*w.different_stages, w.dims.pp - 1}))
     held, kept = max(parts, key=lambda part: part[0].total + part[1])
     other = _runtime(w) if capacity is not None else 0
     weights, gradients, optimizer, kept_bytes = map(int, (held.weights, held.gradients, held.optimizer, kept))
@@ -82,14 +78,25 @@ def memory_per_gpu(w: Workload, capacity: int | None) -> MemoryPerGpu:
     )
 
 
+def _held_and_kept(w: Workload, stage: int) -> tuple[States, float]:
+    """States of a rank, and the most bytes that it keeps beside them in a step."""
+    held = held_parameters(w, stage)
+    trained = _trained(w, stage, held)
+    return _states(w, held, trained), max(activations(w, stage), _optimizer_step(w, trained))
+
+
 @lru_cache(maxsize=64)
 def _layers(shape: ModelShape) -> tuple[dict[LayerKind, LayerParameters], LayerParameters]:
     """Parameters of a layer of each kind, and of a multi-token prediction."""
     return {kind: layer_parameters(shape, kind) for kind in distinct_kinds(shape)}, mtp_parameters(shape)
 
 
-def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
-    """Numbers of parameters of one rank: (layers without experts, experts, embedding and output).
+Parameters = tuple[float, float, float]
+"""Numbers of parameters of one rank: (layers without experts, experts, embedding and output)."""
+
+
+def held_parameters(w: Workload, stage: int) -> Parameters:
+    """Parameters that one rank of a stage holds.
 
     Attention and dense feed-forward weights are split over TP, experts over ETP x EP; norms and routers are
     replicated. The last stage has the output weights and, for multi-token prediction or tied weights, a copy
@@ -120,10 +127,15 @@ def held_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
     return layers, experts, vocabulary
 
 
-def trained_parameters(w: Workload, stage: int) -> tuple[float, float, float]:
-    """Numbers of parameters of one rank that are trained, as `held_parameters` groups them."""
+def trained_parameters(w: Workload, stage: int) -> Parameters:
+    """Parameters that one rank of a stage trains."""
+    return _trained(w, stage, held_parameters(w, stage))
+
+
+def _trained(w: Workload, stage: int, parameters: Parameters) -> Parameters:
+    """As `trained_parameters`, of a rank that holds `parameters`."""
     if w.adapters is None:
-        held, experts, vocabulary = held_parameters(w, stage)
+        held, experts, vocabulary = parameters
         for tower in w.shape.towers if stage == 0 else ():
             held -= (tower.parameters - tower.trained) / (w.dims.tp if tower.split else 1)
         return held, experts, vocabulary
@@ -144,8 +156,12 @@ def states(w: Workload, stage: int) -> States:
     data-parallel group (Megatron's estimate leaves CP out). Frozen weights have neither gradients nor
     optimizer states.
     """
-    layers, experts, vocabulary = held_parameters(w, stage)
-    trained = trained_parameters(w, stage)
+    held = held_parameters(w, stage)
+    return _states(w, held, _trained(w, stage, held))
+
+
+def _states(w: Workload, parameters: Parameters, trained: Parameters) -> States:
+    layers, experts, vocabulary = parameters
     n = w.numerics
     held = layers + experts + vocabulary + (sum(trained) if w.adapters else 0)
     copies, expert_copies = w.optimizer_copies
@@ -156,12 +172,12 @@ def states(w: Workload, stage: int) -> States:
     )
 
 
-def optimizer_step(w: Workload, stage: int) -> float:
+def _optimizer_step(w: Workload, trained: Parameters) -> float:
     """Bytes of FP32 copies of 16-bit moments during the optimizer's step, when no activations are kept.
 
     Experts have an optimizer of their own, which steps before or after that of the other parameters.
     """
-    layers, experts, vocabulary = trained_parameters(w, stage)
+    layers, experts, vocabulary = trained
     copies, expert_copies = w.optimizer_copies
     return w.numerics.step_copies * max((layers + vocabulary) / copies, experts / expert_copies)
 

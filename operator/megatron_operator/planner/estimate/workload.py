@@ -122,6 +122,11 @@ class Workload:
         """How many layers of each kind each pipeline stage has, without multi-token predictions."""
         return _kinds_of_stages(self.shape, self.stage_layers, self.dims.vp)
 
+    @property
+    def different_stages(self) -> tuple[int, ...]:
+        """The first stage of each kind: stages of one kind have the same layers."""
+        return _different_stages(self.shape, self.stage_layers, self.dims.vp)
+
     @classmethod
     def of(cls, resolved: ResolvedRecipe, plan: Plan) -> "Workload":
         """The workload of a plan. Raises InvalidRecipeError when the model is incomplete."""
@@ -248,13 +253,18 @@ def _graphs(args: MegatronArgs) -> Literal["none", "partial", "full"]:
     return "full" if "full_iteration" in (scope if isinstance(scope, list) else [scope]) else "partial"
 
 
-@lru_cache(maxsize=4096)
 @lru_cache(maxsize=256)
 def _kinds_of_stages(
     shape: ModelShape, stages: tuple[int, ...], virtual: int
 ) -> tuple[Mapping[LayerKind, int], ...]:
     """Layouts that differ in other sizes have the same stages."""
     return kinds_of_stages(shape.kinds, stages, virtual)
+
+
+@lru_cache(maxsize=256)
+def _different_stages(shape: ModelShape, stages: tuple[int, ...], virtual: int) -> tuple[int, ...]:
+    layers = _kinds_of_stages(shape, stages, virtual)
+    return tuple(sorted(set(map(layers.index, layers))))
 
 
 def kinds_of_stages(
