@@ -35,6 +35,7 @@ from megatron_operator.lifecycle.observation import (
 from megatron_operator.lifecycle.pod_termination import PodEnd
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
+    ChangeDomain,
     Fail,
     ForceDelete,
     Move,
@@ -191,8 +192,8 @@ class SimulatedRun:
                         return self._start()
                     if not self._spend(*self._idle(pause)):
                         return False
-                case Move():
-                    raise AssertionError("no node announces its end here")
+                case Move() | ChangeDomain():
+                    raise AssertionError("no node announces its end here, and none has a topology domain")
                 case _:
                     self._do(decision)
 

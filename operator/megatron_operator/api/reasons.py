@@ -282,6 +282,13 @@ class Reason(StrEnum):
         "A condition or taint of `platform.maintenance` announced that a node will go: the run saved a "
         "checkpoint and moves to other nodes. It costs no restart of the budget.",
     )
+    DOMAIN_CHANGED = (
+        "DomainChanged",
+        "Event",
+        "Pods must share a topology domain (`requiredTopology`), theirs has had no room for all of them for "
+        "two minutes, and another one has: the job is re-created there and continues from the newest "
+        "checkpoint. It costs no restart of the budget.",
+    )
     NODE_AVOIDED = (
         "NodeAvoided",
         "Event",

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -78,7 +78,7 @@ class CapacityFinder:
         """
         if self._growths_known.get(status.key) != self._growths.decided:
             return False
-        template = _template(snapshot.existing_job)
+        template = _template_anywhere(snapshot.existing_job)
         self._growths.add(status.key, template, -(-count // snapshot.per_node), status.now)
         return True
 
@@ -109,18 +109,20 @@ class CapacityFinder:
         room = await self._room.find(status, snapshot, cluster, template, growing, maintenance)
         return replace(capacity, room=room)
 
-    async def without_small_domains(self, job: Object) -> Object:
+    async def without_small_domains(self, run: RecipeKey, job: Object) -> Object:
         """The job without the topology domains in which only some of its pods have room, if others have all.
 
-        The scheduler places pods one by one, so the first pod of a gang decides on its domain. The job as it
-        is where the pods need not share one, or where nodes may not be read.
+        The scheduler places pods one by one, so the first pod of a gang decides on its domain. Pods of an
+        earlier job of the run count as gone. The job as it is where the pods need not share a domain, or
+        where nodes may not be read.
         """
         template = _template(job)
         keys = required_keys(template["spec"])
         if not keys or not self._allowed:
             return job
         cluster = await self._read_cluster(())
-        fits = await asyncio.to_thread(fitting_pods, cluster, template, ())
+        own = cluster.bound.get((run.namespace, run.name), ())
+        fits = await asyncio.to_thread(fitting_pods, cluster, template, own)
         return avoiding_domains(job, keys[0], too_small(cluster.nodes, keys, fits, backend_of(job).size(job)))
 
     async def _find(self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits) -> Capacity:
@@ -129,7 +131,8 @@ class CapacityFinder:
         resizable = limits.elastic is not None and (waiting or recovery.elastic is not None)
         releasable = waiting and bool(recovery.nodes_avoided)
         bad = to_avoid(recovery, limits.avoid_after)
-        if not (resizable or releasable or bad):
+        bound = waiting and _needs_one_domain(snapshot)
+        if not (resizable or releasable or bad or bound):
             return Capacity()
         if not self._allowed:
             return await self._without_permission(status, snapshot, limits, waiting=waiting)
@@ -140,6 +143,8 @@ class CapacityFinder:
         self._growths_known[status.key] = self._growths.decided
         # In a thread: ten thousand nodes take longer than the event loop may be blocked.
         fitting = await asyncio.to_thread(fitting_pods, cluster, template, own)
+        if bound and await self._in_another_domain(status, snapshot, cluster, template, fitting):
+            return Capacity(in_another_domain=True)
         # Pods that have a node keep those that wait in their topology domain; to grow, all get others.
         fitting = usable_by_gang(cluster, template, fitting, placed if waiting else ())
         fits = sum(fitting.values())
@@ -161,6 +166,31 @@ class CapacityFinder:
             return Capacity(elastic, places=room)
         usable = (await asyncio.to_thread(fitting_pods, cluster, anywhere, own)).keys()
         return Capacity(elastic, frozenset(recovery.nodes_avoided) & usable, room)
+
+    async def _in_another_domain(
+        self,
+        status: StatusBuilder,
+        snapshot: RunSnapshot,
+        cluster: ClusterUsage,
+        template: Object,
+        fitting: Mapping[str, int],
+    ) -> bool:
+        """Whether all pods have room in another topology domain, but not in that of the pods that are placed.
+
+        `fitting`: number of pods that fit on each node, with the run's own counted as free.
+        """
+        placed = {name for pod in snapshot.active_pods if (name := node_of(pod)) is not None}
+        own_domain = usable_by_gang(cluster, template, fitting, placed)
+        best = usable_by_gang(cluster, template, fitting)
+        if not placed or sum(own_domain.values()) >= snapshot.size or sum(best.values()) < snapshot.size:
+            return False
+        own = {pod["metadata"]["uid"] for pod in snapshot.pods}
+        growing = self._growths.of_others(status.key, cluster, status.now)
+        claimed = await asyncio.to_thread(
+            claimed_by_others, cluster, template, best, own, status.now, growing
+        )
+        claimed += self._room.claimed(status.key, status.now)
+        return sum(best.values()) - claimed >= snapshot.size
 
     async def _without_permission(
         self, status: StatusBuilder, snapshot: RunSnapshot, limits: Limits, *, waiting: bool
@@ -229,6 +259,11 @@ class CapacityFinder:
 
 def _template(job: Object) -> Object:
     return backend_of(job).templates(job)[-1]
+
+
+def _needs_one_domain(snapshot: RunSnapshot) -> bool:
+    """Whether the run's pods must share a topology domain that is not chosen by Kueue."""
+    return bool(required_keys(_template(snapshot.existing_job)["spec"])) and snapshot.queue is None
 
 
 def _template_anywhere(job: Object) -> Object:

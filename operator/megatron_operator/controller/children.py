@@ -178,7 +178,7 @@ class Children:
             if (waiting := await self._ensure_before_pods(status, resource, body)) is not None:
                 return waiting
         manifest = avoiding(desired.manifests.job, status.recovery.nodes_avoided)
-        manifest = await self._capacity.without_small_domains(manifest)
+        manifest = await self._capacity.without_small_domains(status.key, manifest)
         try:
             if (obstacle := await self._ensure_network_policy(status, desired)) is not None:
                 return set_obstacle(status, obstacle, running=False)

@@ -26,7 +26,7 @@ from megatron_operator.lifecycle.recovery import (
     report_kept_nodes,
     unfinished_actions,
 )
-from megatron_operator.lifecycle.recovery_policy import Avoid, Move, Resize, Wait, decide
+from megatron_operator.lifecycle.recovery_policy import Avoid, ChangeDomain, Move, Resize, Wait, decide
 from megatron_operator.lifecycle.snapshot import RunSnapshot
 from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.lifecycle.status_update import update_status
@@ -83,6 +83,10 @@ class Supervisor:
                 self._capacity.forget_growth(status.key)
             elif not self._capacity.grow(status, snapshot, decision.count):
                 return wait(SOON, "another run grows")
+        if isinstance(decision, ChangeDomain) and not self._capacity.grow(
+            status, snapshot, snapshot.accelerators
+        ):
+            return wait(SOON, "another run grows")
         if isinstance(decision, Move) and not self._capacity.move(
             status, pods_to_move(snapshot, decision.move)
         ):

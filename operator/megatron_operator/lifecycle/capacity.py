@@ -55,6 +55,8 @@ class ClusterUsage:
     """Requests of all pods by node."""
     trainers: dict[str, tuple[str, Amounts]] = field(default_factory=dict)
     """Node and requests of the pods of recipes, by UID."""
+    bound: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """UIDs of the trainers that have a node, by namespace and recipe."""
     waiting: dict[tuple[str, str], WaitingGang] = field(default_factory=dict)
     """Gangs of trainers that are not bound, by namespace and recipe."""
     present: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -97,6 +99,7 @@ class ClusterUsage:
             return
         if run is not None:
             self.present[run] += 1
+            self.bound.setdefault(run, set()).add(metadata["uid"])
         requests = _requests_and_pod(pod["spec"])
         _add(self.used.setdefault(node_name, {}), requests)
         if recipe is not None:

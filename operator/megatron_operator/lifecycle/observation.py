@@ -189,6 +189,9 @@ class Capacity:
     """Pods that each node has room for, as in AvoidanceLimits."""
     room: Room | None = None
     """None: not known, or no node of the run announces maintenance."""
+    in_another_domain: bool = False
+    """Whether all pods have room in a topology domain that they must share, but not in that of the pods that
+    are placed."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,8 @@ class Observation:
     """None: not known, or the run is not elastic."""
     releasable: frozenset[str] = frozenset()
     """Avoided nodes that are ready and have free accelerators for a pod of the run."""
+    in_another_domain: bool = False
+    """As in Capacity."""
     avoidance: AvoidanceLimits | None = None
     """None: no limit."""
     maintenance: MaintenanceMove | None = None

@@ -58,6 +58,7 @@ from megatron_operator.lifecycle.pod_termination import pod_end, short_name
 from megatron_operator.lifecycle.progress_status import reached_iteration
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
+    ChangeDomain,
     Decision,
     Fail,
     ForceDelete,
@@ -141,6 +142,7 @@ def observe(
         waiting_since=seconds(recovery.waiting_since),
         capacity=capacity.elastic,
         releasable=capacity.releasable_nodes,
+        in_another_domain=capacity.in_another_domain,
         avoidance=avoidance_limits(recovery, capacity.places, snapshot.size, rules, snapshot.now),
         maintenance=plan_move(recovery, capacity.room, snapshot.size, rules, snapshot.now),
     )
@@ -237,6 +239,10 @@ def apply_decision(status: StatusBuilder, snapshot: RunSnapshot, decision: Decis
             return _resize(status, snapshot, count, cause)
         case Move(move):
             return _move(status, snapshot, move)
+        case ChangeDomain(cause):
+            status.set_recovery(outgoing_job=snapshot.job_uid, waiting_since=None)
+            status.add_event(Reason.DOMAIN_CHANGED, f"continues in another topology domain: {cause}")
+            return wait(SOON, "the job is being re-created in another topology domain", [DeleteJob(job)])
         case _:
             image = snapshot.image_to_pin
             pin = () if image is None else (PinImage(job, image),)

@@ -20,6 +20,8 @@ UNREACHABLE_PATIENCE: Final = 30.0
 force-deleted: a kubelet that was only restarted is back by then."""
 AVOIDED_PATIENCE: Final = 300.0
 """Seconds that pods wait for capacity before avoided nodes are released."""
+DOMAIN_PATIENCE: Final = 120.0
+"""Seconds that pods wait for a node of their topology domain before all of them move to another domain."""
 RESIZE_INTERVAL: Final = 300.0
 """Least seconds between two resizes."""
 
@@ -89,7 +91,14 @@ class Move:
     move: MaintenanceMove
 
 
-Decision = Wait | RestartGang | Fail | ForceDelete | Avoid | ReleaseNodes | Resize | Move
+@dataclass(frozen=True, slots=True)
+class ChangeDomain:
+    """Give up all places, and continue in another topology domain."""
+
+    cause: str
+
+
+Decision = Wait | RestartGang | Fail | ForceDelete | Avoid | ReleaseNodes | Resize | Move | ChangeDomain
 
 
 def decide(observation: Observation) -> Decision:
@@ -198,10 +207,17 @@ def _unreachable(observation: Observation) -> Decision | None:
 
 
 def _without_capacity(observation: Observation) -> Decision | None:
-    """Pods cannot be scheduled: release avoided nodes, shrink, or wait."""
+    """Pods cannot be scheduled: change the topology domain, release avoided nodes, shrink, or wait."""
     if observation.waiting_since is None:
         return None
     waited = observation.now - observation.waiting_since
+    if observation.in_another_domain:
+        if waited < DOMAIN_PATIENCE:
+            return Wait("pods wait for capacity of their topology domain", DOMAIN_PATIENCE - waited)
+        return ChangeDomain(
+            f"the topology domain of its pods has had no room for all {observation.size} for {waited:.0f} s, "
+            "and another has"
+        )
     later: list[float] = []
     if observation.releasable:
         nodes, room = tuple(sorted(observation.releasable)), places_left(observation)

@@ -13,7 +13,7 @@ from megatron_operator.controller.capacity_finder import CapacityFinder
 from megatron_operator.controller.node_watch import NodeWatch
 from megatron_operator.lifecycle.observation import Limits
 from megatron_operator.lifecycle.snapshot import RunSnapshot
-from megatron_operator.lifecycle.status_builder import StatusBuilder
+from megatron_operator.lifecycle.status_builder import RecipeKey, StatusBuilder
 from megatron_operator.manifests.node_avoidance import avoiding_domains
 
 from tests.unit.controller.test_growing_runs import GPU, LIMITS, NOW, SPEC, AnyCount, ShrunkRun, pod
@@ -21,6 +21,7 @@ from tests.unit.controller.test_growing_runs import GPU, LIMITS, NOW, SPEC, AnyC
 RACK = "topology.kubernetes.io/rack"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SPEC_IN_RACK = SPEC | {"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": RACK}]}}}
+RUN = RecipeKey("research", "one")
 TAINT = {"key": "karpenter.sh/disrupted"}
 READY: dict[str, Any] = {
     "allocatable": {GPU: "8", "pods": "110"},
@@ -41,11 +42,13 @@ class Racks:
             for name, rack in racks.items()
         ]
         self.bound = bound
+        self.waiting: list[dict[str, Any]] = []
 
     async def pages(
         self, resource: Resource, _namespace: str | None, **_selectors: str
     ) -> AsyncIterator[list[Any]]:
-        yield self.nodes if resource is NODES else [pod("one", name) for name in self.bound]
+        placed = [pod("one", name) for name in self.bound]
+        yield self.nodes if resource is NODES else placed + self.waiting
 
     async def versioned_pages(
         self, _resource: Resource, _namespace: None
@@ -59,12 +62,13 @@ def finder(racks: Racks, watch: NodeWatch | None = None) -> CapacityFinder:
     return CapacityFinder(api, planning, watch, allowed=True)
 
 
-def job(pods: int, spec: dict[str, Any] = SPEC_IN_RACK) -> dict[str, Any]:
+def job(pods: int, spec: dict[str, Any] = SPEC_IN_RACK, **labels: str) -> dict[str, Any]:
     template = {"spec": spec}
     replicas: dict[str, Any] = {"Master": {"replicas": 1, "template": template}}
     if pods > 1:
         replicas["Worker"] = {"replicas": pods - 1, "template": template}
-    return {"kind": "PyTorchJob", "spec": {"nprocPerNode": "8", "pytorchReplicaSpecs": replicas}}
+    job_spec = {"nprocPerNode": "8", "pytorchReplicaSpecs": replicas}
+    return {"kind": "PyTorchJob", "metadata": {"labels": labels}, "spec": job_spec}
 
 
 @pytest.mark.parametrize(
@@ -98,10 +102,54 @@ def test_a_run_that_waits_has_the_room_of_the_rack_that_its_pods_are_in(bound: s
     waits = pod("one", "a")
     waits["metadata"] |= {"uid": "waits"}
     waits["spec"] = SPEC_IN_RACK
-    run.snapshot = RunSnapshot(NOW, job(2), (*(pod("one", name) for name in bound), waits))
+    run.snapshot = RunSnapshot(NOW, job(3), (*(pod("one", name) for name in bound), waits))
     found = asyncio.run(run.finder.find(run.status, run.snapshot, LIMITS, Maintenance())).elastic
     assert found is not None
     assert found.fits == fits
+
+
+def waiting_pod(run: str) -> dict[str, Any]:
+    found = pod(run, "")
+    found["metadata"] |= {"uid": f"waits-{run}", "creationTimestamp": timestamp(NOW)}
+    found["spec"], found["status"] = SPEC_IN_RACK, {"phase": "Pending"}
+    return found
+
+
+async def in_another_domain(racks: Racks, bound: str = "a", **labels: str) -> bool:
+    """Whether a run of two pods, of which one waits, has room in another rack."""
+    run = ShrunkRun("one", "a", finder(racks))
+    run.status.set_recovery(elastic=None, waiting_since=timestamp(NOW))
+    pods = (*(pod("one", name) for name in bound), waiting_pod("one"))
+    run.snapshot = RunSnapshot(NOW, avoiding_domains(job(2, **labels), RACK, ["r2"]), pods)
+    return (await run.finder.find(run.status, run.snapshot, LIMITS, Maintenance())).in_another_domain
+
+
+@pytest.mark.parametrize(
+    ("racks", "expected"),
+    [
+        ({"a": "r1", "c": "r2", "d": "r2"}, True),
+        ({"a": "r1", "c": "r2", "d": "r3"}, False),
+        ({"a": "r1", "b": "r1", "c": "r2", "d": "r2"}, False),
+        ({"a": "r1", "c": None, "d": None}, False),
+    ],
+    ids=["another-rack-has-room", "each-has-room-for-one", "its-own-has-room", "the-others-have-no-rack"],
+)
+async def test_a_run_that_waits_for_its_rack_has_room_in_another_that_has_it_for_all(
+    racks: dict[str, str | None], expected: bool
+) -> None:
+    assert await in_another_domain(Racks(racks, bound="a")) == expected
+
+
+async def test_a_run_without_a_place_or_with_a_queue_has_no_other_rack() -> None:
+    racks: dict[str, str | None] = {"a": "r1", "c": "r2", "d": "r2"}
+    assert not await in_another_domain(Racks(racks), bound="")
+    assert not await in_another_domain(Racks(racks, bound="a"), **{"kueue.x-k8s.io/queue-name": "team"})
+
+
+async def test_a_rack_for_which_another_run_waits_has_no_room() -> None:
+    racks = Racks({"a": "r1", "c": "r2", "d": "r2"}, bound="a")
+    racks.waiting = [waiting_pod("two")]
+    assert not await in_another_domain(racks)
 
 
 @pytest.mark.parametrize(("free", "room"), [("r1", 1), ("r2", 0)])
@@ -140,11 +188,20 @@ def avoided_racks(made: Any) -> list[Any]:
 def test_a_new_job_avoids_racks_in_which_only_some_of_its_pods_have_room(
     racks: dict[str, str | None], avoided: list[str]
 ) -> None:
-    made = asyncio.run(finder(Racks(racks)).without_small_domains(job(2)))
+    made = asyncio.run(finder(Racks(racks)).without_small_domains(RUN, job(2)))
     expected = [{"key": RACK, "operator": "NotIn", "values": avoided}] if avoided else []
     assert avoided_racks(made) == expected
 
 
+def test_a_job_that_is_created_again_avoids_the_rack_that_its_former_pods_leave() -> None:
+    former = Racks({"a": "r1", "c": "r2", "d": "r2"}, bound="a")
+    assert avoided_racks(asyncio.run(finder(former).without_small_domains(RUN, job(2)))) == [
+        {"key": RACK, "operator": "NotIn", "values": ["r1"]}
+    ]
+
+
 def test_a_job_whose_pods_need_no_common_rack_avoids_none() -> None:
     free = job(2, SPEC)
-    assert asyncio.run(finder(Racks({"a": "r1", "b": "r2", "c": "r2"})).without_small_domains(free)) is free
+    assert (
+        asyncio.run(finder(Racks({"a": "r1", "b": "r2", "c": "r2"})).without_small_domains(RUN, free)) is free
+    )

@@ -28,6 +28,7 @@ from megatron_operator.lifecycle.recovery import (
 )
 from megatron_operator.lifecycle.recovery_policy import (
     Avoid,
+    ChangeDomain,
     Fail,
     ForceDelete,
     ReleaseNodes,
@@ -100,6 +101,20 @@ def test_a_resize_deletes_the_job_even_if_the_first_attempt_was_lost(placed: Any
     assert actions == (DeleteJob(placed.job),)
     assert status.phase == Phase.RECOVERING
     assert unfinished(placed) == actions
+
+
+def test_a_change_of_domain_deletes_the_job_and_costs_no_restart(placed: Any) -> None:
+    waiting = placed.status()
+    waiting.set_recovery(waiting_since=timestamp(placed.now - 120))
+    placed.write(waiting)
+    status, actions = apply(placed, ChangeDomain("its domain has no room"))
+    assert actions == (DeleteJob(placed.job),)
+    assert status.recovery.waiting_since is None, "the pods of the new job begin to wait"
+    assert unfinished(placed) == actions
+    assert status.recovery.restarts_since_checkpoint == 0
+    assert [event.message for event in status.events if event.reason == "DomainChanged"] == [
+        "continues in another topology domain: its domain has no room"
+    ]
 
 
 def test_the_job_after_a_resize_keeps_the_count_of_restarts(placed: Any) -> None:

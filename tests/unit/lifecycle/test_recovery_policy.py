@@ -13,6 +13,7 @@ from megatron_operator.lifecycle.observation import (
     PodPhase,
 )
 from megatron_operator.lifecycle.recovery_policy import (
+    ChangeDomain,
     Fail,
     Resize,
     RestartGang,
@@ -143,6 +144,17 @@ ELASTIC = replace(LIMITS, elastic=Elastic(min_count=8, shrink_after=600, grow_af
 def test_an_elastic_run_shrinks_to_the_available_accelerators() -> None:
     short = waiting(600, limits=ELASTIC, capacity=ElasticCapacity(requested=16, count=16, fits=8))
     assert decide(short) == Resize(8, "only 8 of 16 accelerators have been available for 600 s")
+
+
+def test_a_run_whose_domain_lacks_room_moves_to_another_after_a_while_and_does_not_shrink() -> None:
+    short = ElasticCapacity(requested=16, count=16, fits=8)
+    soon = waiting(119, limits=ELASTIC, capacity=short, in_another_domain=True, releasable=frozenset({"bad"}))
+    decision = decide(soon)
+    assert isinstance(decision, Wait)
+    assert decision.seconds == 1
+    assert decide(replace(soon, waiting_since=NOW - 120)) == ChangeDomain(
+        "the topology domain of its pods has had no room for all 2 for 120 s, and another has"
+    )
 
 
 @pytest.mark.parametrize(
