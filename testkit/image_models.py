@@ -1,6 +1,6 @@
 """Small random models that read images, with their processors: one of each family that is trained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from testkit import image_text
 from testkit.image_text import CHATML, SPECIAL, VOCABULARY
 from testkit.weights.families import disturb_vectors
+from testkit.weights.gated_delta import QWEN3_5, write_prediction
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,52 @@ def write_qwen3_vl(folder: Path, dtype: str = "bfloat16", *, experts: bool = Fal
 def write_qwen3_vl_moe(folder: Path, dtype: str = "bfloat16") -> Any:
     """Write a Qwen3-VL with four experts in each layer of text."""
     return write_qwen3_vl(folder, dtype, experts=True)
+
+
+def write_qwen35_vl(
+    folder: Path, dtype: str = "bfloat16", *, sizes: Mapping[str, Any] = QWEN3_5, tied: bool = False
+) -> Any:
+    """Write a Qwen3.5-VL of four layers of text and two of vision, with a layer of multi-token prediction.
+
+    `sizes`: of its text. `tied`: its output to its embedding.
+    """
+    import transformers
+
+    tokenizer = image_text.write_tokenizer(folder)
+    ids = {word: tokenizer.convert_tokens_to_ids(word) for word in SPECIAL}
+    text = {
+        **sizes,
+        **{"vocab_size": VOCABULARY, "max_position_embeddings": 2048, "head_dim": 64},
+        **{"mtp_num_hidden_layers": 1, "eos_token_id": ids["<|im_end|>"], "tie_word_embeddings": tied},
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+            **{"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+        },
+    }
+    kind = "Qwen3_5Moe" if "num_experts" in sizes else "Qwen3_5"
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text,
+        vision_config={
+            **{"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2},
+            **{"out_hidden_size": 64, "num_position_embeddings": 64},
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=tied,
+    )
+    images = transformers.Qwen2VLImageProcessor(patch_size=16)
+    videos = transformers.Qwen3VLVideoProcessor()
+    processor = transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHATML)
+    model = _save(getattr(transformers, f"{kind}ForConditionalGeneration"), config, processor, folder, dtype)
+    write_prediction(folder / "model.safetensors", "model.language_model.")
+    return model
+
+
+def write_qwen35_vl_tied(folder: Path, dtype: str = "bfloat16") -> Any:
+    """Write a Qwen3.5-VL whose output layer is the embedding, as those up to 4B."""
+    return write_qwen35_vl(folder, dtype, tied=True)
 
 
 def write_ministral3(folder: Path, dtype: str = "bfloat16", *, tied: bool = False) -> Any:
@@ -230,6 +277,13 @@ FAMILIES = {
         ImageFamily("Qwen2.5-VL", image_text.ARCHITECTURE, image_text.write_model, _CHATML_END),
         ImageFamily("Qwen3-VL", "Qwen3VLForConditionalGeneration", write_qwen3_vl, _CHATML_END),
         ImageFamily("Qwen3-VL-MoE", "Qwen3VLMoeForConditionalGeneration", write_qwen3_vl_moe, _CHATML_END),
+        ImageFamily("Qwen3.5-VL", "Qwen3_5ForConditionalGeneration", write_qwen35_vl, _CHATML_END),
+        ImageFamily(
+            "Qwen3.5-VL, tied embedding",
+            "Qwen3_5ForConditionalGeneration",
+            write_qwen35_vl_tied,
+            _CHATML_END,
+        ),
         ImageFamily(
             "Ministral 3, tied embedding", "Mistral3ForConditionalGeneration", write_ministral3_tied, "</s>"
         ),

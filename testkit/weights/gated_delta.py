@@ -1,5 +1,7 @@
 """Small models of gated delta nets and attention with a gate on its output."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +28,42 @@ def with_text(text: dict[str, Any]) -> dict[str, Any]:
     return {"text_config": {**text, "mtp_num_hidden_layers": 1}, "tie_word_embeddings": False}
 
 
-def write_prediction(file: Path) -> None:
-    """Add a layer of multi-token prediction to a Qwen3-Next, under the names of Qwen's files."""
+def write_prediction(file: Path, text: str = "model.") -> None:
+    """Add a layer of multi-token prediction to a model, under the names of Qwen's files.
+
+    Its shapes are those of the last layer, which has attention. `text`: what names of the language model's
+    tensors begin with.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(file)
-    last, width = QWEN3_NEXT["num_hidden_layers"] - 1, QWEN3_NEXT["hidden_size"]
+    found = (re.match(rf"{re.escape(text)}layers\.(\d+)\.", name) for name in tensors)
+    last = max(int(match[1]) for match in found if match)
     generator = torch.Generator().manual_seed(2)
+    embedding = tensors[f"{text}embed_tokens.weight"]
+    width = embedding.shape[1]
 
     def random(*shape: int) -> torch.Tensor:
-        return (0.05 * torch.randn(*shape, generator=generator)).to(tensors["lm_head.weight"].dtype)
+        return (0.05 * torch.randn(*shape, generator=generator)).to(embedding.dtype)
 
-    prefix = f"model.layers.{last}."
+    prefix = f"{text}layers.{last}."
     for name in [name for name in tensors if name.startswith(prefix)]:
-        tensors[f"mtp.layers.0.{name.removeprefix(prefix)}"] = random(*tensors[name].shape)
+        for leaf, shape in _unpacked(name.removeprefix(prefix), tensors[name].shape).items():
+            tensors[f"mtp.layers.0.{leaf}"] = random(*shape)
     tensors["mtp.fc.weight"] = random(width, 2 * width)
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         tensors[f"mtp.{name}.weight"] = random(width)
     save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _unpacked(name: str, shape: Sequence[int]) -> dict[str, Sequence[int]]:
+    """Names and shapes of a tensor in a layer of prediction, where experts have tensors of their own."""
+    experts, packed, leaf = name.partition("mlp.experts.")
+    if leaf == "down_proj":
+        return {f"{experts}{packed}{index}.{leaf}.weight": shape[1:] for index in range(shape[0])}
+    if leaf == "gate_up_proj":
+        half = (shape[1] // 2, *shape[2:])
+        names = [f"{index}.{half_name}_proj" for index in range(shape[0]) for half_name in ("gate", "up")]
+        return {f"{experts}{packed}{each}.weight": half for each in names}
+    return {name: shape}

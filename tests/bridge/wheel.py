@@ -220,8 +220,8 @@ def refusal(arguments: list[str], functions: dict[str, Function]) -> str | None:
     from megatron_trainer.worker.failures import RankError
 
     run = BridgeRun.from_arguments(arguments)
-    scheme = run.overrides.get(PEFT_SCHEME)
-    config = functions[run.function](**({"peft_scheme": scheme} if scheme else {}))
+    scheme, function = run.overrides.get(PEFT_SCHEME), functions[run.function]
+    config = configuration.call_with_adapters(function, str(scheme)) if scheme else function()
     if run.overrides.get(IMAGE_TEXT):
         config.dataset = configuration._image_text(run)
     try:

@@ -17,6 +17,7 @@ from megatron_trainer.data.preparation_error import PreparationError
 from megatron_trainer.weights import checkpoint, cpu_model, huggingface_folder
 from megatron_trainer.weights.tensors import records
 from PIL import ExifTags, Image
+from safetensors.torch import load_file, save_file
 
 from testkit.fine_tuned import IMAGE_CASES, Case
 from testkit.image_models import FAMILIES
@@ -29,10 +30,10 @@ SAMPLES, LENGTH, ITERATIONS, SAVED_EVERY = 24, 512, 4, 2
 SFT = IMAGE_CASES[0]
 KILLED = [case for case in IMAGE_CASES if case.recipe in ("qwen2.5-vl-3b-sft", "qwen3-vl-8b-sft")][:2]
 UNDISTURBED = [case for case in IMAGE_CASES if case not in KILLED]
-CLOSE = {"Qwen3-VL": 1e-4, "Qwen3-VL-MoE": 1e-4}
-"""Largest difference of logits, if not 1e-5: Bridge approximates the GELU behind the vision tower."""
-MEGATRON_TOWERS = {"Qwen3-VL", "Qwen3-VL-MoE"}
+MEGATRON_TOWERS = {name for name in FAMILIES if name.startswith("Qwen3")}
 """Vision towers of Megatron's layers, which LoRA adapts too; the others are of transformers."""
+CLOSE = dict.fromkeys(MEGATRON_TOWERS, 1e-4)
+"""Largest difference of logits, if not 1e-5: Bridge approximates the GELU behind the vision tower."""
 type Volumes = Callable[[str], Path]
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("qwen_vl_utils") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
@@ -107,6 +108,25 @@ def test_logits_for_pictures_are_those_of_transformers_and_the_weights_come_back
     assert found["difference"] < CLOSE.get(name, 1e-5)
     assert found["of other pictures"] > 0.1
     assert found["identical files"] is True
+
+
+def test_weights_without_a_stated_layer_of_prediction_are_refused_until_config_json_states_none(
+    tmp_path: Path, converter: WarmConverter
+) -> None:
+    model = tmp_path / "model"
+    FAMILIES["Qwen3.5-VL"].write(model)
+    weights = load_file(model / "model.safetensors")
+    save_file({name: x for name, x in weights.items() if "mtp." not in name}, model / "model.safetensors")
+    words = ("import", "--from", model, "--to", tmp_path / "weights")
+
+    refused = converter.convert(*words, log=tmp_path / "log")
+    settings = json.loads((model / "config.json").read_text())
+    settings["text_config"]["mtp_num_hidden_layers"] = 0
+    (model / "config.json").write_text(json.dumps(settings))
+    ended = converter.convert(*words, log=tmp_path / "log")
+
+    assert "do not fit its config.json: nothing for language_model.mtp.layers.0." in refused.output
+    assert ended.code == 0, ended.output
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -307,11 +327,14 @@ def assert_exported(run: RecipeGang, case: Case, volume: Path, converter: WarmCo
     assert before.keys() == after.keys()
     changed = {_part(name) for name in before if before[name] != after[name]}
     adapted = case.recipe.endswith("-lora")
-    assert changed == ({"text", "vision"} if case.family in MEGATRON_TOWERS or not adapted else {"text"})
+    parts = {"text", "vision"} if case.family in MEGATRON_TOWERS or not adapted else {"text"}
+    assert changed == (parts | {"prediction"} if case.family.startswith("Qwen3.5") else parts)
     found = converter.prove_image_run(run.save, source, target, run.save.parent / "logits.json")
     # Merged weights are rounded to bfloat16.
     assert found["difference"] < (0.01 if adapted else CLOSE.get(case.family, 1e-5))
 
 
 def _part(name: str) -> str:
+    if name.startswith("mtp."):
+        return "prediction"
     return "vision" if "visual" in name or "vision" in name or "projector" in name else "text"

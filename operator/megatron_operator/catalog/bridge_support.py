@@ -46,7 +46,7 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"qwen3_vl_.*_a\d+b", "Qwen3VLMoeForConditionalGeneration", ""),
     (r"qwen3_vl", "Qwen3VLForConditionalGeneration", ""),
     (r"qwen35_.*_a\d+b", "Qwen3_5MoeForConditionalGeneration", _MORE_THAN_TEXT),
-    (r"qwen35", "Qwen3_5ForConditionalGeneration", _MORE_THAN_TEXT),
+    (r"qwen35", "Qwen3_5ForConditionalGeneration", _DELTA_NET),
     (r"qwen3_\d+b_a\d+b", "Qwen3MoeForCausalLM", ""),
     (r"qwen3", "Qwen3ForCausalLM", ""),
     (r"gpt_oss", "GptOssForCausalLM", ""),
@@ -151,6 +151,7 @@ READ_IMAGES: Final = frozenset(
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
     }
 )
 """Those of them that are trained on images and text."""

@@ -164,7 +164,7 @@ def test_settings_that_the_command_cannot_pass_are_rejected(asked: dict[str, Any
 
 
 def test_no_job_is_created() -> None:
-    r = resolved("qwen3.5-vl-9b-sft", 8)
+    r = resolved("gemma4-vl-26b-sft", 8)
     with pytest.raises(InvalidRecipeError) as refused:
         manifests.build(PlannedRun("run", "default", r, plan(r)), "")
     (error,) = refused.value.errors

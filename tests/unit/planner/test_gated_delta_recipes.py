@@ -1,4 +1,4 @@
-"""Recipes of Qwen3-Next and Qwen3.5's text models: where the operator starts them."""
+"""Recipes of Qwen3-Next, of Qwen3.5's text models and of Qwen3.5-VL: where the operator starts them."""
 
 from typing import Any
 
@@ -23,7 +23,10 @@ PLATFORM: dict[str, Any] = {
 INIT: dict[str, Any] = {"modelFolder": "/data/model"}
 WEIGHTS: dict[str, Any] = {"from": {"megatron": {"path": "/data/weights"}}}
 MOCK: dict[str, Any] = {"mockData": True, "volume": {"claimName": "models"}}
-RECIPES = ("qwen3-next-80b-a3b", "qwen3-next-80b-a3b-sft", "qwen3.5-35b-a3b", "qwen3.5-9b")
+RECIPES = (
+    *("qwen3-next-80b-a3b", "qwen3-next-80b-a3b-sft", "qwen3.5-35b-a3b", "qwen3.5-9b"),
+    *("qwen3.5-vl-9b-sft", "qwen3.5-vl-0.8b-lora"),
+)
 
 
 def planned(recipe: str, accelerator: str, count: int = 32, **spec: Any) -> PlannedRun:

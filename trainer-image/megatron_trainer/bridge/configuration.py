@@ -170,11 +170,26 @@ def _size_null_tokenizer(run: BridgeRun, config: Any) -> None:
 
 def _call(run: BridgeRun) -> Any:
     function, scheme = _function(run.function), run.overrides.get(PEFT_SCHEME)
-    if scheme is None:
-        return function()
-    if "peft_scheme" not in inspect.signature(function).parameters:
-        raise RankError(ExitCode.USAGE, f"{PEFT_SCHEME}: {run.function} trains no adapters; leave it out")
-    return function(peft_scheme=scheme)
+    return function() if scheme is None else call_with_adapters(function, str(scheme))
+
+
+def call_with_adapters(function: Callable[..., Any], scheme: str) -> Any:
+    """Return what a recipe function returns, with adapters of a scheme.
+
+    Raises RankError with USAGE for a function that trains none.
+    """
+    if "peft_scheme" in inspect.signature(function).parameters:
+        return function(peft_scheme=scheme)
+    config = function()
+    if config.peft is None:
+        message = f"{PEFT_SCHEME}: {function.__name__} trains no adapters; leave it out"
+        raise RankError(ExitCode.USAGE, message)
+    if type(config.peft).__name__.lower() != scheme:
+        # Those of Qwen3.5-VL set LoRA, and take no other.
+        from megatron.bridge.recipes.utils.dataset_utils import default_peft_config
+
+        config.peft = default_peft_config(scheme)
+    return config
 
 
 def preprocessing(*, chats: bool) -> Any:

@@ -24,6 +24,8 @@ _OLMOE: Final[tuple[str, ...]] = (
     *("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk", "rotary_base", "layernorm_epsilon"),
 )
 """The same of OLMoE, and what changes its logits."""
+_LANGUAGE: Final = "language_model."
+"""What names of tensors begin with in a model that also reads images."""
 _OF_CLASS: Final[Mapping[str, tuple[str, ...]]] = {"OlMoEModelProvider": _OLMOE}
 
 
@@ -58,15 +60,16 @@ def follow(model: Any, folder: Path) -> None:
 
 
 def predict(model: Any, weights: Path) -> None:
-    """Give a Qwen3-Next the layer of multi-token prediction that is among the imported `weights`.
+    """Give a model of gated delta nets multi-token prediction where the imported `weights` have its layer.
 
-    config.json does not state it, and without it the run would drop its weights. Raises RankError with
+    config.json of Qwen3-Next does not state it, and without it the run would drop its weights. Functions of
+    Qwen3.5-VL always have it, and where the weights do not, it would stay random. Raises RankError with
     BAD_DATA if the weights cannot be read.
     """
-    if getattr(model, "experimental_attention_variant", None) != "gated_delta_net" or model.mtp_num_layers:
+    if getattr(model, "experimental_attention_variant", None) != "gated_delta_net":
         return
-    if any(name.startswith("mtp.") for name in _tensors(weights)):
-        model.mtp_num_layers = 1
+    predicts = any(name.removeprefix(_LANGUAGE).startswith("mtp.") for name in _tensors(weights))
+    model.mtp_num_layers = (model.mtp_num_layers or 1) if predicts else None
 
 
 def _tensors(weights: Path) -> list[str]:

@@ -34,6 +34,7 @@ _GEMMA3: Final[Settings] = {
 _GLM: Final[Settings] = {"mrope_section": [8, 12, 12]}
 _QWEN_VL: Final[Settings] = {"mrope_section": [16, 24, 24]}
 _QWEN3_VL: Final[Settings] = {"mrope_interleaved": True}
+_QWEN35_TOWER: Final[Settings] = {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []}
 _MINISTRAL3: Final[Settings] = {
     "factor": 16.0,
     "original_max_position_embeddings": 16384,
@@ -51,6 +52,7 @@ POSITIONS: Final[Mapping[str, Mapping[str, Settings]]] = {
     "Qwen2_5_VLForConditionalGeneration": {"default": _QWEN_VL, "mrope": _QWEN_VL},
     "Qwen3VLForConditionalGeneration": {"default": _QWEN3_VL},
     "Qwen3VLMoeForConditionalGeneration": {"default": _QWEN3_VL},
+    "Qwen3_5ForConditionalGeneration": {"default": _QWEN3_VL},
     "Mistral3ForConditionalGeneration": {"yarn": _MINISTRAL3},
     "Gemma3ForConditionalGeneration": {"default": {}, "linear": {}},
     "Glm4vMoeForConditionalGeneration": {"default": _GLM},
@@ -88,6 +90,7 @@ _FIXED: Final[Mapping[str, Settings]] = {
     "OlmoeForCausalLM": {"hidden_act": "silu", "norm_topk_prob": False, "clip_qkv": None},
     "Qwen2_5_VLForConditionalGeneration": {"hidden_act": "silu", "use_sliding_window": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "silu"},
+    "Qwen3_5ForConditionalGeneration": {"hidden_act": "silu", "attention_bias": False},
     "Mistral3ForConditionalGeneration": {
         **{"model_type": "ministral3", "hidden_act": "silu", "rms_norm_eps": 1e-5},
     },
@@ -103,12 +106,14 @@ _FIXED_VISION: Final[Mapping[str, Settings]] = {
     "Gemma3ForConditionalGeneration": {"vision_use_head": False},
     "Qwen3VLForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
     "Qwen3VLMoeForConditionalGeneration": {"hidden_act": "gelu_pytorch_tanh"},
+    "Qwen3_5ForConditionalGeneration": _QWEN35_TOWER,
 }
 """The same of `vision_config`."""
 _PARTLY_ROTATED: Final = frozenset(
     {
         *("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"),
         *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+        "Qwen3_5ForConditionalGeneration",
     }
 )
 """Architectures whose `partial_rotary_factor` the model gets."""

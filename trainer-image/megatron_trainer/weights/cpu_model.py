@@ -57,6 +57,7 @@ CONVERTS: tuple[str, ...] = (
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",

@@ -47,6 +47,15 @@ def ministral3(**settings: Any) -> dict[str, Any]:
         ("Glm4vMoe", {"text_config": {"partial_rotary_factor": 0.5, "n_group": 1}}),
         ("Qwen3Next", {"partial_rotary_factor": 0.25, "layer_types": ["linear_attention"] * 2}),
         ("Qwen3_5", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}),
+        (
+            "Qwen3_5",
+            {
+                "text_config": {
+                    "rope_parameters": {"partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]}
+                },
+                "vision_config": {"hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": []},
+            },
+        ),
     ],
 )
 def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]) -> None:
@@ -91,6 +100,11 @@ def test_what_megatron_has_is_accepted(architecture: str, config: dict[str, Any]
         ("Qwen3Next", {"norm_topk_prob": False}, "norm_topk_prob False, which is True there"),
         ("Qwen3Next", {"decoder_sparse_step": 2}, "decoder_sparse_step 2, which is 1 there"),
         ("Qwen3_5Moe", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        (
+            "Qwen3_5",
+            {"text_config": {}, "vision_config": {"deepstack_visual_indexes": [8]}},
+            "deepstack_visual_indexes [8] of vision_config, which is [] there",
+        ),
         (
             "Qwen3VL",
             {"text_config": {}, "vision_config": {"hidden_act": "silu"}},
