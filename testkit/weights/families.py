@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, write_prediction
-from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_SUPER, NEMOTRON_H
+from testkit.weights.hybrid import NEMOTRON_3, NEMOTRON_3_5_LIGHTNING, NEMOTRON_3_SUPER, NEMOTRON_H
 
 VOCABULARY = 256
 """Entries of the vocabulary of every model."""
@@ -155,6 +155,7 @@ FAMILIES = (
     Family("Nemotron 3 Nano", "NemotronH", NEMOTRON_3),
     Family("Nemotron 3 Super without MTP", "NemotronH", {**NEMOTRON_3, "moe_latent_size": 32}),
     Family("Nemotron 3 Super", "NemotronH", NEMOTRON_3_SUPER, predicts=True),
+    Family("Nemotron 3.5 Lightning", "NemotronH", NEMOTRON_3_5_LIGHTNING, predicts=True),
     Family("Qwen3-Next without MTP", "Qwen3Next", QWEN3_NEXT),
     Family("Qwen3-Next", "Qwen3Next", QWEN3_NEXT, predicts=True),
     Family("Qwen3.5, text", "Qwen3_5", QWEN3_5, "Qwen3_5TextConfig"),

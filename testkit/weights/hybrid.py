@@ -17,11 +17,13 @@ NEMOTRON_3 = {
     **{"routed_scaling_factor": 2.5},
 }
 """With experts as Nemotron 3 has them."""
-NEMOTRON_3_SUPER = {
-    **{**NEMOTRON_3, "moe_latent_size": 32},
+NEMOTRON_3_5_LIGHTNING = {
+    **NEMOTRON_3,
     **{"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"},
 }
-"""With latent experts, and a block of attention and experts that predicts one more token."""
+"""With a block of attention and experts that predicts one more token."""
+NEMOTRON_3_SUPER = {**NEMOTRON_3_5_LIGHTNING, "moe_latent_size": 32}
+"""With latent experts too."""
 HYBRID_OF_BRIDGE: dict[str, Any] = {
     **{"model.hybrid_layer_pattern": "M-M*M-", "model.num_layers": 6, "model.hidden_size": 64},
     **{"model.ffn_hidden_size": 128, "model.num_attention_heads": 4, "model.num_query_groups": 2},
