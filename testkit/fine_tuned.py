@@ -64,6 +64,12 @@ CASES = (
     Case("nemotron-nano2-12b-lora", "Nemotron-H", _PP_ONLY, HYBRID_OF_BRIDGE),
     Case("nemotron3-nano-30b-a3b-sft", "Nemotron 3 Nano", _EP_ONLY),
     Case("nemotron3-nano-30b-a3b-lora", "Nemotron 3 Nano", _EP_ONLY),
+    Case("nemotron3-super-120b-a12b-sft", "Nemotron 3 Super", _EP_ONLY),
+    Case("nemotron3-super-120b-a12b-lora", "Nemotron 3 Super", _EP_ONLY),
+    Case("nemotron3-ultra-550b-a55b-sft", "Nemotron 3 Super", _PP_ONLY),
+    Case("nemotron3-ultra-550b-a55b-lora", "Nemotron 3 Super", _PP_ONLY),
+    Case("nemotron3.5-lightning-sft", "Nemotron 3.5 Lightning", _EP_ONLY),
+    Case("nemotron3.5-lightning-lora", "Nemotron 3.5 Lightning", _EP_ONLY),
 )
 """At least one of each architecture and mode that reads text alone."""
 IMAGE_CASES = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from testkit.weights.families import BASE, EXPERTS, GEMMA, HEADS, LATENT, OLMOE_OF_BRIDGE, ROUTED
 from testkit.weights.gated_delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, with_text
-from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE
+from testkit.weights.hybrid import EXPERTS_OF_BRIDGE, HYBRID_OF_BRIDGE, NEMOTRON_3_SUPER
 
 type Sizes = Mapping[str, Any]
 
@@ -40,6 +40,7 @@ class PretrainingCase:
 _TP: dict[str, int | bool] = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 1}
 _TP_ONLY: dict[str, int | bool] = {**_TP, "sequenceParallel": False}
 _PP: dict[str, int | bool] = {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 2}
+_PP_ONLY: dict[str, int | bool] = {**_PP, "expertModelParallelSize": 1, "sequenceParallel": False}
 # A CPU has no norm that splits sequences, and experts at TP above 1 need it.
 _EP: dict[str, int | bool] = {
     **{"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "sequenceParallel": False},
@@ -85,6 +86,13 @@ CASES = (
     PretrainingCase("nemotron-h-4b", "NemotronHForCausalLM", _TP, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron-nano2-9b", "NemotronHForCausalLM", _TP_ONLY, overrides=HYBRID_OF_BRIDGE),
     PretrainingCase("nemotron3-nano-30b-a3b", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),
+    PretrainingCase(
+        "nemotron3-super-120b-a12b", "NemotronHForCausalLM", _EP, "NemotronHConfig", NEMOTRON_3_SUPER
+    ),
+    PretrainingCase(
+        "nemotron3-ultra-550b-a55b", "NemotronHForCausalLM", _PP_ONLY, "NemotronHConfig", NEMOTRON_3_SUPER
+    ),
+    PretrainingCase("nemotron3.5-lightning", "NemotronHForCausalLM", _EP, overrides=EXPERTS_OF_BRIDGE),
     PretrainingCase("qwen3-next-80b-a3b", "Qwen3NextForCausalLM", _EP, "Qwen3NextConfig", QWEN3_NEXT),
     PretrainingCase(
         "qwen3.5-9b", "Qwen3_5ForConditionalGeneration", _TP, "Qwen3_5Config", with_text(QWEN3_5)

@@ -42,6 +42,10 @@ TO_PRETRAIN: dict[str, Any] = {"trainSamples": 640_000_000}
 """The length of a run that pretrains, or reads images: warm-ups of the functions end within it."""
 NOT_OF_WHOLE_LAYERS = {"overlap-moe-expert-parallel-comm", "cuda-graph-impl"}
 """What Megatron refuses where whole layers are computed again."""
+LEAST = {"nemotron3-ultra-550b-a55b": 256}
+"""H100s without which a model does not fit, where the planner's estimate rejects the function's layout."""
+WARMED_UP_LONGER = {"nemotron3-ultra-550b-a55b-sft", "nemotron3-ultra-550b-a55b-lora"}
+"""Recipes whose function warms up for more samples than EVERY_SETTING trains on."""
 DORA: dict[str, Any] = {"peft": {"type": "dora", "dim": 4, "dropout": 1, "targetModules": ["linear_proj"]}}
 
 
@@ -83,10 +87,11 @@ def _runs() -> dict[str, list[str]]:
                 own = layout.count if "h100-sxm" in layout.accelerators else 2 * layout.count
                 found[f"{name}, mock data"] = arguments(name, own, {"mockData": True})
                 found[f"{name}, files"] = arguments(name, own, files)
-                short = entry.fine_tunes and not entry.reads_images
+                short = entry.fine_tunes and not entry.reads_images and entry.name not in WARMED_UP_LONGER
                 # The largest of these do not fit on the GPUs of their function without its layout.
                 large = entry.reads_images or entry.model.hybrid_layer_pattern
                 count = max(2 * layout.count, 8) if large else own
+                count = max(count, LEAST.get(entry.name, 0))
                 training = EVERY_SETTING["training"] | ({} if short else TO_PRETRAIN)
                 settings = EVERY_SETTING | {"training": training}
                 if NOT_OF_WHOLE_LAYERS & (layout.megatron_args or {}).keys():

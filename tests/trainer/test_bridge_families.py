@@ -22,14 +22,22 @@ from tests.trainer.warm_process import WarmProcess
 ITERATIONS = 2
 CLOSE, ROUNDED = 1e-5, 0.02
 """Largest differences of logits up to 2, in float32."""
-WITH_EXPERTS = {"Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight", "Nemotron 3 Nano"} | {
-    "K-EXAONE",
-    "OLMoE",
+NEMOTRON_3 = {"Nemotron 3 Nano", "Nemotron 3 Super", "Nemotron 3.5 Lightning"}
+WITH_EXPERTS = NEMOTRON_3 | {
+    *("Qwen3-MoE", "GPT-OSS", "GLM-4.5 without MTP", "Moonlight", "K-EXAONE", "OLMoE"),
 }
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 LATENT = {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}
-HYBRID = {"Nemotron-H", "Nemotron 3 Nano"}
+HYBRID = NEMOTRON_3 | {"Nemotron-H"}
 STATE_SPACE = {"in_proj", "out_proj"}
+_EP: dict[str, int | bool] = {
+    **{"tensorModelParallelSize": 1, "expertModelParallelSize": 2, "sequenceParallel": False},
+}
+RESUMED = (
+    *(case for case in CASES if case.recipe in ("nemotron-nano2-9b-lora", "nemotron3-ultra-550b-a55b-sft")),
+    # This function saves no optimizer.
+    Case("nemotron_3_5_lightning_sft_openmathinstruct2_packed_config", "Nemotron 3.5 Lightning", _EP),
+)
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -106,7 +114,8 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
     else:
         assert converter.trained_logits(run.save, exported, result)["difference"] < CLOSE
     before, after = _tensors(source), _tensors(exported)
-    changed = {name.split(".")[-2] for name in before if before[name] != after[name]}
+    changes = {name for name in before if before[name] != after[name]}
+    changed = {name.split(".")[-2] for name in changes}
     assert before.keys() == after.keys()
     adapted = LATENT if case.family == "Moonlight" else ATTENTION
     if case.family in HYBRID:
@@ -114,12 +123,15 @@ def test_a_small_model_is_trained_as_the_operator_renders_it_and_exported(
     assert changed >= adapted
     if case.recipe.endswith("-lora") and case.family in WITH_EXPERTS:
         assert changed == adapted
+    if by_name(case.family).predicts:
+        predicting = {name.split(".")[-2] for name in changes if name.startswith("mtp.")}
+        assert predicting >= ATTENTION
 
 
-def test_adapters_of_state_space_layers_resume_with_the_losses_of_an_undisturbed_run(
-    imported: Models, tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess
+@pytest.mark.parametrize("case", RESUMED, ids=lambda case: case.recipe)
+def test_a_killed_run_of_state_space_layers_resumes_with_the_losses_of_an_undisturbed_one(
+    case: Case, imported: Models, tmp_path_factory: pytest.TempPathFactory, warm_bridge: WarmProcess
 ) -> None:
-    (case,) = (case for case in CASES if case.recipe == "nemotron-nano2-9b-lora")
 
     def gang(name: str, iterations: int) -> RecipeGang:
         folder = tmp_path_factory.mktemp(name)
@@ -142,6 +154,15 @@ def test_adapters_of_state_space_layers_resume_with_the_losses_of_an_undisturbed
     assert sorted(expected) == list(range(1, 2 * ITERATIONS + 1))
     assert found == expected
     assert run.incidents()[0]["resumedFrom"] >= ITERATIONS
+
+
+def test_weights_without_the_prediction_of_the_recipe_end_the_run_before_it_trains(
+    imported: Models, tmp_path: Path, warm_bridge: WarmProcess
+) -> None:
+    (case,) = (case for case in CASES if case.recipe == "nemotron3.5-lightning-sft")
+    run = RecipeGang(tmp_path, warm_bridge, imported["Nemotron 3 Nano"], _spec(case))
+    run.run_to_end(int(ExitCode.BAD_DATA))
+    assert "mtp_hybrid_override_pattern None instead of '*E'" in run.termination(0)["message"]
 
 
 def test_weights_of_another_model_than_the_recipes_end_the_run_before_it_trains(

@@ -18,6 +18,7 @@ from tests.trainer.bridge_run import LENGTH, RecipeGang
 from tests.trainer.warm_process import WarmProcess
 
 ITERATIONS, SAVED_EVERY = 6, 2
+PREDICTING = {"nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b", "nemotron3.5-lightning"}
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None or "MEGATRON_BRIDGE_TRAINING" not in os.environ,
     reason="takes minutes: run make bridge-training",
@@ -38,6 +39,12 @@ class PretrainingGang(RecipeGang):
             (data / f"again_text_document{suffix}").symlink_to(corpus / f"text_text_document{suffix}")
         case.write_config(data / "model")
         super().__init__(folder, warm, data, _spec(case) | settings, case.overrides)
+
+
+def _tensors(checkpoint: Path) -> list[str]:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    return list(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
 
 
 def _spec(case: PretrainingCase) -> dict[str, Any]:
@@ -78,7 +85,10 @@ def test_a_small_model_is_pretrained_as_the_operator_renders_it(
     assert sorted(losses) == [1, 2]
     # Random weights know nothing of 1000 tokens, padded to at most 3200: from ln 1000 = 6.9 to ln 3200 = 8.1.
     assert all(6.5 < loss < 8.5 for (loss,) in losses.values())
-    assert (run.save / "iter_0000002" / "run_config.yaml").is_file()
+    saved = run.save / "iter_0000002"
+    assert (saved / "run_config.yaml").is_file()
+    if case.recipe in PREDICTING:
+        assert [name for name in _tensors(saved) if name.startswith("mtp.")]
 
 
 def test_a_killed_run_resumes_with_the_losses_of_an_undisturbed_one(

@@ -28,7 +28,6 @@ _IMAGES: Final = "images, video and sound are not passed on"
 _LACKS: Final = "the trainer's image lacks {}"
 _STATE_SPACE: Final = "on GPUs " + _LACKS.format("the kernels of its state-space layers (mamba-ssm)")
 _DELTA_NET: Final = "on GPUs " + _LACKS.format("the kernels of its gated delta net (flash-linear-attention)")
-_PREDICTION: Final = "its layers of multi-token prediction were not trained here"
 _HYBRID: Final = "Megatron Core lacks its attention (dsv4_hybrid)"
 _PROJECTOR: Final = (
     "its function trains the projector alone, on random images, between frozen weights that are random too"
@@ -64,8 +63,6 @@ _MODELS: Final[tuple[tuple[str, str, str], ...]] = (
     (r"glm5", "GlmMoeDsaForCausalLM", _NOT_TRIED),
     (r"nemotron_nano_v2_vl", "NemotronH_Nano_VL_V2", _OWN_CODE),
     (r"nemotron_omni", "NemotronH_Nano_Omni_Reasoning_V3", _OWN_CODE),
-    (r"nemotron_3_5_lightning", "NemotronHForCausalLM", _PREDICTION),
-    (r"nemotron_3_(super|ultra)", "NemotronHForCausalLM", _PREDICTION),
     (r"nemotron", "NemotronHForCausalLM", _STATE_SPACE),
     (r"olmoe", "OlmoeForCausalLM", ""),
     (r"exaone45_vl", "Exaone4_5_ForConditionalGeneration", _NO_COLLATOR),
@@ -111,8 +108,7 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
     (r"gemma3_1b", False, ""),
     (r"glm52", True, _NO_SMALL_MODEL),
     (r"moonlight", True, ""),
-    (r"nemotron_3_5_lightning", False, _PREDICTION),
-    (r"nemotron_3_(super|ultra)", True, _PREDICTION),
+    (r"nemotron_3_(super|ultra)", True, _STATE_SPACE),
     (r"nemotron", False, _STATE_SPACE),
     (r"olmoe", False, ""),
     (r"qwen3_next", True, _DELTA_NET),
@@ -127,6 +123,9 @@ _PRETRAINED: Final[tuple[tuple[str, bool, str], ...]] = (
 )
 """Pattern of a pretraining function, whether it reads a model's folder, and what is in the way."""
 OF_FUNCTION: Final[Mapping[str, str]] = {
+    "nemotron_3_5_lightning_pretrain_8k_fsdp_config": (
+        "shards by Megatron's FSDP, whose checkpoints are in another format"
+    ),
     "nemotron_3_nano_gb200_pretrain_config": (
         "reads a model's folder, which the other functions of its recipe do not"
     ),

@@ -8,6 +8,7 @@ from megatron_operator import catalog, manifests
 from megatron_operator.api.errors import InvalidRecipeError
 from megatron_operator.api.platform import PlatformConfig
 from megatron_operator.api.recipe import MegatronRecipeSpec
+from megatron_operator.catalog import bridge_pretraining
 from megatron_operator.planner import PlannedRun, admit
 
 PLATFORM: dict[str, Any] = {
@@ -21,15 +22,22 @@ PLATFORM: dict[str, Any] = {
 }
 INIT: dict[str, Any] = {"modelFolder": "/data/model", "from": {"megatron": {"path": "/data/weights"}}}
 MOCK: dict[str, Any] = {"mockData": True, "volume": {"claimName": "models"}}
-TRAINED = ("nemotron-h-4b", "nemotron-nano2-9b", "nemotron3-nano-4b", "nemotron3-nano-30b-a3b")
-PREDICTING = ("nemotron3.5-lightning", "nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b")
+TRAINED = (
+    *("nemotron-h-4b", "nemotron-nano2-9b", "nemotron3-nano-4b", "nemotron3-nano-30b-a3b"),
+    *("nemotron3.5-lightning", "nemotron3-super-120b-a12b", "nemotron3-ultra-550b-a55b"),
+)
+GPUS = {"nemotron3-super-120b-a12b": 32, "nemotron3-ultra-550b-a55b": 256}
+"""H100s on which a model fits, where 8 are too few."""
 ADAPTED = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj"]
 
 
 def planned(recipe: str, accelerator: str, count: int = 8, **spec: Any) -> PlannedRun:
     asked = {"recipe": recipe, "accelerator": {"type": accelerator, "count": count}, "data": MOCK}
-    if catalog.load().get(recipe).fine_tunes:
+    entry = catalog.load().get(recipe)
+    if entry.fine_tunes:
         asked["init"] = INIT
+    elif bridge_pretraining.reads_model_folder(entry):
+        asked["init"] = {"modelFolder": "/data/model"}
     config = PlatformConfig.model_validate(PLATFORM)
     return admit("run", MegatronRecipeSpec.model_validate(asked | spec), config, catalog.load())
 
@@ -51,7 +59,7 @@ def refusal(recipe: str, accelerator: str, count: int = 8, **spec: Any) -> str:
 def test_a_hybrid_model_is_started_on_cpus_and_where_the_image_has_the_kernels(
     recipe: str, accelerator: str, mode: str
 ) -> None:
-    run = planned(f"{recipe}{mode}", accelerator)
+    run = planned(f"{recipe}{mode}", accelerator, 8 if accelerator == "cpu" else GPUS.get(recipe, 8))
     job = manifests.build(run, "").job
     assert job["kind"] == "PyTorchJob"
     assert BridgeRun.from_arguments(run.arguments).overrides["checkpoint.save"] == "/checkpoints/run"
@@ -59,7 +67,7 @@ def test_a_hybrid_model_is_started_on_cpus_and_where_the_image_has_the_kernels(
 
 @pytest.mark.parametrize("recipe", TRAINED)
 def test_a_hybrid_model_is_refused_on_other_gpus_with_the_field_that_names_the_kernels(recipe: str) -> None:
-    refused = refusal(recipe, "h100-sxm")
+    refused = refusal(recipe, "h100-sxm", GPUS.get(recipe, 8))
     assert "not started: on GPUs the trainer's image lacks kernels that it needs: mamba-ssm" in refused
     assert refused.startswith("spec.recipe: ")
     assert "add mamba-ssm to imageHas of profile h100-sxm if its image has them" in refused
@@ -72,20 +80,27 @@ def test_a_hybrid_model_is_planned_on_gpus_without_the_kernels_as_its_function_l
     assert run.arguments[0] == "torchrun"
 
 
-def test_the_function_that_reads_a_folder_unlike_those_of_its_recipe_is_not_started() -> None:
-    function = "nemotron_3_nano_gb200_pretrain_config"
+@pytest.mark.parametrize(
+    ("function", "recipe", "reason"),
+    [
+        (
+            "nemotron_3_nano_gb200_pretrain_config",
+            "nemotron3-nano-30b-a3b",
+            "reads a model's folder, which the other functions of its recipe do not",
+        ),
+        (
+            "nemotron_3_5_lightning_pretrain_8k_fsdp_config",
+            "nemotron3.5-lightning",
+            "shards by Megatron's FSDP, whose checkpoints are in another format",
+        ),
+    ],
+)
+def test_a_function_unlike_the_others_of_its_recipe_is_not_started(
+    function: str, recipe: str, reason: str
+) -> None:
     refused = refusal(function, "with-kernels")
-    assert f"{function} reads a model's folder, which the other functions of its recipe do not" in refused
-    assert refused.endswith("name the recipe instead: nemotron3-nano-30b-a3b")
-
-
-@pytest.mark.parametrize("accelerator", ["h100-sxm", "with-kernels"])
-@pytest.mark.parametrize("recipe", PREDICTING)
-def test_multi_token_prediction_is_not_started_even_with_the_kernels(recipe: str, accelerator: str) -> None:
-    count = 256 if recipe.startswith("nemotron3-ultra") else 16
-    refused = refusal(recipe, accelerator, count)
-    assert "not started: its layers of multi-token prediction were not trained here" in refused
-    assert "mamba-ssm" not in refused
+    assert f"{function} {reason}" in refused
+    assert refused.endswith(f"name the recipe instead: {recipe}")
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ def make(run: BridgeRun) -> Any:
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)
     config.checkpoint.async_save = False
+    # Some functions set neither, and a run could not be resumed exactly.
+    config.checkpoint.save_optim = config.checkpoint.save_rng = True
     config.checkpoint.most_recent_k = -1
     config.checkpoint.save = config.checkpoint.load = None
     config.logger.tensorboard_dir = None

@@ -14,7 +14,7 @@ from megatron_trainer.worker.failures import RankError
 _SIZES: Final[tuple[str, ...]] = (
     *("hybrid_layer_pattern", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
     *("kv_channels", "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups"),
-    *("share_embeddings_and_output_weights", "vocab_size"),
+    *("mtp_hybrid_override_pattern", "share_embeddings_and_output_weights", "vocab_size"),
 )
 """Fields of Bridge's configuration on which the shapes of a hybrid model's weights depend."""
 _EXPERTS: Final = ("num_moe_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size")
