@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tests.control_plane.world import World
 
 LEASE = "megatron-operator-leader"
 FREEZE = 60.0
+LONG_LEASE = ("--leader-elect-lease-duration=240", "--leader-elect-renew-deadline=120")
 
 
 @dataclass
@@ -67,7 +68,13 @@ class Pair:
 
 
 @pytest.fixture
-def pair(world: World, installed: str, tmp_path: Path) -> Iterator[Pair]:
+def lease_options() -> Sequence[str]:
+    """Options of the replicas' leader election besides its Lease; those of a test replace them."""
+    return ()
+
+
+@pytest.fixture
+def pair(world: World, installed: str, tmp_path: Path, lease_options: Sequence[str]) -> Iterator[Pair]:
     """Two replicas, and no other operator."""
     world.operator.stop()
     world.api.delete("Lease", OPERATOR_NAMESPACE, LEASE)
@@ -80,6 +87,7 @@ def pair(world: World, installed: str, tmp_path: Path) -> Iterator[Pair]:
             "--node-discovery",
             "--leader-elect",
             f"--leader-elect-resource-name={LEASE}",
+            *lease_options,
         ]
         process = OperatorProcess(tmp_path / name, tmp_path / f"{name}.log", world.trainers.url, options)
         process.start()
@@ -169,6 +177,7 @@ def test_a_leader_that_is_cut_off_ends_before_another_one_acts(world: World, pai
     assert accepted == [], "what it had sent is refused when it arrives"
 
 
+@pytest.mark.parametrize("lease_options", [LONG_LEASE], ids=["a lease that outlasts the test"])
 def test_a_leader_that_is_terminated_hands_over_at_once(world: World, pair: Pair) -> None:
     leader, standby = pair.wait_for_leader()
     world.apply("run")

@@ -12,9 +12,9 @@ DEFAULT_PROGRESS_URL = "http://{ip}:{port}/progress"
 class LeaseTimes:
     """Seconds, named as in client-go. Raises ValueError unless they allow a takeover without overlap."""
 
-    lease_duration: int = 10
+    lease_duration: int = 12
     """Others wait so long after they have last seen the Lease change."""
-    renew_deadline: int = 7
+    renew_deadline: int = 9
     """The leader writes only for so long after it sent its last renewal that succeeded."""
     retry_period: int = 2
     """Between two attempts to acquire or renew."""
