@@ -212,8 +212,10 @@ def find_stalled_rank(states: Sequence[RankState]) -> RankState | None:
 
     That is a rank that cannot run, else one that has not enqueued a collective which others wait for. Without
     the ranks' collectives it is one that is not in a collective while others are. Among several it is the one
-    with the fewest iterations.
+    with the fewest iterations. A rank that trains alone waits for itself: its collectives are recorded too.
     """
+    if len(states) == 1:
+        return states[0]
     unresponsive = [each for each in states if each.state != "running" or not each.answered]
     if unresponsive:
         return min(unresponsive, key=lambda each: (each.state == "running", each.iteration or 0, each.rank))
@@ -252,4 +254,5 @@ def describe_hang(
     where = f" in {rank.innermost}" if rank.innermost else ""
     how = "hangs" if rank.state == "running" else f"is {rank.state}"
     at = "" if rank.iteration is None else f" after iteration {rank.iteration}"
-    return f"rank {rank.rank} {how}{where}{at}, all others wait for it ({silent:.0f} s){kept}"
+    others = "" if len(states) == 1 else ", all others wait for it"
+    return f"rank {rank.rank} {how}{where}{at}{others} ({silent:.0f} s){kept}"

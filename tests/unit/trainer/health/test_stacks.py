@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from megatron_trainer.health import stacks
+from megatron_trainer.health.collectives import Collectives, Waiting
 from megatron_trainer.health.stacks import RankState, collect_stacks, describe_hang, find_stalled_rank
 from megatron_trainer.telemetry.reporter import STACKS_ENV
 
@@ -103,6 +104,13 @@ def test_otherwise_it_is_the_one_outside_of_a_collective() -> None:
 
 def test_otherwise_it_is_the_one_with_fewer_iterations() -> None:
     assert find_stalled_rank([rank(0), rank(1), rank(2, iteration=4), rank(3)]) == rank(2, iteration=4)
+
+
+def test_a_rank_that_trains_alone_is_the_stalled_one_though_it_waits_for_its_collectives() -> None:
+    unfinished = Waiting("0", 3, "nccl:all_reduce", (0,))
+    alone = rank(0, in_collective=True, collectives=Collectives({"0": 3}, (unfinished,)))
+    assert find_stalled_rank([alone]) == alone
+    assert describe_hang(alone, 16, None, [alone]) == "rank 0 hangs in f (a.py:1) after iteration 5 (16 s)"
 
 
 def test_no_rank_is_named_if_the_stalled_one_is_unknown() -> None:
