@@ -60,7 +60,7 @@ TRAINER_MAY_IMPORT = {
     "health": TRAINER_SHARED | {"telemetry", "rendezvous"},
     "checkpoints": TRAINER_SHARED | {"telemetry", "rendezvous", "health"},
     "worker": TRAINER_SHARED | {"telemetry", "tracking", "health", "checkpoints"},
-    "bridge": TRAINER_SHARED | {"telemetry", "tracking", "worker"},
+    "bridge": TRAINER_SHARED | {"platform", "telemetry", "tracking", "checkpoints", "worker"},
     "weights": TRAINER_SHARED | {"platform", "telemetry", "checkpoints", "bridge"},
     "data": TRAINER_SHARED | {"platform", "telemetry", "worker", "bridge", "weights"},
     "launcher": TRAINER_SHARED

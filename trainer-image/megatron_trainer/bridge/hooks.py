@@ -18,6 +18,7 @@ from megatron.core.num_microbatches_calculator import get_current_global_batch_s
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from megatron.training import global_vars
 
+from megatron_trainer.checkpoints import extra_states
 from megatron_trainer.tracking.scalar_writer import ScalarWriter
 from megatron_trainer.worker.megatron_hooks import MegatronHooks
 
@@ -48,6 +49,7 @@ class BridgeHooks(MegatronHooks):
         for module in (gpt_step, vlm_step):
             self._wrap("forward_step", self._forward, module)
         self._wrap("to_yaml", self._write_last, type(self._config))
+        extra_states.install()
         self._phases.install()
         if self._scalars is not None:
             timers.SummaryWriter = ScalarWriter

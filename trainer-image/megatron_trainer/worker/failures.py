@@ -91,7 +91,7 @@ def classify(error: BaseException) -> RankError:
     if isinstance(error, UnreadableCheckpointError):
         return _load_failure(error)
     if isinstance(error, CheckpointException):
-        return _save_failure(error)
+        return _checkpoint_failure(error)
     text = describe(error)
     if any(f"found {what} in local" in text for what in ("NaN", "Inf")):
         return RankError(ExitCode.LOSS_NOT_FINITE, text)
@@ -157,18 +157,27 @@ def _load_failure(error: UnreadableCheckpointError) -> RankError:
     return failure
 
 
-def _save_failure(error: CheckpointException) -> RankError:
+def _checkpoint_failure(error: CheckpointException) -> RankError:
     """A failed save: the writers' message without tracebacks, and the free space, the usual reason.
 
-    Only the coordinating rank knows why; the others are just notified.
+    Or a failed load of weights to begin with, which is no resume. Only the coordinating rank knows why; the
+    others are just notified.
     """
+    loading = any(_is_load(frame) for frame in traceback.extract_tb(error.__traceback__))
+    what = "weights could not be loaded" if loading else "a checkpoint could not be written"
     if not error.failures:
-        return RankError(ExitCode.PEER_LOST, "a checkpoint could not be written, another rank reports why")
+        return RankError(ExitCode.PEER_LOST, f"{what}, another rank reports why")
     message = describe(error).rpartition("RuntimeError: ")[2][:_MAX_CAUSE_CHARACTERS]
+    if loading:
+        return RankError(ExitCode.WORKER_DIED, f"{what} ({message})")
     space = ""
     with contextlib.suppress(OSError):
         space = f"; {format_bytes(free_bytes(get_args().save))} free on the volume of {get_args().save}"
-    return RankError(ExitCode.WORKER_DIED, f"a checkpoint could not be written ({message}){space}")
+    return RankError(ExitCode.WORKER_DIED, f"{what} ({message}){space}")
+
+
+def _is_load(frame: traceback.FrameSummary) -> bool:
+    return frame.name == "load" and frame.filename.endswith("dist_checkpointing/serialization.py")
 
 
 def classify_early_exit(code: object, iteration: int) -> RankError:

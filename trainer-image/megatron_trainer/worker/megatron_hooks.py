@@ -22,6 +22,7 @@ from megatron.training import checkpointing, get_args, global_vars, training
 from megatron_contract.environment import PROGRESS_FILE, SCALARS_FILE, VALIDATION_FILE
 from torch.distributed.checkpoint.api import CheckpointException
 
+from megatron_trainer.checkpoints import extra_states
 from megatron_trainer.checkpoints.checkpoint_lease import require_generation, require_lease
 from megatron_trainer.errors import TrainerError
 from megatron_trainer.health.loss_spikes import LossSpikeDetector
@@ -102,6 +103,7 @@ class MegatronHooks:
         self._wrap("save_config", self._guard, serialization)
         self._wrap("get_checkpoint_tracker_filename", self._name_tracker, checkpointing)
         self._wrap("forward_step", self._forward, gpt)
+        extra_states.install()
         self._phases.install()
         if self._scalars is not None:
             # Megatron's timers write only to a writer of this class.

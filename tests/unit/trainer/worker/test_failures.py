@@ -120,3 +120,20 @@ def test_damaged_bytes_blame_the_checkpoint(seed: int, tmp_path: Path) -> None:
 
     for body in (lambda: torch.load(archive), load_pickle):
         assert classify(raised_loading(body)).unreadable == 40
+
+
+@pytest.mark.parametrize("failures", [{}, {0: (RuntimeError("Missing key in checkpoint: norm"), [])}])
+def test_weights_that_cannot_be_loaded_are_not_called_a_failed_save(
+    failures: dict[int, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from megatron.core.dist_checkpointing import serialization
+    from megatron_trainer.worker.failures import classify
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    def refuse(_folder: object) -> None:
+        raise CheckpointException("load", failures)
+
+    monkeypatch.setattr(serialization, "verify_checkpoint", refuse)
+    with pytest.raises(CheckpointException) as caught:
+        serialization.load({}, str(tmp_path))
+    assert str(classify(caught.value)).startswith("weights could not be loaded")
