@@ -5,6 +5,7 @@ one: `torch._C._cuda_isInBadFork()`.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -61,10 +62,14 @@ print(json.dumps(answers))
 """
 
 
-def run(program: str, environment: Mapping[str, str]) -> tuple[Any, str]:
+def run(program: str, environment: Mapping[str, str], *arguments: str) -> tuple[Any, str]:
     """Run `program`. Returns the JSON that it printed and its log."""
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -141,3 +146,29 @@ def test_a_pod_whose_cuda_does_not_start_does_not_blame_the_flags(
     """Megatron asks for the device while it validates these flags."""
     message = termination_of_failed_pod(FLAGS, 2, with_nvml, tmp_path)
     assert message["message"].startswith("CUDA cannot be initialised: Found no NVIDIA driver on your system")
+
+
+WITH_A_THREAD = """
+import json, sys, threading
+from pathlib import Path
+from megatron_trainer.platform import gpu
+
+end = threading.Event()
+thread = threading.Thread(target=end.wait)
+thread.start()
+Path(f"/proc/self/task/{thread.native_id}/comm").write_text(sys.argv[1])
+with gpu.imports_without_cuda():
+    import torch
+print(json.dumps(gpu.explain_cold_start()))
+end.set()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("cuda0000280000b", None), ("jemalloc_bg_thd", "the imports have started threads (jemalloc_bg_thd)")],
+)
+def test_a_thread_of_the_driver_alone_keeps_no_rank_from_being_forked(
+    name: str, reason: str | None, simulated_cuda: Mapping[str, str]
+) -> None:
+    assert run(WITH_A_THREAD, os.environ | simulated_cuda, name)[0] == reason

@@ -38,6 +38,7 @@ from megatron_trainer.bridge import (
     vision_layers,
 )
 from megatron_trainer.bridge.family_layers import build_locally
+from megatron_trainer.platform import gpu
 from megatron_trainer.worker import dataset_helpers
 from megatron_trainer.worker.failures import RankError
 
@@ -127,6 +128,8 @@ def make(run: BridgeRun) -> Any:
         config.mixed_precision = "bf16_mixed"
         for leaf in ("main_params", "main_grads", "exp_avg", "exp_avg_sq"):
             setattr(config.optimizer, f"{leaf}_dtype", torch.float32)
+    else:
+        gpu.adapt_model(config.model)
     config.checkpoint.async_save = False
     # Some functions set neither, and a run could not be resumed exactly.
     config.checkpoint.save_optim = config.checkpoint.save_rng = True

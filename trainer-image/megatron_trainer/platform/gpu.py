@@ -21,6 +21,8 @@ NVML_CHECK_ENV = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _PROBE_SECONDS = 60.0
 _NVML_SECONDS = 5.0
 _MAX_REASON_BYTES = 500
+_DRIVER_THREAD = "cuda"
+"""How the names of the driver's threads begin. One ran after the imports on an H200 (driver 580.159)."""
 
 
 def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -30,13 +32,27 @@ def adapt(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     requires even where all others are Transformer Engine's (`megatron.core.tensor_parallel.layers`). Apex is
     on no package index. Imports Megatron.
     """
-    from megatron.core.tensor_parallel import layers
-
     added = []
     flag = "--no-gradient-accumulation-fusion"
-    if not layers._grad_accum_fusion_available and flag not in argv:
+    if not _fuses_gradient_accumulation() and flag not in argv:
         added.append(flag)
     return [*argv, *added], added
+
+
+def adapt_model(config: Any) -> None:
+    """Change the model configuration of Megatron-Bridge as the installed packages require. Imports Megatron.
+
+    Bridge fuses the accumulation of gradients wherever Transformer Engine is installed.
+    """
+    if not _fuses_gradient_accumulation():
+        config.gradient_accumulation_fusion = False
+
+
+def _fuses_gradient_accumulation() -> bool:
+    """Whether Megatron's output layer finds Apex's kernel."""
+    from megatron.core.tensor_parallel import layers
+
+    return bool(layers._grad_accum_fusion_available)
 
 
 @contextlib.contextmanager
@@ -116,10 +132,10 @@ def explain_cold_start() -> str | None:
     """Return why ranks forked from this process could not use CUDA, None if they can.
 
     A child tries it: torch's own mark of a process that has used CUDA does not cover other libraries. Call it
-    after the imports.
+    after the imports. Other threads than the driver's may hold a lock that a child waits for.
     """
-    threads = sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
-    if len(threads) > 1:
+    threads = sorted(set(_other_threads()))
+    if any(not name.startswith(_DRIVER_THREAD) for name in threads):
         return f"the imports have started threads ({', '.join(threads)})"
     read, write = os.pipe()
     sys.stdout.flush()
@@ -133,6 +149,12 @@ def explain_cold_start() -> str | None:
         return _answer_of_probe(pid, read)
     finally:
         os.close(read)
+
+
+def _other_threads() -> list[str]:
+    """Return the names of all threads but the main one."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [(task / "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())]
 
 
 def _initialise_cuda(answer: int) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from megatron_trainer.platform import gpu
@@ -32,3 +33,15 @@ def test_gradient_accumulation_is_fused_with_apex(tmp_path: Path, monkeypatch: p
     layers.__spec__.loader.exec_module(again)
     monkeypatch.setattr(tensor_parallel, "layers", again)
     assert gpu.adapt(["--bf16"]) == (["--bf16"], [])
+
+
+def test_a_model_of_bridge_fuses_gradient_accumulation_with_apex_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = SimpleNamespace(gradient_accumulation_fusion=True)
+    monkeypatch.setattr(layers, "_grad_accum_fusion_available", True)
+    gpu.adapt_model(model)
+    assert model.gradient_accumulation_fusion
+    monkeypatch.setattr(layers, "_grad_accum_fusion_available", False)
+    gpu.adapt_model(model)
+    assert not model.gradient_accumulation_fusion
