@@ -145,6 +145,12 @@ gpu-check: setup-trainer ## Check the trainer on a GPU of this machine and write
 	@$(MAKE) --no-print-directory setup-gpu-path
 	@.venv-gpu/bin/python -m tests.gpu.hardware.main $(CHECK)
 
+.PHONY: gpu-check-fine-tuning
+gpu-check-fine-tuning: setup-trainer ## Fine-tune Llama 3.2 1B and 3 8B with LoRA by Megatron-Bridge on a GPU of this machine (60 GB)
+	@$(PY) -m tests.gpu.hardware.main --machine
+	@scripts/setup_gpu_path.sh bridge
+	@.venv-gpu-bridge/bin/python -m tests.gpu.hardware.fine_tuning $(CHECK)
+
 .PHONY: test-gpu-path
 test-gpu-path: setup-gpu-path ## Every recipe's model with Transformer Engine at full size, and its checkpoint, without a GPU
 	@.venv-gpu/bin/python -m pytest -q tests/transformer_engine

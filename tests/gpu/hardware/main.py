@@ -4,14 +4,16 @@ Writes docs/hardware.md. Exit codes: 0 all checks passed, 1 one did not, 2 the m
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import os
+import platform
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.gpu.hardware.checks import CHECKS
@@ -60,6 +62,7 @@ def machine() -> dict[str, str]:
         "Date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "Device": f"{pynvml.nvmlDeviceGetName(device)}, one of {pynvml.nvmlDeviceGetCount()}",
         "Driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        "Python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         "Command": f"`{COMMAND}`",
     }
@@ -73,7 +76,8 @@ def _device() -> Device:
     return Device("gpu", str(pynvml.nvmlDeviceGetName(device)), (major, minor))
 
 
-def _used_bytes() -> int:
+def used_bytes() -> int:
+    """Return the memory in use on the first device, of all processes."""
     import pynvml
 
     return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
@@ -88,6 +92,17 @@ def page(facts: Mapping[str, str], results: Mapping[str, Result]) -> str:
         figures = "; ".join(f"{key}: {value}" for key, value in result.figures.items()).replace("|", "/")
         lines.append(f"| {name} | {'passed' if result.passed else '**failed**'} | {figures} |")
     return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def kept(folder: Path | None) -> Iterator[Path]:
+    """The folder, which is created if it does not exist; without one a temporary folder."""
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder.resolve()
 
 
 def _check(name: str, runs: Runs) -> Result:
@@ -106,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks and write the page. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", choices=CHECKS, action="append", help="run this check; writes no page")
+    parser.add_argument("--folder", type=Path, help="keep the files of the runs there")
     parser.add_argument("--machine", action="store_true", help="check the machine alone, and run nothing")
     arguments = parser.parse_args(argv)
     if lacking := missing_machine() + ([] if arguments.machine else missing_packages()):
@@ -116,8 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     facts = machine()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(Path(folder), _used_bytes, _device())
+    with kept(arguments.folder) as folder:
+        runs = Runs(folder, used_bytes, _device())
         try:
             results = {name: _check(name, runs) for name in arguments.only or CHECKS}
         finally:

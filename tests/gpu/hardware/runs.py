@@ -1,10 +1,11 @@
 """Runs of the trainer with one rank, on a GPU of this machine, for the checks of `make gpu-check`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.trainer.bridge_run import rendered_objects
 from tests.trainer.gang import Gang
 
 _FLAGS = """
@@ -16,6 +17,7 @@ _FLAGS = """
 """
 DETERMINISTIC = ("--deterministic-mode", "--attention-backend", "unfused")
 SAVE_INTERVAL = 10
+_LIBRARIES = ("CUDA_", "NCCL_", "NVTE_", "PYTORCH_")
 ITERATIONS = 40
 
 
@@ -71,6 +73,18 @@ class Runs:
         """End what is still running."""
         for run in self._runs:
             run.stop()
+
+
+def container_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container that the operator renders for a recipe."""
+    template = rendered_objects(dict(spec)).job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    container: dict[str, Any] = template["spec"]["containers"][0]
+    return container
+
+
+def library_environment(container: Mapping[str, Any]) -> dict[str, str]:
+    """Return a container's variables for CUDA and torch."""
+    return {each["name"]: each["value"] for each in container["env"] if each["name"].startswith(_LIBRARIES)}
 
 
 def finish(run: Gang, *extra: str) -> int:
